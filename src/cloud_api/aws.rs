@@ -29,6 +29,10 @@ use super::range::Range;
 const APIS: [&str; 3] = ["ec2", "elb", "tagging"];
 /// Maximum size in bytes of a page of 1000 instances.
 const MAX_PAGE: u64 = 24 << 20;
+/// The states of an instance that exists: all except `terminated`.
+const EXISTING: [&str; 5] = ["pending", "running", "stopping", "stopped", "shutting-down"];
+/// The states of an instance that is a peer.
+const RUNNING: [&str; 1] = ["running"];
 /// A client of the services. A call sends one request for each page, and further ones if it needs a new token or new credentials.
 pub struct Client(aws::Client);
 
@@ -48,15 +52,16 @@ impl Client {
         name(&request, "the cluster's ID", &self.0.tag(NAME)?)
     }
 
-    /// Returns all of the cluster's instances. `parse` reads one page of them.
+    /// Returns the cluster's instances in these states. `parse` reads one page of them.
     fn all<T>(
         &self,
+        states: &[&str],
         parse: impl Fn(&str, &[u8]) -> Result<(Vec<T>, Option<String>), Error>,
     ) -> Result<Vec<T>, Error> {
         let uid = self.uid()?;
         pages::all(
             |mark| {
-                let (request, page) = self.page(&uid, mark)?;
+                let (request, page) = self.page(&uid, states, mark)?;
                 parse(&request, &page)
             },
             |got| Error::Nonsense {
@@ -68,14 +73,23 @@ impl Client {
     }
 
     /// Returns a description of the request, for errors, and one page of the cluster's instances.
-    fn page(&self, uid: &str, mark: Option<&str>) -> Result<(String, Vec<u8>), Error> {
+    fn page(
+        &self,
+        uid: &str,
+        states: &[&str],
+        mark: Option<&str>,
+    ) -> Result<(String, Vec<u8>), Error> {
+        let states: Vec<_> = (1..)
+            .zip(states)
+            .map(|(number, state)| (format!("Filter.2.Value.{number}"), *state))
+            .collect();
         let mut parameters = vec![
             ("Filter.1.Name", "tag:constellation-uid"),
             ("Filter.1.Value.1", uid),
             ("Filter.2.Name", "instance-state-name"),
-            ("Filter.2.Value.1", "running"),
             ("MaxResults", "1000"),
         ];
+        parameters.extend(states.iter().map(|(name, state)| (name.as_str(), *state)));
         parameters.extend(mark.map(|mark| ("NextToken", mark)));
         self.0
             .describe_instances(&parameters, MAX_PAGE)
@@ -99,11 +113,11 @@ impl Metadata for Client {
     }
 
     fn peers(&self) -> Result<Vec<Instance>, Error> {
-        self.all(parse_instances)
+        self.all(&RUNNING, parse_instances)
     }
 
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
-        self.all(parse_aliases)
+        self.all(&EXISTING, parse_aliases)
     }
 
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
@@ -181,7 +195,7 @@ pub fn parse_instances(
     parse_page(request, body, instance)
 }
 
-/// Parses a page of `DescribeInstances`: names and addresses of the running instances, and the token of the next page. These are
+/// Parses a page of `DescribeInstances`: names and addresses of the instances that exist, and the token of the next page. These are
 /// the addresses that AWS's controller gives to a Node: those of all attached interfaces, the public address, and the DNS names.
 pub fn parse_aliases(request: &str, body: &[u8]) -> Result<(Vec<Alias>, Option<String>), Error> {
     parse_page(request, body, alias)
@@ -237,14 +251,14 @@ impl fmt::Display for Ignored {
     }
 }
 
-/// Returns whether a described instance is running.
-fn is_running(item: Node<'_, '_>) -> bool {
-    text_at(item, &["instanceState", "name"]) == "running"
+/// Returns whether a described instance is in one of these states.
+fn is_in(item: Node<'_, '_>, states: &[&str]) -> bool {
+    states.contains(&text_at(item, &["instanceState", "name"]))
 }
 
 /// Returns a described instance; `None` if it is not running.
 fn instance(item: Node<'_, '_>) -> Option<Result<Instance, Ignored>> {
-    is_running(item).then(|| running_instance(item))
+    is_in(item, &RUNNING).then(|| running_instance(item))
 }
 
 fn running_instance(item: Node<'_, '_>) -> Result<Instance, Ignored> {
@@ -278,12 +292,12 @@ fn running_instance(item: Node<'_, '_>) -> Result<Instance, Ignored> {
     })
 }
 
-/// Returns names and addresses of a described instance; `None` if it is not running.
+/// Returns names and addresses of a described instance; `None` if it no longer exists.
 fn alias(item: Node<'_, '_>) -> Option<Result<Alias, Ignored>> {
-    is_running(item).then(|| Ok(running_alias(item)))
+    is_in(item, &EXISTING).then(|| Ok(existing_alias(item)))
 }
 
-fn running_alias(item: Node<'_, '_>) -> Alias {
+fn existing_alias(item: Node<'_, '_>) -> Alias {
     let interfaces = child(item, "networkInterfaceSet").into_iter();
     let addresses = interfaces
         .flat_map(|set| children(set, "item"))

@@ -394,8 +394,9 @@ pub fn parse_instances(
     member: &Member,
     body: &[u8],
 ) -> Result<(Vec<Instance>, Option<String>), Error> {
-    let (running, next) = parse_page(request, region, member, body)?;
-    let described = running.into_iter().filter_map(|(described, zone)| {
+    let (members, next) = parse_page(request, region, member, body)?;
+    let running = (members.into_iter()).filter(|(described, _)| described.status == "RUNNING");
+    let described = running.filter_map(|(described, zone)| {
         instance(described, project, &zone)
             .inspect_err(|why| log::warn!("metadata: {request}: ignoring {why}"))
             .ok()
@@ -403,7 +404,7 @@ pub fn parse_instances(
     Ok((described.collect(), next))
 }
 
-/// Parses the same page: names and addresses of these instances. These are the addresses of all interfaces, as Google's controller
+/// Parses the same page: names and addresses of these instances, also of those that do not run. These are the addresses of all interfaces, as Google's controller
 /// has them, and the names in Compute Engine's internal DNS, zonal and global.
 pub fn parse_aliases(
     request: &str,
@@ -412,8 +413,8 @@ pub fn parse_aliases(
     member: &Member,
     body: &[u8],
 ) -> Result<(Vec<Alias>, Option<String>), Error> {
-    let (running, next) = parse_page(request, region, member, body)?;
-    let aliases = running.into_iter().map(|(described, zone)| {
+    let (members, next) = parse_page(request, region, member, body)?;
+    let aliases = members.into_iter().map(|(described, zone)| {
         let name = described.name;
         let addresses = described.network_interfaces.into_iter().flat_map(|nic| {
             let external = (nic.access_configs.into_iter())
@@ -437,10 +438,10 @@ pub fn parse_aliases(
     Ok((aliases.collect(), next))
 }
 
-/// The running instances of a page with their zones, and the token of the next page.
-type Running = (Vec<(Described, String)>, Option<String>);
+/// The instances of the cluster on a page with their zones, and the token of the next page.
+type Members = (Vec<(Described, String)>, Option<String>);
 
-fn parse_page(request: &str, region: &str, member: &Member, body: &[u8]) -> Result<Running, Error> {
+fn parse_page(request: &str, region: &str, member: &Member, body: &[u8]) -> Result<Members, Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Page {
@@ -475,7 +476,7 @@ fn parse_page(request: &str, region: &str, member: &Member, body: &[u8]) -> Resu
         for described in content.instances {
             let network = described.network_interfaces.first().map(|nic| &nic.network);
             let is_member = described.labels.get(LABELS[0]) == Some(&member.uid);
-            if described.status != "RUNNING" || !is_member || network != Some(&member.network) {
+            if !is_member || network != Some(&member.network) {
                 continue;
             }
             machines.push((described, zone.to_owned()));

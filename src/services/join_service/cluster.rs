@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use std::{fmt, io};
 
 use serde_json::Value;
@@ -20,12 +20,13 @@ use serde_json::Value;
 use super::cleaner::Cleaner;
 use super::node_status::NodeStatus;
 use super::refusal::TicketRefusal;
+use super::tokens;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch,
 };
 use kubernetes::components::{self, CONFIG_MAP_PREFIX};
 use kubernetes::kubeadm::CONFIG_MAP as KUBEADM_CONFIG;
-use kubernetes::machine_record::MachineRecord;
+use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::parameters::{self, Version as Release};
 use kubernetes::{NAMESPACE, yaml};
 use proto::components::Component;
@@ -289,6 +290,22 @@ impl Cluster {
     /// Returns a record by its name.
     pub fn record(&self, name: &str) -> Option<Arc<MachineRecord>> {
         self.lock().records.get(name).cloned()
+    }
+
+    /// Returns the records of nodes that do not exist and whose tickets have expired.
+    pub fn records_without_node(&self, now: SystemTime) -> Vec<Arc<MachineRecord>> {
+        let state = self.lock();
+        let has_expired = |record: &MachineRecord| {
+            let age = record.issued.map(|issued| now.duration_since(issued));
+            // a time in the future is another replica's, or wrong: the ticket may be new
+            age.is_none_or(|age| age.is_ok_and(|age| age > tokens::VALIDITY))
+        };
+        let records = state.records.values().filter(|record| {
+            record.name == machine_record::name_of_node(&record.node)
+                && !state.nodes.contains_key(&record.node)
+                && has_expired(record)
+        });
+        records.cloned().collect()
     }
 
     /// Returns a node whose record has this address.

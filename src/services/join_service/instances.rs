@@ -11,7 +11,7 @@
 //! is not used: it could still contain a deleted machine.
 
 use base::sync::lock;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -119,6 +119,23 @@ impl Instances {
             Ok(all)
         };
         Some(cached(&self.aliases, MAX_AGE, fetch))
+    }
+
+    /// Returns the names of the nodes of all machines that the cloud has, running or not: `None`
+    /// without a metadata service. Asks the service each time.
+    pub fn existing(&self) -> Option<Result<HashSet<String>, machines::Error>> {
+        let metadata = self.metadata.as_deref()?;
+        let fetch = || {
+            let running = metadata.peers()?.into_iter().map(|peer| peer.name);
+            // this list also has the machines that do not run
+            let all = metadata.aliases()?.into_iter().map(|alias| alias.machine);
+            let names = running.chain(all).filter_map(|name| {
+                let node = NodeName::from_machine(&name).ok()?;
+                Some(node.as_str().to_owned())
+            });
+            Ok(names.collect())
+        };
+        Some(fetch())
     }
 
     fn list(&self, metadata: &dyn Metadata, age: Duration) -> Result<Arc<List>, TicketRefusal> {

@@ -23,6 +23,7 @@
 //! | [`cluster`], `node_status` | the state of the cluster, kept up to date by watches |
 //! | `reservation`, `lease`, `joining_node` | control planes join one at a time |
 //! | [`cleaner`] | the leftovers of failed tickets are removed |
+//! | `departed` | the records of machines that no longer exist are deleted |
 //! | [`approver`] | approval of kubelets' certificates |
 //! | [`audit`] | a log line, an event and a count for each decision |
 //! | [`policy`] | the file of the attestation policy |
@@ -36,6 +37,7 @@ pub mod approver;
 pub mod audit;
 pub mod cleaner;
 pub mod cluster;
+mod departed;
 pub mod evidence;
 mod instances;
 mod joining_node;
@@ -70,6 +72,7 @@ use base::stop::Stop;
 use cleaner::{Cleaner, CleanerThread};
 use cluster::{Cluster, Watches};
 use collateral::Fetching;
+use departed::DepartedThread;
 use evidence::{Door, RemoteIssuer};
 use instances::Instances;
 use keys::KeyClient;
@@ -158,6 +161,7 @@ struct Background {
     _watches: Watches,
     _approving: approver::ApproverThreads,
     _cleaning: CleanerThread,
+    _departing: DepartedThread,
     _sending: EventSender,
 }
 
@@ -336,6 +340,8 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         },
     );
     let audit = Arc::new(audit);
+    let departing =
+        departed::start(&client, &cluster, &instances, migration).map_err(Error::Thread)?;
     let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
     let access = ClusterAccess::new(cluster, cleaner.clone());
     let tickets = Tickets::new(secrets, pki, instances, Some(access), audit, migration);
@@ -345,6 +351,7 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         _watches: watches,
         _approving: approving,
         _cleaning: cleaning,
+        _departing: departing,
         _sending: sending,
     };
     Ok((tickets, Some(background)))

@@ -1,0 +1,184 @@
+//! Deletes the records of nodes whose machines no longer exist.
+//!
+//! A cloud's controller deletes the Node of a machine that was deleted, for example when an autoscaler
+//! needs fewer machines. The record of that node ([`MachineRecord`]) is deleted here:
+//!
+//! ```text
+//! no Node has its name, and its token has expired ─► ask the cloud ─► the cloud has no such machine, running or not
+//!                                                                      for GRACE: delete the record
+//! ```
+//!
+//! The Node alone proves nothing: an administrator may delete it, or drain a machine that boots again. The
+//! cloud alone proves nothing either: a list may be late. A disk without a record stays closed, so a machine that comes
+//! back with its disk is refused, and one with an empty disk joins like a new one. While disks without
+//! a record are opened (migration), no record is deleted.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::cluster::Cluster;
+use super::instances::Instances;
+use super::joining_node;
+use kubernetes::NAMESPACE;
+use kubernetes::client::{self, CONFIG_MAPS, Client};
+use kubernetes::machine_record::MachineRecord;
+use kubernetes::services::migration::Migration;
+
+/// The pause between two checks.
+const PAUSE: Duration = Duration::from_secs(20);
+/// How long a machine must be missing.
+const GRACE: Duration = Duration::from_secs(60);
+/// The timeout of one call of the API.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What the checks need.
+struct Departed {
+    client: Client,
+    cluster: Arc<Cluster>,
+    instances: Arc<Instances>,
+    migration: Migration,
+    /// The records whose machines are missing, and since when.
+    missing: HashMap<String, Instant>,
+}
+
+/// The thread of the checks. It ends when the client is stopped, which must happen before this is dropped.
+pub struct DepartedThread(Option<JoinHandle<()>>);
+
+/// Starts the thread.
+pub fn start(
+    client: &Client,
+    cluster: &Arc<Cluster>,
+    instances: &Arc<Instances>,
+    migration: Migration,
+) -> io::Result<DepartedThread> {
+    let mut departed = Departed {
+        client: client.within(TIMEOUT),
+        cluster: cluster.clone(),
+        instances: instances.clone(),
+        migration,
+        missing: HashMap::new(),
+    };
+    let run = move || {
+        while !departed.client.stopped_within(PAUSE) {
+            departed.check();
+        }
+    };
+    let thread = thread::Builder::new().name("departed".into()).spawn(run)?;
+    Ok(DepartedThread(Some(thread)))
+}
+
+impl Departed {
+    /// Deletes the records of machines that have been missing for long enough.
+    fn check(&mut self) {
+        let now = SystemTime::now();
+        let is_known = self.cluster.is_known_within(Duration::ZERO);
+        if !is_known || self.migration.is_on(now) {
+            return self.missing.clear();
+        }
+        let records = self.cluster.records_without_node(now);
+        if records.is_empty() {
+            return self.missing.clear();
+        }
+        let existing = match self.instances.existing() {
+            // an empty list lacks the machine of this service, too
+            Some(Ok(existing)) if !existing.is_empty() => existing,
+            Some(Err(error)) => {
+                log::warn!("{error}: records of machines that no longer exist are kept");
+                return self.missing.clear();
+            }
+            _ => return self.missing.clear(),
+        };
+        for record in missing(&mut self.missing, records, &existing, Instant::now()) {
+            match self.delete(&record) {
+                Ok(true) => log::info!(
+                    "ConfigMap {NAMESPACE}/{} is deleted: the cloud has no machine {}, and there is no node of this name",
+                    record.name,
+                    record.node
+                ),
+                // another replica was faster, or the record has changed
+                Ok(false) | Err(client::Error::Stopped) => {}
+                Err(error) => log::warn!("{error}: the record is deleted later"),
+            }
+        }
+    }
+
+    /// Deletes a record if it is unchanged, and Constellation's object about the node. Returns whether the record was deleted.
+    fn delete(&self, record: &MachineRecord) -> Result<bool, client::Error> {
+        if self.cluster.has_joining_nodes() {
+            joining_node::delete(&self.client, &record.node, &record.node)?;
+        }
+        let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
+        match self.client.find(&at)? {
+            Some(map) if MachineRecord::read(&map).as_ref() == Some(record) => {
+                self.client.delete_as(&at, &map)
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+/// Notes which of these records have no existing machine. Returns those that have had none for [`GRACE`].
+fn missing(
+    since: &mut HashMap<String, Instant>,
+    records: Vec<Arc<MachineRecord>>,
+    existing: &HashSet<String>,
+    now: Instant,
+) -> Vec<Arc<MachineRecord>> {
+    let mut records = records;
+    records.retain(|record| !existing.contains(&record.node));
+    let before = std::mem::take(since);
+    for record in &records {
+        let at = before.get(&record.name).copied().unwrap_or(now);
+        since.insert(record.name.clone(), at);
+    }
+    records.retain(|record| now.duration_since(since[&record.name]) >= GRACE);
+    records
+}
+
+impl Drop for DepartedThread {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // A panic of the thread is already in the log.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_deleted_after_its_machine_was_missing_in_each_list_for_a_minute() {
+        let records = || {
+            ["a", "b"].map(|node| {
+                Arc::new(MachineRecord {
+                    name: format!("join-node-{node}"),
+                    node: node.into(),
+                    ..MachineRecord::default()
+                })
+            })
+        };
+        let start = Instant::now();
+        let mut since = HashMap::new();
+        let mut check = |second: u64, existing: &[&str]| -> Vec<String> {
+            let existing = existing.iter().map(|name| (*name).to_owned()).collect();
+            let now = start + Duration::from_secs(second);
+            let gone = missing(&mut since, records().into(), &existing, now);
+            gone.iter().map(|record| record.node.clone()).collect()
+        };
+        assert_eq!(check(0, &["a", "b"]), [""; 0]);
+        assert_eq!(check(20, &["b"]), [""; 0]);
+        assert_eq!(check(79, &["b"]), [""; 0]);
+        // the machine is in a list again: the time begins again
+        assert_eq!(check(80, &["a", "b"]), [""; 0]);
+        assert_eq!(check(100, &["b"]), [""; 0]);
+        assert_eq!(check(159, &["b"]), [""; 0]);
+        assert_eq!(check(160, &["b"]), ["a"]);
+        assert_eq!(check(161, &["c"]), ["a"]);
+        assert_eq!(check(221, &["c"]), ["a", "b"]);
+    }
+}
