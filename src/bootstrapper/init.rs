@@ -15,10 +15,12 @@ use base::crypto::{
     Secret, cluster_id,
 };
 use base::stop::Stop;
+use base::text::hex;
 use booted_proto::init::InitRequest;
 use disk::state_disk::NodeState;
 use kms::ClusterKms;
 use machines::Role;
+use node::service_trust::ClusterId;
 use rpc::grpc::{Code, Status};
 
 /// The result of a successful init.
@@ -50,6 +52,13 @@ pub enum Refused {
     Worker(String),
     /// The machine cannot become the node that the request describes.
     Node(error::Refused),
+    /// The request is for another cluster than the setting `cluster-id` names: the ID of each.
+    OtherCluster {
+        /// The request's.
+        got: [u8; CLUSTER_ID_LEN],
+        /// The setting's.
+        expected: [u8; CLUSTER_ID_LEN],
+    },
     /// Another cluster has the node lock.
     Locked,
     /// This node is stopping.
@@ -62,7 +71,9 @@ impl Refused {
         match self {
             Refused::Secret => Code::PermissionDenied,
             Refused::MasterSecret(_) | Refused::Salt(_) | Refused::Node(_) => Code::InvalidArgument,
-            Refused::Worker(_) | Refused::Locked => Code::FailedPrecondition,
+            Refused::Worker(_) | Refused::Locked | Refused::OtherCluster { .. } => {
+                Code::FailedPrecondition
+            }
             Refused::Busy(_) | Refused::NoIdentity(_) | Refused::Stopping => Code::Unavailable,
             Refused::Derivation(_) => Code::Internal,
         }
@@ -87,6 +98,13 @@ impl fmt::Display for Refused {
                 "this machine ({name}) is a worker: init another one, which is a control plane"
             ),
             Refused::Node(refused) => refused.fmt(f),
+            Refused::OtherCluster { got, expected } => write!(
+                f,
+                "this machine's image is for the cluster {} (setting cluster-id), and this master secret and state file make the cluster {}: \
+                 use those with which `firstlight cluster-id` printed the first",
+                hex(expected),
+                hex(got)
+            ),
             Refused::Locked => f.write_str(
                 "node is already being activated: it joins a cluster that gave it a ticket, or it accepted another \
                  operator's init",
@@ -130,6 +148,12 @@ pub struct Init {
 impl Init {
     /// Checks the whole request; changes nothing on the node.
     pub fn new(keys: Keys, request: &InitRequest, node: &Node) -> Result<Init, Refused> {
+        if let Some(ClusterId(expected)) = node.trust.settings.cluster
+            && expected != keys.cluster
+        {
+            let got = keys.cluster;
+            return Err(Refused::OtherCluster { got, expected });
+        }
         let timeline = node.timeline;
         let me = timeline
             .waiting_for("the metadata service to name this machine", || {

@@ -6,8 +6,9 @@ use super::error::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::output::OUTPUT;
 use super::usage::{HELP, Program, VERSION};
 use super::{
-    apply, collateral, completions, components, explain, hash_secret, init, man, measure, metadata,
-    policy, recover, roots, share, ssh, status, timeline, upgrade, verify, version, wrap,
+    apply, cluster_id, collateral, completions, components, explain, hash_secret, init, man,
+    measure, metadata, policy, recover, roots, share, ssh, status, timeline, upgrade, verify,
+    version, wrap,
 };
 
 /// The program with all its commands.
@@ -31,6 +32,7 @@ pub const PROGRAM: Program = Program {
         upgrade::COMMAND,
         metadata::COMMAND,
         hash_secret::COMMAND,
+        cluster_id::COMMAND,
         share::COMMAND,
         wrap::WRAP,
         wrap::UNWRAP,

@@ -659,7 +659,8 @@ pub fn read_init_secret(path: &Path) -> Result<Secret, Error> {
     }
 }
 
-fn expected_cluster_id(
+/// Returns the ID of the cluster with this master secret and this salt.
+pub fn expected_cluster_id(
     kms: &ClusterKms,
     salt: &[u8; MEASUREMENT_SALT_LEN],
 ) -> Result<[u8; CLUSTER_ID_LEN], Error> {

@@ -34,6 +34,65 @@ fn init_with(setting: &Setting, secret: &str, policy: &Path, more: &[&str]) -> P
     )
 }
 
+/// The image can name its cluster before that exists: `firstlight cluster-id` makes the files that init then uses.
+#[test]
+fn a_node_accepts_the_init_of_the_cluster_in_its_image_and_no_other() {
+    let mut setting = Setting::new();
+    let disk = setting.new_disk();
+    let ask = |setting: &Setting, args: &[&str]| {
+        let mut command = setting.firstlight(&[&["cluster-id"], args].concat());
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        let (said, errors) = (text(output.stdout), text(output.stderr));
+        (output.status.code().unwrap(), said, errors)
+    };
+    let (code, id, errors) = ask(&setting, &[]);
+    assert_eq!(code, 0, "{errors}");
+    assert!(
+        errors.contains("a new master secret is in firstlight-mastersecret.json"),
+        "{errors}"
+    );
+    let again = ask(&setting, &[]);
+    assert_eq!(again, (0, id.clone(), String::new()));
+    let (_, json, _) = ask(&setting, &["-o", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json, serde_json::json!({"clusterID": id.trim()}));
+
+    let mut node = Program::start(
+        setting
+            .bootstrapper(&disk)
+            .args(["--cluster-id", id.trim()]),
+    );
+    node.expect("ready:");
+    let policy = setting.policy();
+    let other = [
+        "--master-secret",
+        "other.json",
+        "--state",
+        "other-state.json",
+    ];
+    let mut operator = init_with(&setting, INIT_SECRET, &policy, &other);
+    assert_eq!(operator.exit().code(), Some(1), "{}", operator.output());
+    operator.expect("image is for the cluster ");
+    assert!(
+        operator.output().contains(id.trim()),
+        "{}",
+        operator.output()
+    );
+
+    let mut operator = init(&setting, INIT_SECRET, &policy);
+    assert!(operator.exit().success(), "{}", operator.output());
+    operator.expect(&format!("Cluster ID: {}", id.trim()));
+    assert!(end_of_member(&mut node).success());
+    // files of two clusters
+    let (code, _, errors) = ask(&setting, &["--master-secret", "other.json"]);
+    assert!(
+        code == 1 && errors.contains("one of the two files belongs to another cluster"),
+        "{errors}"
+    );
+    setting.tpm.reboot();
+}
+
 /// A dry run checks the node and the files, and leaves both as they are.
 fn rehearse(setting: &Setting, policy: &Path, key: &str) {
     let files = || {
