@@ -1,10 +1,10 @@
-//! The register of the cluster ID of this machine: PCR 15, or the register of a machine without a
-//! TPM.
+//! The register of the cluster ID of this machine: PCR 15, or what a machine without a TPM has in
+//! its place.
 
 use base::crypto::CLUSTER_ID_LEN;
 use tpm::{Bank, CLUSTER_ID_PCR, Tpm};
 
-use super::{ClusterRegister, systemd_log, td};
+use super::{ClusterRegister, Registers, qemu_snp, systemd_log, td};
 
 /// Returns whether the node has measured a cluster ID in this boot.
 pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
@@ -16,6 +16,7 @@ pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
 pub fn mark(location: &tpm::Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), tpm::Error> {
     match location {
         tpm::Location::Tdx(_) => td::mark(location, cluster_id),
+        tpm::Location::Snp(file) => qemu_snp::mark(file, &Registers::Pcrs.after(cluster_id)),
         _ => Tpm::open(location)?.measure_cluster_id(cluster_id),
     }
 }
@@ -26,7 +27,7 @@ pub fn mark(location: &tpm::Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Resu
 pub fn foreign_writer(location: &tpm::Location) -> Option<String> {
     let log = match location {
         tpm::Location::Device(_) => systemd_log::read(),
-        tpm::Location::Swtpm(..) | tpm::Location::Tdx(_) => vec![],
+        _ => vec![],
     };
     if log.is_empty() {
         return None;
@@ -40,8 +41,10 @@ pub fn foreign_writer(location: &tpm::Location) -> Option<String> {
 
 /// Returns the register of the cluster ID of this machine.
 pub fn cluster_register(location: &tpm::Location) -> Result<ClusterRegister, tpm::Error> {
-    if let tpm::Location::Tdx(_) = location {
-        return td::cluster_register(location);
+    match location {
+        tpm::Location::Tdx(_) => return td::cluster_register(location),
+        tpm::Location::Snp(file) => return qemu_snp::register(file),
+        _ => {}
     }
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
     // every TPM for PCs has PCRs 0 to 23 (TCG PC Client Platform TPM Profile)

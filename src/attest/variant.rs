@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::{
     Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es,
-    gcp_sev_snp, qemu_tdx, qemu_vtpm,
+    gcp_sev_snp, qemu_snp, qemu_tdx, qemu_vtpm,
 };
 
 /// All variants. To add one:
@@ -22,6 +22,7 @@ use super::{
 pub const ALL: &[Variant] = &[
     qemu_vtpm::VARIANT,
     qemu_tdx::VARIANT,
+    qemu_snp::VARIANT,
     azure_trustedlaunch::VARIANT,
     gcp_sev_es::VARIANT,
     aws_nitro_tpm::VARIANT,

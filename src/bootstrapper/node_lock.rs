@@ -76,8 +76,8 @@ impl NodeLock {
         }
     }
 
-    /// Takes the lock for a cluster: measures its ID into PCR 15 (of a TDX machine: RTMR 3) and
-    /// reads the register back.
+    /// Takes the lock for a cluster: measures its ID into PCR 15 and reads the register back. A
+    /// machine without a TPM has another register in its place.
     pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Locking {
         let mut state = lock(&self.state);
         match *state {

@@ -13,6 +13,7 @@
 //! | `azure-tdx` | the measurement of the paravisor (`tdx.mrTd`) | the same |
 //! | `gcp-sev-es`, `gcp-sev-snp` | the project (`cloud.projects`) | the certificate of the attestation key in the TPM |
 //! | `azure-trustedlaunch`, `qemu-tdx` | nothing further: Azure certifies each key, and Intel signs the registers, among them that of the firmware | |
+//! | `qemu-snp` | nothing further: its image always has `cluster-id` | |
 //! | `qemu-vtpm` | there is nothing, so the setting is refused | |
 //!
 //! With the setting `cluster-id` the node demands none of this: the ticket contains the secrets

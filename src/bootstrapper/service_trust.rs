@@ -2,8 +2,9 @@
 //!
 //! In the strong form of attested TLS the join service proves the machine on which it runs. The
 //! node accepts a member of a cluster that runs the same image as the node itself: the node
-//! compares the registers of boot loader, kernel, initrd and command line with its own. PCR 15
-//! names the cluster, and a ticket of another cluster is refused.
+//! compares the registers of boot loader, kernel, initrd and command line with its own, or the
+//! launch digest that contains them. PCR 15 names the cluster, and a ticket of another cluster is
+//! refused.
 //!
 //! Register values alone do not prove a machine: a program without a TPM can sign any values with a
 //! key of its own. So a fresh node with `require=strong` has a further requirement
@@ -30,9 +31,11 @@ use attest::ClusterRegister;
 use base::crypto::CLUSTER_ID_LEN;
 use base::sync::lock;
 use base::text::hex;
+use hardware::json::Digits;
 use node::service_trust::{ClusterId, Settings};
 use node::ticket_client::Failure;
 use verifier::carried::Carried;
+use verifier::judged::LaunchDigest;
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::{
@@ -106,6 +109,9 @@ pub fn read_policy(file: &Path) -> Result<Policy, Error> {
         .and_then(Policy::without_endorsement_roots)
         .map_err(wrong)?;
     let policy = policy.at(Stage::Booted).of_any_cluster();
+    if pins_launch(&policy) {
+        return Ok(policy);
+    }
     for image in policy.images() {
         if image.measurements().values().all(|it| it.warn_only) {
             return Err(Error::AnyImage(file.into(), image.to_string()));
@@ -181,6 +187,11 @@ impl ServiceTrust {
         if let Some(images) = &*images {
             return Ok(images.clone());
         }
+        if let Some(launch) = self.variant.launch {
+            let own = launch().map_err(Error::Registers)?;
+            let accepted = and_launch(self.policy.as_ref(), own).map_err(Error::Setting)?;
+            return Ok(images.insert(accepted).clone());
+        }
         let measured =
             (self.variant.measure)(&self.tpm, Stage::Booted).map_err(Error::Registers)?;
         let own = of_image(measured.booted);
@@ -191,6 +202,41 @@ impl ServiceTrust {
         let accepted = accepted.map_err(Error::Setting)?;
         Ok(images.insert(accepted).clone())
     }
+}
+
+/// Returns the policy of services that have the launch digest of this machine, or one in
+/// `service-policy`. If that names who signs launch digests, its requirements are enough.
+fn and_launch(policy: Option<&Policy>, own: LaunchDigest) -> Result<Policy, PolicyError> {
+    let policy = match policy {
+        Some(policy) => policy.clone(),
+        None => of_any_launch()?,
+    };
+    policy.with_platform(|_, snp, _| {
+        let demands = &mut snp.snp;
+        let names_signer = !demands.id_keys.is_empty() || !demands.author_keys.is_empty();
+        if !names_signer && !demands.launch_measurements.contains(&Digits(own)) {
+            demands.launch_measurements.push(Digits(own));
+        }
+    })
+}
+
+/// Returns a policy without registers.
+fn of_any_launch() -> Result<Policy, PolicyError> {
+    let fresh = Registers::Pcrs.fresh().as_ref().to_vec();
+    let zero = Measurement {
+        expected: fresh,
+        warn_only: false,
+    };
+    let index = Registers::Pcrs.of_cluster_id();
+    Ok(Policy::new(BTreeMap::from([(index, zero)]))?.of_any_cluster())
+}
+
+/// Returns whether machines of the policy's variant are accepted by their launch digest, and the
+/// policy names some.
+fn pins_launch(policy: &Policy) -> bool {
+    let variant = policy.variant().map(Variant::named);
+    let by_launch = variant.is_some_and(|it| it.is_ok_and(|it| it.launch.is_some()));
+    by_launch && policy.snp().snp.pins_launch()
 }
 
 /// Returns the registers that are equal on all machines with one image.

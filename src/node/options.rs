@@ -40,7 +40,7 @@ pub const OPTIONS: &Table<Options> = &[
      |it, _, value| put(&mut it.record, Ok(value.into()))),
     (Opt::value("listen", "ADDRESS", "the address on which the node serves the operator; by default all, of IPv6 and IPv4").setting(),
      |it, name, value| put(&mut it.listen, parsed(name, value))),
-    (Opt::value("cluster-id", "HEX", "takes tickets of this cluster only; by default of any cluster").setting(),
+    (Opt::value("cluster-id", "HEX", "takes tickets, disk keys and an init of this cluster only; by default of any cluster; needed with qemu-snp").setting(),
      |it, name, value| put(&mut it.services.cluster, parsed(name, value).map(Some))),
     (Opt::value("require", "strong", "refuses join services of the old form of attested TLS; `bootstrapper` of a fresh node also refuses those that prove nothing, and needs what pins them: --cluster-id, attestationKeys in --service-policy, or the values of its own cloud platform").setting(),
      |it, name, value| put(&mut it.services.require_strong, strong(name, value))),
@@ -51,6 +51,8 @@ pub const OPTIONS: &Table<Options> = &[
      |it, name, value| put(&mut it.log_format, parsed(name, value))),
 ];
 
+/// Why a machine of the variant `qemu-snp` does not start.
+const NO_CLUSTER: &str = "the attestation variant qemu-snp needs the setting cluster-id in the image: `firstlight cluster-id` prints it";
 const MOUNT: &str = "/run/state";
 const RECORD: &str = "/run/firstlight/timeline";
 
@@ -202,6 +204,10 @@ impl Options {
             Some(location) => location.clone(),
             None => (variant.location)().map_err(|error| error.to_string())?,
         };
+        // no register of the hardware names the cluster, so the launch digest must
+        if matches!(location, tpm::Location::Snp(_)) && self.services.cluster.is_none() {
+            return Err(NO_CLUSTER.into());
+        }
         let issuer = (variant.issuer)(&location);
         Ok((location, issuer))
     }
@@ -248,4 +254,28 @@ pub fn failed(timeline: &Timeline, stop: &Stop, error: String) -> Failure {
         program::FAILED
     };
     Failure::Failed(code, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The launch digest then contains the cluster, in the command line or in the initrd.
+    #[test]
+    fn a_machine_without_a_register_of_the_hardware_needs_the_cluster_in_its_image() {
+        let mut options = Options::new();
+        options.variant = "qemu-snp".into();
+        let why = options.attestation().err().unwrap();
+        assert!(why.contains("needs the setting cluster-id"), "{why}");
+        options.services.cluster = Some(service_trust::ClusterId([7; 32]));
+        let (location, issuer) = options.attestation().unwrap();
+        assert_eq!(location.to_string(), "snp:/run/firstlight/cluster");
+        // another place for the register would go round the setting
+        options.tpm = Some("device:/dev/null".parse().unwrap());
+        options.services.cluster = None;
+        let (_, other) = options.attestation().unwrap();
+        let why = other.issue(&[], &[]).unwrap_err().to_string();
+        assert!(why.contains("expected snp:FILE"), "{why}");
+        assert_eq!(issuer.oid(), other.oid());
+    }
 }

@@ -133,7 +133,7 @@ impl Channel {
                 stream.set_write_timeout(Some(PATIENCE))?;
                 Stream::Network(stream)
             }
-            Location::Tdx(_) => return Err(io::ErrorKind::Unsupported.into()),
+            Location::Tdx(_) | Location::Snp(_) => return Err(io::ErrorKind::Unsupported.into()),
         };
         Ok(Channel {
             stream,

@@ -246,8 +246,8 @@ impl Tpm {
 }
 
 fn open_channel(location: &Location) -> Result<Channel, Error> {
-    if let Location::Tdx(_) = location {
-        let why = "a TDX machine of this variant has no TPM";
+    if let Location::Tdx(_) | Location::Snp(_) = location {
+        let why = "a machine of this variant has no TPM";
         return Err(Error::Open(location.clone(), why.into()));
     }
     Channel::open(location).map_err(|error| Error::Open(location.clone(), error::of_device(&error)))

@@ -14,19 +14,21 @@ pub enum Location {
     Swtpm(IpAddr, u16),
     /// The folder with the registers of a TDX machine, which has no TPM.
     Tdx(PathBuf),
+    /// The file with the register of the cluster ID of an SEV-SNP machine without a TPM.
+    Snp(PathBuf),
 }
 
 /// Parses the notation of tpm2-tools: `device:PATH`, `swtpm:host=ADDRESS,port=PORT`; and
-/// `tdx:FOLDER`.
+/// `tdx:FOLDER`, `snp:FILE`.
 impl FromStr for Location {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Location, Self::Err> {
-        if let Some(path) = text.strip_prefix("device:").filter(|path| !path.is_empty()) {
-            return Ok(Location::Device(path.into()));
-        }
-        if let Some(folder) = text.strip_prefix("tdx:").filter(|path| !path.is_empty()) {
-            return Ok(Location::Tdx(folder.into()));
+        match text.split_once(':').filter(|(_, path)| !path.is_empty()) {
+            Some(("device", path)) => return Ok(Location::Device(path.into())),
+            Some(("tdx", folder)) => return Ok(Location::Tdx(folder.into())),
+            Some(("snp", file)) => return Ok(Location::Snp(file.into())),
+            _ => {}
         }
         let network = text.strip_prefix("swtpm:").and_then(|parameters| {
             let value = |name| {
@@ -39,7 +41,7 @@ impl FromStr for Location {
                 value("port")?.parse().ok()?,
             ))
         });
-        network.ok_or("expected device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER")
+        network.ok_or("expected device:PATH, swtpm:host=ADDRESS,port=PORT, tdx:FOLDER or snp:FILE")
     }
 }
 
@@ -49,6 +51,7 @@ impl fmt::Display for Location {
             Location::Device(path) => write!(f, "device:{}", path.display()),
             Location::Swtpm(host, port) => write!(f, "swtpm:host={host},port={port}"),
             Location::Tdx(folder) => write!(f, "tdx:{}", folder.display()),
+            Location::Snp(file) => write!(f, "snp:{}", file.display()),
         }
     }
 }
@@ -59,7 +62,12 @@ mod tests {
 
     #[test]
     fn locations_are_read_as_tpm2_tools_writes_them() {
-        for text in ["device:/dev/tpmrm0", "swtpm:host=127.0.0.1,port=2321"] {
+        for text in [
+            "device:/dev/tpmrm0",
+            "swtpm:host=127.0.0.1,port=2321",
+            "tdx:/sys/a",
+            "snp:/run/a:b",
+        ] {
             assert_eq!(text.parse::<Location>().unwrap().to_string(), text);
         }
         assert_eq!(
@@ -69,6 +77,8 @@ mod tests {
         for text in [
             "",
             "device:",
+            "tdx:",
+            "snp:",
             "swtpm:",
             "swtpm:host=a,port=1",
             "swtpm:host=127.0.0.1,port=99999",

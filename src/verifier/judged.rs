@@ -26,6 +26,9 @@ pub struct Variant {
     /// The attestation key of its machines; `None` if they have none, because the chip signs their
     /// registers.
     pub key: Option<KeySource>,
+    /// Returns the launch digest of this machine, if its machines have no other register that shows
+    /// what runs. Then a policy must require it.
+    pub launch: Option<fn() -> Result<LaunchDigest, tpm::Error>>,
     /// Creates the validator of a policy, for [`Variant::validator_for`]. An error names what the
     /// policy lacks for this variant.
     pub(super) validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
@@ -39,6 +42,9 @@ pub struct Variant {
 /// Returns the collateral for a document from the sources; `None` if the sources do not have it, or
 /// if this is not a document of the variant. Nothing in the document is verified.
 pub type FindCollateral = fn(&[u8], &dyn Sources) -> Option<Collateral>;
+
+/// MEASUREMENT in a report of SEV-SNP.
+pub type LaunchDigest = [u8; 48];
 
 /// The validator of a policy that contains everything that the variant needs.
 pub type MadeValidator = Result<Arc<dyn Validator>, PolicyError>;
@@ -102,6 +108,12 @@ impl Variant {
         validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
     ) -> Variant {
         Variant { validator, ..self }
+    }
+
+    /// Returns the variant of a machine with another launch digest.
+    pub const fn launched_as(self, launch: fn() -> Result<LaunchDigest, tpm::Error>) -> Variant {
+        let launch = Some(launch);
+        Variant { launch, ..self }
     }
 
     /// Returns whether the validator checks the requirement in this member of a policy.

@@ -36,7 +36,7 @@ pub use judged::{Measured, Variant};
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_document};
 pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};
 pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
-pub use platforms::qemu::{qemu_tdx, qemu_vtpm};
+pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
 pub use policy::{Image, Measurement, Policy, PolicyError};
 pub use policy::{instance, old_snp, old_tdx};
 

@@ -72,8 +72,13 @@ impl Needed {
 pub fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> {
     let document: Document = serde_json::from_slice(document).ok()?;
     let info: InstanceInfo = serde_json::from_slice(&document.instance_info?.0).ok()?;
+    collateral_of(&info, sources)
+}
+
+/// The same for the instance info of a document.
+pub fn collateral_of(info: &InstanceInfo, sources: &dyn Sources) -> Option<Collateral> {
     let report = Report::parse(&info.attestation_report.0).ok()?;
-    let needed = Needed::of(&report, &info).ok()?;
+    let needed = Needed::of(&report, info).ok()?;
     let fetched = needed.fetch(&report, sources).ok()?;
     Some(Collateral {
         amd_chip: fetched.leaf.clone().unwrap_or_default(),

@@ -4,17 +4,26 @@ pub use attest::variant::{DEFAULT, NAMES, UnknownVariant};
 
 use super::{
     Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es,
-    gcp_sev_snp, qemu_tdx, qemu_vtpm,
+    gcp_sev_snp, qemu_snp, qemu_tdx, qemu_vtpm,
 };
 
 /// Returns the content of a document of a machine without a TPM, for programs that read documents
-/// from files.
-pub use super::qemu_tdx::said;
+/// from files; `None` if it is not one.
+pub fn said(document: &[u8]) -> Option<qemu_tdx::Said> {
+    let of_snp = || {
+        Some(qemu_tdx::Said {
+            registers: qemu_snp::said(document)?,
+            event_log: vec![],
+        })
+    };
+    qemu_tdx::said(document).or_else(of_snp)
+}
 
 /// All variants, in the order of [`attest::variant::ALL`], which says how to add one.
 pub const ALL: &[Variant] = &[
     qemu_vtpm::VARIANT,
     qemu_tdx::VARIANT,
+    qemu_snp::VARIANT,
     azure_trustedlaunch::VARIANT,
     gcp_sev_es::VARIANT,
     aws_nitro_tpm::VARIANT,
@@ -37,6 +46,8 @@ impl Variant {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+
+    use hardware::json::Digits;
 
     use crate::policy::{OLD_SNP, OLD_TDX};
     use crate::sources::offline;
@@ -92,9 +103,10 @@ mod tests {
             } else {
                 48
             });
+            let of_cluster = variant.registers.of_cluster_id();
             let policy = |member: &str| {
                 let json = format!(
-                    r#"{{"measurements":{{"3":{{"expected":"{zeros}","warnOnly":false}}}},{member}}}"#
+                    r#"{{"measurements":{{"{of_cluster}":{{"expected":"{zeros}","warnOnly":false}}}},{member}}}"#
                 );
                 Policy::from_json(&json).unwrap()
             };
@@ -112,7 +124,12 @@ mod tests {
                     "{variant:?}: {name}: {refusal:?}"
                 );
             }
-            let made = variant.validator_for(policy(r#""require":"strong""#), &offline());
+            let launched = match variant.launch {
+                Some(_) => format!(r#""snp":{{"launchMeasurements":["{}"]}},"#, "aa".repeat(48)),
+                None => String::new(),
+            };
+            let strong = policy(&format!(r#"{launched}"require":"strong""#));
+            let made = variant.validator_for(strong, &offline());
             assert!(made.unwrap().properties().requires_strong, "{variant:?}");
         }
     }
@@ -129,21 +146,20 @@ mod tests {
 
     #[test]
     fn the_validator_of_a_variant_has_its_oid() {
-        // a variant accepts only policies of its kind of registers
-        let policy_of = |length| {
-            let expected = vec![0; length];
+        for variant in ALL {
+            let expected = variant.registers.fresh().as_ref().to_vec();
             let warn_only = false;
             let measurement = Measurement {
                 expected,
                 warn_only,
             };
-            Policy::new(BTreeMap::from([(3, measurement)])).unwrap()
-        };
-        for variant in ALL {
-            let mut validators = [32, 48]
-                .into_iter()
-                .filter_map(|length| (variant.validator)(policy_of(length), &offline()).ok());
-            let validator = validators.next().unwrap();
+            let registers = BTreeMap::from([(variant.registers.of_cluster_id(), measurement)]);
+            let policy = Policy::new(registers).unwrap();
+            let policy = policy.with_platform(|_, snp, _| {
+                let launched = variant.launch.map(|_| Digits([0xaa; 48]));
+                snp.snp.launch_measurements.extend(launched);
+            });
+            let validator = (variant.validator)(policy.unwrap(), &offline()).unwrap();
             assert_eq!(validator.properties().oid, variant.oid);
         }
     }

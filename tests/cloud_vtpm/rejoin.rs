@@ -14,7 +14,7 @@ use rpc::grpc::Channel;
 use serde_json::{Value, json};
 use support::program::{self, Program};
 use tempfile::TempDir;
-use verifier::Issuer;
+use verifier::{Issuer, qemu_snp};
 
 use crate::meeting::Correct;
 use crate::{aws_nitro_tpm, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, sev_snp};
@@ -134,6 +134,34 @@ fn a_machine_of_each_variant_gets_the_key_of_its_disk() {
         // the service writes its knowledge of the machine only into its log
         assert!(!error.contains("its attestation key is"), "{name}: {error}");
     }
+}
+
+/// Machines without a TPM: the launch digest, and whether the machine has joined in this boot.
+#[test]
+fn a_machine_with_an_accepted_launch_digest_gets_the_key_until_it_has_joined() {
+    let folder = tempfile::tempdir().unwrap();
+    let register: tpm::Location = format!("snp:{}/run/cluster", folder.path().display())
+        .parse()
+        .unwrap();
+    let chip = sev_snp::Chip::new(|_| ());
+    let issuer = Arc::new(qemu_snp::Issuer::new(chip, register.clone()));
+    let launched = |byte: &str| {
+        let digests = json!({"snp": {"launchMeasurements": [byte.repeat(48)]}});
+        sev_snp::with(sev_snp::ours(), &digests)
+    };
+    let machine = Correct::new(&qemu_snp::VARIANT, issuer, launched("aa"), folder);
+    let services = Services::start(&machine, &["--kds=none", "--pcs=none"]);
+    let got = services.rejoin(&machine.issuer);
+    assert_eq!(got, Ok(DISK_KEY), "{}", services.join.output());
+    services.set_policy(&launched("11"));
+    services.rejoin(&machine.issuer).unwrap_err();
+    services.join.expect("MEASUREMENT is aaaa");
+    services.set_policy(&launched("aa"));
+    verifier::mark(&register, &[7; 32]).unwrap();
+    services.rejoin(&machine.issuer).unwrap_err();
+    services
+        .join
+        .expect("register of the cluster ID: expected 0000");
 }
 
 #[test]

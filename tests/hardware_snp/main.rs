@@ -3,6 +3,7 @@
 mod certificates;
 mod demands;
 mod forged;
+mod machine;
 mod peer;
 mod revocation;
 

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
+use verifier::sources::offline;
+use verifier::variant::{self, ALL};
 use verifier::qemu_vtpm::validator;
 use verifier::vtpm::Validator;
 use verifier::{Evidence, Measurement, Policy, Validator as _};
@@ -31,6 +33,18 @@ static POLICIES: LazyLock<[Validator; 2]> = LazyLock::new(|| {
     })
 });
 
+/// The validator of machines without a TPM that are accepted by their launch digest.
+static LAUNCHED: LazyLock<Arc<dyn verifier::Validator>> = LazyLock::new(|| {
+    let zeros = ["00".repeat(32), "aa".repeat(48)];
+    let [register, digest] = &zeros;
+    let json = format!(
+        r#"{{"measurements":{{"15":"{register}"}},"snp":{{"launchMeasurements":["{digest}"]}}}}"#
+    );
+    let policy = Policy::from_json(&json).expect("it is correct");
+    let variant = ALL.iter().find(|it| it.launch.is_some()).expect("there is one");
+    variant.validator_for(policy, &offline()).expect("it pins the launch")
+});
+
 /// Returns the user data of a document that the first policy accepts.
 fn user_data(document: &[u8]) -> Option<Vec<u8>> {
     let judged = POLICIES[0].judge(&Evidence::new(document, NONCE));
@@ -49,4 +63,7 @@ fuzz_target!(init: init(), |input: &[u8]| {
         assert_eq!(user_data, USER_DATA);
     }
     assert!(POLICIES[1].judge(&Evidence::new(input, NONCE)).is_err());
+    // no chip has signed a report with this launch digest
+    assert!(LAUNCHED.judge(&Evidence::new(input, NONCE)).is_err());
+    let _ = variant::said(input);
 });

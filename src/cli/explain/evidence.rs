@@ -183,9 +183,10 @@ impl LogAndQuotes {
             .transpose()?;
         let bytes = document.as_deref().unwrap_or(bytes);
         if let Some(said) = variant::said(bytes) {
-            self.quoted.insert(SHA384, said.registers);
+            self.is_tdx = said.registers.values().any(|value| value.len() == 48);
+            let bank = if self.is_tdx { SHA384 } else { SHA256 };
+            self.quoted.insert(bank, said.registers);
             self.log = said.event_log;
-            self.is_tdx = true;
             return Ok(());
         }
         let document: Document = serde_json::from_slice(bytes)

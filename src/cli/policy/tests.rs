@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use hardware::json::Digits;
 use serde_json::{Value, json};
 use support::mutation::mutations;
 use verifier::variant::NAMES;
@@ -275,8 +276,16 @@ fn what_a_policy_leaves_open_is_named_for_each_variant() {
                 (15, 0),
             ],
         };
+        let usual = match variant.launch {
+            None => usual,
+            Some(_) => &[(15, 0)],
+        };
         let policy = Policy::new(enforced(usual, len)).unwrap();
-        let policy = policy.requiring_strong().of_variant(name);
+        let policy = policy.with_platform(|_, snp, _| {
+            let launched = variant.launch.map(|_| Digits([0xaa; 48]));
+            snp.snp.launch_measurements.extend(launched);
+        });
+        let policy = policy.unwrap().requiring_strong().of_variant(name);
         let found = check::found(&policy, variant);
         let (any_tpm, firmware) = ("the attestation key:", "the firmware (");
         let versions = "the versions of AMD's firmware";
@@ -289,6 +298,7 @@ fn what_a_policy_leaves_open_is_named_for_each_variant() {
             "gcp-sev-snp" => &[firmware, versions, project],
             "gcp-sev-es" => &[project],
             "aws-nitro-tpm" => &[any_tpm, account],
+            "qemu-snp" => &[versions],
             _ => &[],
         };
         assert_eq!(found.errors, [""; 0], "{name}");

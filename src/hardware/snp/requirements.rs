@@ -138,9 +138,13 @@ impl Floor {
 impl SnpRequirements {
     /// Returns whether the policy pins the firmware, its signer, or the chips.
     pub fn pins_firmware(&self) -> bool {
+        self.pins_launch() || !self.chips.is_empty()
+    }
+
+    /// Returns whether the policy pins what the machine launched, or who signed that.
+    pub fn pins_launch(&self) -> bool {
         let signers = self.id_keys.iter().chain(&self.author_keys);
-        let known = signers.chain(&self.launch_measurements).next().is_some();
-        known || !self.chips.is_empty()
+        signers.chain(&self.launch_measurements).next().is_some()
     }
 
     /// Returns the minimum that applies to the chip, or the first requirement that is not met.

@@ -361,7 +361,8 @@ mod tests {
     #[test]
     fn a_policy_makes_validators_of_the_variant_that_it_names() {
         let named = |name: &str| policy(&format!(r#","variant":"{name}""#));
-        for variant in ALL.iter().filter(|it| it.registers == Registers::Pcrs) {
+        let with_pcrs = |it: &&Variant| it.registers == Registers::Pcrs && it.launch.is_none();
+        for variant in ALL.iter().filter(with_pcrs) {
             let own = Policy::from_json(&named(variant.name)).unwrap();
             assert_eq!(own.variant(), Some(variant.name));
             assert!(

@@ -21,6 +21,7 @@ pub const VARIANT: Variant = Variant {
     attester: &attest::aws_nitro_tpm::VARIANT,
     judges: &[KEYS, CLOUD, OF_AWS],
     key: Some(KeySource::Own),
+    launch: None,
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: None,
     measure: vtpm::measure,

@@ -25,6 +25,7 @@ pub const VARIANT: Variant = Variant {
     attester: &attest::aws_sev_snp::VARIANT,
     judges: &[KEYS, SNP, CLOUD, OF_AWS],
     key: Some(KeySource::Own),
+    launch: None,
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: Some(snp::collateral),
     measure: vtpm::measure,

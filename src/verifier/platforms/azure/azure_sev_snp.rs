@@ -23,6 +23,7 @@ pub const VARIANT: Variant = Variant {
     attester: &attest::azure_sev_snp::VARIANT,
     judges: &[KEYS, SNP],
     key: Some(hcl::KEY),
+    launch: None,
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: Some(snp::collateral),
     measure: vtpm::measure,

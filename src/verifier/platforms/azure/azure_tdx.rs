@@ -21,6 +21,7 @@ pub const VARIANT: Variant = Variant {
     attester: &attest::azure_tdx::VARIANT,
     judges: &[KEYS, TDX],
     key: Some(hcl::KEY),
+    launch: None,
     validator: |policy, sources| {
         let policy = Arc::new(policy);
         let hardware = td::Hardware::new(&policy, sources)?;

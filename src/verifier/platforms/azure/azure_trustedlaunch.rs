@@ -25,6 +25,7 @@ pub const VARIANT: Variant = Variant {
     attester: &attest::azure_trustedlaunch::VARIANT,
     judges: &[KEYS, CLOUD],
     key: Some(hcl::KEY),
+    launch: None,
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
     collateral: None,
     measure: vtpm::measure,

@@ -28,6 +28,7 @@ pub const VARIANT: Variant = Variant {
     attester: &attest::gcp_sev_es::VARIANT,
     judges: &[KEYS, CLOUD, OF_GOOGLE],
     key: Some(KEY),
+    launch: None,
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: None,
     measure: vtpm::measure,

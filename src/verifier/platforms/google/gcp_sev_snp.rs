@@ -18,6 +18,7 @@ pub const VARIANT: Variant = Variant {
     attester: &attest::gcp_sev_snp::VARIANT,
     judges: &[KEYS, SNP, CLOUD, OF_GOOGLE],
     key: Some(gcp_sev_es::KEY),
+    launch: None,
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: Some(snp::collateral),
     measure: vtpm::measure,

@@ -24,6 +24,7 @@ pub const VARIANT: Variant = Variant {
     attester: &attest::qemu_tdx::VARIANT,
     judges: &[TDX],
     key: None,
+    launch: None,
     validator: |policy, sources| {
         let policy = Arc::new(policy);
         let hardware = td::Hardware::new(&policy, sources)?;

@@ -24,6 +24,7 @@ pub const VARIANT: Variant = Variant {
     attester: &attest::qemu_vtpm::VARIANT,
     judges: &[KEYS],
     key: Some(KeySource::Own),
+    launch: None,
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy)))),
     collateral: None,
     measure: vtpm::measure,
