@@ -289,6 +289,143 @@ fn firstlight_measure_puts_the_launch_digests_into_the_policy() {
     assert!(said.ends_with(&expected), "{said}");
 }
 
+/// Machines without a TPM: the launch digest is their only measurement.
+#[test]
+fn a_policy_of_machines_without_a_tpm_has_the_kernel_in_the_launch_digest() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (kernel, initrd, policy) = (at("kernel"), at("initrd"), at("policy"));
+    fs::copy(boot_image::kernel(), &kernel).unwrap();
+    fs::write(&initrd, b"an initrd").unwrap();
+    let hashes = with_hashes();
+    let hashes = hashes.to_str().unwrap();
+    let cpu = Cpu::named("EPYC-v4").unwrap().0;
+    let line = "efi=noruntime firstlight.cluster-id=07";
+    let theirs = sev_snp_measure(&format!(
+        "(2, {cpu}, {hashes:?}, {kernel:?}, {initrd:?}, {line:?}, 1, 'QEMU')\n\
+         (4, {cpu}, {hashes:?}, {kernel:?}, {initrd:?}, {line:?}, 1, 'QEMU')\n\
+         (2, {cpu}, {hashes:?}, {kernel:?}, {initrd:?}, 'efi=noruntime', 1, 'QEMU')\n"
+    ));
+    let variant = ["--attestation-variant", "qemu-snp"];
+    let handed_over = ["--kernel", &kernel, "--initrd", &initrd];
+    let machine = ["--snp-firmware", hashes, "--vcpu-type", "EPYC-v4"];
+    let all = [&variant[..], &handed_over, &machine].concat();
+    let sizes = [&all[..], &["--cmdline", line, "--vcpus", "2,4"]].concat();
+    let (code, said, errors) = measure(&sizes);
+    assert_eq!(code, 0, "{errors}");
+    assert!(
+        !errors.contains("has no firstlight.cluster-id="),
+        "{errors}"
+    );
+    assert_eq!(accepted(&said), theirs[..2]);
+    let made = Policy::from_json(&said).unwrap();
+    assert_eq!(made.variant(), Some("qemu-snp"));
+    assert_eq!(
+        made.images()[0].measurements().keys().collect::<Vec<_>>(),
+        [&15]
+    );
+    let sources = verifier::sources::offline();
+    verifier::qemu_snp::VARIANT
+        .validator_for(made, &sources)
+        .unwrap();
+    // a further image adds its launch digest
+    fs::write(&policy, &said).unwrap();
+    let other = [
+        "--cmdline",
+        "efi=noruntime",
+        "--vcpus",
+        "2",
+        "--add-to",
+        &policy,
+    ];
+    let (code, said, errors) = measure(&[&all[..], &other].concat());
+    assert_eq!(code, 0, "{errors}");
+    assert!(errors.contains("has no firstlight.cluster-id="), "{errors}");
+    assert_eq!(accepted(&said), theirs);
+
+    let disk = folder.path().join("disk").to_str().unwrap().to_owned();
+    let with = |given: &[&'static str]| -> Vec<String> {
+        given.iter().map(|it| (*it).to_owned()).collect()
+    };
+    let cases = [
+        (
+            with(&["--pcrs", "4"]),
+            "no registers that --pcrs could choose",
+        ),
+        (
+            with(&["--tpm", "device:/dev/null"]),
+            "its machines have no TPM",
+        ),
+        (vec![disk], "does not contain a disk"),
+        (
+            vec!["--kernel".into(), kernel.clone()],
+            "--snp-firmware is missing",
+        ),
+        (
+            with(&[
+                "--snp-firmware",
+                DEBIAN,
+                "--vcpus",
+                "2",
+                "--vcpu-type",
+                "EPYC",
+            ]),
+            "--kernel is missing",
+        ),
+        (
+            with(&[
+                "--snp-firmware",
+                DEBIAN,
+                "--vcpus",
+                "2",
+                "--hypervisor",
+                "ec2",
+            ]),
+            "run on QEMU with KVM",
+        ),
+    ];
+    for (given, expected) in cases {
+        let given: Vec<&str> = given.iter().map(String::as_str).collect();
+        let (code, said, errors) = measure(&[&variant[..], &given].concat());
+        assert!(code == 2 && said.is_empty(), "{code}: {expected}: {said}");
+        assert!(errors.contains(expected), "expected {expected}: {errors}");
+    }
+    let (code, _, errors) = measure(
+        &[
+            &handed_over[..],
+            &machine,
+            &["--vcpus", "2", "--add-to", &policy],
+        ]
+        .concat(),
+    );
+    assert!(
+        code == 2 && errors.contains("give --attestation-variant qemu-snp"),
+        "{errors}"
+    );
+    // an OVMF without a place for the hashes does not measure the kernel
+    let debian = [
+        "--snp-firmware",
+        DEBIAN,
+        "--vcpu-type",
+        "EPYC",
+        "--vcpus",
+        "1",
+        "--cmdline",
+        line,
+    ];
+    let (code, _, errors) = measure(&[&variant[..], &handed_over, &debian].concat());
+    assert!(
+        code == 1 && errors.contains("does not prove what it boots"),
+        "{errors}"
+    );
+    // this machine has no such chip
+    let (code, _, errors) = measure(&variant);
+    assert!(
+        code == 1 && errors.contains("the launch digest of this machine"),
+        "{errors}"
+    );
+}
+
 #[test]
 fn what_a_launch_digest_lacks_is_named() {
     let firmware = ["--snp-firmware", DEBIAN];

@@ -17,11 +17,15 @@ use base::{boot, program};
 use image::firmware::Firmware;
 use image::{Bank, Image, Platform, tdx};
 use tpm::Location;
+use verifier::judged::LaunchDigest;
 use verifier::vtpm::check_bank;
 use verifier::{KeyName, Measured, Measurement, Policy, Registers, Stage, Variant};
 
 /// The version of the running kernel.
 const VERSION: &str = "/proc/version";
+
+/// The setting on the kernel command line that names a node's cluster.
+const CLUSTER_ID: &str = "firstlight.cluster-id=";
 
 /// The PCR into which systemd measures the phases of a boot.
 const PHASES_PCR: u32 = 11;
@@ -215,6 +219,7 @@ pub const COMMAND: Command = Command {
         "firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15",
         "firstlight measure --add-to policy.json --name 'image 1.3' > policy-upgrade.json",
         "firstlight measure image.raw --snp-firmware OVMF.fd --hypervisor ec2 --vcpus 2,4 > policy.json",
+        "firstlight measure --attestation-variant qemu-snp --kernel image.efi --snp-firmware OVMF.amdsev.fd --vcpus 4 --vcpu-type EPYC-v4",
         "firstlight measure --gce-endorsement google.binarypb --gce-root GCE-cc-tcb-root_1.crt --vcpus 4 > policy.json",
     ],
     run: |given| run(&options(given)?),
@@ -237,6 +242,9 @@ fn options(given: &Given) -> Result<Options, Error> {
         ));
     }
     let variant = variant_of(given)?;
+    if variant.launch.is_some() {
+        check_launched(given, variant)?;
+    }
     if is_image && firmware.is_none() && variant.registers == Registers::Rtmrs {
         return Err(Error::Usage(format!(
             "--attestation-variant {}: without the firmware the registers cannot be computed: --tdx-firmware is missing",
@@ -285,6 +293,31 @@ fn options(given: &Given) -> Result<Options, Error> {
         snp,
         endorsement,
     })
+}
+
+/// Checks the options for machines that are accepted by their launch digest.
+fn check_launched(given: &Given, variant: &Variant) -> Result<(), Error> {
+    let is_machine = ["kernel", "snp-firmware"]
+        .iter()
+        .all(|name| !given.has(name));
+    let why = if given.has("pcrs") || given.has("tpm") {
+        "its machines have no TPM, and no registers that --pcrs could choose"
+    } else if given.has("gce-endorsement") || given.text("hypervisor")? != "kvm" {
+        "its machines run on QEMU with KVM: --hypervisor kvm, without --gce-endorsement"
+    } else if given.has_operand() {
+        "the launch digest does not contain a disk, and nothing else measures it: give the unified kernel image, or kernel, initrd and \
+         command line, as QEMU gets them (--kernel)"
+    } else if is_machine {
+        return Ok(());
+    } else if !given.has("snp-firmware") {
+        "only the launch digest shows what boots, and it depends on the firmware: --snp-firmware is missing"
+    } else if !given.has("kernel") {
+        "a launch digest without the kernel would accept any program: --kernel is missing"
+    } else {
+        return Ok(());
+    };
+    let name = variant.name;
+    Err(Error::Usage(format!("--attestation-variant {name}: {why}")))
 }
 
 /// The options of the command line.
@@ -343,6 +376,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
             location,
             trust_any_tpm,
         } => {
+            if let Some(launch) = variant.launch {
+                let policy = wanted.of_launch(launch().map_err(Error::failed)?)?;
+                return say_policy(policy.of_variant(variant.name), options);
+            }
             let pcrs = wanted.pcrs.as_deref();
             let (policy, key) = of_tpm(variant, location.as_ref(), pcrs, *trust_any_tpm)?;
             let policy = with_image(wanted.present, options.name.as_deref(), &policy, key)?;
@@ -399,6 +436,14 @@ impl<'a> Wanted<'a> {
         }
         let of_present = || present.as_ref().map(registers);
         let pcrs = options.pcrs.clone().or_else(of_present);
+        let by_launch = named.and_then(|name| Variant::named(name).ok());
+        if let (None, Some(variant)) = (options.variant, by_launch.filter(|it| it.launch.is_some()))
+        {
+            return Err(Error::Usage(format!(
+                "the policy in --add-to is for {0}: give --attestation-variant {0}",
+                variant.name
+            )));
+        }
         let endorsement = options.endorsement.as_ref();
         let endorsed = endorsement.map(|it| it.read()).transpose()?;
         Ok(Wanted {
@@ -407,6 +452,35 @@ impl<'a> Wanted<'a> {
             pcrs,
             endorsed,
         })
+    }
+
+    /// Returns whether the launch digest, and no register, shows what the machines boot.
+    fn by_launch(&self) -> bool {
+        let variant = self.options.variant;
+        variant.is_some_and(|variant| variant.launch.is_some())
+    }
+
+    /// Returns the policy of a machine that is accepted by its launch digest.
+    fn of_launch(self, digest: LaunchDigest) -> Result<Policy, Error> {
+        let policy = match self.present {
+            Some(present) => present,
+            None => {
+                let (booted, initramfs) = (BTreeMap::new(), BTreeMap::new());
+                let name = self.options.name.as_deref();
+                let policy = policy(Measured { booted, initramfs }, &[])?;
+                let policy = policy.named(name.unwrap_or_default());
+                let policy = policy.map_err(Error::failed)?;
+                let version = fs::read_to_string(VERSION).unwrap_or_default();
+                match boot::trusted_acpi(&version) {
+                    None => policy.with_confined_kernel(),
+                    Some(why) => {
+                        log::warn!("{why}");
+                        policy
+                    }
+                }
+            }
+        };
+        policy.and_launch_digests(&[digest]).map_err(Error::failed)
     }
 
     /// Prints the policy of firmware, without an image.
@@ -461,7 +535,10 @@ impl<'a> Wanted<'a> {
         let lacks_sha384 = present
             .as_ref()
             .is_some_and(|it| it.cloud().sha384.is_empty());
-        let mut policy = with_image(present, Some(&name), &new, None)?;
+        let mut policy = match present {
+            Some(present) if self.by_launch() => with_same_kernel(present, &new)?,
+            present => with_image(present, Some(&name), &new, None)?,
+        };
         if signs_sha384 && lacks_sha384 {
             log::warn!(
                 "the policy requires no register that the cloud signs (cloud.sha384), so it gets none of this image: \
@@ -470,6 +547,9 @@ impl<'a> Wanted<'a> {
         } else if signs_sha384 {
             let signed = measure_image::sha384(source, image, &of_image)?;
             policy = policy.and_sha384(&signed).map_err(Error::failed)?;
+        }
+        if self.by_launch() {
+            warn_without_cluster(image);
         }
         let handed_over = source.handed_over()?;
         say_policy(
@@ -480,6 +560,9 @@ impl<'a> Wanted<'a> {
 
     /// Returns the registers to compute from an image. The firmware of a TDX machine is no part of it.
     fn registers_of_image(&self, has_tdx: bool) -> Vec<u32> {
+        if self.by_launch() {
+            return vec![];
+        }
         let usual: &[u32] = match has_tdx {
             true => &OF_TDX,
             false => &OF_IMAGE,
@@ -648,6 +731,31 @@ fn with_image(
             .named(name.unwrap_or_default())
             .and_then(|policy| policy.believing(key))
             .map_err(Error::failed),
+    }
+}
+
+/// Warns if the launch digest may not contain the cluster, which no register names on these
+/// machines.
+fn warn_without_cluster(image: &Image) {
+    let line = image.contents().command_line.as_deref();
+    if !line.is_some_and(|line| line.contains(CLUSTER_ID)) {
+        log::warn!(
+            "the command line has no {CLUSTER_ID}: machines of this variant start only if the initrd has the setting cluster-id \
+             (firstlight cluster-id prints it)"
+        );
+    }
+}
+
+/// Returns the policy to which the launch digests of another image can be added. It has one mark
+/// for all of them.
+fn with_same_kernel(present: Policy, new: &Policy) -> Result<Policy, Error> {
+    let [old, new] = [&present, new].map(|policy| policy.images()[0].has_confined_kernel());
+    match old == new {
+        true => Ok(present),
+        false => Err(Error::failed(
+            "--add-to: only one of the two images has a kernel that confines the host's ACPI tables (acpiTables), and a policy for this \
+             variant has one mark for all its launch digests: make two policies, or remove the mark",
+        )),
     }
 }
 
