@@ -1036,7 +1036,10 @@ fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_nam
     use atls::{Client, Server};
     let deadline = || std::time::Instant::now() + std::time::Duration::from_secs(60);
     let (called, other) = (Swtpm::start(), Swtpm::start());
-    let key = qemu_vtpm::VARIANT.key_name(&location(&called)).unwrap().unwrap();
+    let key = qemu_vtpm::VARIANT
+        .key_name(&location(&called))
+        .unwrap()
+        .unwrap();
     let named = policy(ZERO_15).believing([key]).unwrap();
     for (old, policy, is_accepted) in [
         (false, policy(ZERO_15), true),

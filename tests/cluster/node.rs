@@ -65,7 +65,10 @@ impl Node {
         let name = name.to_lowercase().replace('_', "-");
         let process = RefCell::new(start(dir.path(), &logs, &name, number));
         let tpm = Swtpm::start_at(HOST);
-        let key = qemu_vtpm::VARIANT.key_name(&tpm.location().parse().unwrap()).unwrap().unwrap();
+        let key = qemu_vtpm::VARIANT
+            .key_name(&tpm.location().parse().unwrap())
+            .unwrap()
+            .unwrap();
         network.keys.lock().unwrap().push(key.to_string());
         let tpm = RefCell::new(tpm);
         let node = Node {

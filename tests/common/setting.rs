@@ -209,7 +209,10 @@ impl Setting {
 
     /// Returns the name of the attestation key of this test's TPM.
     pub fn key_name(&self) -> KeyName {
-        qemu_vtpm::VARIANT.key_name(&self.tpm.location().parse().unwrap()).unwrap().unwrap()
+        qemu_vtpm::VARIANT
+            .key_name(&self.tpm.location().parse().unwrap())
+            .unwrap()
+            .unwrap()
     }
 
     fn write_policy(&self, registers: &[(u32, [u8; 32])], keys: &str) -> PathBuf {

@@ -190,7 +190,10 @@ fn genuine_evidence_for_something_else_is_refused() {
     let judged = validator.judge(&Evidence::new(&shifted, NONCE));
     assert!(judged.map_or(true, |identified| identified.user_data != USER_DATA));
     let named = policy()
-        .believing([qemu_vtpm::VARIANT.key_name(&Swtpm::start().location().parse().unwrap()).unwrap().unwrap()])
+        .believing([qemu_vtpm::VARIANT
+            .key_name(&Swtpm::start().location().parse().unwrap())
+            .unwrap()
+            .unwrap()])
         .unwrap();
     let of_another = qemu_vtpm::validator(Arc::new(named));
     let why = of_another

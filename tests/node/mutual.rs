@@ -268,7 +268,10 @@ fn an_upgrade_names_the_image_of_the_services_in_the_nodes_settings() {
     setting.set_control_planes(&[3]);
     let pcr4 = host.tpm.tool("tpm2_pcrread", &["sha256:4"]).to_lowercase();
     let pcr4 = pcr4.split("0x").nth(1).unwrap().trim();
-    let key = qemu_vtpm::VARIANT.key_name(&host.location()).unwrap().unwrap();
+    let key = qemu_vtpm::VARIANT
+        .key_name(&host.location())
+        .unwrap()
+        .unwrap();
     let text = format!(
         r#"{{"measurements":{{"4":"{pcr4}"}},"name":"image 1.2","attestationKeys":["{key}"]}}"#
     );

@@ -129,7 +129,10 @@ fn named_keys_pin_the_service() {
     let disk = setting.new_disk();
     let cluster = setting.cluster("");
     let member = Host::new(Some(joined_cluster()), None);
-    let key = qemu_vtpm::VARIANT.key_name(&member.location()).unwrap().unwrap();
+    let key = qemu_vtpm::VARIANT
+        .key_name(&member.location())
+        .unwrap()
+        .unwrap();
     let (zeros, keys) = ("00".repeat(32), format!(r#""attestationKeys":["{key}"]"#));
     let policy = format!(r#"{{"measurements":{{"4":"{zeros}"}},"name":"services",{keys}}}"#);
     let policy = setting.file("services.json", policy);

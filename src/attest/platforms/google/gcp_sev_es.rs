@@ -16,7 +16,7 @@ use cloud::http::{Fields, GOOGLE, Http, MAX_BODY};
 
 pub use crate::snp::Names;
 use crate::vtpm::{self, Machine};
-use crate::{IssueError, KeyName, Oid, Registers, Variant, printable};
+use crate::{IssueError, Oid, Registers, Variant, printable};
 use tpm::{KeySource, Tpm};
 
 /// The variant's line in the table.

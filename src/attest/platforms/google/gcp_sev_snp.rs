@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use cloud::http::GOOGLE;
 
-use crate::gcp_sev_es::{self, GoogleMachine};
+use crate::gcp_sev_es::GoogleMachine;
 use crate::snp::{InstanceInfo, Kernel, Reporter};
 use crate::vtpm::{self, Machine};
 use crate::{IssueError, Oid, Registers, Variant};
