@@ -102,21 +102,6 @@ fn without_repetition<'de, D: Deserializer<'de>>(
     deserializer.deserialize_map(Values)
 }
 
-impl Pcrs {
-    /// Returns the values by number; `None` if a name is not the canonical decimal number of a PCR.
-    pub fn by_number(&self) -> Option<BTreeMap<u32, Vec<u8>>> {
-        let number = |name: &String| {
-            name.parse::<u32>()
-                .ok()
-                .filter(|n| *n < 32 && n.to_string() == *name)
-        };
-        self.pcrs
-            .iter()
-            .map(|(name, value)| Some((number(name)?, value.0.clone())))
-            .collect()
-    }
-}
-
 /// Bytes that JSON represents as standard base64 with padding.
 #[derive(Clone, Default)]
 pub struct Base64(pub Vec<u8>);

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use attest::vtpm::{EVENT_LOG, extra_data, tpm_nonce};
 pub use attest::vtpm::{Issuer, Machine};
 
-use super::document::{Document, MAX_DOCUMENT};
+use super::document::{Document, MAX_DOCUMENT, Pcrs};
 use super::judged::Measured;
 use super::quote::{Attest, Key, Signed};
 use super::refusal::Kind;
@@ -287,9 +287,7 @@ fn quoted_values(
         return Err(Kind::Nonce
             .because("the quote was made for another connection: its nonce does not match"));
     }
-    let values = quote
-        .pcrs
-        .by_number()
+    let values = by_number(&quote.pcrs)
         .ok_or_else(|| Kind::Malformed.because("the document names a PCR that does not exist"))?;
     let values_in_order: Vec<&[u8]> = values.values().map(Vec::as_slice).collect();
     // each value must have its length: otherwise bytes could move between values without changing
@@ -332,7 +330,7 @@ pub fn measure(location: &tpm::Location, stage: Stage) -> Result<Measured, tpm::
     // the log is that of this machine's own TPM
     let log = match location {
         tpm::Location::Device(_) => std::fs::read(EVENT_LOG).unwrap_or_default(),
-        tpm::Location::Swtpm(..) | tpm::Location::Tdx(_) => vec![],
+        _ => vec![],
     };
     let enforced = |expected: [u8; 32]| Measurement {
         expected: expected.into(),
@@ -353,6 +351,19 @@ pub fn measure(location: &tpm::Location, stage: Stage) -> Result<Measured, tpm::
         booted: values_at(Stage::Booted),
         initramfs: values_at(Stage::Initramfs),
     })
+}
+
+/// Returns the quoted values by number; `None` if a name is not the canonical decimal number of a
+/// PCR.
+fn by_number(quoted: &Pcrs) -> Option<BTreeMap<u32, Vec<u8>>> {
+    let number = |name: &String| {
+        let number = name.parse::<u32>().ok();
+        number.filter(|n| *n < 32 && n.to_string() == *name)
+    };
+    let values = quoted.pcrs.iter();
+    values
+        .map(|(name, value)| Some((number(name)?, value.0.clone())))
+        .collect()
 }
 
 /// Fails if the firmware did not extend this bank of PCRs: then later programs alone determined the
