@@ -45,6 +45,14 @@ fn the_table_of_the_cluster_has_what_kubernetes_says_and_what_each_node_proves()
 
     let client = cluster.client(&Stop::new());
     let add = |name: &str, address: String, labels: serde_json::Value, ready: &str| {
+        // as the kubelet of a node with containerd writes it
+        let message = match ready {
+            "False" => {
+                "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin \
+                 returns error: cni plugin not initialized"
+            }
+            _ => "m",
+        };
         let node = json!({
             "metadata": {"name": name, "labels": labels},
             "status": {
@@ -54,7 +62,7 @@ fn the_table_of_the_cluster_has_what_kubernetes_says_and_what_each_node_proves()
                 ],
                 "conditions": [
                     {"type": "MemoryPressure", "status": "False", "reason": "r", "message": "m"},
-                    {"type": "Ready", "status": ready, "reason": "r", "message": "m"},
+                    {"type": "Ready", "status": ready, "reason": "r", "message": message},
                 ],
                 "nodeInfo": {
                     "architecture": "amd64", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": "",
@@ -115,6 +123,7 @@ fn the_table_of_the_cluster_has_what_kubernetes_says_and_what_each_node_proves()
         "waiting for the key of its disk from a join service",
         "\nworker-b:\n",
         "no answer",
+        "\nno network plugin is installed on worker-b: ",
         "\nOne machine answers for several nodes (cp-0, worker-c), with the attestation key 000b",
     ] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");
@@ -130,6 +139,11 @@ fn the_table_of_the_cluster_has_what_kubernetes_says_and_what_each_node_proves()
     let report = assert_documented("status of a cluster", &said);
     assert_eq!(report["nodes"][1]["status"]["state"], "waits-for-key");
     assert_eq!(report["nodes"][0]["ready"], true);
+    let networks = ["0", "1", "2", "3"].map(|at| report.pointer(&format!("/nodes/{at}/network")));
+    assert_eq!(
+        networks.map(|it| it == Some(&json!(true))),
+        [true, true, false, true]
+    );
 
     // without the API server, the command can still ask one node
     let elsewhere = cluster

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::PathBuf;
+use std::slice::from_ref;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
@@ -11,6 +12,7 @@ use std::time::Instant;
 use base::sync::lock;
 use base::text::hex;
 use kubernetes::client::{self, Client, NODES, Selector};
+use kubernetes::readiness;
 use serde_json::{Value, json};
 use verifier::KeyName;
 
@@ -44,6 +46,8 @@ pub struct Listed {
     /// Whether kubeadm has made it a control plane.
     pub is_control_plane: bool,
     is_ready: bool,
+    /// A sentence if it has no network plugin.
+    no_network: Option<String>,
     /// The version of the kubelet.
     pub version: String,
 }
@@ -109,6 +113,7 @@ impl Listed {
                 .is_null(),
             is_ready: all("conditions")
                 .any(|condition| condition["type"] == "Ready" && condition["status"] == "True"),
+            no_network: readiness::without_network(from_ref(node)).pop(),
             version: text(&node["status"]["nodeInfo"]["kubeletVersion"]),
         }
     }
@@ -170,7 +175,7 @@ fn result(nodes: &[Asked]) -> Result<(), Error> {
     }
 }
 
-/// Returns a table of the nodes, followed by details about each node that is not a member.
+/// Returns a table of the nodes, followed by details about each node that is not a member or has no network plugin.
 fn text(nodes: &[Asked]) -> String {
     let heads = ["NODE", "ADDRESS", "ROLE", "KUBERNETES", "STATE"].map(str::to_owned);
     let rows = nodes.iter().map(|(node, report)| {
@@ -204,6 +209,12 @@ fn text(nodes: &[Asked]) -> String {
         if report.state().code != 0 {
             let _ = write!(text, "\n{}:\n{}", printable(&node.name), report.servers());
         }
+    }
+    for sentence in nodes
+        .iter()
+        .filter_map(|(node, _)| node.no_network.as_ref())
+    {
+        let _ = writeln!(text, "\n{}", printable(sentence));
     }
     if let Some(warning) = nodes.iter().find_map(|(_, report)| report.warning()) {
         let _ = writeln!(text, "\n{warning}");
@@ -241,6 +252,7 @@ fn to_json(nodes: &[Asked], inquiry: &Inquiry) -> Value {
             "address": node.address,
             "role": node.role(),
             "ready": node.is_ready,
+            "network": node.no_network.is_none(),
             "kubelet": node.version,
             "status": report.json(None),
         })

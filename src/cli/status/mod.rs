@@ -52,7 +52,7 @@ pub const COMMAND: Command = Command {
          which proves nothing about its node.",
         "Without HOST it asks all nodes that the API server of the cluster lists, each at its internal address, and prints a table: \
          what Kubernetes knows of the node, and the state that the node proves. Below the table it explains each node that is not a \
-         member. The exit code is 0 if all nodes are members, and otherwise that of the worst node: 3, 7, 8, 6, 5, 4, in this order.",
+         member, and names those without a network plugin. The exit code is 0 if all nodes are members, and otherwise that of the worst node: 3, 7, 8, 6, 5, 4, in this order.",
     ],
     operand: Some(Operand {
         value: "HOST[:PORT]",
