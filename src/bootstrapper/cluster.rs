@@ -30,7 +30,6 @@ use kubernetes::components::{self, Component};
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::parameters::{self, Networks};
 use kubernetes::{kubeadm, kubelet_certificate};
-use machines::Instance;
 use proto::components::Component as Wire;
 
 /// kubeadm's configuration for the init; it has no secrets.
@@ -71,15 +70,13 @@ pub fn none() -> Secret {
 }
 
 impl Plan {
-    /// Checks the request, this machine's metadata, and the load balancer's host.
+    /// Checks the request for this `node`, and the load balancer's host.
     pub fn new(
         request: &InitRequest,
-        has_cloud_controller: bool,
-        me: &Instance,
+        node: kubeadm::NodeSettings,
         endpoint: &str,
         policy: &components::Policy,
     ) -> Result<Plan, Refused> {
-        let node = setup::kubernetes_node(has_cloud_controller, me)?;
         let alternative_names = request
             .apiserver_cert_sans
             .iter()
@@ -92,7 +89,6 @@ impl Plan {
                 .map(|name| parameters::alternative_name(name))
                 .collect::<Result<_, _>>()?,
             networks: Networks::parse(&request.service_cidr, &request.pod_cidr, Some(node.ip))?,
-            patience: None,
         };
         let wire = request.kubernetes_components.clone();
         let components = wire
@@ -141,7 +137,7 @@ impl Plan {
         let skip = format!("--skip-phases={}", self.skip_phases.join(","));
         let options = ["--skip-token-print", &skip];
         kubelet::watched(stop, job, |stop| {
-            KUBEADM.run(&["init"], &options, INIT, stop, job)
+            KUBEADM.run(&["init"], &options, INIT + self.patience(), stop, job)
         })?;
 
         job.phase("kubeconfig");
@@ -192,6 +188,11 @@ impl Plan {
         setup::write_certificate(&issued.map_err(Error::Certificate)?)
     }
 
+    /// Returns the time that a slow machine gets in addition.
+    fn patience(&self) -> Duration {
+        self.node.patience.unwrap_or_default()
+    }
+
     fn make_kubeconfig<T: Clone>(&self, stop: &Stop, job: &Job<T>) -> Result<Secret, Error> {
         let client = format!("{}-admin", self.cluster.name);
         let options = ["--client-name", &client, "--org", "system:masters"];
@@ -208,7 +209,7 @@ impl Plan {
     ) -> Result<Client, Error> {
         let kubeconfig = std::str::from_utf8(kubeconfig.expose()).unwrap_or_default();
         let config = Config::from_kubeconfig(kubeconfig, "kubeadm's kubeconfig", Path::new("/"))?;
-        let client = Client::new(config, stop).within(API);
+        let client = Client::new(config, stop).within(API + self.patience());
         client.wait_ready(&mut |line| job.line(line))?;
         Ok(client)
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::cluster::{self, Plan};
 use super::error::{self, Error};
 use super::job::Job;
-use super::setup::Node;
+use super::setup::{self, Node};
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID,
@@ -171,16 +171,11 @@ impl Init {
                         node.metadata.load_balancer_endpoint()
                     })
                     .map_err(Refused::NoIdentity)?;
-                Some(
-                    Plan::new(
-                        request,
-                        node.has_cloud_controller,
-                        &me,
-                        &endpoint,
-                        &node.policy,
-                    )
-                    .map_err(Refused::Node)?,
-                )
+                let kubernetes =
+                    setup::kubernetes_node(node.has_cloud_controller, &me, node.patience);
+                let plan = kubernetes
+                    .and_then(|machine| Plan::new(request, machine, &endpoint, &node.policy));
+                Some(plan.map_err(Refused::Node)?)
             }
         };
         Ok(Init {

@@ -155,7 +155,8 @@ impl Join {
         for attempt in 1.. {
             self.write_files()?;
             let joined = kubelet::watched(stop, job, |stop| {
-                KUBEADM.run(&["join"], &[], JOIN, stop, job)
+                let limit = JOIN + self.node.patience.unwrap_or_default();
+                KUBEADM.run(&["join"], &[], limit, stop, job)
             });
             let Err(error) = joined else { return Ok(()) };
             if !may_pass(&error) || attempt == TRIES || self.since.elapsed() > TOKEN_LIFE {

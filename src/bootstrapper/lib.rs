@@ -100,6 +100,8 @@ pub struct Bootstrapper {
     pub policy: components::Policy,
     /// How components are downloaded.
     pub settings: components::Settings,
+    /// How long kubeadm waits, if not as long as by default.
+    pub patience: Option<Duration>,
     /// Ends every wait.
     pub stop: Stop,
     /// Prints events on the console.
@@ -174,6 +176,7 @@ impl Bootstrapper {
             tpm: self.tpm,
             policy: self.policy,
             settings: self.settings,
+            patience: self.patience,
             timeline: self.timeline,
             peers: OnceLock::new(),
         });

@@ -133,6 +133,7 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
         tpm,
         policy: settings.policy,
         settings: settings.components,
+        patience: settings.patience,
         stop: stop.clone(),
         timeline,
     };

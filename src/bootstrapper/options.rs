@@ -2,9 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::time::Duration;
 
 use base::options::{Opt, Table, put};
-use base::program::{Failure, text};
+use base::program::{Failure, parsed, text};
 use kubernetes::components;
 use lexopt::Parser;
 use node::options;
@@ -25,6 +26,8 @@ pub struct Settings {
     pub components: components::Settings,
     /// Whether a cloud controller manager initializes the node; `None` is as the cloud has it.
     pub cloud_controller: Option<bool>,
+    /// How long kubeadm waits, if not as long as by default.
+    pub patience: Option<Duration>,
     /// Whether the settings of the image are read as well.
     pub read: bool,
     /// Whether the program only proves this machine.
@@ -41,6 +44,8 @@ pub const OPTIONS: &Table<Settings> = &[
      |it, _, value| put(&mut it.services, read_policy(Path::new(&value)).map(Some).map_err(|why| Failure::Usage(why.to_string())))),
     (Opt::value("cloud-controller-manager", "WORD", "whether a cloud controller manager initializes the nodes of this cluster (the kubelet's --cloud-provider=external); by default yes in aws, azure and gcp, otherwise no").one_of(&["yes", "no"]).setting(),
      |it, name, value| put(&mut it.cloud_controller, yes_or_no(name, value).map(Some))),
+    (Opt::value("patience", "SECONDS", "how long kubeadm waits for the kubelet, each component of the control plane, the API and etcd, on a slow machine; by default as long as kubeadm itself does, such as 240 for the API server").setting(),
+     |it, name, value| put(&mut it.patience, parsed(name, value).map(|seconds| Some(Duration::from_secs(seconds))))),
     (Opt::flag("settings", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)"),
      |it, _, _| put(&mut it.read, Ok(true))),
     (Opt::flag("serve-evidence", "does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends after a minute without a call"),

@@ -57,6 +57,8 @@ pub struct Node {
     pub policy: components::Policy,
     /// How components are downloaded.
     pub settings: components::Settings,
+    /// How long kubeadm waits, if not as long as by default.
+    pub patience: Option<Duration>,
     /// Prints events on the console.
     pub timeline: Timeline,
     /// The addresses of the join services, as known just before the lock.
@@ -129,10 +131,12 @@ pub enum Outcome {
     Failed(Arc<Error>),
 }
 
-/// Returns this machine as kubeadm's configuration describes it.
+/// Returns this machine as kubeadm's configuration describes it. On a slow machine, kubeadm gets
+/// more `patience`.
 pub fn kubernetes_node(
     has_cloud_controller: bool,
     me: &Instance,
+    patience: Option<Duration>,
 ) -> Result<kubeadm::NodeSettings, Refused> {
     Ok(kubeadm::NodeSettings {
         name: NodeName::from_machine(&me.name)?,
@@ -141,6 +145,7 @@ pub fn kubernetes_node(
             .ok_or_else(|| Refused::NoAddress(me.name.clone()))?,
         provider_id: me.provider_id.clone(),
         external_cloud_provider: has_cloud_controller,
+        patience,
     })
 }
 
@@ -234,10 +239,28 @@ pub fn run<T: Clone>(
     stop: &Stop,
     job: &Job<T>,
 ) -> Result<(), Error> {
-    child_process::run(command, Stdio::null(), limit, stop, &mut |line| {
-        job.line(line)
-    })
-    .map_err(command_failed)
+    let mut tell = |line: &str| {
+        job.line(line);
+        match slow(line) {
+            Some(part) if part.contains(" not healthy ") => job.line(
+                "if this machine is only slow, the setting patience=SECONDS lets kubeadm wait longer",
+            ),
+            Some(part) => job.line(&format!("this machine is slow: {part}")),
+            None => {}
+        }
+    };
+    child_process::run(command, Stdio::null(), limit, stop, &mut tell).map_err(command_failed)
+}
+
+/// Returns what took a minute or more, if this line of kubeadm says so: `[control-plane-check]
+/// kube-apiserver is healthy after 1m12.5s`, or `is not healthy after 4m0s`.
+fn slow(line: &str) -> Option<&str> {
+    let (_, part) = line.split_once("-check] ")?;
+    let (_, time) = part.split_once("healthy after ")?;
+    // Go's text of a duration: 503.2ms, 12.5s, 1m12.5s, 1h0m1s
+    let (minutes, _) = time.split_once('m')?;
+    let is_slow = !minutes.contains('.') && !time.ends_with("ms");
+    is_slow.then_some(part)
 }
 
 /// Makes the error of a program whose output may have a bootstrap token.
@@ -282,4 +305,30 @@ fn make_directory(path: &Path) -> Result<(), Error> {
 pub fn write(path: &Path, mode: u32, content: &[u8]) -> Result<(), Error> {
     make_directory(path.parent().unwrap_or(Path::new("/")))?;
     file::replace(path, content, mode).map_err(|error| Error::Io(path.into(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slow;
+
+    #[test]
+    fn a_slow_machine_is_told_what_took_a_minute() {
+        for said in [
+            "kube-apiserver is healthy after 1m12.5s",
+            "The kubelet is not healthy after 4m0.001s",
+            "kube-scheduler is healthy after 1h0m3s",
+        ] {
+            let line = format!("[control-plane-check] {said}");
+            assert_eq!(slow(&line), Some(said));
+        }
+        for line in [
+            "[kubelet-check] The kubelet is healthy after 503.2ms",
+            "[kubelet-check] The kubelet is healthy after 503ms",
+            "[control-plane-check] kube-apiserver is healthy after 59.9s",
+            "[control-plane-check] Waiting for healthy control plane components. This can take up to 4m0s",
+            "kube-apiserver is healthy after 1m12.5s",
+        ] {
+            assert_eq!(slow(line), None, "{line}");
+        }
+    }
 }

@@ -81,6 +81,10 @@ pub struct NodeSettings {
     /// Whether a cloud controller manager will run. It removes the node's taint when it has
     /// initialized the node.
     pub external_cloud_provider: bool,
+    /// How long kubeadm waits for the kubelet, for each component of the control plane, for the API
+    /// and for etcd. If `None`, kubeadm's own limits: 4 minutes, for the API 1 minute, for etcd 2
+    /// minutes.
+    pub patience: Option<Duration>,
 }
 
 /// The cluster to create.
@@ -97,9 +101,6 @@ pub struct ClusterSettings {
     pub alternative_names: Vec<String>,
     /// The networks of services and pods.
     pub networks: Networks,
-    /// How long kubeadm waits for kubelet, control plane and API. If `None`, kubeadm's default of 4
-    /// minutes and 1 minute.
-    pub patience: Option<Duration>,
 }
 
 /// Returns the files for `kubeadm init`: InitConfiguration, ClusterConfiguration,
@@ -110,7 +111,7 @@ pub fn init(cluster: &ClusterSettings, node: &NodeSettings) -> String {
         node_registration: NodeRegistration::of(node, true),
         patches: Patches { directory: PATCHES },
         bootstrap_tokens: [ShortLived { ttl: "1m0s" }],
-        timeouts: cluster.patience.map(Timeouts::of),
+        timeouts: node.patience.map(Timeouts::of),
     };
     let mut alternative_names = vec!["127.0.0.1".to_owned(), node.ip.to_string()];
     alternative_names.extend(cluster.alternative_names.iter().cloned());
@@ -220,6 +221,7 @@ pub fn join_configuration(ticket: &JoinSettings, node: &NodeSettings) -> Zeroizi
         } else {
             &[]
         },
+        timeouts: node.patience.map(Timeouts::of),
     };
     Zeroizing::new(document(KUBEADM_API, "JoinConfiguration", &configuration))
 }
@@ -349,6 +351,7 @@ struct Timeouts {
     #[serde(rename = "etcdAPICall")]
     etcd_api_call: String,
     tls_bootstrap: String,
+    discovery: String,
 }
 
 impl Timeouts {
@@ -360,6 +363,7 @@ impl Timeouts {
             kubernetes_api_call: text(),
             etcd_api_call: text(),
             tls_bootstrap: text(),
+            discovery: text(),
         }
     }
 }
@@ -536,6 +540,8 @@ struct JoinConfiguration<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     control_plane: Option<JoinControlPlane>,
     skip_phases: &'static [&'static str],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeouts: Option<Timeouts>,
 }
 
 #[derive(Serialize)]
@@ -586,7 +592,6 @@ mod tests {
             endpoint: "lb.example".into(),
             alternative_names: vec!["*.api.example".into(), "198.51.100.7".into()],
             networks: Networks::parse("10.96.0.0/16", "10.244.0.0/16", None).unwrap(),
-            patience: Some(Duration::from_secs(1200)),
         }
     }
 
@@ -596,6 +601,7 @@ mod tests {
             ip: "10.42.1.100".parse().unwrap(),
             provider_id: "qemu:///hostname/control-plane-0".into(),
             external_cloud_provider: false,
+            patience: Some(Duration::from_secs(1200)),
         }
     }
 
@@ -702,13 +708,13 @@ mod tests {
     fn values_that_are_not_set_are_left_to_kubeadm() {
         let cluster = ClusterSettings {
             networks: Networks::default(),
-            patience: None,
             ..cluster("v1.34.4")
         };
         let documents = documents(&init(
             &cluster,
             &NodeSettings {
                 provider_id: String::new(),
+                patience: None,
                 ..node()
             },
         ));
@@ -836,7 +842,6 @@ mod tests {
         let good = cluster(version.trim());
         let plain = ClusterSettings {
             networks: Networks::default(),
-            patience: None,
             ..good.clone()
         };
         let networks = Networks::parse(
@@ -851,6 +856,7 @@ mod tests {
         };
         let external = NodeSettings {
             external_cloud_provider: true,
+            patience: None,
             ..node()
         };
         for text in [

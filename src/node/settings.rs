@@ -33,12 +33,13 @@ const OLD: [(&str, &str); 2] = [
 ];
 /// The settings that only `unlock` or only `bootstrapper` has, with `=` if they have a value. The
 /// other program ignores them. tests/tables.rs compares them with the tables of the programs.
-pub const OF_ONE_PROGRAM: [&str; 7] = [
+pub const OF_ONE_PROGRAM: [&str; 8] = [
     "peers=",
     "timeout=",
     "onfail=",
     "service-policy=",
     "components=",
+    "patience=",
     "allow-unverified-components",
     "cloud-controller-manager=",
 ];
@@ -113,8 +114,9 @@ fn option(options: &[&Opt], setting: &str) -> Result<Option<String>, String> {
     };
     let mut own = options.iter().filter(|it| it.is_setting);
     let known = own.clone().find(|it| it.is(&format!("--{name}")));
-    let mut others = OF_ONE_PROGRAM.into_iter();
-    let other = others.find(|it| it.trim_end_matches('=') == name);
+    let other = OF_ONE_PROGRAM
+        .into_iter()
+        .find(|it| it.trim_end_matches('=') == name);
     let has_value = match (known, other) {
         (Some(known), _) => !known.value.is_empty(),
         (None, Some(other)) => other.ends_with('='),
