@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster test-network kubeadm kubernetes-api h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs reproducible-kernel
+.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster test-network cloud-pages kubeadm kubernetes-api h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs reproducible-kernel
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -57,6 +57,10 @@ test-cluster: setup image ## make a real Kubernetes cluster whose nodes run in L
 test-network: setup ## boot two machines with flannel, and search the frames between them for what their pods send each other
 	@tools/setup.sh iptables nftables containernetworking-plugins
 	cargo test --locked --test network -- --ignored --nocapture
+
+cloud-pages: setup ## run the commands of docs/clouds with the clouds' own clients: AWS's against moto, Azure's and OpenStack's parsers
+	@tools/setup.sh qemu-utils jq
+	cargo test --locked --test cloud_pages -- --ignored --nocapture --test-threads=2
 
 kubeadm: setup ## check that kubeadm of the newest release, and of an older one, accepts our configurations
 	@tools/kubeadm.sh

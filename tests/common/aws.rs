@@ -33,25 +33,21 @@ pub struct Imds {
 
 impl Imds {
     /// Returns the service of an instance, as `aws.py` describes it, with its URL.
-    fn start(machine: &Value, credentials: &Value) -> (Arc<Imds>, String) {
+    /// `tags` and `network` are those of the tests' cluster if the description has none.
+    pub fn start(machine: &Value, credentials: &Value) -> (Arc<Imds>, String) {
         let imds = Arc::new(Imds::default());
         let role = machine["role"].as_str().unwrap();
+        let tags = json!({"constellation-role": role, "constellation-uid": "constell1", "constellation-init-secret-hash": HASH});
+        let tags = machine["tags"].as_object().or(tags.as_object()).unwrap();
+        for (name, value) in tags {
+            let value = value.as_str().unwrap();
+            imds.set(&format!("meta-data/tags/instance/{name}"), value);
+        }
+        let network = machine["network"].as_str().unwrap_or("10.7.0.0/16");
         for (path, content) in [
             ("dynamic/instance-identity/document", machine.to_string()),
             ("meta-data/iam/security-credentials/", role.to_owned()),
             ("meta-data/mac", "02:29:96:8f:6a:2d".into()),
-            (
-                "meta-data/tags/instance/constellation-role",
-                role.to_owned(),
-            ),
-            (
-                "meta-data/tags/instance/constellation-uid",
-                "constell1".into(),
-            ),
-            (
-                "meta-data/tags/instance/constellation-init-secret-hash",
-                HASH.into(),
-            ),
         ] {
             imds.set(path, &content);
         }
@@ -61,7 +57,7 @@ impl Imds {
         );
         imds.set(
             "meta-data/network/interfaces/macs/02:29:96:8f:6a:2d/vpc-ipv4-cidr-blocks",
-            "10.7.0.0/16\n",
+            &format!("{network}\n"),
         );
         let serving = imds.clone();
         let url = server::start(move |request| serving.answer(request));
