@@ -611,7 +611,7 @@ impl Issuer for OfHost {
     }
 
     fn issue(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, IssueError> {
-        Err(IssueError::Evidence("only the strong form".into()))
+        Err(IssueError::new("only the strong form"))
     }
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {

@@ -63,7 +63,7 @@ impl Issuer for Tpm {
         attest.extend(b"\0\0\0\x01\0\x0b\x03\xff\xff\xff");
         attest.extend(sized(&sha256(&[values.as_flattened()])));
         let signature = self.0.sign(&SystemRandom::new(), &attest);
-        let signature = signature.map_err(|e| IssueError::Evidence(e.to_string()))?;
+        let signature = signature.map_err(|e| IssueError::new(e.to_string()))?;
         let (r, s) = signature.as_ref().split_at(32);
         let signature = [&b"\0\x18\0\x0b"[..], &sized(r), &sized(s)].concat();
         let base64 = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);

@@ -60,7 +60,7 @@ pub fn issue(issuer: Option<&dyn Issuer>, nonce: &[u8]) -> Result<Arc<CertifiedK
                 .issue(&user_data(&public_key), nonce)
                 .map_err(Error::Issuer)?;
             if document.len() > MAX_DOCUMENT {
-                return Err(Error::Issuer(IssueError::Evidence(format!(
+                return Err(Error::Issuer(IssueError::new(format!(
                     "the document has {} bytes, more than the {MAX_DOCUMENT} that fit into a certificate",
                     document.len()
                 ))));

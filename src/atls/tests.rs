@@ -162,7 +162,7 @@ impl Issuer for Broken {
     }
 
     fn issue(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, IssueError> {
-        Err(IssueError::Evidence("the TPM does not answer".into()))
+        Err(IssueError::new("the TPM does not answer"))
     }
 }
 

@@ -37,7 +37,7 @@ const SHA256: u32 = 1;
 pub fn stored(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
     let stored = Tpm::open(location)?.nv(INDEX)?;
     stored.ok_or_else(|| {
-        IssueError::Evidence(format!(
+        IssueError::new(format!(
             "the TPM has no HCL report at the NV index {INDEX:#x}: is this a confidential machine of Azure?"
         ))
     })

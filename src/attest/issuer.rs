@@ -51,7 +51,7 @@ pub trait Issuer: Send + Sync {
     /// Makes the document for one connection of the strong form of attested TLS.
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
         if request.challenge.is_some() {
-            return Err(IssueError::Demand(
+            return Err(IssueError::new(
                 "the peer requires a certified attestation key, and this variant has none",
             ));
         }
@@ -72,60 +72,26 @@ pub trait Issuer: Send + Sync {
     }
 }
 
-/// Why a document could not be made. `Display` is a sentence for the console of the machine.
+/// Why a document could not be made: a sentence for the console of the machine.
 #[derive(Debug, Clone)]
-pub enum IssueError {
-    /// The TPM failed.
-    Tpm(tpm::Error),
-    /// The metadata service of the cloud gave no answer.
-    Metadata(machines::Error),
-    /// The confidential hardware gave no evidence.
-    Hardware(tee::Error),
-    /// The hypervisor, the host or the TPM's storage gave no usable evidence.
-    Evidence(String),
-    /// The peer demands what this machine cannot prove.
-    Demand(&'static str),
+pub struct IssueError(String);
+
+impl IssueError {
+    /// Makes an error of this sentence.
+    pub fn new(why: impl Into<String>) -> IssueError {
+        IssueError(why.into())
+    }
 }
 
 impl fmt::Display for IssueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            IssueError::Tpm(error) => error.fmt(f),
-            IssueError::Metadata(error) => error.fmt(f),
-            IssueError::Hardware(error) => error.fmt(f),
-            IssueError::Evidence(why) => f.write_str(why),
-            IssueError::Demand(why) => f.write_str(why),
-        }
+        f.write_str(&self.0)
     }
 }
 
-impl From<tpm::Error> for IssueError {
-    fn from(error: tpm::Error) -> IssueError {
-        IssueError::Tpm(error)
-    }
-}
-
-impl From<machines::Error> for IssueError {
-    fn from(error: machines::Error) -> IssueError {
-        IssueError::Metadata(error)
-    }
-}
-
-impl From<tee::Error> for IssueError {
-    fn from(error: tee::Error) -> IssueError {
-        IssueError::Hardware(error)
-    }
-}
-
-impl From<serde_json::Error> for IssueError {
-    fn from(error: serde_json::Error) -> IssueError {
-        IssueError::Evidence(error.to_string())
-    }
-}
-
-impl From<String> for IssueError {
-    /// The sources of evidence say in words why there is none.
-    fn from(why: String) -> IssueError {
-        IssueError::Evidence(why)
+/// Takes the errors of TPM, hardware, metadata services and parsers.
+impl<E: std::error::Error> From<E> for IssueError {
+    fn from(error: E) -> IssueError {
+        IssueError(error.to_string())
     }
 }

@@ -37,7 +37,8 @@ pub fn attestation_request(nonce: &[u8], public_key: &[u8]) -> Result<Vec<u8>, I
         .find(|len| *len > MAX_GIVEN)
     {
         let most = "a document can have at most";
-        return Err(format!("{most} {MAX_GIVEN} bytes of nonce or key, got {len}").into());
+        let why = format!("{most} {MAX_GIVEN} bytes of nonce or key, got {len}");
+        return Err(IssueError::new(why));
     }
     let mut bytes = vec![0; nonce.len() + public_key.len() + AROUND];
     let room = bytes.len();
@@ -49,7 +50,7 @@ pub fn attestation_request(nonce: &[u8], public_key: &[u8]) -> Result<Vec<u8>, I
         writer.str("public_key")?.bytes(public_key)?;
         Ok::<_, minicbor::encode::Error<_>>(writer.writer().len())
     })();
-    let left = written.map_err(|_| "the request is too long".to_owned())?;
+    let left = written.map_err(|_| IssueError::new("the request is too long"))?;
     bytes.truncate(room - left);
     Ok(bytes)
 }
@@ -61,7 +62,11 @@ impl Answer {
             Ok(read) => read,
             Err(error) => Err(format!("it is not CBOR of the expected form: {error}")),
         };
-        Ok(read.map_err(|why| format!("the answer of AWS's hypervisor cannot be read: {why}"))?)
+        read.map_err(|why| {
+            IssueError::new(format!(
+                "the answer of AWS's hypervisor cannot be read: {why}"
+            ))
+        })
     }
 }
 

@@ -267,7 +267,7 @@ mod tests {
         host.answer.send(Ok(("half".into(), false))).unwrap();
         host.prepare().unwrap();
         for answer in [
-            Err(IssueError::Evidence("nobody answers".into())),
+            Err(IssueError::new("nobody answers")),
             Ok(("-".into(), false)),
         ] {
             let before = host.asked();
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn those_who_wait_for_the_first_answer_share_it() {
         let host = Host::new();
-        let failed = || Err(IssueError::Evidence("nobody answers".into()));
+        let failed = || Err(IssueError::new("nobody answers"));
         let prepared: Vec<_> = thread::scope(|scope| {
             let all: Vec<_> = (0..8).map(|_| scope.spawn(|| host.prepare())).collect();
             host.wait_until(|host| host.asked() > 0);

@@ -93,7 +93,7 @@ impl InstanceInfo {
         let leaf = table.get(kind).map(pem);
         if leaf.is_none() && signer == Signer::Vlek {
             let why = "the host did not give the certificate of the VLEK that signed the report, and no server publishes it";
-            return Err(IssueError::Evidence(why.into()));
+            return Err(IssueError::new(why));
         }
         Ok(InstanceInfo {
             report_signer: leaf.map(Base64),

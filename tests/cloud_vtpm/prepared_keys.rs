@@ -54,7 +54,7 @@ impl Machine for Azure {
         _extra_data: &[u8; 32],
     ) -> Result<Option<Vec<u8>>, IssueError> {
         tpm.nv(hcl::INDEX)
-            .map_err(|error| IssueError::Evidence(error.to_string()))
+            .map_err(|error| IssueError::new(error.to_string()))
     }
 }
 

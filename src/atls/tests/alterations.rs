@@ -186,7 +186,7 @@ impl Issuer for Certified {
             {
                 &SECRET[..]
             }
-            Some(_) => return Err(IssueError::Evidence("the TPM cannot decrypt it".into())),
+            Some(_) => return Err(IssueError::new("the TPM cannot decrypt it")),
             None => &[],
         };
         self.issue(&request.user_data(secret), request.nonce)

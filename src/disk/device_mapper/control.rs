@@ -201,11 +201,9 @@ impl Device<'_> {
         let _ = fs::remove_file(&node);
         let target = format!("../dm-{}", self.number.1);
         match std::os::unix::fs::symlink(target, &node) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Error::Disk {
-                device: node,
-                doing: "make the link of the device",
-                error,
-            }),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(Error::of_disk(&node, "make the link of the device", error))
+            }
             _ => Ok(()),
         }
     }
@@ -225,12 +223,10 @@ fn node(name: &str) -> PathBuf {
     Path::new("/dev/mapper").join(name)
 }
 
-pub(super) fn kernel(name: &str, doing: &'static str, error: io::Error) -> Error {
-    Error::Kernel {
-        name: name.into(),
-        doing,
-        error,
-    }
+pub(super) fn kernel(name: &str, doing: &str, error: io::Error) -> Error {
+    Error::Failed(format!(
+        "/dev/mapper/{name}: the kernel cannot {doing}: {error}; the kernel log (dmesg) gives the reason"
+    ))
 }
 
 /// If the module of the table's target is missing, adds this to the kernel's error.

@@ -30,10 +30,8 @@ pub(super) struct Cipher {
 impl Cipher {
     /// Checks every value of `mapping` that is part of a table.
     pub fn of(mapping: &Mapping) -> Result<Cipher, Error> {
-        let invalid = |reason: String| Error::InvalidMapping {
-            name: mapping.name.into(),
-            reason,
-        };
+        let invalid =
+            |reason: String| Error::Failed(format!("cannot map {:?}: {reason}", mapping.name));
         let name_character = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if mapping.name.is_empty()
             || mapping.name.len() > NAME_MAX
@@ -94,11 +92,7 @@ pub(super) fn map_disk<'c>(
     mapping: &Mapping,
     cipher: &Cipher,
 ) -> Result<Device<'c>, Error> {
-    let failed = |doing, error| Error::Disk {
-        device: mapping.device.into(),
-        doing,
-        error,
-    };
+    let failed = |doing, error| Error::of_disk(mapping.device, doing, error);
     let number =
         block::number(mapping.device).map_err(|error| failed("find the block device", error))?;
     let file =
@@ -326,7 +320,7 @@ mod tests {
         ];
         for mapping in bad {
             assert!(
-                matches!(Cipher::of(&mapping), Err(Error::InvalidMapping { .. })),
+                matches!(Cipher::of(&mapping), Err(Error::Failed(_))),
                 "{mapping:?}"
             );
         }

@@ -2,20 +2,13 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 
 /// Why a disk could not be mapped or unmapped.
 #[derive(Debug)]
 pub enum Error {
     /// `/dev/mapper/control` cannot be opened.
     Control(io::Error),
-    /// A value of the [`Mapping`] is invalid.
-    InvalidMapping {
-        /// The name of the mapping.
-        name: String,
-        /// The value and what is expected.
-        reason: String,
-    },
     /// The name is in use.
     AlreadyActive {
         /// The name of the mapping.
@@ -38,31 +31,9 @@ pub enum Error {
         /// The name of the mapping.
         name: String,
     },
-    /// Access to the disk below failed.
-    Disk {
-        /// The disk.
-        device: PathBuf,
-        /// The operation that failed.
-        doing: &'static str,
-        /// The error of the system call.
-        error: io::Error,
-    },
-    /// The disk has no usable dm-integrity superblock at its data offset.
-    Superblock {
-        /// The disk.
-        device: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The kernel refused an operation.
-    Kernel {
-        /// The name of the mapping.
-        name: String,
-        /// The operation.
-        doing: &'static str,
-        /// The error of the kernel; the kernel log has details.
-        error: io::Error,
-    },
+    /// The disk below, a value of the [`Mapping`](super::Mapping) or the kernel does not allow it: a
+    /// sentence for the console.
+    Failed(String),
 }
 
 impl fmt::Display for Error {
@@ -74,7 +45,6 @@ impl fmt::Display for Error {
                     "cannot open /dev/mapper/control: {error}; check that the kernel module dm_mod is loaded and that this program runs as root"
                 )
             }
-            Error::InvalidMapping { name, reason } => write!(f, "cannot map {name:?}: {reason}"),
             Error::AlreadyActive { name } => {
                 write!(
                     f,
@@ -94,26 +64,16 @@ impl fmt::Display for Error {
                     "/dev/mapper/{name} is still in use: unmount it, and stop the programs that have it open"
                 )
             }
-            Error::Disk {
-                device,
-                doing,
-                error,
-            } => write!(f, "{}: cannot {doing}: {error}", device.display()),
-            Error::Superblock { device, reason } => {
-                write!(
-                    f,
-                    "{}: no usable dm-integrity superblock at the data offset: {reason}",
-                    device.display()
-                )
-            }
-            Error::Kernel { name, doing, error } => {
-                write!(
-                    f,
-                    "/dev/mapper/{name}: the kernel cannot {doing}: {error}; the kernel log (dmesg) gives the reason"
-                )
-            }
+            Error::Failed(text) => f.write_str(text),
         }
     }
 }
 
 impl std::error::Error for Error {}
+
+impl Error {
+    /// Makes the error of a disk or its node.
+    pub(super) fn of_disk(device: &Path, doing: &str, error: io::Error) -> Error {
+        Error::Failed(format!("{}: cannot {doing}: {error}", device.display()))
+    }
+}

@@ -3,7 +3,6 @@
 //! little-endian).
 
 use std::fs::OpenOptions;
-use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use super::control::{Audience, Control, Device, kernel, refused, table_name};
@@ -44,7 +43,7 @@ pub(super) fn map<'c>(
     let name = lower_name(mapping.name);
     let uuid = mapping.plain_uuid().expect("checked by Cipher::of");
     let number = block::number(mapping.device)
-        .map_err(|error| disk(mapping, "find the block device", error))?;
+        .map_err(|error| Error::of_disk(mapping.device, "find the block device", error))?;
     // creates the device before anything is erased: the superblock of an active mapping must not
     // change
     let device = control.create(&name, &format!("CRYPT-INTEGRITY-{uuid}-{name}"))?;
@@ -89,7 +88,13 @@ fn erase_superblock(mapping: &Mapping) -> Result<(), Error> {
         file.write_all_at(PageBuffer::new(SUPERBLOCK_LEN).bytes(), mapping.data_offset)?;
         file.sync_all()
     };
-    erase().map_err(|error| disk(mapping, "erase the earlier dm-integrity superblock", error))
+    erase().map_err(|error| {
+        Error::of_disk(
+            mapping.device,
+            "erase the earlier dm-integrity superblock",
+            error,
+        )
+    })
 }
 
 fn read_superblock(mapping: &Mapping) -> Result<Superblock, Error> {
@@ -103,23 +108,16 @@ fn read_superblock(mapping: &Mapping) -> Result<Superblock, Error> {
         file.read_exact_at(buffer.bytes_mut(), mapping.data_offset)?;
         block::size(&file)
     };
-    let disk_len = read(&mut buffer)
-        .map_err(|error| disk(mapping, "read the dm-integrity superblock", error))?;
+    let disk_len = read(&mut buffer).map_err(|error| {
+        Error::of_disk(mapping.device, "read the dm-integrity superblock", error)
+    })?;
     let available = disk_len.saturating_sub(mapping.data_offset) / SECTOR;
     Superblock::parse(buffer.bytes(), mapping.sector_size, available).map_err(|Unfit(reason)| {
-        Error::Superblock {
-            device: mapping.device.into(),
-            reason,
-        }
+        Error::Failed(format!(
+            "{}: no usable dm-integrity superblock at the data offset: {reason}",
+            mapping.device.display()
+        ))
     })
-}
-
-fn disk(mapping: &Mapping, doing: &'static str, error: io::Error) -> Error {
-    Error::Disk {
-        device: mapping.device.into(),
-        doing,
-        error,
-    }
 }
 
 /// The fields of the superblock that this program uses. The superblock is not authenticated (only

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::io;
 
-use super::layout::MIN_DEVICE_SIZE;
-
 /// Why a header cannot be used or a disk cannot be changed. The caller adds the name of the device.
 #[derive(Debug)]
 pub enum Error {
@@ -22,29 +20,10 @@ pub enum Error {
         /// How many keyslots were tried.
         keyslots: usize,
     },
-    /// The given volume key does not match the digest in the header.
-    WrongVolumeKey,
-    /// A key or passphrase has the wrong length.
-    KeyLength {
-        /// Which key.
-        what: &'static str,
-        /// Its length in bytes.
-        got: usize,
-        /// The expected length.
-        expected: &'static str,
-    },
-    /// The system does not have the memory that argon2id of a keyslot needs.
-    OutOfMemory {
-        /// The memory in KiB, from the header.
-        kib: u32,
-    },
+    /// A key, the device or the memory does not allow it: a sentence.
+    Refused(String),
     /// Formatting would overwrite the content of another owner, or a disk in use.
     WouldOverwrite(String),
-    /// The device is too small to hold a header and data.
-    TooSmall {
-        /// Size of the device in bytes.
-        size: u64,
-    },
     /// The new metadata or the new keyslot area does not fit into the header.
     NoRoom(&'static str),
     /// An earlier write of this header failed: the content of the disk is unknown until it is
@@ -89,32 +68,12 @@ impl fmt::Display for Error {
                     "the key opens none of the {keyslots} keyslots of the LUKS2 header"
                 )
             }
-            Error::WrongVolumeKey => {
-                write!(f, "the volume key does not match this LUKS2 header")
-            }
-            Error::KeyLength {
-                what,
-                got,
-                expected,
-            } => write!(f, "the {what} has {got} bytes, expected {expected}"),
-            Error::OutOfMemory { kib } => {
-                write!(
-                    f,
-                    "the key derivation of the keyslot needs {kib} KiB of memory, which is not available"
-                )
-            }
+            Error::Refused(why) => f.write_str(why),
             Error::WouldOverwrite(what) => write!(
                 f,
                 "refusing to format: the disk holds {what}; to discard it, fill the first 17 MiB and the last MiB of the disk \
                  with zeros"
             ),
-            Error::TooSmall { size } => {
-                write!(
-                    f,
-                    "the device has {size} bytes, a state disk needs at least {}",
-                    MIN_DEVICE_SIZE
-                )
-            }
             Error::NoRoom(what) => write!(f, "the LUKS2 header has no room for {what}"),
             Error::ProbeAgain => {
                 write!(
@@ -126,14 +85,7 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Io { source, .. } => Some(source),
-            _ => None,
-        }
-    }
-}
+impl std::error::Error for Error {}
 
 /// Converts an I/O error; `doing` names the operation.
 pub(super) fn io_error(doing: &'static str) -> impl FnOnce(io::Error) -> Error {

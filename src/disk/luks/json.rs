@@ -346,39 +346,11 @@ pub(super) fn to_text(value: &Value) -> String {
     text
 }
 
-/// The order of members in every kind of object. Members that are not listed follow in alphabetical
-/// order.
-const MEMBER_ORDER: [&str; 29] = [
-    "type",
-    "keyslots",
-    "diskIsInitialized",
-    "tokens",
-    "segments",
-    "digests",
-    "config",
-    "offset",
-    "size",
-    "flags",
-    "iv_tweak",
-    "encryption",
-    "sector_size",
-    "integrity",
-    "key_size",
-    "af",
-    "area",
-    "kdf",
-    "journal_encryption",
-    "journal_integrity",
-    "stripes",
-    "time",
-    "memory",
-    "cpus",
-    "hash",
-    "iterations",
-    "salt",
-    "digest",
-    "json_size",
-];
+/// The order of members in every kind of object, separated by spaces. Members that are not listed
+/// follow in alphabetical order.
+const MEMBER_ORDER: &str = "type keyslots diskIsInitialized tokens segments digests config offset size flags iv_tweak \
+    encryption sector_size integrity key_size af area kdf journal_encryption journal_integrity \
+    stripes time memory cpus hash iterations salt digest json_size";
 
 fn put(value: &Value, text: &mut String) {
     match value {
@@ -403,11 +375,7 @@ fn in_order(members: &Map<String, Value>) -> Vec<(&str, &Value)> {
         .iter()
         .map(|(name, member)| (name.as_str(), member))
         .collect();
-    members.sort_by_key(|(name, _)| {
-        MEMBER_ORDER
-            .iter()
-            .position(|known| known == name)
-            .unwrap_or(MEMBER_ORDER.len())
-    });
+    let place = |name: &str| MEMBER_ORDER.split(' ').position(|known| known == name);
+    members.sort_by_key(|(name, _)| place(name).unwrap_or(usize::MAX));
     members
 }

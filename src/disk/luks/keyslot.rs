@@ -31,7 +31,7 @@ impl Header {
     ///
     /// Checks the header first ([`Header::check_ours`], integrity optional). The key is verified
     /// with the digest in this header, so a modified keyslot area can only cause an error. Errors:
-    /// [`Error::WrongPassphrase`], [`Error::NotOurs`], [`Error::OutOfMemory`], [`Error::Io`].
+    /// [`Error::WrongPassphrase`], [`Error::NotOurs`], [`Error::Refused`], [`Error::Io`].
     pub fn unlock(
         &self,
         dev: &mut (impl Read + Seek),
@@ -120,7 +120,12 @@ fn derive(kdf: &Kdf, passphrase: &Secret) -> Result<AreaKey, Error> {
     // a failed allocation must not abort the program
     memory
         .try_reserve_exact(params.block_count())
-        .map_err(|_| Error::OutOfMemory { kib: kdf.memory })?;
+        .map_err(|_| {
+            Error::Refused(format!(
+                "the key derivation of the keyslot needs {} KiB of memory, which is not available",
+                kdf.memory
+            ))
+        })?;
     memory.resize(params.block_count(), Block::new());
     let mut key = AreaKey::new([0; AREA_KEY_LEN]);
     Argon2::new(Algorithm::Argon2id, Version::V0x13, params)

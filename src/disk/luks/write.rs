@@ -57,25 +57,25 @@ const WIPE_CHUNK: usize = 64 << 10;
 /// Overwrites only a blank disk, a disk whose format was interrupted (by us: [`Probe::Unfinished`];
 /// by Constellation: [`Header::is_keyless`]), and an uninitialized state disk. To format an
 /// initialized disk, call [`Header::mark_for_reset`] first. Every other disk is refused with
-/// [`Error::WouldOverwrite`]. Other errors: [`Error::TooSmall`], [`Error::KeyLength`],
-/// [`Error::Io`].
+/// [`Error::WouldOverwrite`]. Other errors: [`Error::Refused`], [`Error::Io`].
 pub fn format(
     dev: &mut impl Device,
     volume_key: &Secret,
     passphrase: &Secret,
 ) -> Result<Header, Error> {
     if volume_key.len() != VOLUME_KEY_LEN {
-        return Err(Error::KeyLength {
-            what: "volume key",
-            got: volume_key.len(),
-            expected: "96",
-        });
+        return Err(Error::Refused(format!(
+            "the volume key has {} bytes, expected {VOLUME_KEY_LEN}",
+            volume_key.len()
+        )));
     }
     let size = dev
         .seek(SeekFrom::End(0))
         .map_err(io_error("read the size of the disk"))?;
     if size < MIN_DEVICE_SIZE {
-        return Err(Error::TooSmall { size });
+        return Err(Error::Refused(format!(
+            "the device has {size} bytes, a state disk needs at least {MIN_DEVICE_SIZE}"
+        )));
     }
     let old = overwritable(dev)?;
 
@@ -148,7 +148,7 @@ impl Header {
     ///
     /// The new key material is written to a free area, and the old area is wiped last. If only the
     /// wipe fails, the disk is committed, and the failure is logged. Errors:
-    /// [`Error::WrongVolumeKey`], [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`],
+    /// [`Error::Refused`], [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`],
     /// [`Error::Io`].
     pub fn replace_passphrase_and_mark(
         &mut self,
@@ -159,7 +159,8 @@ impl Header {
     ) -> Result<(), Error> {
         let now = self.checked(Integrity::Optional)?;
         if volume_key.len() != now.key_size || !keyslot::matches(&now.digest, volume_key) {
-            return Err(Error::WrongVolumeKey);
+            let why = "the volume key does not match this LUKS2 header";
+            return Err(Error::Refused(why.into()));
         }
         let offset = now
             .free_area(now.key_size)

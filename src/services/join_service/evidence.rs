@@ -105,7 +105,7 @@ impl RemoteIssuer {
 
     fn try_to_ask(&self, request: &EvidenceRequest) -> Result<EvidenceResponse, IssueError> {
         let failed = |error: &dyn Display| {
-            IssueError::Evidence(format!(
+            IssueError::new(format!(
                 "evidence of the host at {}: {error}",
                 self.socket.display()
             ))
@@ -143,7 +143,7 @@ impl Issuer for RemoteIssuer {
 
     /// Fails: the host makes no documents of the old form.
     fn issue(&self, _user_data: &[u8], _nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        Err(IssueError::Demand(
+        Err(IssueError::new(
             "the host gives evidence only for the strong form of attested TLS",
         ))
     }
@@ -164,7 +164,7 @@ impl Issuer for RemoteIssuer {
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
         if request.role != Role::Server {
-            return Err(IssueError::Demand("the host proves only servers"));
+            return Err(IssueError::new("the host proves only servers"));
         }
         let (_, document) = self.ask(&EvidenceRequest {
             session: request.session.to_vec(),

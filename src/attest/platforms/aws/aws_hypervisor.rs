@@ -49,7 +49,9 @@ impl Documents for NitroTpm {
         })?;
         match nsm::Answer::parse(&answer)? {
             nsm::Answer::Document(document) => Ok(Some(document)),
-            nsm::Answer::Error(name) => Err(format!("AWS's hypervisor refused: {name}").into()),
+            nsm::Answer::Error(name) => {
+                Err(IssueError::new(format!("AWS's hypervisor refused: {name}")))
+            }
         }
     }
 }
@@ -58,7 +60,7 @@ impl Documents for NitroTpm {
 /// DER.
 pub fn spki(tpm: &mut Tpm) -> Result<Vec<u8>, IssueError> {
     let key = tpm.attestation_key(KeySource::Own)?;
-    let key = Key::parse(&key).map_err(|error| IssueError::Evidence(error.into()))?;
+    let key = Key::parse(&key).map_err(IssueError::new)?;
     Ok(key.spki())
 }
 

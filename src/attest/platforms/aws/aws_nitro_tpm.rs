@@ -69,7 +69,7 @@ impl AwsMachine {
                 self.metadata.url(IDENTITY),
                 printable(&error.to_string(), SHOWN_ERROR),
             );
-            IssueError::Evidence(format!("metadata: GET {url}: expected an object: {error}"))
+            IssueError::new(format!("metadata: GET {url}: expected an object: {error}"))
         })
     }
 }

@@ -69,7 +69,7 @@ impl AzureSnpMachine {
                 printable(&error.to_string(), SHOWN_ERROR),
             );
             let expected = "expected the certificate of the chip";
-            IssueError::Evidence(format!("metadata: GET {url}: {expected}: {error}"))
+            IssueError::new(format!("metadata: GET {url}: {expected}: {error}"))
         })
     }
 }
@@ -80,10 +80,10 @@ impl Source for AzureSnpMachine {
 
     fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
         let stored = hcl::stored(location)?;
-        let report = HclReport::parse(&stored).map_err(|why| IssueError::Evidence(why.into()))?;
+        let report = HclReport::parse(&stored).map_err(IssueError::new)?;
         let HardwareReport::Snp(report_of_chip) = report.hardware else {
             let why = "the HCL report is not of SEV-SNP: is this another variant of Azure?";
-            return Err(IssueError::Evidence(why.into()));
+            return Err(IssueError::new(why));
         };
         // a missing certificate is no error: a verifier can get it from AMD
         let certification = self.certification();

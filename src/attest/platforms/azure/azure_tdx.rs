@@ -78,10 +78,10 @@ impl Source for AzureTdxMachine {
 
     fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
         let stored = hcl::stored(location)?;
-        let report = HclReport::parse(&stored).map_err(|why| IssueError::Evidence(why.into()))?;
+        let report = HclReport::parse(&stored).map_err(IssueError::new)?;
         let HardwareReport::Tdx(report_of_td) = report.hardware else {
             let why = "the HCL report is not of TDX: is this another variant of Azure?";
-            return Err(IssueError::Evidence(why.into()));
+            return Err(IssueError::new(why));
         };
         let request = format!(r#"{{"report":"{}"}}"#, URL_SAFE_NO_PAD.encode(report_of_td));
         let answer = self
@@ -95,7 +95,7 @@ impl Source for AzureTdxMachine {
         };
         let quote = read().ok_or_else(|| {
             let url = self.host.url(QUOTE_PATH);
-            IssueError::Evidence(format!("POST {url}: expected a quote in base64url"))
+            IssueError::new(format!("POST {url}: expected a quote in base64url"))
         })?;
         let info = InstanceInfo {
             attestation_report: Base64(quote),

@@ -92,7 +92,7 @@ fn certificate(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
     let padded = padded.unwrap_or_default();
     let certificate = der::Reader::new(&padded).expect_whole(der::SEQUENCE);
     certificate.map(<[u8]>::to_vec).map_err(|_| {
-        IssueError::Evidence(format!(
+        IssueError::new(format!(
             "the TPM has no certificate at the NV index {CERTIFICATE_INDEX:#x}: is this a machine of Azure with trusted launch?"
         ))
     })

@@ -73,7 +73,7 @@ impl GoogleMachine {
         let text = text.trim_end();
         match text.is_empty() || printable(text, MAX_NAME) != text {
             false => Ok(text.to_owned()),
-            true => Err(IssueError::Evidence(format!(
+            true => Err(IssueError::new(format!(
                 "metadata: GET {}: expected a name, got {}",
                 self.metadata.url(&path),
                 quoted(text, 80)
