@@ -26,12 +26,13 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use rpc::grpc::{Call, CallOptions, Channel, Limits, Router, Sender, Server};
+use rpc::grpc::{Call, CallOptions, Channel, Limits, Router, Server};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{
     ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
 };
+use streaming::{Sender, StreamingCalls, StreamingMethods};
 use transport::{Accept, Transport};
 
 /// The message of all calls. In `unary` it has 18 bytes on the wire.

@@ -22,9 +22,8 @@ use std::time::{Duration, Instant};
 
 use interop::testing::{self, Seen, wait_for};
 use interop::tls;
-use rpc::grpc::{
-    Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server, Status,
-};
+use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Metadata, Router, Server, Status};
+use streaming::{Receiver, Sender, StreamingCalls, StreamingMethods};
 use support::foreign::python;
 use transport::Accept;
 

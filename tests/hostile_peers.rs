@@ -11,11 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use booted_sys::process::raise_descriptor_limit;
-use rpc::grpc::{
-    Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status,
-};
+use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
 use rpc::h2::{self, Connection, Indexing};
 use socket2::{Domain, Socket, Type};
+use streaming::{Receiver, Sender, StreamingCalls, StreamingMethods};
 use transport::{Accept, Transport};
 use unlock::recovery;
 

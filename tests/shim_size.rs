@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Maximum number of lines of code in `src/rpc/h2` and `src/rpc/grpc`, without tests, comments and
-/// blank lines.
-const MOST: usize = 5320;
+/// Maximum number of lines of code in `src/rpc/h2`, `src/rpc/grpc` and `src/streaming`, without
+/// tests, comments and blank lines.
+const MOST: usize = 5260;
 /// Files that are compiled only for tests.
 const TESTS: [&str; 3] = ["tests", "tests.rs", "testing.rs"];
 
@@ -48,9 +48,9 @@ fn a_test_module_hides_no_code_behind_it() {
 
 #[test]
 fn http2_and_grpc_stay_small() {
-    let source = Path::new(support::ROOT).join("src/rpc");
+    let source = Path::new(support::ROOT).join("src");
     let (mut code, mut all) = (0, 0);
-    for file in ["h2", "grpc"]
+    for file in ["rpc/h2", "rpc/grpc", "streaming"]
         .iter()
         .flat_map(|folder| files(&source.join(folder)))
     {

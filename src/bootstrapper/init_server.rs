@@ -36,7 +36,8 @@ use booted_proto::init::{
     ProgressResponse,
 };
 use node::record;
-use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
+use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
+use streaming::{Sender, StreamingMethods};
 
 /// How often the server checks whether the operator is gone or a stop was requested.
 const TICK: Duration = Duration::from_millis(200);

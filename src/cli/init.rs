@@ -34,6 +34,7 @@ use base::crypto::{
 use base::options::Opt;
 use base::program;
 use base::text::hex;
+use proto::components::Component;
 use booted_proto::init;
 use booted_proto::init::init_response::Kind;
 use booted_proto::init::{InitRequest, InitResponse, ProgressResponse};
@@ -41,10 +42,10 @@ use kms::{ClusterKms, NO_STORE};
 use kubernetes::kubeconfig;
 use kubernetes::parameters::{self, Networks, Version};
 use kubernetes::services::{self, Phase};
-use proto::components::Component;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
 use std::str::FromStr;
+use streaming::StreamingCalls;
 use verifier::{KeyName, Variant};
 
 /// The gRPC method.
@@ -922,7 +923,8 @@ mod tests {
     use super::*;
     use crate::error::UNREACHABLE;
     use booted_proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
-    use rpc::grpc::{Call, Limits, Router, Sender, Server};
+    use rpc::grpc::{Call, Limits, Router, Server};
+    use streaming::{Sender, StreamingMethods};
     use transport::Accept;
     use verifier::variant;
 

@@ -281,13 +281,8 @@ impl Connection<'_> {
             timeout: Some(CALL_TIMEOUT),
             ..CallOptions::default()
         };
-        // a stream of one message, because only a stream gives access to the trailers
-        let answer = self.channel.server_streaming(method, request, &options);
-        let mut answer =
-            answer.map_err(|status| Failure::from_status(&status, &Trailers::new()))?;
-        answer
-            .one()
-            .map_err(|status| Failure::from_status(&status, &answer.trailers()))
+        let answer = self.channel.unary_with_trailers(method, request, &options);
+        answer.map_err(|(status, trailers)| Failure::from_status(&status, &trailers))
     }
 }
 

@@ -7,9 +7,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use prost::Message;
-use rpc::grpc::{
-    Call, CallOptions, Channel, Code, Metadata, Receiver, Responses, Router, Sender, Status,
-};
+use rpc::grpc::{Call, CallOptions, Channel, Code, Metadata, Router, Status};
+use streaming::{Receiver, Requests, Responses, Sender, StreamingCalls, StreamingMethods};
 
 use super::super::{soon, within};
 
@@ -340,7 +339,7 @@ fn full_duplex(
     channel: &Channel,
     options: &CallOptions,
 ) -> (
-    rpc::grpc::Requests<StreamingOutputCallRequest>,
+    Requests<StreamingOutputCallRequest>,
     Responses<StreamingOutputCallResponse>,
 ) {
     channel

@@ -10,8 +10,9 @@ use booted_proto::init::init_response::Kind;
 use booted_proto::init::{InitFailureResponse, InitRequest, InitResponse, ProgressResponse};
 use proto::node::{TimelineRequest, TimelineResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
-use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
+use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use serde_json::Value;
+use streaming::{Sender, StreamingMethods};
 
 use crate::forger::Forger;
 use crate::setting::{MASTER_KEY, Setting, set_private};

@@ -10,6 +10,7 @@ use booted_proto::init::init_response::Kind;
 use booted_proto::init::{INIT, InitRequest, InitResponse};
 use kms::{ClusterKms, NO_STORE};
 use rpc::grpc::{CallOptions, Channel};
+use streaming::StreamingCalls;
 
 use crate::json::assert_documented;
 use crate::program::{PATIENCE, Program};

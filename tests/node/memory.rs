@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
-use kms::{ClusterKms, NO_STORE};
 use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
 };
+use kms::{ClusterKms, NO_STORE};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
-use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
+use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
+use streaming::{Sender, StreamingMethods};
 use verifier::{Measurement, Policy, Validator, qemu_vtpm};
 
 use crate::program::{PATIENCE, Program};

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use booted_proto::init::{InitRequest, InitResponse};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
-use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
+use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
+use streaming::{Sender, StreamingMethods};
 use tpm::Tpm;
 use verifier::qemu_vtpm;
 

@@ -1,6 +1,5 @@
-//! What a handler uses: its call, the requests and the responses.
+//! What a handler uses: its call.
 
-use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,7 +11,6 @@ use super::message;
 use super::metadata::Metadata;
 use super::session::{Request, ServerSide, Session};
 use super::status::{Code, Status};
-use base::crypto::buffer::Bytes;
 use base::network::Network;
 use base::sync::lock;
 
@@ -118,7 +116,7 @@ impl Call {
     }
 
     /// Waits for the next request message; `None` at the end of the client's side.
-    pub(super) fn receive<Q: Message + Default>(&self) -> Result<Option<Q>, Status> {
+    pub fn receive<Q: Message + Default>(&self) -> Result<Option<Q>, Status> {
         let received = self
             .link
             .receive(self.link.lock(), self.stream, self.deadline)
@@ -129,7 +127,7 @@ impl Call {
     }
 
     /// Waits for the only request message of a method that takes one.
-    pub(super) fn receive_one<Q: Message + Default>(&self) -> Result<Q, Status> {
+    pub fn receive_one<Q: Message + Default>(&self) -> Result<Q, Status> {
         let missing = || Status::new(Code::Internal, "the request has no message");
         let request = self.receive()?.ok_or_else(missing)?;
         match self.receive::<Q>()? {
@@ -141,8 +139,9 @@ impl Call {
         }
     }
 
-    /// Sends an encoded response.
-    fn send(&self, response: &[u8]) -> Result<(), Status> {
+    /// Sends an encoded response; blocks while the caller reads more slowly than we send. Errors if
+    /// the caller is gone or the deadline has passed; the handler should then return.
+    pub fn send(&self, response: &[u8]) -> Result<(), Status> {
         let mut core = self.link.lock();
         core.session
             .send_response_headers(self.stream, &lock(&self.custom).0);
@@ -151,62 +150,5 @@ impl Call {
             .send(core, self.stream, response, false, self.deadline);
         drop(self.link.flush(core));
         result
-    }
-}
-
-/// Sends the responses of a streaming handler.
-pub struct Sender<'a, R> {
-    call: &'a Call,
-    /// Buffer for the encoded response.
-    encoded: Bytes,
-    message: PhantomData<fn(&R)>,
-}
-
-impl<R: Message> Sender<'_, R> {
-    pub(super) fn new(call: &Call) -> Sender<'_, R> {
-        Sender {
-            call,
-            encoded: Bytes::default(),
-            message: PhantomData,
-        }
-    }
-
-    /// Sends one response; blocks while the caller reads more slowly than we send. Errors if the
-    /// caller is gone or the deadline has passed; the handler should then return.
-    pub fn send(&mut self, response: &R) -> Result<(), Status> {
-        message::encode_into(response, &mut self.encoded)?;
-        let sent = self.call.send(&self.encoded);
-        self.encoded.clear();
-        sent
-    }
-}
-
-/// The requests of a streaming call as they arrive. The iterator ends after the first error.
-pub struct Receiver<'a, Q> {
-    call: &'a Call,
-    ended: bool,
-    message: PhantomData<fn() -> Q>,
-}
-
-impl<Q> Receiver<'_, Q> {
-    pub(super) fn new(call: &Call) -> Receiver<'_, Q> {
-        Receiver {
-            call,
-            ended: false,
-            message: PhantomData,
-        }
-    }
-}
-
-impl<Q: Message + Default> Iterator for Receiver<'_, Q> {
-    type Item = Result<Q, Status>;
-
-    fn next(&mut self) -> Option<Result<Q, Status>> {
-        if self.ended {
-            return None;
-        }
-        let received = self.call.receive();
-        self.ended = !matches!(received, Ok(Some(_)));
-        received.transpose()
     }
 }

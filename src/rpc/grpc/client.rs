@@ -1,6 +1,5 @@
 //! The client: one connection with any number of concurrent calls.
 
-use std::marker::PhantomData;
 use std::net::Shutdown;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -119,45 +118,34 @@ impl Channel {
         request: &Q,
         options: &CallOptions,
     ) -> Result<R, Status> {
-        let request = message::encode(request)?;
-        let (call, core) = self.start(path, options)?;
-        let (core, sent) =
-            call.connection
-                .link
-                .send(core, call.stream, &request, true, call.deadline);
-        sent?;
-        message::decode(&call.receive_one(core)?, "response")
+        let answer = self.unary_with_trailers(path, request, options);
+        answer.map_err(|(status, _)| status)
     }
 
-    /// Makes a call with one request and any number of responses.
-    pub fn server_streaming<Q: Message, R: Message + Default>(
+    /// Makes a call like [`Channel::unary`]. The error has the custom metadata of the trailers, too.
+    pub fn unary_with_trailers<Q: Message, R: Message + Default>(
         &self,
         path: &str,
         request: &Q,
         options: &CallOptions,
-    ) -> Result<Responses<R>, Status> {
-        let request = message::encode(request)?;
-        let (call, core) = self.start(path, options)?;
-        call.send(core, &request, true)?;
-        Ok(Responses::new(Arc::new(call)))
+    ) -> Result<R, (Status, Metadata)> {
+        let unsent = |status| (status, Metadata::new());
+        let request = message::encode(request).map_err(unsent)?;
+        let (call, core) = self.start(path, options).map_err(unsent)?;
+        let link = &call.connection.link;
+        let (core, sent) = link.send(core, call.stream, &request, true, call.deadline);
+        sent.map_err(unsent)?;
+        let answer = call.wait_for_one(core);
+        let answer = answer.and_then(|bytes| message::decode(&bytes, "response"));
+        answer.map_err(|status| (status, call.trailers()))
     }
 
-    /// Makes a call with any number of requests and responses, in the order that the method
-    /// defines. For a client-streaming method, [`Responses::one`] returns the only response.
-    pub fn streaming<Q: Message, R: Message + Default>(
-        &self,
-        path: &str,
-        options: &CallOptions,
-    ) -> Result<(Requests<Q>, Responses<R>), Status> {
+    /// Opens a call with any number of requests and responses. The crate `streaming` makes typed
+    /// streams of it.
+    pub fn open(&self, path: &str, options: &CallOptions) -> Result<OpenCall, Status> {
         let (call, core) = self.start(path, options)?;
         drop(call.connection.link.flush(core));
-        let call = Arc::new(call);
-        let requests = Requests {
-            call: call.clone(),
-            finished: false,
-            message: PhantomData,
-        };
-        Ok((requests, Responses::new(call)))
+        Ok(call)
     }
 
     /// Closes the connection now; waiting calls of other threads end with [`Code::Unavailable`].
@@ -280,22 +268,24 @@ fn keep(link: &Link<ClientSide>, keepalive: Keepalive) {
 }
 
 /// An open call; dropping it before its end cancels it.
-struct OpenCall {
+pub struct OpenCall {
     connection: Arc<ClientConnection>,
     stream: u32,
     deadline: Option<Instant>,
 }
 
 impl OpenCall {
-    fn send(&self, core: Guard<'_, ClientSide>, message: &[u8], end: bool) -> Result<(), Status> {
+    /// Sends an encoded request; blocks while the server reads more slowly than we send. `end` says
+    /// that no more follow.
+    pub fn send(&self, message: &[u8], end: bool) -> Result<(), Status> {
         let link = &self.connection.link;
-        let (core, result) = link.send(core, self.stream, message, end, self.deadline);
+        let (core, result) = link.send(link.lock(), self.stream, message, end, self.deadline);
         drop(link.flush(core));
         result
     }
 
     /// Waits for the next message. The buffer of `spent` is reused for a later one.
-    fn receive(&self, spent: Bytes) -> Result<Option<Bytes>, Status> {
+    pub fn receive(&self, spent: Bytes) -> Result<Option<Bytes>, Status> {
         let link = &self.connection.link;
         let mut core = link.lock();
         core.session.reuse(self.stream, spent);
@@ -303,10 +293,36 @@ impl OpenCall {
     }
 
     /// Waits for the successful end of the call and returns its only response.
-    fn receive_one(&self, core: Guard<'_, ClientSide>) -> Result<Bytes, Status> {
+    pub fn receive_one(&self) -> Result<Bytes, Status> {
+        self.wait_for_one(self.connection.link.lock())
+    }
+
+    fn wait_for_one(&self, core: Guard<'_, ClientSide>) -> Result<Bytes, Status> {
         let only = |session: &mut Session<_>| session.only_message(self.stream);
         let link = &self.connection.link;
         link.wait(core, self.stream, self.deadline, only).1?
+    }
+
+    /// Waits for the response's headers and returns their custom metadata; `None` if the call ended
+    /// without headers.
+    pub fn headers(&self) -> Result<Option<Metadata>, Status> {
+        let link = &self.connection.link;
+        let found = |session: &mut Session<_>| session.response_headers(self.stream);
+        link.wait(link.lock(), self.stream, self.deadline, found).1
+    }
+
+    /// Returns the custom metadata of the trailers; empty before the end of the call.
+    pub fn trailers(&self) -> Metadata {
+        let core = self.connection.link.lock();
+        core.session.response_trailers(self.stream)
+    }
+
+    /// Ends the call with this status.
+    pub fn cancel(&self, why: Status) {
+        let link = &self.connection.link;
+        let mut core = link.lock();
+        core.session.finish(self.stream, Err(why));
+        drop(link.flush(core));
     }
 }
 
@@ -316,111 +332,5 @@ impl Drop for OpenCall {
         let mut core = link.lock();
         core.session.close_call(self.stream);
         drop(link.flush(core));
-    }
-}
-
-/// The responses of a streaming call as they arrive. The iterator ends after the first error.
-/// Dropping it earlier cancels the call once its [`Requests`] are dropped or finished.
-pub struct Responses<R> {
-    call: Arc<OpenCall>,
-    ended: bool,
-    spent: Bytes,
-    message: PhantomData<fn() -> R>,
-}
-
-impl<R> Responses<R> {
-    fn new(call: Arc<OpenCall>) -> Responses<R> {
-        Responses {
-            call,
-            ended: false,
-            spent: Bytes::default(),
-            message: PhantomData,
-        }
-    }
-
-    /// Waits for the response's headers and returns their custom metadata; `None` if the call ended
-    /// without headers.
-    pub fn headers(&self) -> Result<Option<Metadata>, Status> {
-        let call = &self.call;
-        let link = &call.connection.link;
-        let found = |session: &mut Session<_>| session.response_headers(call.stream);
-        link.wait(link.lock(), call.stream, call.deadline, found).1
-    }
-
-    /// Returns the custom metadata of the trailers; empty before the end of the call.
-    pub fn trailers(&self) -> Metadata {
-        let core = self.call.connection.link.lock();
-        core.session.response_trailers(self.call.stream)
-    }
-}
-
-impl<R: Message + Default> Responses<R> {
-    /// Waits for the end of a call that has one response, such as a client-streaming call.
-    pub fn one(&mut self) -> Result<R, Status> {
-        self.ended = true;
-        message::decode(
-            &self.call.receive_one(self.call.connection.link.lock())?,
-            "response",
-        )
-    }
-}
-
-impl<R: Message + Default> Iterator for Responses<R> {
-    type Item = Result<R, Status>;
-
-    fn next(&mut self) -> Option<Result<R, Status>> {
-        if self.ended {
-            return None;
-        }
-        let received = self.call.receive(std::mem::take(&mut self.spent));
-        let item = received.and_then(|bytes| {
-            let Some(bytes) = bytes else { return Ok(None) };
-            let response = message::decode(&bytes, "response")?;
-            self.spent = bytes;
-            Ok(Some(response))
-        });
-        self.ended = !matches!(item, Ok(Some(_)));
-        item.transpose()
-    }
-}
-
-/// Sends the requests of a streaming call. Dropping it before [`Requests::finish`] cancels the
-/// call.
-pub struct Requests<Q> {
-    call: Arc<OpenCall>,
-    finished: bool,
-    message: PhantomData<fn(&Q)>,
-}
-
-impl<Q: Message> Requests<Q> {
-    /// Sends one request; blocks while the server reads more slowly than we send. After an error,
-    /// [`Responses`] has the reason.
-    pub fn send(&mut self, request: &Q) -> Result<(), Status> {
-        let request = message::encode(request)?;
-        self.call
-            .send(self.call.connection.link.lock(), &request, false)
-    }
-
-    /// Tells the server that no more requests follow.
-    pub fn finish(mut self) -> Result<(), Status> {
-        self.finished = true;
-        self.call.send(self.call.connection.link.lock(), &[], true)
-    }
-}
-
-impl<Q> Drop for Requests<Q> {
-    fn drop(&mut self) {
-        if !self.finished {
-            let link = &self.call.connection.link;
-            let mut core = link.lock();
-            core.session.finish(
-                self.call.stream,
-                Err(Status::new(
-                    Code::Cancelled,
-                    "the caller stopped before its last request",
-                )),
-            );
-            drop(link.flush(core));
-        }
     }
 }

@@ -12,13 +12,13 @@ use base::crypto::buffer::Bytes;
 const PREFIX: usize = 5;
 
 /// Encodes a message with its prefix, ready for DATA frames.
-pub(super) fn encode<M: Message>(message: &M) -> Result<Bytes, Status> {
+pub fn encode<M: Message>(message: &M) -> Result<Bytes, Status> {
     let mut bytes = Bytes::default();
     encode_into(message, &mut bytes).map(|()| bytes)
 }
 
 /// Encodes a message with its prefix into `bytes`, whose content it replaces.
-pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<(), Status> {
+pub fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<(), Status> {
     let length = message.encoded_len();
     let Ok(announced) = u32::try_from(length) else {
         return Err(Status::new(

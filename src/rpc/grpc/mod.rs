@@ -15,6 +15,9 @@
 //!   switch between threads.
 //! - `client`: a [`Channel`] makes calls.
 //! - `call`, `router`, `health`, `server`: a [`Server`] answers them.
+//!
+//! The crate `streaming` has typed calls with several messages, and the tests of client against
+//! server.
 
 // A handler that panics must not end the calls of other clients.
 #[cfg(panic = "abort")]
@@ -34,11 +37,11 @@ mod server;
 mod session;
 mod status;
 
-pub use call::{Call, Receiver, Sender};
-pub use client::{CallOptions, Channel, Keepalive, Requests, Responses};
+pub use call::Call;
+pub use client::{CallOptions, Channel, Keepalive, OpenCall};
 pub use health::ask as ask_health;
 pub use limits::Limits;
-pub use message::decode;
+pub use message::{decode, encode, encode_into};
 pub use metadata::Metadata;
 pub use router::Router;
 pub use server::{Server, Statistics};
@@ -46,5 +49,3 @@ pub use status::{Code, Status};
 
 #[cfg(test)]
 mod testing;
-#[cfg(test)]
-mod tests;

@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-use super::call::{Call, Receiver, Sender};
+use super::call::Call;
 use super::message;
 use super::methods::{Method, Methods};
 use super::status::Status;
@@ -52,48 +52,9 @@ impl Router {
         })
     }
 
-    /// Adds a method with one request and any number of responses, which the handler sends before
-    /// it returns.
-    pub fn server_streaming<Q, R, F>(self, path: &str, handler: F) -> Router
-    where
-        Q: Message + Default,
-        R: Message,
-        F: Fn(&Call, Q, &mut Sender<R>) -> Result<(), Status> + Send + Sync + 'static,
-    {
-        self.add(path, true, move |call| {
-            handler(call, call.receive_one()?, &mut Sender::new(call)).map(|()| Bytes::default())
-        })
-    }
-
-    /// Adds a method with any number of requests and one response.
-    pub fn client_streaming<Q, R, F>(self, path: &str, handler: F) -> Router
-    where
-        Q: Message + Default,
-        R: Message,
-        F: Fn(&Call, &mut Receiver<Q>) -> Result<R, Status> + Send + Sync + 'static,
-    {
-        self.add(path, false, move |call| {
-            message::encode(&handler(call, &mut Receiver::new(call))?)
-        })
-    }
-
-    /// Adds a method with any number of requests and of responses.
-    pub fn streaming<Q, R, F>(self, path: &str, handler: F) -> Router
-    where
-        Q: Message + Default,
-        R: Message,
-        F: Fn(&Call, &mut Receiver<Q>, &mut Sender<R>) -> Result<(), Status>
-            + Send
-            + Sync
-            + 'static,
-    {
-        self.add(path, false, move |call| {
-            handler(call, &mut Receiver::new(call), &mut Sender::new(call))
-                .map(|()| Bytes::default())
-        })
-    }
-
-    fn add(
+    /// Adds a method whose handler returns the encoded response, or nothing once all responses are
+    /// sent. `takes_one` says that it has one request.
+    pub fn add(
         mut self,
         path: &str,
         takes_one: bool,

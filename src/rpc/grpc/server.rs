@@ -116,6 +116,8 @@ struct ServerConnection {
 pub struct Statistics {
     /// Number of connections, including those in their handshake.
     pub connections: usize,
+    /// Number of connections that hold a thread or may get one.
+    pub attended: usize,
     /// Number of running handlers.
     pub calls_in_flight: usize,
     /// Number of connections and calls that a limit has refused since the start.
@@ -190,16 +192,11 @@ impl Server {
         move || {
             shared.upgrade().map(|shared| Statistics {
                 connections: lock(&shared.connections).len() + lock(&shared.half_open).len(),
+                attended: lock(&shared.active).len(),
                 calls_in_flight: shared.handler_limit.used(),
                 shed: shared.shed_total.load(Ordering::Relaxed),
             })
         }
-    }
-
-    /// Returns the number of connections that hold a thread or may get one.
-    #[cfg(test)]
-    pub(super) fn attended(&self) -> usize {
-        lock(&self.shared.active).len()
     }
 
     /// Ends all connections, including those in their handshake, because peers must now prove
