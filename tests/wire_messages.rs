@@ -2,15 +2,15 @@
 
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use booted_proto::init::{InitRequest, InitResponse};
+use booted_proto::join::{
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
+};
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use booted_proto::verify::{GetAttestationRequest, GetAttestationResponse};
 use prost::Message;
 use prost::encoding::encode_varint;
 use proto::attested::{Collateral, Offer, Proof};
-use proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
-    IssueRejoinTicketResponse,
-};
 use proto::node::{TimelineRequest, TimelineResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
 use rpc::grpc;
@@ -88,7 +88,7 @@ fn no_message_takes_much_more_memory_than_its_length() {
 /// The largest messages that a node accepts: 64 components, a control plane's files, names of an API server.
 #[test]
 fn the_largest_genuine_messages_are_decoded() {
-    let component = proto::components::Component {
+    let component = booted_proto::components::Component {
         url: "data:application/json;base64,".to_owned() + &"A".repeat(1000),
         hash: "sha256:".to_owned() + &"0".repeat(64),
         install_path: "/opt/kubernetes/patches/kube-apiserver+json.json".into(),
@@ -108,13 +108,17 @@ fn the_largest_genuine_messages_are_decoded() {
     assert!(decoded == request);
     let mut ticket = IssueJoinTicketResponse::default();
     ticket.kubernetes_components = vec![component; 64];
-    let file = proto::join::ControlPlaneCertOrKey {
+    let file = booted_proto::join::ControlPlaneCertOrKey {
         name: "apiserver-kubelet-client.crt".into(),
         data: vec![7; 4000],
     };
     ticket.control_plane_files = vec![file; 20];
     let bytes = ticket.encode_to_vec();
-    assert!(bytes.len() < proto::join::MAX_TICKET, "{}", bytes.len());
+    assert!(
+        bytes.len() < booted_proto::join::MAX_TICKET,
+        "{}",
+        bytes.len()
+    );
     let decoded = grpc::decode::<IssueJoinTicketResponse>(&bytes, "ticket").unwrap();
     assert!(decoded == ticket);
     println!(
@@ -129,7 +133,7 @@ fn the_largest_genuine_messages_are_decoded() {
 fn each_server_has_the_promised_limit_of_its_requests() {
     let limits = [
         booted_proto::init::MAX_REQUEST,
-        proto::join::MAX_REQUEST,
+        booted_proto::join::MAX_REQUEST,
         proto::recoverproto::MAX_REQUEST,
         booted_proto::kms::MAX_REQUEST,
         booted_proto::verify::MAX_REQUEST,

@@ -11,9 +11,10 @@ macro_rules! package {
     };
 }
 
-// the generated messages use these names
-use proto::{attested, components};
+// the generated messages use this name
+use proto::attested;
 
+package!(components, "components.rs");
 package!(evidence, "evidence.rs");
 package!(
     init,
@@ -27,6 +28,13 @@ package!(
     pub const PORT: u16 = 9000;,
     /// Request metadata of a caller that wants progress messages; the value is `1`.
     pub const PROGRESS: &str = "firstlight-progress";
+);
+package!(
+    join,
+    "join.rs",
+    pub use proto::join::*;,
+    /// Lets a new node join.
+    pub const ISSUE_JOIN_TICKET: &str = "/join.API/IssueJoinTicket";
 );
 package!(
     kms,

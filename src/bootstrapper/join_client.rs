@@ -32,13 +32,13 @@ use attest::Issuer;
 use base::stop::Stop;
 use base::sync::lock;
 use base::timeline::Timeline;
+use booted_proto::join::ISSUE_JOIN_TICKET;
+use booted_proto::join::IssueJoinTicketRequest;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
 use machines::{Instance, Role};
 use node::service_trust::Settings;
 use node::ticket_client::{self, Failure, JoinService, MetadataAnswer, Source, TicketRequester};
-use proto::join::ISSUE_JOIN_TICKET;
-use proto::join::IssueJoinTicketRequest;
 
 /// After this time the console says which sources have not answered.
 const FIRST_REMINDER: Duration = Duration::from_secs(10);

@@ -34,7 +34,7 @@ use base::crypto::{
 use base::options::Opt;
 use base::program;
 use base::text::hex;
-use proto::components::Component;
+use booted_proto::components::Component;
 use booted_proto::init;
 use booted_proto::init::init_response::Kind;
 use booted_proto::init::{InitRequest, InitResponse, ProgressResponse};

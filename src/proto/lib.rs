@@ -18,12 +18,9 @@ package!(
     /// The ALPN protocol name (RFC 7301) of the strong form of attested TLS, version 1.
     pub const ALPN: &[u8] = b"firstlight-attested/1";
 );
-package!(components, "components.rs");
 package!(
     join,
     "join.rs",
-    /// Lets a new node join.
-    pub const ISSUE_JOIN_TICKET: &str = "/join.API/IssueJoinTicket";,
     /// Lets a node of the cluster boot again.
     pub const ISSUE_REJOIN_TICKET: &str = "/join.API/IssueRejoinTicket";,
     /// Maximum size of a request in bytes. A join request has a few KiB.

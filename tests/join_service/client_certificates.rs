@@ -71,9 +71,10 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
     let cluster = Cluster::shared();
     let setup = Setup::for_renewals(cluster);
     bind_as_kubeadm(&setup.admin);
-    let token = |ticket: &proto::join::IssueJoinTicketResponse| by_token(cluster, &ticket.token);
+    let token =
+        |ticket: &booted_proto::join::IssueJoinTicketResponse| by_token(cluster, &ticket.token);
     let first = token(&setup.join(&Swtpm::start(), &worker()).unwrap());
-    let old = proto::join::IssueJoinTicketRequest {
+    let old = booted_proto::join::IssueJoinTicketRequest {
         accepts_cluster_ca: false,
         ..request("worker-1.example", &["127.42.2.101"], 2, false)
     };

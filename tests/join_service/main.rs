@@ -28,6 +28,12 @@ use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use booted_base::time;
+use booted_proto::join::ISSUE_JOIN_TICKET;
+use booted_proto::join::ISSUE_REJOIN_TICKET;
+use booted_proto::join::{
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
+};
 use forger::Forger;
 use kube_apiserver::{Cluster, PATIENCE};
 use kubernetes::client::{
@@ -35,12 +41,6 @@ use kubernetes::client::{
 };
 use kubernetes::services::migration::Migration;
 use program::Program;
-use proto::join::ISSUE_JOIN_TICKET;
-use proto::join::ISSUE_REJOIN_TICKET;
-use proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
-    IssueRejoinTicketResponse,
-};
 use rpc::grpc::{Channel, Code, Status};
 use serde_json::json;
 use swtpm::Swtpm;

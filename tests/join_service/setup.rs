@@ -18,6 +18,12 @@ use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use booted_base::time;
+use booted_proto::join::ISSUE_JOIN_TICKET;
+use booted_proto::join::ISSUE_REJOIN_TICKET;
+use booted_proto::join::{
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
+};
 use common::manifests::settings;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
@@ -25,12 +31,6 @@ use kubernetes::client::{
 };
 use kubernetes::services;
 use kubernetes::services::migration::Migration;
-use proto::join::ISSUE_JOIN_TICKET;
-use proto::join::ISSUE_REJOIN_TICKET;
-use proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
-    IssueRejoinTicketResponse,
-};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use serde_json::{Value, json};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
-use proto::join::{
+use booted_proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
 };

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::error::Error;
 use crate::files::{self, FileError};
-use proto::components::Component;
+use booted_proto::components::Component;
 
 /// A component in the file of a list.
 #[derive(Deserialize, Serialize)]

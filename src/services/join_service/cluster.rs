@@ -21,6 +21,7 @@ use super::cleaner::Cleaner;
 use super::node_status::NodeStatus;
 use super::refusal::TicketRefusal;
 use super::tokens;
+use booted_proto::components::Component;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch,
 };
@@ -29,7 +30,6 @@ use kubernetes::kubeadm::CONFIG_MAP as KUBEADM_CONFIG;
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::parameters::{self, Version as Release};
 use kubernetes::{NAMESPACE, yaml};
-use proto::components::Component;
 
 /// The name of Constellation's only NodeVersion.
 const NODE_VERSION: &str = "constellation-version";

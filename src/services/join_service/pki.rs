@@ -9,10 +9,10 @@ use std::time::SystemTime;
 use zeroize::Zeroizing;
 
 use super::refusal::TicketRefusal;
+use booted_proto::join::ControlPlaneCertOrKey;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::kubelet_certificate::Authority;
 use kubernetes::kubelet_request::authority_hashes;
-use proto::join::ControlPlaneCertOrKey;
 
 /// The directory of kubeadm's certificates.
 pub const DIRECTORY: &str = "/etc/kubernetes/pki";

@@ -35,11 +35,11 @@ use super::request::{self, JoinRequest};
 use super::secrets::{Secrets, SshAuthorities};
 use base::crypto::Secret;
 use booted_base::uuid::Uuid;
-use kubernetes::services::migration::Migration;
-use proto::join::{
+use booted_proto::join::{
     ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse,
     IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
+use kubernetes::services::migration::Migration;
 use rpc::grpc::{Call, Status};
 use ssh::PublicKey;
 use verifier::{Claims, Stage};
