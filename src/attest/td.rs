@@ -31,13 +31,13 @@ pub(super) fn collateral(path: &Path) -> Option<Collateral> {
 /// Returns MRTD and the RTMRs at a location.
 pub fn read(location: &Location) -> Result<[Register; 5], Error> {
     guest::registers(folder(location)?)
-        .map_err(|error| Error::Registers(format!("the registers at {location}: {error}")))
+        .map_err(|error| Error::Failed(format!("the registers at {location}: {error}")))
 }
 
 /// Returns the register of the cluster ID at a location.
 pub(super) fn cluster_register(location: &Location) -> Result<ClusterRegister, Error> {
     let [.., value] = read(location)?;
-    ClusterRegister::new(&value).ok_or_else(|| Error::Registers("RTMR 3 has no value".into()))
+    ClusterRegister::new(&value).ok_or_else(|| Error::Failed("RTMR 3 has no value".into()))
 }
 
 /// Extends RTMR 3 with a cluster ID, and reads it back.
@@ -48,11 +48,11 @@ pub(super) fn mark(location: &Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Re
         OF_CLUSTER_ID,
         &Registers::Rtmrs.digest(cluster_id),
     )
-    .map_err(|error| Error::Registers(format!("RTMR 3 at {location}: {error}")))?;
+    .map_err(|error| Error::Failed(format!("RTMR 3 at {location}: {error}")))?;
     let got = cluster_register(location)?;
     match got == register {
         true => Ok(()),
-        false => Err(Error::Registers(format!(
+        false => Err(Error::Failed(format!(
             "RTMR 3 is {got} after the cluster ID was measured, expected {register}: another program has measured into it. Reboot \
              the machine"
         ))),
@@ -62,7 +62,7 @@ pub(super) fn mark(location: &Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Re
 fn folder(location: &Location) -> Result<&Path, Error> {
     match location {
         Location::Tdx(folder) => Ok(folder),
-        other => Err(Error::Registers(format!(
+        other => Err(Error::Failed(format!(
             "{other} has no registers of a TDX machine; expected tdx:{}",
             guest::MEASUREMENTS
         ))),

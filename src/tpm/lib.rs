@@ -34,6 +34,7 @@ use std::path::Path;
 use std::thread;
 
 use base::crypto::CLUSTER_ID_LEN;
+use base::text::hex;
 use channel::{Channel, CommandError, PAUSES, open_when_free};
 use ring::digest;
 use turn::{For, Turn};
@@ -52,7 +53,12 @@ impl Location {
         let present = DEVICES.iter().find(|device| Path::new(device).exists());
         present
             .map(|device| Location::Device(device.into()))
-            .ok_or(Error::None(DEVICES))
+            .ok_or_else(|| {
+                Error::Failed(format!(
+                    "this machine has no TPM: neither {} nor {} exists. Add a TPM 2.0 to the VM, or load its driver",
+                    DEVICES[0], DEVICES[1]
+                ))
+            })
     }
 }
 
@@ -120,10 +126,10 @@ impl Tpm {
         for slots in slots.chunks(PCRS_A_READ) {
             let digests = self.run("PCR_Read", |tpm| tpm.pcr_read(bank, slots))?;
             if digests.len() != slots.len() {
-                return Err(Error::ShortRead {
-                    asked: slots.len(),
-                    got: digests.len(),
-                });
+                let (got, asked) = (digests.len(), slots.len());
+                return Err(Error::Failed(format!(
+                    "the TPM returned {got} of {asked} PCRs"
+                )));
             }
             values.extend(slots.iter().copied().zip(digests));
         }
@@ -139,7 +145,7 @@ impl Tpm {
     }
 
     /// Extends [`CLUSTER_ID_PCR`] with a cluster ID in every allocated bank, and reads the PCR
-    /// back. [`Error::Measured`] if something had been measured before (the new value is not
+    /// back. [`Error::Failed`] if something had been measured before (the new value is not
     /// extend(0, ID)).
     pub fn measure_cluster_id(&mut self, id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Error> {
         self.pcr_event(CLUSTER_ID_PCR, id)?;
@@ -150,11 +156,12 @@ impl Tpm {
             let got = self.pcrs(bank)?.remove(&CLUSTER_ID_PCR).unwrap_or_default();
             let expected = bank.extended_from_zero(id);
             if got != expected {
-                return Err(Error::Measured {
-                    bank,
-                    expected,
-                    got,
-                });
+                return Err(Error::Failed(format!(
+                    "PCR 15 of the {bank:?} bank is wrong after the cluster ID was measured: expected {}, got {}; another program \
+                     extended it, and no cluster admits such a machine. Reboot the machine",
+                    hex(&expected),
+                    hex(&got)
+                )));
             }
         }
         Ok(())
@@ -210,7 +217,8 @@ impl Tpm {
                 });
             }
         }
-        Err(Error::Changing)
+        let why = "a PCR changed during each quote: another program extends PCRs continuously";
+        Err(Error::Failed(why.into()))
     }
 
     /// Returns the allocated banks in the order of the TPM, with their PCRs.

@@ -136,7 +136,7 @@ pub fn report_data(user_data: &[u8], nonce: &[u8]) -> [u8; 64] {
 fn default_location() -> Result<Location, tpm::Error> {
     match Path::new(guest::MEASUREMENTS).is_dir() {
         true => Ok(Location::Tdx(guest::MEASUREMENTS.into())),
-        false => Err(tpm::Error::Registers(format!(
+        false => Err(tpm::Error::Failed(format!(
             "this machine is no TDX machine, or its Linux is older than 6.16: {} does not exist",
             guest::MEASUREMENTS
         ))),
