@@ -58,12 +58,13 @@ use base::backoff::Backoff;
 use base::child_process;
 use base::stop::Stop;
 use base::timeline::Timeline;
+use cloud_api::Service;
 use disk::state_disk::{Handover, device};
 use header_lock::HeaderLock;
 use init_server::InitServer;
 use join_client::JoinClient;
 use kubernetes::components;
-use machines::{Cloud, Metadata};
+use machines::Cloud;
 use node::quotes;
 use node_lock::NodeLock;
 use race::{Entrant, Race};
@@ -89,7 +90,7 @@ pub struct Bootstrapper {
     /// Whether a cloud controller manager will initialize the node.
     pub has_cloud_controller: bool,
     /// The metadata service, which describes this node and its peers.
-    pub metadata: Arc<dyn Metadata>,
+    pub metadata: Arc<dyn Service>,
     /// Makes evidence of what this machine runs.
     pub issuer: Arc<dyn Issuer>,
     /// The requirements for the evidence of a join service.

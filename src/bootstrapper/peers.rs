@@ -171,9 +171,6 @@ mod tests {
                 .map(str::to_owned)
                 .ok_or_else(away)
         }
-        fn init_secret_hash(&self) -> Result<String, Error> {
-            unreachable!("nobody asks")
-        }
     }
 
     fn peers(load_balancer: Option<&str>, planes: &[u8]) -> Peers {

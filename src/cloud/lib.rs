@@ -12,6 +12,8 @@ pub mod r#static;
 
 pub use r#static::{Machines, Problem};
 
+use std::sync::Arc;
+
 use machines::{Cloud, Made};
 
 /// What a machine's own metadata says about its cluster, without a cloud API.
@@ -29,8 +31,8 @@ pub enum Own {
 /// Returns what the own metadata of a machine in this cloud says.
 pub fn own(cloud: Cloud) -> Own {
     match cloud {
-        Cloud::Static => Own::List(r#static::client),
-        Cloud::Qemu => Own::Service(qemu::client),
+        Cloud::Static => Own::List(|place| Ok(Arc::new(r#static::client(place)?))),
+        Cloud::Qemu => Own::Service(|place| Ok(Arc::new(qemu::client(place)?))),
         Cloud::Aws => Own::Tag(peers::aws),
         Cloud::Gcp => Own::Tag(peers::gcp),
         Cloud::Azure => Own::Tag(peers::azure),

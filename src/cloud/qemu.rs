@@ -13,9 +13,8 @@
 //! are ignored.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use machines::{Error, Instance, Made, Metadata, Role, bcrypt_hash, is_host};
+use machines::{Error, Instance, Metadata, Role, is_host};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -28,20 +27,20 @@ pub const BASE_URL: &str = "http://10.42.0.1:8080";
 const MAX_PEERS_BODY: u64 = 4 << 20;
 
 /// Makes a client of the service at this URL; `None` is [`BASE_URL`].
-pub fn client(url: Option<&str>) -> Made {
+pub fn client(url: Option<&str>) -> Result<Client, Error> {
     url.map_or(Ok(()), check_url)?;
     let http = Http::new(url.unwrap_or(BASE_URL));
-    Ok(Arc::new(Client { http }))
+    Ok(Client { http })
 }
 
 /// A client of the service. Each call makes one request.
-struct Client {
+pub struct Client {
     http: Http,
 }
 
 impl Client {
     /// Returns the URL of a path and the answer to it.
-    fn get(&self, path: &str, limit: u64) -> Result<(String, Vec<u8>), Error> {
+    pub fn get(&self, path: &str, limit: u64) -> Result<(String, Vec<u8>), Error> {
         Ok((self.http.url(path), self.http.get(path, &[], limit)?))
     }
 }
@@ -60,11 +59,6 @@ impl Metadata for Client {
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
         let (url, body) = self.get("endpoint", MAX_BODY)?;
         parse_endpoint(&url, &body)
-    }
-
-    fn init_secret_hash(&self) -> Result<String, Error> {
-        let (url, body) = self.get("initsecrethash", MAX_BODY)?;
-        parse_init_secret_hash(&url, &body)
     }
 }
 
@@ -97,11 +91,6 @@ pub fn parse_endpoint(url: &str, body: &[u8]) -> Result<String, Error> {
         true => Ok(host),
         false => Err(nonsense(url, EXPECTED, excerpt(host.as_bytes()))),
     }
-}
-
-/// Parses the answer to `/initsecrethash`, without a line break at its end.
-pub fn parse_init_secret_hash(url: &str, body: &[u8]) -> Result<String, Error> {
-    bcrypt_hash(&format!("GET {url}"), body)
 }
 
 #[derive(Deserialize)]
@@ -180,7 +169,6 @@ mod tests {
     use support::mutation::mutations;
 
     const SELF: &str = r#"{"Name":"control-plane-0","ProviderID":"qemu:///hostname/control-plane-0","Role":"ControlPlane","VPCIP":"10.42.1.100","SecondaryIPRange":"","AliasIPRanges":null}"#;
-    const HASH: &str = "$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
 
     /// Starts a server that answers one request with these bytes.
     fn answering(answer: Vec<u8>) -> Client {
@@ -247,27 +235,22 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_and_hash_are_read() {
+    fn the_endpoint_is_read() {
         assert_eq!(
             ok("\"10.42.1.100\"\n").load_balancer_endpoint().unwrap(),
             "10.42.1.100"
         );
-        assert_eq!(ok(&format!("{HASH}\n")).init_secret_hash().unwrap(), HASH);
     }
 
     #[test]
-    fn an_error_page_is_no_init_secret_hash() {
+    fn an_error_page_is_no_answer() {
         let client =
             answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found".to_vec());
-        let error = client.init_secret_hash().unwrap_err();
+        let error = client.load_balancer_endpoint().unwrap_err();
         assert!(
             matches!(&error, Error::Status { status: 404, body, .. } if body == "not found"),
             "{error}"
         );
-        assert!(matches!(
-            ok("not found").init_secret_hash(),
-            Err(Error::Nonsense { .. })
-        ));
     }
 
     #[test]

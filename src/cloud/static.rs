@@ -34,12 +34,11 @@ use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, ToSocketAddrs};
-use std::sync::Arc;
 
 use base::text::quoted;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use machines::{Error, Instance, Made, Metadata, Role, is_bcrypt, is_host};
+use machines::{Error, Instance, Metadata, Role, is_bcrypt, is_host};
 use serde::Deserialize;
 
 /// The file with the list that an image contains.
@@ -353,28 +352,30 @@ impl Machine {
 
 /// Reads the list at each call: it may change, and an initramfs may have to wait for the module
 /// that provides it.
-struct Client {
+pub struct Client {
     place: Place,
 }
 
 /// Makes a client of the list at this place; `None` is the first of the usual places that has one.
-pub fn client(place: Option<&str>) -> Made {
+pub fn client(place: Option<&str>) -> Result<Client, Error> {
     let place = Place::parse(place).map_err(|problem| Error::Url {
         url: place.unwrap_or_default().into(),
         problem: problem.into(),
     })?;
-    Ok(Arc::new(Client { place }))
+    Ok(Client { place })
 }
 
 impl Client {
-    fn failed(&self, problem: impl fmt::Display) -> Error {
+    /// Makes the error that something is wrong with the list.
+    pub fn failed(&self, problem: impl fmt::Display) -> Error {
         Error::List {
             place: self.place.to_string(),
             problem: problem.to_string(),
         }
     }
 
-    fn list(&self) -> Result<Machines, Error> {
+    /// Reads the list.
+    pub fn list(&self) -> Result<Machines, Error> {
         let list = self.place.read().and_then(|found| match found {
             Some(list) => Machines::parse(&list),
             None => Err(Problem::Unreadable("there is no list of machines".into())),
@@ -399,14 +400,6 @@ impl Metadata for Client {
 
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
         Ok(self.list()?.endpoint().to_owned())
-    }
-
-    fn init_secret_hash(&self) -> Result<String, Error> {
-        let list = self.list()?;
-        let hash = list.init_secret_hash().map(str::to_owned);
-        hash.ok_or_else(|| {
-            self.failed("it has no initSecretHash, so no operator can initialize this machine")
-        })
     }
 }
 
@@ -619,7 +612,6 @@ mod tests {
         let inline = format!("base64:{}", STANDARD.encode(list()));
         let list_at = client(Some(&inline)).unwrap();
         assert_eq!(list_at.load_balancer_endpoint().unwrap(), "cluster.example");
-        assert_eq!(list_at.init_secret_hash().unwrap(), HASH);
         assert_eq!(list_at.peers().unwrap().len(), 2);
 
         let path = std::env::temp_dir().join(format!("machines-{}", std::process::id()));

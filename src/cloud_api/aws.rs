@@ -16,7 +16,7 @@ use aws::xml::{Node, child, children, document, text_at};
 use aws::{Call, is_name, name, query};
 use cloud::http::{AWS, excerpt};
 use http::form;
-use machines::{Alias, Error, Instance, Metadata, Role, bcrypt_hash};
+use machines::{Error, Instance, Metadata, Role};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -24,6 +24,7 @@ use super::guard::Ranges;
 use super::pages;
 use super::place::Place;
 use super::range::Range;
+use super::service::{Alias, Service, bcrypt_hash};
 
 /// The names by which `--metadata` replaces the address of an API.
 const APIS: [&str; 3] = ["ec2", "elb", "tagging"];
@@ -116,10 +117,6 @@ impl Metadata for Client {
         self.all(&RUNNING, parse_instances)
     }
 
-    fn aliases(&self) -> Result<Vec<Alias>, Error> {
-        self.all(&EXISTING, parse_aliases)
-    }
-
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
         let uid = self.uid()?;
         let apis = self.0.apis()?;
@@ -144,6 +141,12 @@ impl Metadata for Client {
         let call = query("elasticloadbalancing", permission, &parameters);
         let request = format!("POST {}", apis.elb.url(""));
         parse_dns_name(&request, &self.0.call(&apis.elb, &call)?)
+    }
+}
+
+impl Service for Client {
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        self.all(&EXISTING, parse_aliases)
     }
 
     fn init_secret_hash(&self) -> Result<String, Error> {

@@ -21,9 +21,10 @@ use super::guard::Ranges;
 use super::https::api as api_at;
 use super::pages;
 use super::place::Place;
+use super::service::{Alias, Service, bcrypt_hash};
 use cloud::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
 use http::encoded;
-use machines::{Alias, Error, Instance, Metadata, Role, bcrypt_hash};
+use machines::{Error, Instance, Metadata, Role};
 
 /// The clouds of Azure (`azEnvironment`) and their addresses of the API.
 const ENVIRONMENTS: [(&str, &str); 3] = [
@@ -426,14 +427,6 @@ impl Metadata for Client {
         Ok(in_network_of(&document.compute.resource_id, peers))
     }
 
-    fn aliases(&self) -> Result<Vec<Alias>, Error> {
-        let document = self.document()?;
-        self.machines(&document, |set, machines, interfaces| {
-            let public = self.public_addresses(&document, set)?;
-            Ok(join_aliases(machines, interfaces, public))
-        })
-    }
-
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
         let document = self.document()?;
         let uid = self.uid(&document)?;
@@ -459,6 +452,16 @@ impl Metadata for Client {
                 parse_public_address(&request, &body)
             }
         }
+    }
+}
+
+impl Service for Client {
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        let document = self.document()?;
+        self.machines(&document, |set, machines, interfaces| {
+            let public = self.public_addresses(&document, set)?;
+            Ok(join_aliases(machines, interfaces, public))
+        })
     }
 
     fn init_secret_hash(&self) -> Result<String, Error> {

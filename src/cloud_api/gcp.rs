@@ -23,9 +23,10 @@ use super::guard::Ranges;
 use super::https::api;
 use super::pages;
 use super::place::Place;
+use super::service::{Alias, Service, bcrypt_hash};
 use cloud::http::{GOOGLE, Http, MAX_BODY, excerpt};
 use http::encoded;
-use machines::{Alias, Error, Instance, Metadata, Role, bcrypt_hash};
+use machines::{Error, Instance, Metadata, Role};
 
 /// The address of the API.
 const API: &str = "https://compute.googleapis.com";
@@ -227,14 +228,6 @@ impl Metadata for Client {
         })
     }
 
-    fn aliases(&self) -> Result<Vec<Alias>, Error> {
-        let (own, member) = (self.own()?, self.member()?);
-        let filter = format!("labels.constellation-uid:{}", member.uid);
-        self.list("aggregated/instances", &filter, |request, body| {
-            parse_aliases(request, &own.project, region(&own.zone), &member, body)
-        })
-    }
-
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
         let (own, uid) = (self.own()?, self.member()?.uid);
         let filter =
@@ -252,6 +245,16 @@ impl Metadata for Client {
             next: format!(
                 "set the labels constellation-uid={uid} and constellation-use=kubernetes"
             ),
+        })
+    }
+}
+
+impl Service for Client {
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        let (own, member) = (self.own()?, self.member()?);
+        let filter = format!("labels.constellation-uid:{}", member.uid);
+        self.list("aggregated/instances", &filter, |request, body| {
+            parse_aliases(request, &own.project, region(&own.zone), &member, body)
         })
     }
 

@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
-use machines::{Alias, Error, Instance, Metadata, Role, is_host};
+use machines::{Error, Instance, Metadata, Role, is_host};
 
 use crate::range::Range;
+use crate::service::{Alias, Service};
 
 /// The client of a cloud's services, which may know the ranges of the cluster's network.
-pub trait Ranges: Metadata {
+pub trait Ranges: Service {
     /// Returns the address ranges of the cluster's network; empty if the service does not know
     /// them.
     fn ranges(&self) -> Result<Vec<Range>, Error> {
@@ -103,14 +104,6 @@ impl Metadata for Guarded {
         Ok(peers)
     }
 
-    fn aliases(&self) -> Result<Vec<Alias>, Error> {
-        let mut aliases = self.client.aliases()?;
-        for alias in &mut aliases {
-            (alias.addresses).retain(|address| fault_of_address(*address).is_none());
-        }
-        Ok(aliases)
-    }
-
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
         let host = self.client.load_balancer_endpoint()?;
         let fault = match host.parse() {
@@ -130,6 +123,16 @@ impl Metadata for Guarded {
                 Err(Error::Refused(why))
             }
         }
+    }
+}
+
+impl Service for Guarded {
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        let mut aliases = self.client.aliases()?;
+        for alias in &mut aliases {
+            (alias.addresses).retain(|address| fault_of_address(*address).is_none());
+        }
+        Ok(aliases)
     }
 
     fn init_secret_hash(&self) -> Result<String, Error> {
@@ -202,6 +205,9 @@ mod tests {
         fn load_balancer_endpoint(&self) -> Result<String, Error> {
             Ok(self.load_balancer.into())
         }
+    }
+
+    impl Service for Fake {
         fn init_secret_hash(&self) -> Result<String, Error> {
             unreachable!("no test asks")
         }

@@ -13,11 +13,14 @@ pub mod openstack;
 mod pages;
 mod place;
 mod range;
+mod service;
+
+pub use service::{Alias, Made, Service, bcrypt_hash};
 
 use std::sync::Arc;
 
 use guard::{Guarded, Ranges};
-use machines::{Cloud, Made};
+use machines::Cloud;
 
 /// Creates the client of a cloud's services, which describe a machine and its peers. `place`, e.g. `http://10.42.0.1:8080`,
 /// replaces the default. Sends no request.
@@ -28,8 +31,8 @@ pub fn metadata(cloud: Cloud, place: Option<&str>) -> Made {
         Cloud::Azure => guarded(azure::Client::new(place)?),
         Cloud::OpenStack | Cloud::Stackit => guarded(openstack::Client::new(place)?),
         // they need no API
-        Cloud::Qemu => cloud::qemu::client(place),
-        Cloud::Static => cloud::r#static::client(place),
+        Cloud::Qemu => Ok(Arc::new(cloud::qemu::client(place)?)),
+        Cloud::Static => Ok(Arc::new(cloud::r#static::client(place)?)),
     }
 }
 

@@ -27,9 +27,10 @@ use super::https::api as api_at;
 use super::pages;
 use super::place::Place;
 use super::range::Range;
+use super::service::{Alias, Service, bcrypt_hash};
 use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
 use http::encoded;
-use machines::{Alias, Error, Instance, Metadata, Role, bcrypt_hash};
+use machines::{Error, Instance, Metadata, Role};
 
 /// The version of the metadata service. Constellation uses the same.
 const VERSION: &str = "openstack/2018-08-27";
@@ -330,11 +331,6 @@ impl Metadata for Client {
         })
     }
 
-    fn aliases(&self) -> Result<Vec<Alias>, Error> {
-        let tag = self.tag(&self.description()?)?;
-        self.servers(&tag, |request, body| parse_aliases(request, &tag, body))
-    }
-
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
         if let Some(host) = self.user_data()?.openstack_load_balancer_endpoint {
             return Ok(host);
@@ -344,6 +340,13 @@ impl Metadata for Client {
         let endpoint = |catalog: &Catalog| catalog.load_balancer.clone();
         let (request, body) = self.get(endpoint, "load balancers", &path, &[])?;
         parse_load_balancers(&request, &body)
+    }
+}
+
+impl Service for Client {
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        let tag = self.tag(&self.description()?)?;
+        self.servers(&tag, |request, body| parse_aliases(request, &tag, body))
     }
 
     fn init_secret_hash(&self) -> Result<String, Error> {

@@ -56,18 +56,6 @@ pub struct Instance {
     pub vpc_ip: Option<IpAddr>,
 }
 
-/// Names and addresses of a machine in addition to those in its [`Instance`]; the cloud's
-/// controller writes them into its Node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Alias {
-    /// The name of its [`Instance`].
-    pub machine: String,
-    /// DNS names, internal and external.
-    pub names: Vec<String>,
-    /// Addresses, internal and external.
-    pub addresses: Vec<IpAddr>,
-}
-
 /// A cloud. To add one:
 ///
 /// 1. add it here and to [`ALL`], with its name, what marks its state disk, and who controls its
@@ -172,8 +160,8 @@ impl Cloud {
 /// The client of a metadata service, if its location is valid.
 pub type Made = Result<Arc<dyn Metadata>, Error>;
 
-/// The metadata service of the cloud in which this machine runs. Each call makes its requests
-/// without retries; the caller decides about retries.
+/// The metadata service of the cloud in which this machine runs, as each boot asks it. Each call
+/// makes its requests without retries; the caller decides about retries.
 pub trait Metadata: Send + Sync {
     /// Returns this machine.
     fn own_instance(&self) -> Result<Instance, Error>;
@@ -181,13 +169,6 @@ pub trait Metadata: Send + Sync {
     fn peers(&self) -> Result<Vec<Instance>, Error>;
     /// Returns the host name or address under which all control planes are reached.
     fn load_balancer_endpoint(&self) -> Result<String, Error>;
-    /// Returns the bcrypt hash (`$2a$10$..`, 60 characters) of the init secret.
-    fn init_secret_hash(&self) -> Result<String, Error>;
-    /// Returns additional names and addresses of all machines of the cluster, as far as the service
-    /// knows them.
-    fn aliases(&self) -> Result<Vec<Alias>, Error> {
-        Ok(vec![])
-    }
 }
 
 /// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens,
@@ -203,19 +184,6 @@ pub fn is_host(host: &str) -> bool {
 pub fn is_bcrypt(text: &str) -> bool {
     let of_hash = |b: u8| b.is_ascii_alphanumeric() || b"./$".contains(&b);
     text.len() == 60 && text.starts_with("$2") && text.bytes().all(of_hash)
-}
-
-/// Returns the bcrypt hash in an answer, without a line break at its end.
-pub fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
-    match std::str::from_utf8(body).map(str::trim_ascii_end) {
-        Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
-        // the error does not repeat the answer, which may be the init secret itself
-        _ => Err(Error::Nonsense {
-            request: request.to_owned(),
-            expected: "a bcrypt hash of 60 characters",
-            got: format!("{} bytes that are not a bcrypt hash", body.len()),
-        }),
-    }
 }
 
 /// Why the metadata service gave no valid answer.

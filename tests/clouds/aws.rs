@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use booted_base::time;
+use cloud_api::Service;
 use common::aws::{HASH, Imds, Moto, credentials, lone_instance, place};
-use machines::{Instance, Metadata, Role};
+use machines::{Instance, Role};
 use serde_json::{Value, json};
 
 use super::server::{self, Answer, Request};
@@ -99,7 +100,7 @@ fn a_signature_with_another_secret_is_refused_and_new_credentials_are_tried_once
 /// Starts an instance and an API of EC2 that this closure answers.
 fn with_ec2(
     answer: impl Fn(&Request) -> Answer + Send + Sync + 'static,
-) -> (Arc<dyn Metadata>, Arc<Imds>) {
+) -> (Arc<dyn Service>, Arc<Imds>) {
     let (imds, url) = lone_instance();
     let api = server::start(answer);
     (client("aws", &place(&url, &api)), imds)

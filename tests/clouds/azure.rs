@@ -4,7 +4,8 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use machines::{Instance, Metadata, Role};
+use cloud_api::Service;
+use machines::{Instance, Role};
 use serde_json::{Value, json};
 use support::ROOT;
 
@@ -33,7 +34,7 @@ struct Group {
     is_old_role: AtomicBool,
 }
 
-fn start(workers: usize, more: &str) -> (Arc<dyn Metadata>, Arc<Group>) {
+fn start(workers: usize, more: &str) -> (Arc<dyn Service>, Arc<Group>) {
     let group = Arc::new(Group {
         workers,
         ..Group::default()

@@ -4,7 +4,8 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use machines::{Instance, Metadata, Role};
+use cloud_api::Service;
+use machines::{Instance, Role};
 use serde_json::{Map, Value, json};
 use support::ROOT;
 
@@ -25,7 +26,7 @@ struct Project {
     pages_repeat: AtomicBool,
 }
 
-fn start(workers: usize) -> (Arc<dyn Metadata>, Arc<Project>) {
+fn start(workers: usize) -> (Arc<dyn Service>, Arc<Project>) {
     let project = Arc::new(Project {
         workers,
         token: AtomicUsize::new(1),

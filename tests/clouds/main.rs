@@ -10,12 +10,13 @@ mod tls;
 
 use std::sync::Arc;
 
+use cloud_api::Service;
 use common::aws::HASH;
 use common::cloud_server as server;
-use machines::{Cloud, Metadata};
+use machines::Cloud;
 
 /// Makes the client of a cloud whose services are here.
-fn client(cloud: &str, place: &str) -> Arc<dyn Metadata> {
+fn client(cloud: &str, place: &str) -> Arc<dyn Service> {
     let cloud = Cloud::named(cloud).unwrap();
     cloud_api::metadata(cloud, Some(place)).unwrap()
 }

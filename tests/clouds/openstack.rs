@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use booted_base::time;
-use machines::{Instance, Metadata, Role};
+use cloud_api::Service;
+use machines::{Instance, Role};
 use serde_json::{Value, json};
 use support::ROOT;
 
@@ -25,7 +26,7 @@ struct Project {
     may_list: AtomicBool,
 }
 
-fn start(cloud: &str, workers: usize) -> (Arc<dyn Metadata>, Arc<Project>) {
+fn start(cloud: &str, workers: usize) -> (Arc<dyn Service>, Arc<Project>) {
     let project = Arc::new(Project {
         workers,
         url: OnceLock::new(),

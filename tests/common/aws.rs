@@ -8,7 +8,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
 use booted_base::time;
-use machines::{Cloud, Metadata};
+use cloud_api::Service;
+use machines::Cloud;
 use serde_json::{Value, json};
 use support::ROOT;
 use support::foreign::python;
@@ -150,7 +151,7 @@ impl Moto {
     }
 
     /// Returns the client of this machine, and its metadata service.
-    pub fn machine(&self, number: usize) -> (Arc<dyn Metadata>, Arc<Imds>) {
+    pub fn machine(&self, number: usize) -> (Arc<dyn Service>, Arc<Imds>) {
         let (place, imds) = self.place(number);
         (
             cloud_api::metadata(Cloud::named("aws").unwrap(), Some(&place)).unwrap(),

@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 
 use super::refusal::TicketRefusal;
 use super::request::JoinRequest;
+use cloud_api::{Alias, Service};
 use kubernetes::parameters::NodeName;
-use machines::{Alias, Instance, Metadata, Role};
+use machines::{Instance, Role};
 
 /// The maximum age of a list.
 const MAX_AGE: Duration = Duration::from_secs(5);
@@ -31,7 +32,7 @@ const NOT_DIRECT: Duration = Duration::from_secs(60);
 
 /// The cloud's list of machines.
 pub struct Instances {
-    metadata: Option<Arc<dyn Metadata>>,
+    metadata: Option<Arc<dyn Service>>,
     /// Locked during a request to the metadata service: concurrent callers wait and use the same
     /// answer.
     list: Mutex<Cached<List>>,
@@ -48,7 +49,7 @@ type Cached<T> = Option<(Instant, Result<Arc<T>, TicketRefusal>)>;
 impl Instances {
     /// Creates the list from this metadata service. Without one, only workers are accepted: with
     /// any name, but only with their own source address.
-    pub fn new(metadata: Option<Arc<dyn Metadata>>) -> Instances {
+    pub fn new(metadata: Option<Arc<dyn Service>>) -> Instances {
         Instances {
             metadata,
             list: Mutex::default(),
@@ -138,7 +139,7 @@ impl Instances {
         Some(fetch())
     }
 
-    fn list(&self, metadata: &dyn Metadata, age: Duration) -> Result<Arc<List>, TicketRefusal> {
+    fn list(&self, metadata: &dyn Service, age: Duration) -> Result<Arc<List>, TicketRefusal> {
         let fetch = || Ok(named(metadata.peers()?).collect());
         cached(&self.list, age, fetch)
     }

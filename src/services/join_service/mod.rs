@@ -72,6 +72,7 @@ use base::stop::Stop;
 use booted_proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
 use booted_proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use cleaner::{Cleaner, CleanerThread};
+use cloud_api::Service;
 use cluster::{Cluster, Watches};
 use collateral::Fetching;
 use departed::DepartedThread;
@@ -80,7 +81,6 @@ use instances::Instances;
 use keys::KeyClient;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
-use machines::Metadata;
 use metrics::Registry;
 pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
@@ -132,7 +132,7 @@ pub struct Config {
     pub kubernetes: Option<client::Config>,
     /// The cloud's metadata service, which lists the machines. Without it, a worker may have any
     /// name, and no control plane can join.
-    pub metadata: Option<Arc<dyn Metadata>>,
+    pub metadata: Option<Arc<dyn Service>>,
     /// The directory with the cluster's CA and the files for control planes, usually [`PKI_DIR`].
     pub pki_dir: PathBuf,
     /// Until when disks without a record are accepted.

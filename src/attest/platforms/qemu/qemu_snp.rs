@@ -109,5 +109,5 @@ pub(crate) fn mark(file: &Path, register: &ClusterRegister) -> Result<(), Error>
 
 fn unusable(file: &Path, why: &str) -> Error {
     let file = file.display();
-    Error::Registers(format!("the register of the cluster ID, {file}: {why}"))
+    Error::Failed(format!("the register of the cluster ID, {file}: {why}"))
 }

@@ -24,7 +24,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use base::text::quoted;
-use machines::Alias;
+use cloud_api::Alias;
 use serde_json::Value;
 
 use super::super::cluster::Kubeadm;

@@ -171,7 +171,7 @@ fn halves(report: &Report) -> [&[u8]; 2] {
 
 /// Returns the launch digest of this machine.
 fn launch() -> Result<LaunchDigest, tpm::Error> {
-    let wrong = |why| tpm::Error::Registers(format!("the launch digest of this machine: {why}"));
+    let wrong = |why| tpm::Error::Failed(format!("the launch digest of this machine: {why}"));
     let report = Kernel.report(&[0; 64]);
     let (report, _) = report.map_err(|error| wrong(error.to_string()))?;
     let report = Report::parse(&report).map_err(|error| wrong(error.to_string()))?;

@@ -1,0 +1,82 @@
+//! What a metadata service says besides what each boot asks: for an init, and for the certificates of
+//! kubelets.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use cloud::http::MAX_BODY;
+use cloud::{qemu, r#static};
+use machines::{Error, Metadata, is_bcrypt};
+
+/// A client of a metadata service, if the service's location is valid.
+pub type Made = Result<Arc<dyn Service>, Error>;
+
+/// A metadata service with all its answers. Each call makes its requests without retries.
+pub trait Service: Metadata {
+    /// Returns the bcrypt hash (`$2a$10$..`, 60 characters) of the init secret.
+    fn init_secret_hash(&self) -> Result<String, Error>;
+    /// Returns additional names and addresses of all machines of the cluster, as far as the service
+    /// knows them.
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        Ok(vec![])
+    }
+}
+
+/// Names and addresses of a machine in addition to those in its [`Instance`]; the cloud's
+/// controller writes them into its Node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Alias {
+    /// The name of its [`Instance`].
+    pub machine: String,
+    /// DNS names, internal and external.
+    pub names: Vec<String>,
+    /// Addresses, internal and external.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Returns the bcrypt hash in an answer, without a line break at its end.
+pub fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
+    match std::str::from_utf8(body).map(str::trim_ascii_end) {
+        Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
+        // the error does not repeat the answer, which may be the init secret itself
+        _ => Err(Error::Nonsense {
+            request: request.to_owned(),
+            expected: "a bcrypt hash of 60 characters",
+            got: format!("{} bytes that are not a bcrypt hash", body.len()),
+        }),
+    }
+}
+
+impl Service for qemu::Client {
+    fn init_secret_hash(&self) -> Result<String, Error> {
+        let (url, body) = self.get("initsecrethash", MAX_BODY)?;
+        bcrypt_hash(&format!("GET {url}"), &body)
+    }
+}
+
+impl Service for r#static::Client {
+    fn init_secret_hash(&self) -> Result<String, Error> {
+        let list = self.list()?;
+        let hash = list.init_secret_hash().map(str::to_owned);
+        hash.ok_or_else(|| {
+            self.failed("it has no initSecretHash, so no operator can initialize this machine")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HASH: &str = "$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
+
+    #[test]
+    fn a_hash_is_read_without_its_line_break_and_nothing_else_is_a_hash() {
+        let body = format!("{HASH}\n");
+        assert_eq!(bcrypt_hash("GET url", body.as_bytes()).unwrap(), HASH);
+        for body in [&b"not found"[..], b"", HASH[1..].as_bytes(), &[0xff; 60]] {
+            let error = bcrypt_hash("GET url", body).unwrap_err();
+            assert!(matches!(error, Error::Nonsense { .. }), "{error}");
+        }
+    }
+}
