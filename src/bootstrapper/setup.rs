@@ -29,7 +29,7 @@ use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubeadm;
 use kubernetes::kubelet_certificate::KubeletCertificate;
 use kubernetes::parameters::NodeName;
-use machines::{Instance, Metadata};
+use machines::Instance;
 
 /// The directory of the components' programs; in PATH it comes before the image's own directories.
 pub const PROGRAMS: &str = "/run/state/bin";
@@ -42,7 +42,7 @@ pub struct Node {
     /// Whether a cloud controller manager will initialize the node.
     pub has_cloud_controller: bool,
     /// The metadata service, which describes this machine.
-    pub metadata: Arc<dyn Metadata>,
+    pub metadata: Arc<dyn cloud_api::Service>,
     /// Where the state disk is mounted.
     pub root: PathBuf,
     /// The state disk, and its passphrase until the commit.

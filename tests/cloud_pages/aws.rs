@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use cloud_api::Service;
 use common::aws::{Imds, place};
-use machines::{Cloud, Metadata, Role};
+use machines::{Cloud, Role};
 use serde_json::{Value, json};
 use support::ROOT;
 use support::foreign::python;
@@ -66,7 +67,7 @@ impl Moto {
 }
 
 /// Returns the client of a machine, which knows what EC2 gives to this machine.
-fn metadata(machine: &Value, credentials: &Value, moto: &str) -> Arc<dyn Metadata> {
+fn metadata(machine: &Value, credentials: &Value, moto: &str) -> Arc<dyn Service> {
     assert_eq!(machine["options"]["HttpTokens"], "required");
     // without this option the instance's tags are not in its metadata
     assert_eq!(machine["options"]["InstanceMetadataTags"], "enabled");

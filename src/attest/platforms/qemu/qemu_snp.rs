@@ -70,7 +70,7 @@ impl crate::Issuer for Issuer {
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         let Location::Snp(file) = &self.register else {
-            return Err(IssueError::Demand(NO_REGISTER));
+            return Err(IssueError::new(NO_REGISTER));
         };
         let register = register(file)?;
         let report_data = report_data(user_data, nonce, register.as_ref());
