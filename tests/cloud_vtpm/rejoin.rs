@@ -144,7 +144,7 @@ fn a_machine_with_an_accepted_launch_digest_gets_the_key_until_it_has_joined() {
         .parse()
         .unwrap();
     let chip = sev_snp::Chip::new(|_| ());
-    let issuer = Arc::new(qemu_snp::Issuer::new(chip, register.clone()));
+    let issuer = Arc::new(qemu_snp::LaunchIssuer::new(chip, register.clone()));
     let launched = |byte: &str| {
         let digests = json!({"snp": {"launchMeasurements": [byte.repeat(48)]}});
         sev_snp::with(sev_snp::ours(), &digests)

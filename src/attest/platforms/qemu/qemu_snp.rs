@@ -30,7 +30,7 @@ pub const VARIANT: Variant = Variant {
     oid: OID,
     registers: Registers::Pcrs,
     location: || Ok(Location::Snp(REGISTER.into())),
-    issuer: |location| Arc::new(Issuer::new(Arc::new(Kernel), location.clone())),
+    issuer: |location| Arc::new(LaunchIssuer::new(Arc::new(Kernel), location.clone())),
 };
 
 /// 1.3.9900.5.98, which Constellation does not use: its arc for QEMU has 1 and 99.
@@ -43,7 +43,7 @@ const NO_REGISTER: &str = "a machine of this variant has no TPM: expected snp:FI
 /// The document.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Document {
+pub struct LaunchDocument {
     /// The report, and the certificates that the host gave.
     pub instance_info: InstanceInfo,
     /// The user data that the report covers.
@@ -51,19 +51,19 @@ pub struct Document {
 }
 
 /// Makes documents of this machine.
-pub struct Issuer {
+pub struct LaunchIssuer {
     reporter: Arc<dyn Reporter>,
     register: Location,
 }
 
-impl Issuer {
+impl LaunchIssuer {
     /// Makes an issuer for the register of the cluster ID at a location.
-    pub fn new(reporter: Arc<dyn Reporter>, register: Location) -> Issuer {
-        Issuer { reporter, register }
+    pub fn new(reporter: Arc<dyn Reporter>, register: Location) -> LaunchIssuer {
+        LaunchIssuer { reporter, register }
     }
 }
 
-impl crate::Issuer for Issuer {
+impl crate::Issuer for LaunchIssuer {
     fn oid(&self) -> Oid {
         OID
     }
@@ -74,7 +74,7 @@ impl crate::Issuer for Issuer {
         };
         let register = register(file)?;
         let report_data = report_data(user_data, nonce, register.as_ref());
-        Ok(serde_json::to_vec(&Document {
+        Ok(serde_json::to_vec(&LaunchDocument {
             instance_info: InstanceInfo::of(&*self.reporter, &report_data, None)?,
             user_data: Base64(user_data.into()),
         })?)

@@ -41,7 +41,7 @@ const SHOWN_ERROR: usize = 160;
 /// Returns the register of the cluster ID in a document of this variant, by its number in policies;
 /// `None` if it is not one. Nothing in it is verified.
 pub fn said(document: &[u8]) -> Option<BTreeMap<u32, Vec<u8>>> {
-    let document: Document = serde_json::from_slice(document).ok()?;
+    let document: LaunchDocument = serde_json::from_slice(document).ok()?;
     let report = Report::parse(&document.instance_info.attestation_report.0).ok()?;
     let [_, register] = halves(&report);
     Some(BTreeMap::from([(CLUSTER_ID_PCR, register.into())]))
@@ -49,7 +49,7 @@ pub fn said(document: &[u8]) -> Option<BTreeMap<u32, Vec<u8>>> {
 
 /// Returns the collateral for a document, or `None` if these sources do not have it.
 fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> {
-    let document: Document = serde_json::from_slice(document).ok()?;
+    let document: LaunchDocument = serde_json::from_slice(document).ok()?;
     snp::collateral_of(&document.instance_info, sources)
 }
 
@@ -98,7 +98,7 @@ impl Validator {
                 "the document has {len} bytes, expected at most {MAX_DOCUMENT}"
             )));
         }
-        let document: Document = serde_json::from_slice(document).map_err(|error| {
+        let document: LaunchDocument = serde_json::from_slice(document).map_err(|error| {
             let error = printable(&error.to_string(), SHOWN_ERROR);
             Kind::Malformed.because(format!("the document cannot be read: {error}"))
         })?;
