@@ -27,25 +27,25 @@ pub const BASE_URL: &str = "http://10.42.0.1:8080";
 const MAX_PEERS_BODY: u64 = 4 << 20;
 
 /// Makes a client of the service at this URL; `None` is [`BASE_URL`].
-pub fn client(url: Option<&str>) -> Result<Client, Error> {
+pub fn client(url: Option<&str>) -> Result<QemuMetadata, Error> {
     url.map_or(Ok(()), check_url)?;
     let http = Http::new(url.unwrap_or(BASE_URL));
-    Ok(Client { http })
+    Ok(QemuMetadata { http })
 }
 
 /// A client of the service. Each call makes one request.
-pub struct Client {
+pub struct QemuMetadata {
     http: Http,
 }
 
-impl Client {
+impl QemuMetadata {
     /// Returns the URL of a path and the answer to it.
     pub fn get(&self, path: &str, limit: u64) -> Result<(String, Vec<u8>), Error> {
         Ok((self.http.url(path), self.http.get(path, &[], limit)?))
     }
 }
 
-impl Metadata for Client {
+impl Metadata for QemuMetadata {
     fn own_instance(&self) -> Result<Instance, Error> {
         let (url, body) = self.get("self", MAX_BODY)?;
         parse_self(&url, &body)
@@ -171,10 +171,10 @@ mod tests {
     const SELF: &str = r#"{"Name":"control-plane-0","ProviderID":"qemu:///hostname/control-plane-0","Role":"ControlPlane","VPCIP":"10.42.1.100","SecondaryIPRange":"","AliasIPRanges":null}"#;
 
     /// Starts a server that answers one request with these bytes.
-    fn answering(answer: Vec<u8>) -> Client {
+    fn answering(answer: Vec<u8>) -> QemuMetadata {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let http = Http::new(&format!("http://{}", listener.local_addr().unwrap()));
-        let client = Client { http };
+        let client = QemuMetadata { http };
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let _ = stream.read(&mut [0; 4096]);
@@ -183,7 +183,7 @@ mod tests {
         client
     }
 
-    fn ok(body: &str) -> Client {
+    fn ok(body: &str) -> QemuMetadata {
         answering(
             format!(
                 "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
@@ -319,7 +319,7 @@ mod tests {
             .unwrap();
         let started = Instant::now();
         let http = Http::new(&format!("http://{port}/"));
-        let error = Client { http }.own_instance().unwrap_err();
+        let error = QemuMetadata { http }.own_instance().unwrap_err();
         assert!(
             error.to_string().contains(&format!("http://{port}/self")),
             "{error}"
@@ -332,7 +332,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let http = Http::by(&url, Plain(Duration::from_millis(300)));
-        let client = Client { http };
+        let client = QemuMetadata { http };
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n".to_vec();

@@ -352,20 +352,20 @@ impl Machine {
 
 /// Reads the list at each call: it may change, and an initramfs may have to wait for the module
 /// that provides it.
-pub struct Client {
+pub struct ListedMetadata {
     place: Place,
 }
 
 /// Makes a client of the list at this place; `None` is the first of the usual places that has one.
-pub fn client(place: Option<&str>) -> Result<Client, Error> {
+pub fn client(place: Option<&str>) -> Result<ListedMetadata, Error> {
     let place = Place::parse(place).map_err(|problem| Error::Url {
         url: place.unwrap_or_default().into(),
         problem: problem.into(),
     })?;
-    Ok(Client { place })
+    Ok(ListedMetadata { place })
 }
 
-impl Client {
+impl ListedMetadata {
     /// Makes the error that something is wrong with the list.
     pub fn failed(&self, problem: impl fmt::Display) -> Error {
         Error::List {
@@ -384,7 +384,7 @@ impl Client {
     }
 }
 
-impl Metadata for Client {
+impl Metadata for ListedMetadata {
     fn own_instance(&self) -> Result<Instance, Error> {
         let own = sys::interfaces::addresses()
             .map_err(|error| self.failed(format!("this machine's addresses: {error}")))?;

@@ -47,14 +47,14 @@ pub fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
     }
 }
 
-impl Service for qemu::Client {
+impl Service for qemu::QemuMetadata {
     fn init_secret_hash(&self) -> Result<String, Error> {
         let (url, body) = self.get("initsecrethash", MAX_BODY)?;
         bcrypt_hash(&format!("GET {url}"), &body)
     }
 }
 
-impl Service for r#static::Client {
+impl Service for r#static::ListedMetadata {
     fn init_secret_hash(&self) -> Result<String, Error> {
         let list = self.list()?;
         let hash = list.init_secret_hash().map(str::to_owned);
