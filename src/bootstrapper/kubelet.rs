@@ -16,8 +16,9 @@ use base::timeline::Timeline;
 const UNIT: &str = "kubelet.service";
 /// Time limit for starting the unit, including its dependencies.
 const LIMIT: Duration = Duration::from_secs(10 * 60);
-/// How often this program asks systemd for the unit's state.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often this program asks systemd for the unit's state. A slow machine needs half a second for
+/// each answer.
+const LOOK: Duration = Duration::from_secs(5);
 /// Time limit for one answer of systemd or of the journal.
 const ANSWER: Duration = Duration::from_secs(10);
 /// A kubelet that exits this often will not stay up; kubeadm itself would wait 4 minutes for it.

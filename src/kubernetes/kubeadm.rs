@@ -126,12 +126,12 @@ pub fn init(cluster: &ClusterSettings, node: &NodeSettings) -> String {
             service_subnet: join(&cluster.networks.services),
             pod_subnet: join(&cluster.networks.pods),
         },
-        api_server: ApiServer::new(alternative_names),
+        api_server: ApiServer::new(alternative_names, node),
         controller_manager: ControlPlaneComponent {
             extra_args: controller_manager_arguments(node),
         },
         scheduler: ControlPlaneComponent {
-            extra_args: vec![argument("profiling", "false")],
+            extra_args: [vec![argument("profiling", "false")], slow_leader(node)].concat(),
         },
         feature_gates: local_mode,
     };
@@ -301,7 +301,7 @@ impl NodeRegistration<'_> {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Clone)]
 struct Argument {
     name: &'static str,
     value: String,
@@ -324,6 +324,7 @@ fn cloud_provider(node: &NodeSettings) -> Vec<Argument> {
 
 fn controller_manager_arguments(node: &NodeSettings) -> Vec<Argument> {
     let mut arguments = cloud_provider(node);
+    arguments.extend(slow_leader(node));
     arguments.extend([
         argument(
             "flex-volume-plugin-dir",
@@ -334,6 +335,19 @@ fn controller_manager_arguments(node: &NodeSettings) -> Vec<Argument> {
         argument("terminated-pod-gc-threshold", "1000"),
     ]);
     arguments
+}
+
+/// On a slow machine, gives the leader of the controllers longer to renew its lease; otherwise it
+/// ends. The values are those of OpenShift, which tolerate a minute without the API.
+fn slow_leader(node: &NodeSettings) -> Vec<Argument> {
+    if node.patience.is_none() {
+        return Vec::new();
+    }
+    vec![
+        argument("leader-elect-lease-duration", "137s"),
+        argument("leader-elect-renew-deadline", "107s"),
+        argument("leader-elect-retry-period", "26s"),
+    ]
 }
 
 #[derive(Serialize)]
@@ -425,22 +439,31 @@ struct HostPathMount {
 }
 
 impl ApiServer {
-    fn new(cert_sans: Vec<String>) -> ApiServer {
+    fn new(cert_sans: Vec<String>, node: &NodeSettings) -> ApiServer {
         const LOGS: &str = "/var/log/kubernetes/audit/";
+        let mut extra_args = vec![
+            argument("audit-policy-file", AUDIT_POLICY_PATH),
+            argument("audit-log-path", "/var/log/kubernetes/audit/audit.log"),
+            // Days, files, megabytes.
+            argument("audit-log-maxage", "30"),
+            argument("audit-log-maxbackup", "10"),
+            argument("audit-log-maxsize", "100"),
+            argument("profiling", "false"),
+            // Otherwise the API server would send logs and commands to any server at a
+            // kubelet's address.
+            argument("kubelet-certificate-authority", CA_CERTIFICATE),
+        ];
+        if node.patience.is_some() {
+            // etcd answers late on a slow machine; by default, an API server that waits two seconds
+            // for it counts as dead
+            extra_args.extend([
+                argument("etcd-healthcheck-timeout", "20s"),
+                argument("etcd-readycheck-timeout", "20s"),
+            ]);
+        }
         ApiServer {
             cert_sans,
-            extra_args: vec![
-                argument("audit-policy-file", AUDIT_POLICY_PATH),
-                argument("audit-log-path", "/var/log/kubernetes/audit/audit.log"),
-                // Days, files, megabytes.
-                argument("audit-log-maxage", "30"),
-                argument("audit-log-maxbackup", "10"),
-                argument("audit-log-maxsize", "100"),
-                argument("profiling", "false"),
-                // Otherwise the API server would send logs and commands to any server at a
-                // kubelet's address.
-                argument("kubelet-certificate-authority", CA_CERTIFICATE),
-            ],
+            extra_args,
             extra_volumes: [
                 HostPathMount {
                     name: "audit-log",
@@ -686,13 +709,21 @@ mod tests {
         assert!(
             arguments.contains(&json!({"name": "audit-policy-file", "value": AUDIT_POLICY_PATH}))
         );
+        // this machine is slow
+        let late = json!({"name": "etcd-readycheck-timeout", "value": "20s"});
+        assert!(arguments.contains(&late));
+        let leader = json!({"name": "leader-elect-renew-deadline", "value": "107s"});
+        for component in ["controllerManager", "scheduler"] {
+            let arguments = cluster[component]["extraArgs"].as_array().unwrap();
+            assert!(arguments.contains(&leader), "{component}");
+        }
         assert_eq!(cluster["apiServer"]["extraVolumes"][1]["readOnly"], true);
         assert_eq!(
             cluster["controllerManager"]["extraArgs"]
                 .as_array()
                 .unwrap()
                 .len(),
-            4
+            7
         );
     }
 
@@ -719,6 +750,11 @@ mod tests {
             },
         ));
         assert_eq!(documents[0].get("timeouts"), None);
+        let text = documents[1].to_string();
+        assert!(
+            !text.contains("leader-elect") && !text.contains("etcd-"),
+            "{text}"
+        );
         assert_eq!(
             documents[0]["nodeRegistration"]["kubeletExtraArgs"]
                 .as_array()
