@@ -1,9 +1,11 @@
 //! systemd itself checks the units of the folder systemd/.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use std::os::unix::fs::symlink;
 use support::ROOT;
 use tempfile::TempDir;
 
@@ -134,4 +136,126 @@ fn agents_of_the_host_are_skipped_on_a_node_unless_the_image_overrides_it() {
     fs::write(own.join("firstlight.conf"), "").unwrap();
     let said = conditions("qemu-guest-agent");
     assert!(!said.contains(skipped), "{said}");
+}
+
+/// Returns the values of a setting of mkosi in these files.
+fn settings(name: &str, files: &[&str]) -> BTreeSet<String> {
+    let mut values = BTreeSet::new();
+    for file in files {
+        let mut is_in_it = false;
+        for line in fs::read_to_string(at("mkosi").join(file)).unwrap().lines() {
+            let value = match line.strip_prefix([' ', '\t']) {
+                Some(value) => value,
+                None => {
+                    let named = line.strip_prefix(name).and_then(|it| it.strip_prefix('='));
+                    is_in_it = named.is_some();
+                    named.unwrap_or_default()
+                }
+            };
+            let value = value.trim();
+            if is_in_it && !value.is_empty() && !value.starts_with('#') {
+                values.insert(value.to_owned());
+            }
+        }
+    }
+    values
+}
+
+fn at(path: &str) -> PathBuf {
+    Path::new(ROOT).join(path)
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn of_node(arguments: &[&str]) -> String {
+    run(Command::new(at("tools/node-image.sh")).args(arguments))
+}
+
+/// Installs what the image of mkosi has beside its packages, as mkosi does.
+fn install_image(root: &Path, files: &[&str]) {
+    let tree = at("mkosi/mkosi.extra/.");
+    run(Command::new("cp").arg("-r").args([&tree, root]));
+    for pair in settings("ExtraTrees", files) {
+        let (from, to) = pair.split_once(':').unwrap();
+        let to = root.join(to.trim_start_matches('/'));
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(at("mkosi").join(from), to).unwrap();
+    }
+    // in place of the programs of `make build`
+    let source = TempDir::new().unwrap();
+    fs::create_dir_all(source.path().join("target/dist")).unwrap();
+    symlink(at("systemd"), source.path().join("systemd")).unwrap();
+    fs::write(source.path().join("target/dist/bootstrapper"), "").unwrap();
+    for script in ["mkosi.postinst", "mkosi.finalize"] {
+        let mut mkosi = Command::new(at("mkosi").join(script));
+        mkosi.env("SRCDIR", source.path()).env("BUILDROOT", root);
+        if script == "mkosi.finalize" {
+            run(Command::new("systemctl")
+                .arg("preset-all")
+                .arg(format!("--root={}", root.display())));
+        }
+        run(&mut mkosi);
+    }
+    fs::remove_file(root.join("usr/bin/bootstrapper")).unwrap();
+}
+
+/// Returns what is at the paths below a folder: a file's content, or where a link leads to.
+fn contents(root: &Path) -> BTreeMap<String, Vec<u8>> {
+    let found = run(Command::new("find")
+        .arg(root)
+        .args(["!", "-type", "d", "-printf", "%P\n"]));
+    let content = |path: &str| match fs::read_link(root.join(path)) {
+        Ok(target) => target.into_os_string().into_encoded_bytes(),
+        Err(_) => fs::read(root.join(path)).unwrap(),
+    };
+    found
+        .lines()
+        .map(|path| (path.to_owned(), content(path)))
+        .collect()
+}
+
+/// The node of `make test-cluster` has the packages, files and units of the image, except for the differences that the document names.
+#[test]
+fn the_node_of_the_cluster_tests_is_the_image_but_for_documented_differences() {
+    let document = fs::read_to_string(at("docs/testing-kubernetes.md")).unwrap();
+    let (_, table) = document
+        .split_once("## Differences from the image")
+        .unwrap();
+    let (table, _) = table.split_once("\n## ").unwrap();
+    let quoted = table.lines().filter_map(|line| line.strip_prefix("| `"));
+    let documented: BTreeSet<String> = quoted
+        .map(|line| line.split('`').next().unwrap().to_owned())
+        .collect();
+
+    let files = ["mkosi.conf", "mkosi.conf.d/release.conf"];
+    let lines = |text: String| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
+    let mut found = BTreeSet::new();
+    for (of_image, of_node) in [
+        (settings("Packages", &files), lines(of_node(&["packages"]))),
+        (
+            settings("RemoveFiles", &files),
+            lines(of_node(&["removed"])),
+        ),
+    ] {
+        assert!(of_image.len() > 10);
+        found.extend(of_image.symmetric_difference(&of_node).cloned());
+    }
+    let (image, node) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    for root in [&image, &node] {
+        fs::create_dir(root.path().join("boot")).unwrap();
+    }
+    install_image(image.path(), &files);
+    of_node(&["system", node.path().to_str().unwrap()]);
+    let (image, node) = (contents(image.path()), contents(node.path()));
+    assert!(image.len() > 30);
+    let paths: BTreeSet<_> = image.keys().chain(node.keys()).collect();
+    let differ = paths
+        .into_iter()
+        .filter(|path| image.get(*path) != node.get(*path));
+    found.extend(differ.map(|path| format!("/{path}")));
+    assert_eq!(found, documented);
 }

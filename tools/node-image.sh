@@ -1,40 +1,77 @@
 #!/usr/bin/env bash
-# Makes the disk of a Kubernetes node for the cluster tests: Debian 12 with systemd, containerd and the CNI plugins, kubeadm,
-# kubelet and kubectl as components that `bootstrapper` installs, and every container image unpacked in containerd's
-# store, so that a node needs no network and no registry.
+# Makes the disk of a Kubernetes node for the cluster tests, by the recipe of the real image, mkosi/: its release of Debian, packages,
+# files, units and presets. In addition the disk has the folder `state` in place of the encrypted state disk, and in it containerd's
+# store with each container image unpacked, so that a node needs no registry. docs/testing-kubernetes.md lists all differences.
 #
-#   tools/node-image.sh      prints the folder with disk.img (ext4, sparse)
+#   tools/node-image.sh                prints the folder: disk.img (ext4, sparse), and cni-plugins.tgz as on it
+#   tools/node-image.sh packages       prints the packages; removed: the paths that the node lacks; system ROOT: installs into a root
+#                                      file system what the node has beside its packages. For tests/units.rs
 #
-# Needs root (mmdebstrap, and mounts in a namespace). Kept in the cache until something that it is made of
-# changes. Units: systemd/, as on any node. Settings of the tests' node: tests/cluster/node, copied over the root file system.
+# Needs root (mmdebstrap, and mounts in a namespace). Kept in the cache until something that it is made of changes.
 . "$(dirname "$0")/lib.sh"
-[ "$(id -u)" = 0 ] || die "making the node's disk needs root"
 
-SUITE=bookworm
-PACKAGES=systemd,systemd-sysv,dbus,udev,kmod,iproute2,e2fsprogs,procps,containerd,runc,containernetworking-plugins
-PACKAGES+=,iptables,nftables,conntrack,ethtool,socat
+# Prints the values of a setting of mkosi, one a line. Usage: setting NAME FILE...
+setting() {
+  local name=$1; shift
+  awk -v name="$name=" '
+    /^[^ \t#]/ { is_it = index($0, name) == 1; $0 = is_it ? substr($0, length(name) + 1) : "" }
+    is_it && NF && $1 !~ /^#/ { $1 = $1; print }' "$@"
+}
+
+mkosi=$ROOT/mkosi
+parts=("$mkosi/mkosi.conf" "$mkosi/mkosi.conf.d/release.conf")
+SUITE=$(setting Release "$mkosi/mkosi.conf")
+PACKAGES=$(setting Packages "${parts[@]}")
+# the CNI project's plugins, which are a component (`firstlight components`)
+PLUGINS=containernetworking-plugins
 SIZE=8G
+settings=$ROOT/tests/cluster/node
+
+# The paths that mkosi removes, the shells among them.
+removed() { setting RemoveFiles "${parts[@]}"; }
+
+# Installs what the image has beside its packages, and then the differences: docs/testing-kubernetes.md names each.
+system() {
+  local root=$1 file
+  cp -r --no-preserve=ownership "$mkosi/mkosi.extra/." "$root/"
+  for file in $(setting ExtraTrees "${parts[@]}"); do
+    install -D -m644 "$mkosi/${file%%:*}" "$root${file#*:}"
+  done
+  "$ROOT/systemd/install.sh" - "$root"
+  systemctl --root "$root" --quiet preset-all
+  BUILDROOT=$root "$mkosi/mkosi.finalize"
+  cp -r --no-preserve=ownership "$settings/." "$root/"
+  sed -i '/sandbox_image/a restrict_oom_score_adj = true' "$root/etc/containerd/config.toml"
+}
+
+case ${1:-} in
+packages) echo "$PACKAGES"; exit ;;
+removed) removed; exit ;;
+system) system "$2"; exit ;;
+esac
+[ "$(id -u)" = 0 ] || die "making the node's disk needs root"
 
 kubernetes=$("$ROOT/tools/kubernetes.sh")
 
-recipe=$(printf '%s\n' "$SUITE $PACKAGES" | sha256sum | cut -c1-12)
+recipe=$(printf '%s\n' "$SUITE" "$PACKAGES" "$PLUGINS" | sha256sum | cut -c1-12)
 debian=$CACHE/node-debian-$recipe
 if [ ! -e "$debian.tar" ]; then
   command -v mmdebstrap >/dev/null || die "mmdebstrap is missing: apt-get install mmdebstrap"
   say "installing Debian $SUITE for the node"
-  rm -f "$CACHE"/node-debian-*
-  nice -n 10 mmdebstrap --quiet --mode=root --variant=minbase --include="$PACKAGES" \
+  rm -rf "$CACHE"/node-debian-*
+  nice -n 10 mmdebstrap --quiet --mode=root --variant=minbase --include="$(paste -sd, <<<"$PACKAGES")" \
     --aptopt='APT::Install-Recommends "false"' \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
-    --dpkgopt='path-exclude=/usr/share/locale/*' \
+    --customize-hook="chroot \"\$1\" sh -c 'cd /tmp && apt-get -qq download $PLUGINS && dpkg-deb -x $PLUGINS*.deb plugins && rm $PLUGINS*.deb'" \
+    --customize-hook='tar cz -C "$1/tmp/plugins/usr/lib/cni" --sort=name --mtime=@1 --owner=0 --group=0 --numeric-owner . >"$1/cni-plugins.tgz"' \
+    --customize-hook='rm -r "$1/tmp/plugins"' \
     "$SUITE" "$debian.$$.tar" "deb $(mirror) $SUITE main" >&2
   mv "$debian.$$.tar" "$debian.tar"
 fi
 
-settings=$ROOT/tests/cluster/node
 recipe=$({ echo "$debian $kubernetes"; stat -c '%s %Y' "$kubernetes"/bin/*
-  cd "$ROOT"; find systemd "${settings#"$ROOT"/}" -type f | sort | xargs sha256sum; cat "$ROOT"/tools/{node-image,kubernetes-images,image}.sh; } |
-  sha256sum | cut -c1-12)
+  cd "$ROOT"; find systemd mkosi initramfs/dracut "${settings#"$ROOT"/}" -type f | sort | xargs sha256sum
+  cat "$ROOT"/tools/{node-image,kubernetes-images,flannel,image,lib}.sh; } | sha256sum | cut -c1-12)
 image=$CACHE/node-$recipe
 if [ -e "$image/disk.img" ]; then echo "$image"; exit; fi
 
@@ -43,36 +80,34 @@ trap 'rm -rf --one-file-system "$work"' EXIT
 root=$work/root
 mkdir "$root"
 tar x -C "$root" -f "$debian.tar"
-# the archives for the installer are of no use to a node
-rm -rf "$root"/var/cache/apt "$root"/var/lib/apt/lists/* "$root"/usr/share/i18n "$root"/dev; mkdir "$root/dev"
+rm -rf "$root"/{dev,var/lib/apt/lists}; mkdir "$root/dev"
+# mmdebstrap copies it from this machine
+rm -f "$root/etc/hostname"
 
 images=$("$ROOT/tools/kubernetes-images.sh" "$root")
+pause=$(grep /pause: "$images/names")
+grep -q "\"$pause\"" "$mkosi/mkosi.extra/etc/containerd/config.toml" || die "mkosi.extra/etc/containerd/config.toml does not name $pause"
 
-mkdir -p "$root/opt/components"
-install -m755 "$kubernetes"/bin/{kubeadm,kubelet,kubectl} "$root/opt/components/"
-"$ROOT/systemd/install.sh" - "$root"
-cp -r --no-preserve=ownership "$settings/." "$root/"
-sed -i "s|@PAUSE@|$(grep /pause: "$images/names")|" "$root/etc/containerd/config.toml"
-# in place of the state disk: a folder that outlives a reboot
-mkdir -p "$root/etc/kubernetes" "$root"/var/lib/state/{bin,kubernetes}
-rm -f "$root"/etc/systemd/system/timers.target.wants/* "$root"/etc/systemd/system/multi-user.target.wants/e2scrub_reap.service
-systemctl --root "$root" --quiet enable containerd systemd-networkd run-state.mount etc-kubernetes.mount firstlight-evidence.socket
-# that folder, the components and the store of containerd are on this disk
-systemctl --root "$root" --quiet mask var.mount opt.mount etc-cni.mount
-systemctl --root "$root" --quiet mask ldconfig.service e2scrub_reap.service getty@tty1.service console-getty.service systemd-firstboot.service
-# a machine ID that is set keeps systemd from the presets of a first boot
-echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
-touch "$root/etc/.updated" "$root/var/.updated"
+system "$root"
+install -D -m755 -t "$root/usr/lib/firstlight/components" "$kubernetes"/bin/{kubeadm,kubelet,kubectl}
+mkdir "$work/image"
+cp "$root/cni-plugins.tgz" "$work/image/"
+mv "$root/cni-plugins.tgz" "$root/usr/lib/firstlight/components/"
 
 say "unpacking the images into containerd's store"
 # by the node's own containerd; its store is a folder, and what it writes there is as good on the next kernel
-mkdir "$root/images"; cp "$images"/*.tar "$root/images/"
+mkdir -p "$root"/{images,state/var/lib/containerd}; cp "$images"/*.tar "$root/images/"
+cp "$("$ROOT/tools/flannel.sh" "$root")/image.tar" "$root/images/flannel.tar"
+# what the tests run as a user's workload
+install -D -t "$work/web/bin" "$(command -v busybox)"
+"$ROOT/tools/image.sh" "$root/images/web.tar" firstlight.local/web:1 /bin/busybox "$work/web"
 cat >"$work/import" <<'SH'
 set -e
 root=$1
 mount --make-rprivate /
 mount -t proc proc "$root/proc"; mount -t tmpfs tmpfs "$root/run"; mount -t tmpfs tmpfs "$root/tmp"
 mount --rbind /dev "$root/dev"; mount -t sysfs sysfs "$root/sys"
+mount --bind "$root/state/var" "$root/var"
 printf 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n' >"$root/tmp/import.toml"
 chroot "$root" containerd --config /tmp/import.toml --log-level error & daemon=$!
 for _ in $(seq 300); do [ ! -S "$root/run/containerd/containerd.sock" ] || break; sleep 0.1; done
@@ -85,7 +120,8 @@ nice -n 10 unshare --mount --pid --net --fork --kill-child bash "$work/import" "
   die "the images cannot be unpacked"
 rm -rf "$root/images"
 
-mkdir "$work/image"
+for path in $(removed); do rm -rf "$root"$path; done
+
 truncate -s "$SIZE" "$work/image/disk.img"
 SOURCE_DATE_EPOCH=1 mke2fs -q -t ext4 -E root_owner=0:0,nodiscard -d "$root" -L node "$work/image/disk.img"
 for old in "$CACHE"/node-????????????; do rm -rf "$old"; done

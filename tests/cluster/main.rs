@@ -7,6 +7,7 @@ use support::metadata;
 mod network;
 mod node;
 mod operator;
+mod workload;
 use support::program;
 use support::swtpm;
 
@@ -62,11 +63,24 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     let mut stranger = strange.init(&node, &[]);
     assert_eq!(stranger.exit().code(), Some(3), "{}", stranger.output());
     stranger.expect("attestation refused: PCR 15");
+    // without a network plugin the services cannot start, and the operator learns why
     let image = node.import_services();
-    let mut second = operator.init(&node, &["--verbose", "--image", &image]);
-    second.expect_within("objects are new or changed", PATIENCE);
-    assert!(second.exit().success(), "{}", second.output());
+    let second = operator.init(&node, &["--verbose", "--image", &image]);
+    second.expect_within("waiting for key-service", PATIENCE);
+    let waiting = Instant::now();
+    second.expect(&format!(
+        "no network plugin is installed on {}",
+        node.name()
+    ));
+    assert!(waiting.elapsed() < Duration::from_secs(60));
+    lap(&node, "the operator knows that there is no network plugin");
     let told = second.output();
+    drop(second);
+    // a list of add-ons completes it
+    let mut addons = operator.apply_addons();
+    addons.expect_within("flannel", PATIENCE);
+    assert!(addons.exit().success(), "{}", addons.output());
+    println!("{}", addons.output());
     for phase in [
         "state disk:",
         "components:",
@@ -80,7 +94,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
         told.contains("kubeadm: installed") && !has_token(&told),
         "{told}"
     );
-    lap(&node, "init has ended");
+    lap(&node, "the network plugin is installed");
     println!("{told}");
 
     // the bootstrapper has completed the set-up, and no token is left
@@ -117,6 +131,8 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     let priority =
         node.sh("for t in /proc/$(pidof etcd)/task/*; do ionice -p ${t##*/}; done | sort -u");
     assert_eq!(priority.trim(), "realtime: prio 0");
+    workload::deploy(&operator, &[&node]);
+    workload::answers(&operator, &[&node]);
 
     // data survives a reboot
     operator.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
@@ -138,6 +154,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
         ]),
         "there"
     );
+    workload::answers(&operator, &[&node]);
     lap(&node, "after a reboot the cluster is back, with its data");
     // the next reboot needs no operator: the cluster opens the disk of its own node
     let mut unlock = node.unlock_as_another();
@@ -171,7 +188,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
 
     let operator = Operator::new();
     let image = first.import_services();
-    let mut init = operator.init(&first, &["--image", &image]);
+    let mut init = operator.init_with_network(&first, &["--image", &image]);
     init.expect_within("objects are new or changed", PATIENCE);
     assert!(init.exit().success(), "{}", init.output());
     lap(&first, "init has ended");
@@ -243,27 +260,11 @@ fn nodes_join_by_what_they_run_and_come_back() {
     assert!(!journal().contains("complete:"), "{}", journal());
     drop(altered);
 
-    // a workload runs on the node that joined, and the API server reaches its kubelet
-    operator.kubectl(&[
-        "create",
-        "deployment",
-        "work",
-        "--image",
-        &worker.pause_image(),
-        "--replicas",
-        "3",
-    ]);
-    operator.kubectl(&[
-        "wait",
-        "deployment/work",
-        "--for",
-        "condition=Available",
-        "--timeout",
-        "120s",
-    ]);
-    let places = operator.kubectl(&["get", "pods", "--selector", "app=work", "--output", "wide"]);
-    assert_eq!(places.matches(worker.name()).count(), 3, "{places}");
-    operator.kubectl(&["logs", "--selector", "app=work"]);
+    // a workload runs on all nodes, and the API server reaches their kubelets
+    let nodes = [&first, &second, &worker];
+    workload::deploy(&operator, &nodes);
+    workload::answers(&operator, &nodes);
+    lap(&first, "pods of all nodes reach each other");
     client_certificates_are_of_tickets(&operator, &[&second, &worker]);
     kubelets_renew_their_certificates(&operator, &[&first, &worker]);
 
@@ -276,7 +277,11 @@ fn nodes_join_by_what_they_run_and_come_back() {
         lap(node, &format!("{} is back from a reboot", node.name()));
     }
     wait_for_cluster(&operator, &[&first, &second, &worker]);
-    lap(&second, "all nodes are Ready again");
+    workload::answers(&operator, &[&first, &second, &worker]);
+    lap(
+        &second,
+        "all nodes are Ready again, and their pods reach each other",
+    );
 
     operator.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
     bring_back_after_a_power_cut(&operator, &mut first, &mut second, &mut worker);
@@ -291,9 +296,11 @@ fn nodes_join_by_what_they_run_and_come_back() {
         "there"
     );
     let nodes = [&first, &second, &worker];
-    wait_for_all(&operator, &["pods", "--selector", "app=work"], 3, |pod| {
-        is_running_since_boot(pod, &nodes)
-    });
+    workload::answers(&operator, &nodes);
+    lap(
+        &first,
+        "after a power cut: pods of all nodes reach each other",
+    );
     println!("memory in use: {:?} MiB", nodes.map(Node::memory));
 }
 
@@ -319,7 +326,7 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     }
     let operator = Operator::new();
     let image = first.import_services();
-    let mut init = operator.init(&first, &["--image", &image]);
+    let mut init = operator.init_with_network(&first, &["--image", &image]);
     init.expect_within("objects are new or changed", PATIENCE);
     assert!(init.exit().success(), "{}", init.output());
     let nodes = [&first, &second, &worker];
@@ -358,7 +365,7 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     upgrade(&operator, &second, &list, &to);
 
     // a new kubelet that exits: the old one runs again
-    let script = format!("#!/bin/sh\n[ $1 = --version ] && echo Kubernetes {to}\n");
+    let script = format!("#!/run/sh\n[ $1 = --version ] && echo Kubernetes {to}\n");
     let mut broken = list.clone();
     broken[0]["hash"] = json!("");
     broken[0]["url"] = json!(format!("data:;base64,{}", STANDARD.encode(script)));
@@ -579,16 +586,16 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         let fail = format!("case \"$*\" in {pattern}) echo one word more >&2; exit 7 ;; esac");
         replaced(
             "kubeadm",
-            &format!("#!/bin/sh\n{fail}\nexec /opt/components/kubeadm \"$@\"\n"),
+            &format!("#!/run/sh\n{fail}\nexec /usr/lib/firstlight/components/kubeadm \"$@\"\n"),
         )
     };
-    let kubelet = "#!/bin/sh\n[ \"$*\" != --version ] || exec /opt/components/kubelet --version\necho one word more; exit 7\n";
+    let kubelet = "#!/run/sh\n[ \"$*\" != --version ] || exec /usr/lib/firstlight/components/kubelet --version\necho one word more; exit 7\n";
     let wrong = format!("sha256:{}", "00".repeat(32));
     let cases = [
         (
             file(
                 "hash.json",
-                kubeadm("file:///opt/components/kubeadm", &wrong),
+                kubeadm("file:///usr/lib/firstlight/components/kubeadm", &wrong),
             ),
             "expected SHA-256 0000",
         ),

@@ -1,26 +1,38 @@
 #!/usr/bin/env bash
 # A node without a virtual machine: the disk of tools/node-image.sh, booted by its own systemd in mount, PID, network, UTS,
-# IPC and cgroup namespaces of this machine's kernel.
+# IPC and cgroup namespaces of this machine's kernel. It does what firmware and initrd do on the real image: the root file system
+# is read-only under an overlay that is lost when the node stops, and /run/state is mounted.
 #
-#   tests/cluster/native.sh FOLDER DISK NAME BRIDGE GATEWAY NUMBER    runs the node until it is killed; FOLDER is the caller's
+#   tests/cluster/native.sh FOLDER NAME BRIDGE GATEWAY NUMBER    runs the node until it is killed
 #
-# DISK is written to: give it a copy. GATEWAY is this machine on the BRIDGE, the first address of a /24; the node has the one
-# with NUMBER (2 to 9) in its place, and its pods have 10.244.NUMBER.0/24, to which every node has a route. FOLDER/pid is the
-# node's PID 1 when it is up. Needs root. Nothing of this machine is changed but for a veth pair and a cgroup, both gone
-# afterwards: the node sees /proc/sys read-only except for its own network's part, and its own copy of what the kubelet sets.
+# FOLDER is the caller's: `disk` (a copy, which is written to), `state.img` (the file in place of the state disk), `files` (copied over
+# the root file system). FOLDER/pid is the node's PID 1 when it is up. GATEWAY is this machine on the BRIDGE, the first address
+# of a /24; the node has the one with NUMBER in its place. Needs root. Nothing of this machine is changed but for a veth pair and a
+# cgroup, both gone afterwards: the node sees /proc/sys read-only except for its own network's part, and its own copy of what the
+# kubelet sets.
 set -euo pipefail
 
 # In the new namespaces: mount everything, and become the node's systemd.
 inside() {
-  local folder=$1 disk=$2 name=$3 gateway=$5 number=$6 root=$1/root file
+  local folder=$1 name=$2 gateway=$4 number=$5 root=$1/root file
   local address=${gateway%.*}.$number
   mount --make-rprivate /
-  mkdir -p "$root"
-  mount -o loop "$disk" "$root"
+  mkdir -p "$root" "$folder/image" "$folder/volatile"
+  mount -o loop "$folder/disk" "$folder/image"
+  mount -t tmpfs -o mode=755 tmpfs "$folder/volatile"
+  mkdir "$folder"/volatile/{upper,work}
+  mount -t overlay -o "lowerdir=$folder/image,upperdir=$folder/volatile/upper,workdir=$folder/volatile/work" overlay "$root"
+  cp -r "$folder/files/." "$root/"
   mount -t proc proc "$root/proc"
+  # udev starts only if /sys can be written: it would handle the devices of this machine
   mount -t sysfs sysfs "$root/sys"
+  mount -o remount,bind,ro "$root/sys"
   mount -t tmpfs -o mode=755 tmpfs "$root/run"
-  mount -t tmpfs tmpfs "$root/tmp"
+  # for the tests: the image has no shell
+  cp "$(command -v busybox)" "$root/run/sh"
+  mkdir "$root/run/state"
+  mount --bind "$folder/image/state" "$root/run/state"
+  : >"$root/run/state.img"; mount --bind "$folder/state.img" "$root/run/state.img"
 
   mount -t tmpfs -o mode=755 tmpfs "$root/dev"
   mkdir "$root"/dev/{pts,shm}
@@ -66,26 +78,20 @@ kernel.keys.root_maxkeys 1000000
 kernel.keys.root_maxbytes 25000000
 END
 
-  {
-    printf '[Match]\nName=eth0\n[Network]\nAddress=%s/24\nGateway=%s\n' "$address" "$gateway"
-    for other in $(seq 2 9); do
-      [ "$other" = "$number" ] || printf '[Route]\nDestination=10.244.%s.0/24\nGateway=%s\n' "$other" "${gateway%.*}.$other"
-    done
-  } >"$root/etc/systemd/network/05-native.network"
-  sed -i "s|10\.244\.[0-9]*\.0/24|10.244.$number.0/24|" "$root/etc/cni/net.d/10-node.conflist"
-  printf '127.0.0.1 localhost\n%s %s\n' "$address" "$name" >"$root/etc/hosts"
-  echo "$name" >"$root/etc/hostname"
+  # the test has no DHCP server, and nothing answers at the address of the DNS server
+  printf '[Match]\nName=eth0\n[Network]\nAddress=%s/24\nGateway=%s\nDNS=%s\n' "$address" "$gateway" "$gateway" \
+    >"$root/etc/systemd/network/native.network"
   hostname "$name"
-  printf '0123456789abcdef0123456789abcd%02x\n' "$number" >"$root/etc/machine-id"
   cd "$root"
   mkdir -p run/old
   pivot_root . run/old
   umount -l run/old
-  exec env -i container=firstlight PATH=/usr/sbin:/usr/bin /sbin/init
+  # in a container systemd takes these arguments for those of the kernel's command line, which the image has in mkosi.conf
+  exec env -i container=firstlight PATH=/usr/sbin:/usr/bin /sbin/init systemd.firstboot=no systemd.condition_needs_update=no
 }
 if [ "$1" = inside ]; then shift; inside "$@"; fi
 
-folder=$1 bridge=$4
+folder=$1 bridge=$3
 name=fl$$
 made=()
 cleanup() {

@@ -24,6 +24,8 @@ const BALANCED: [u16; 2] = [6443, 30090];
 pub struct Network {
     metadata: MetadataServer,
     machines: Mutex<Vec<Value>>,
+    /// The number of machines that this test has had.
+    count: Mutex<u8>,
     control_planes: Arc<Mutex<Vec<Ipv4Addr>>>,
     /// The names of the attestation keys of the machines.
     pub keys: Mutex<Vec<String>>,
@@ -35,6 +37,9 @@ impl Network {
         static NETWORK: OnceLock<Network> = OnceLock::new();
         let network = NETWORK.get_or_init(Network::new);
         network.machines.lock().unwrap().clear();
+        *network.count.lock().unwrap() = 0;
+        let hash = bcrypt::hash(INIT_SECRET, 4).unwrap();
+        network.metadata.set_init_secret_hash(&hash);
         network.control_planes.lock().unwrap().clear();
         network.keys.lock().unwrap().clear();
         network
@@ -48,7 +53,6 @@ impl Network {
         ip(&["link", "set", BRIDGE, "up"]);
         let metadata = MetadataServer::start(SocketAddr::from((METADATA, 8080)));
         metadata.set_endpoint(&HOST.to_string());
-        metadata.set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 4).unwrap());
         let control_planes = Arc::new(Mutex::default());
         for port in BALANCED {
             balance(port, &control_planes);
@@ -56,6 +60,7 @@ impl Network {
         Network {
             metadata,
             machines: Mutex::default(),
+            count: Mutex::default(),
             control_planes,
             keys: Mutex::default(),
         }
@@ -64,7 +69,9 @@ impl Network {
     /// Adds a machine; returns the last octet of its address.
     pub fn add(&self, name: &str, role: &str) -> u8 {
         let mut machines = self.machines.lock().unwrap();
-        let number = 2 + machines.len() as u8;
+        let mut count = self.count.lock().unwrap();
+        *count += 1;
+        let number = 1 + *count;
         let address = Ipv4Addr::from(u32::from(HOST) - 1 + u32::from(number));
         let machine = json!({"Name": name, "ProviderID": "", "Role": role, "VPCIP": address});
         self.metadata

@@ -24,7 +24,10 @@ use crate::swtpm::Swtpm;
 use crate::{text, wait_for};
 
 pub const ROOT: &str = support::ROOT;
-const DISK: &str = "/var/lib/state.img";
+/// The file in place of the state disk, in the node.
+const DISK: &str = "/run/state.img";
+/// The components in the node's image.
+const COMPONENTS: &str = "/usr/lib/firstlight/components";
 /// The upgrade of a node, as docs/day-two/upgrade.md has it.
 const UPGRADE: &str =
     "systemd-run --quiet --wait --pipe --collect --unit=firstlight-upgrade bootstrapper upgrade";
@@ -57,6 +60,11 @@ impl Node {
             .unwrap();
         assert!(status.success());
 
+        let dir_of = |path: &str| dir.path().join(path);
+        fs::create_dir_all(dir_of("files/usr/bin")).unwrap();
+        let bootstrapper = Path::new(ROOT).join("target/dist/bootstrapper");
+        fs::copy(bootstrapper, dir_of("files/usr/bin/bootstrapper")).unwrap();
+        fs::write(dir_of("state.img"), "").unwrap();
         let number = network.add(name, role);
         let logs = Path::new(ROOT).join("target/cluster").join(test).join(name);
         fs::create_dir_all(&logs).unwrap();
@@ -82,11 +90,6 @@ impl Node {
             tpm,
             network,
         };
-        node.put(
-            "/usr/bin/bootstrapper",
-            &fs::read(Path::new(ROOT).join("target/dist/bootstrapper")).unwrap(),
-            0o755,
-        );
         node.put_new_disk();
         node
     }
@@ -131,16 +134,18 @@ impl Node {
         policy["attestationKeys"] = json!(*self.network.keys.lock().unwrap());
         self.put(FILE, policy.to_string().as_bytes(), 0o644);
         let settings = format!(
-            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents=/opt/components\nrequire=strong\nservice-policy={FILE}\n",
+            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents={COMPONENTS}\nrequire=strong\nservice-policy={FILE}\n",
             self.tpm.borrow().location()
         );
         self.put("/etc/firstlight/node.conf", settings.as_bytes(), 0o644);
+        self.put("/run/start-bootstrapper", b"", 0o644);
         self.sh("systemctl restart bootstrapper");
     }
 
     /// Returns the name of the TPM's attestation key from the node's console.
     pub fn attestation_key(&self) -> String {
-        let said = "journalctl --boot --unit bootstrapper --output cat | grep --max-count 1 'attestation-key: '";
+        let said =
+            "journalctl --boot --unit bootstrapper --output cat | grep -m 1 'attestation-key: '";
         let end = Instant::now() + crate::PATIENCE;
         loop {
             if let Some(line) = self.try_sh(said) {
@@ -170,16 +175,6 @@ impl Node {
             .split_whitespace()
             .find(|word| word.starts_with("firstlight.local/"));
         name.unwrap_or_else(|| panic!("no image was imported: {said}"))
-            .to_owned()
-    }
-
-    /// An image that every node has.
-    pub fn pause_image(&self) -> String {
-        let names = self.sh("ctr --namespace k8s.io images ls --quiet");
-        names
-            .lines()
-            .find(|name| name.contains("pause:"))
-            .unwrap_or_else(|| panic!("no pause in {names}"))
             .to_owned()
     }
 
@@ -220,12 +215,8 @@ impl Node {
 
     /// Returns the state disk as the initramfs finds it.
     fn keep_state_disk(&self) {
-        let pid = text(&self.dir.path().join("pid"));
-        fs::copy(
-            format!("/proc/{}/root{DISK}", pid.trim()),
-            self.dir.path().join("rebooted.img"),
-        )
-        .unwrap();
+        let at = |name: &str| self.dir.path().join(name);
+        fs::copy(at("state.img"), at("rebooted.img")).unwrap();
     }
 
     /// `unlock`, run by `command`.
@@ -296,7 +287,7 @@ impl Node {
                 "--target",
                 pid.trim(),
                 "--all",
-                "sh",
+                "/run/sh",
                 "-c",
                 commands,
             ])
@@ -309,7 +300,7 @@ impl Node {
     pub fn provide(&self, images: &Path) {
         for name in ["kubeadm", "kubelet", "kubectl"] {
             let program = fs::read(images.with_file_name("bin").join(name)).unwrap();
-            self.put(&format!("/opt/components/{name}"), &program, 0o755);
+            self.put(&format!("{COMPONENTS}/{name}"), &program, 0o755);
         }
         let of_control_plane = [
             "kube-apiserver",
@@ -387,12 +378,11 @@ impl Node {
     /// Makes a formatted disk and its passphrase, as the initramfs leaves them.
     pub fn put_new_disk(&self) {
         let path = self.dir.path().join("state.img");
-        let _ = fs::remove_file(&path);
         let passphrase = Secret::random(KEY_LEN);
         let mut disk = fs::OpenOptions::new()
             .read(true)
             .write(true)
-            .create_new(true)
+            .truncate(true)
             .open(&path)
             .unwrap();
         disk.set_len(64 << 20).unwrap();
@@ -402,7 +392,6 @@ impl Node {
             &passphrase,
         )
         .unwrap();
-        self.put(DISK, &fs::read(&path).unwrap(), 0o600);
         let handover = Handover {
             device: path,
             key_file: self.dir.path().join("state.key"),
@@ -450,12 +439,9 @@ fn start(dir: &Path, logs: &Path, name: &str, number: u8) -> Child {
         .open(&console)
         .unwrap();
     let mut command = Command::new(Path::new(ROOT).join("tests/cluster/native.sh"));
-    command.arg(dir).arg(dir.join("disk")).args([
-        name,
-        BRIDGE,
-        &HOST.to_string(),
-        &number.to_string(),
-    ]);
+    command
+        .arg(dir)
+        .args([name, BRIDGE, &HOST.to_string(), &number.to_string()]);
     command
         .stdin(Stdio::null())
         .stdout(out.try_clone().unwrap())

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -32,16 +32,55 @@ pub fn policy() -> String {
 impl Operator {
     pub fn new() -> Operator {
         let kubernetes = PathBuf::from(tool("kubernetes.sh", &["kubeadm", "kubelet", "kubectl"]));
-        Operator {
-            dir: TempDir::new().unwrap(),
-            kubernetes,
-        }
+        let dir = TempDir::new().unwrap();
+        symlink(tool("helm.sh", &[]), dir.path().join("helm")).unwrap();
+        Operator { dir, kubernetes }
+    }
+
+    /// `firstlight`, which finds the real Helm, in the folder with the operator's files.
+    fn firstlight(&self) -> Command {
+        let path = std::env::var("PATH").unwrap();
+        let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
+        command
+            .env("PATH", format!("{}:{path}", self.dir.path().display()))
+            .env("HELM_CACHE_HOME", self.dir.path().join("helm-cache"))
+            .current_dir(self.dir.path());
+        command
+    }
+
+    /// Writes the list of add-ons: the network plugin, with the backend that the kernel of this machine has.
+    fn addons(&self) -> PathBuf {
+        let flannel = PathBuf::from(tool("flannel.sh", &[]));
+        let list = text(&flannel.join("addons.yaml"));
+        let chart = format!("chart: {}", flannel.join("chart").display());
+        let list = list
+            .replace("chart: chart", &chart)
+            .replace("backend: wireguard", "backend: vxlan");
+        assert!(list.contains(&chart) && list.contains("vxlan"), "{list}");
+        self.file("addons.yaml", &list)
+    }
+
+    /// Installs the add-ons in a cluster that has none.
+    pub fn apply_addons(&self) -> Program {
+        let mut command = self.firstlight();
+        command.args(["apply", "--policy", "policy.json", "--addons"]);
+        command.arg(self.addons());
+        Program::start(command.args(["--skip-phases", "policy,services"]))
+    }
+
+    /// Starts `firstlight init` for the node, with a network plugin.
+    pub fn init_with_network(&self, node: &Node, more: &[&str]) -> Program {
+        let list = self.addons();
+        self.init(
+            node,
+            &[&["--addons", list.to_str().unwrap()], more].concat(),
+        )
     }
 
     /// Starts `firstlight init` for the node.
     pub fn init(&self, node: &Node, more: &[&str]) -> Program {
-        let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
-        command.current_dir(self.dir.path()).args([
+        let mut command = self.firstlight();
+        command.args([
             "init",
             "--endpoint",
             &node.address().to_string(),
@@ -66,18 +105,15 @@ impl Operator {
 
     /// Starts `firstlight recover` for the node at this address, with the files of the init.
     pub fn recover(&self, node: Ipv4Addr, more: &[&str]) -> Program {
-        let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
-        command
-            .current_dir(self.dir.path())
-            .args(["recover", "--endpoint", &node.to_string()]);
+        let mut command = self.firstlight();
+        command.args(["recover", "--endpoint", &node.to_string()]);
         Program::start(command.args(["--policy", "policy.json"]).args(more))
     }
 
     /// Returns the exit code of `firstlight status` for the node at this address, or for all nodes of the cluster.
     pub fn status(&self, node: Option<Ipv4Addr>) -> Option<i32> {
-        let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
+        let mut command = self.firstlight();
         command
-            .current_dir(self.dir.path())
             .args(["status", "--policy", "policy.json"])
             .args(node.map(|address| address.to_string()));
         let output = command.output().unwrap();
@@ -100,13 +136,8 @@ impl Operator {
     /// Runs `firstlight upgrade` to this version with this list.
     pub fn upgrade(&self, version: &str, list: &Value, more: &[&str]) -> Program {
         self.file("upgrade.json", &list.to_string());
-        let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
-        command.current_dir(self.dir.path()).args([
-            "upgrade",
-            version,
-            "--components",
-            "upgrade.json",
-        ]);
+        let mut command = self.firstlight();
+        command.args(["upgrade", version, "--components", "upgrade.json"]);
         let mut upgrade = Program::start(command.args(more));
         assert!(upgrade.exit().success(), "{}", upgrade.output());
         upgrade
@@ -183,5 +214,13 @@ pub fn components(kubernetes: &Path) -> Value {
             "install_path": format!("/run/state/bin/{name}"),
         })
     };
-    json!(["kubelet", "kubeadm", "kubectl"].map(component))
+    let plugins = PathBuf::from(tool("node-image.sh", &[])).join("cni-plugins.tgz");
+    let plugins = json!({
+        "url": "https://components.invalid/cni-plugins.tgz",
+        "hash": format!("sha256:{}", hex(digest(&SHA256, &fs::read(plugins).unwrap()).as_ref())),
+        "install_path": "/opt/cni/bin",
+        "extract": true,
+    });
+    let [kubelet, kubeadm, kubectl] = ["kubelet", "kubeadm", "kubectl"].map(component);
+    json!([kubelet, kubeadm, kubectl, plugins])
 }
