@@ -219,7 +219,7 @@ pub const COMMAND: Command = Command {
         "firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15",
         "firstlight measure --add-to policy.json --name 'image 1.3' > policy-upgrade.json",
         "firstlight measure image.raw --snp-firmware OVMF.fd --hypervisor ec2 --vcpus 2,4 > policy.json",
-        "firstlight measure --attestation-variant qemu-snp --kernel image.efi --snp-firmware OVMF.amdsev.fd --vcpus 4 --vcpu-type EPYC-v4",
+        "firstlight measure --attestation-variant qemu-snp --kernel a.efi --snp-firmware OVMF.fd --vcpus 4 --vcpu-type EPYC-v4",
         "firstlight measure --gce-endorsement google.binarypb --gce-root GCE-cc-tcb-root_1.crt --vcpus 4 > policy.json",
     ],
     run: |given| run(&options(given)?),
