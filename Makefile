@@ -66,7 +66,7 @@ kubeadm: setup ## check that kubeadm of the newest release, and of an older one,
 	@tools/kubeadm.sh
 
 kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and Helm chart with a real kube-apiserver, etcd and Helm
-	cargo test --locked --test addons --test chart --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service --test node -- --ignored
+	cargo test --locked --test addons --test chart --test etcd_backup --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service --test node -- --ignored
 	cargo test --locked --test key_wrapping -- --ignored
 
 demo: setup ## boot a VM: first boot, init, a reboot that unlocks the disk, one with a changed image that must not, one with recovery

@@ -112,21 +112,7 @@ impl Cluster {
         ];
         let key = KeyPair::generate().unwrap();
         let pem = ca.self_signed(&key).unwrap().pem();
-        let [client, peer, _] = ports;
-        let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let etcd = Process::start(
-            &dir.path().join("etcd.log"),
-            &programs.join("etcd"),
-            &[
-                format!("--data-dir={}", dir.path().join("etcd").display()),
-                format!("--listen-client-urls={}", url(client)),
-                format!("--advertise-client-urls={}", url(client)),
-                format!("--listen-peer-urls={}", url(peer)),
-                format!("--initial-advertise-peer-urls={}", url(peer)),
-                format!("--initial-cluster=default={}", url(peer)),
-                "--unsafe-no-fsync".to_owned(),
-            ],
-        );
+        let etcd = start_etcd(dir.path(), &programs, ports);
         let mut cluster = Cluster {
             dir,
             programs,
@@ -138,6 +124,25 @@ impl Cluster {
         cluster.write_pki();
         cluster.start_api_server();
         cluster
+    }
+
+    /// Stops etcd and the API server, lets `make` make another folder of etcd's data, and starts both again.
+    #[allow(dead_code)] // not used by every test
+    pub fn replace_etcd(&mut self, make: impl FnOnce(&Path)) {
+        self.api_server = None;
+        // its port is free again when it has ended
+        self.etcd.signal("-KILL");
+        let folder = self.path("etcd");
+        fs::rename(&folder, self.path("etcd-before")).unwrap();
+        make(&folder);
+        self.etcd = start_etcd(self.dir.path(), &self.programs, self.ports);
+        self.start_api_server();
+    }
+
+    /// Returns etcd's addresses for clients and for other members.
+    #[allow(dead_code)] // not used by every test
+    pub fn etcd_urls(&self) -> [String; 2] {
+        [self.ports[0], self.ports[1]].map(|port| format!("http://127.0.0.1:{port}"))
     }
 
     fn write_pki(&self) {
@@ -337,6 +342,23 @@ impl Cluster {
             key.serialize_pem(),
         )
     }
+}
+
+fn start_etcd(folder: &Path, programs: &Path, [client, peer, _]: [u16; 3]) -> Process {
+    let url = |port: u16| format!("http://127.0.0.1:{port}");
+    Process::start(
+        &folder.join("etcd.log"),
+        &programs.join("etcd"),
+        &[
+            format!("--data-dir={}", folder.join("etcd").display()),
+            format!("--listen-client-urls={}", url(client)),
+            format!("--advertise-client-urls={}", url(client)),
+            format!("--listen-peer-urls={}", url(peer)),
+            format!("--initial-advertise-peer-urls={}", url(peer)),
+            format!("--initial-cluster=default={}", url(peer)),
+            "--unsafe-no-fsync".to_owned(),
+        ],
+    )
 }
 
 pub fn config(kubeconfig: &str) -> Config {
