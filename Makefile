@@ -58,8 +58,8 @@ test-network: setup ## boot two machines with flannel, and search the frames bet
 	@tools/setup.sh iptables nftables containernetworking-plugins
 	cargo test --locked --test network -- --ignored --nocapture
 
-cloud-pages: setup ## run the commands of docs/clouds with the clouds' own clients: AWS's against moto, Azure's and OpenStack's parsers
-	@tools/setup.sh qemu-utils jq
+cloud-pages: setup ## run the commands of docs/clouds with the clouds' own clients: AWS's against moto, Azure's and OpenStack's with their parsers, libvirt's with libvirt
+	@tools/setup.sh qemu-utils jq libvirt-daemon libvirt-clients libvirt-daemon-driver-qemu virtinst libxml2-utils haproxy
 	cargo test --locked --test cloud_pages -- --ignored --nocapture --test-threads=2
 
 kubeadm: setup ## check that kubeadm of the newest release, and of an older one, accepts our configurations

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use base64::Engine;
@@ -172,15 +172,13 @@ fn check_nodes(moto: &mut Moto, found: &Value, hash: &str) {
 fn the_page_of_aws_makes_a_cluster_in_moto_and_deletes_it() {
     let work = Work::new();
     let mut moto = Moto::start();
-    let url = moto.url().to_owned();
-    let env = [
-        ("AWS_ENDPOINT_URL", &*url),
-        ("AWS_ACCESS_KEY_ID", "a"),
-        ("AWS_SECRET_ACCESS_KEY", "b"),
-    ];
+    let mut bash = Command::new("bash");
+    bash.env("AWS_ENDPOINT_URL", moto.url());
+    bash.env("AWS_ACCESS_KEY_ID", "a");
+    bash.env("AWS_SECRET_ACCESS_KEY", "b");
     // the block that asks for the operator's address is not run
     let operators = "OPERATORS=203.0.113.7/32";
-    let mut run = work.start("aws", operators, &super::client("aws"), &env);
+    let mut run = work.start("aws", operators, &super::client("aws"), bash);
     run.until_tear_down();
 
     let found = moto.ask("describe");

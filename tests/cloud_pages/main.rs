@@ -2,6 +2,7 @@
 //! (`make cloud-pages`).
 
 mod aws;
+mod libvirt;
 mod page;
 mod parsers;
 mod work;
@@ -58,13 +59,10 @@ fn ports() -> BTreeSet<String> {
 #[test]
 fn each_cloud_opens_each_port_of_the_table() {
     let ports = ports();
-    assert!(ports.len() >= 9, "{ports:?}");
-    for page in Page::all() {
+    assert!(ports.len() >= 8, "{ports:?}");
+    // libvirt and Proxmox have no firewall of their own
+    for page in ["aws", "azure", "gcp", "openstack"].map(Page::read) {
         let commands: String = page.blocks().map(|block| block.text).collect();
-        // these have no firewall of their own
-        if ["libvirt", "proxmox"].contains(&&*page.name) {
-            continue;
-        }
         for port in &ports {
             let port = port.replace('-', page.range());
             assert!(commands.contains(&port), "{}: no {port}", page.name);

@@ -2,6 +2,7 @@
 //! loads the client, and stops it where it would send a request.
 
 use std::path::Path;
+use std::process::Command;
 
 use support::ROOT;
 
@@ -20,9 +21,15 @@ fn read(page: &str, program: &str) -> Work {
     // in place of the address of Azure's console `az` prints the console
     work.program("curl", "#!/bin/bash\necho \"${@: -1}\"\n");
     // the blocks that ask for the operator's address are not run
-    let mut run = work.start(page, "OPERATORS=203.0.113.7/32", Path::new("/none"), &[]);
+    let mut run = work.start(
+        page,
+        "OPERATORS=203.0.113.7/32",
+        Path::new("/none"),
+        Command::new("bash"),
+    );
     run.until_tear_down();
     run.end();
+    drop(run);
     work
 }
 

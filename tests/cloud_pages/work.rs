@@ -41,9 +41,11 @@ impl Work {
         let stub = systemd_boot("trixie").join("linuxx64.efi.stub");
         let image = [("EFI/BOOT/BOOTX64.EFI", &uki(&stub, &sections)[..])];
         disk(&work.path("firstlight.raw"), 64, 32, &image);
-        run(Command::new("cp")
-            .args(["-r", &format!("{ROOT}/docs/clouds")])
-            .arg(work.folder()));
+        for folder in ["docs/clouds", "docs/addons"] {
+            run(Command::new("cp")
+                .args(["-r", &format!("{ROOT}/{folder}")])
+                .arg(work.folder()));
+        }
         let program = FIRSTLIGHT.replace("REAL", built("firstlight").to_str().unwrap());
         work.program("firstlight", &program);
         work.write_charts();
@@ -92,25 +94,25 @@ impl Work {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Starts the commands of a page, after those in `before`. They find programs in this folder and in `programs` first.
+    /// Starts the commands of a page, after those in `before`. They find programs in this folder and in `programs` first. `command` is
+    /// bash, or a program that runs it.
     pub fn start(
         &self,
         page: &str,
         before: &str,
         programs: &Path,
-        env: &[(&str, &str)],
+        mut command: Command,
     ) -> Run<'_> {
         fs::write(self.path("page.sh"), Page::read(page).script(before)).unwrap();
         let log = fs::File::create(self.path("log.txt")).unwrap();
         let folder = self.folder().display();
         let path = format!("{folder}:{}:/usr/sbin:/usr/bin:/bin", programs.display());
         // the third descriptor is the pipe to this test; errors go into the log
-        let mut process = Command::new("bash")
+        let mut process = command
             .args(["-c", "exec 3>&2 2>&1; . ./page.sh"])
             .current_dir(self.folder())
             .env("HOME", self.folder())
             .env("PATH", path)
-            .envs(env.iter().copied())
             .stdin(Stdio::piped())
             .stdout(log)
             .stderr(Stdio::piped())
@@ -159,15 +161,22 @@ impl Run<'_> {
     }
 
     /// Lets the commands continue, and returns when all have ended without an error.
-    pub fn end(mut self) {
+    pub fn end(&mut self) {
         self.input.write_all(b"\n").unwrap();
         assert!(self.process.wait().unwrap().success(), "{}", self.log());
     }
 
     /// Returns the end of what the commands printed.
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         let text = self.work.read("log.txt");
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
