@@ -51,7 +51,7 @@ impl Work {
         work.write_charts();
         let component = |name: &str| {
             json!({
-                "url": format!("https://dl.k8s.io/v1.34.4/bin/linux/amd64/{name}"),
+                "url": format!("https://dl.k8s.io/v1.35.4/bin/linux/amd64/{name}"),
                 "hash": format!("sha256:{}", "a5".repeat(32)),
                 "install_path": format!("/run/state/bin/{name}"),
             })
