@@ -577,6 +577,16 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_that_is_off_exists_but_is_no_peer() {
+        let off = described("w-1", "TERMINATED", "192.168.178.2", NETWORK, "constell1");
+        let page = format!(r#"{{"items":{{"zones/europe-west3-b":{{"instances":[{off}]}}}}}}"#);
+        let (aliases, _) =
+            parse_aliases("GET x", "p-1", "europe-west3", &member(), page.as_bytes()).unwrap();
+        assert_eq!(aliases[0].machine, "w-1");
+        assert_eq!(instances(&page).unwrap().0, []);
+    }
+
+    #[test]
     fn the_machine_that_asks_is_read() {
         let member = member();
         assert_eq!(member.uid, "constell1");

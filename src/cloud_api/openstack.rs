@@ -97,11 +97,11 @@ struct Server {
     tags: Vec<String>,
     #[serde(default)]
     addresses: BTreeMap<String, Vec<Address>>,
-    /// An address of the server that an administrator set; empty if none.
-    #[serde(rename = "accessIPv4", default)]
-    access_ipv4: String,
-    #[serde(rename = "accessIPv6", default)]
-    access_ipv6: String,
+    /// An address of the server that an administrator set.
+    #[serde(rename = "accessIPv4")]
+    access_ipv4: Option<String>,
+    #[serde(rename = "accessIPv6")]
+    access_ipv6: Option<String>,
     /// Properties that an administrator set.
     #[serde(default)]
     metadata: BTreeMap<String, String>,
@@ -574,8 +574,11 @@ pub fn parse_aliases(
     let (servers, next) = parse_page(request, tag, body)?;
     let aliases = servers.into_iter().map(|mut server| {
         let in_networks = server.addresses.values().flatten();
-        let all = (in_networks.map(|address| &address.addr))
-            .chain([&server.access_ipv4, &server.access_ipv6]);
+        let all = (in_networks.map(|address| &address.addr)).chain(
+            [&server.access_ipv4, &server.access_ipv6]
+                .into_iter()
+                .flatten(),
+        );
         Alias {
             addresses: all.filter_map(|text| text.parse().ok()).collect(),
             machine: server.name,
@@ -658,17 +661,31 @@ mod tests {
         {"type":"network","endpoints":[{"interface":"public","region":"RegionOne","url":"https://neutron/v2.0/"}]}]}}"#;
 
     #[test]
-    fn a_server_has_its_fixed_and_floating_addresses() {
+    fn a_server_has_all_its_addresses_and_the_name_that_its_property_gives() {
         let tag = "constellation-uid-constell1";
         let server = server("w-0", "ACTIVE", &format!("{tag:?}"), "10.8.0.5", "fixed").replace(
             "]}}",
             r#",{"addr":"203.0.113.7","version":4,"OS-EXT-IPS:type":"floating"}]}}"#,
         );
-        let page = format!(r#"{{"servers":[{server}]}}"#);
+        // as Nova has them without such an address, and with one of each kind
+        let access = r#""accessIPv4":"","accessIPv6":"","metadata":{}"#;
+        let plain = server.replacen('{', &format!("{{{access},"), 1);
+        let access = r#""accessIPv4":"203.0.113.8","accessIPv6":"2001:db8::8","metadata":{"hostname":"w.example","other":"x"}"#;
+        let full = server.replacen('{', &format!("{{{access},"), 1);
+        let page = format!(r#"{{"servers":[{plain},{full},{server}]}}"#);
         let (aliases, _) = parse_aliases("GET x", tag, page.as_bytes()).unwrap();
-        let addresses: [IpAddr; 2] = ["10.8.0.5", "203.0.113.7"].map(|text| text.parse().unwrap());
-        assert_eq!(aliases[0].addresses, addresses);
-        assert_eq!(aliases[0].machine, "w-0");
+        let in_networks = ["10.8.0.5", "203.0.113.7"];
+        let all = [&in_networks[..], &["203.0.113.8", "2001:db8::8"]].concat();
+        for (alias, addresses, names) in [
+            (&aliases[0], &in_networks[..], &[][..]),
+            (&aliases[1], &all, &["w.example"]),
+            (&aliases[2], &in_networks, &[]),
+        ] {
+            let addresses = addresses.iter().map(|text| text.parse::<IpAddr>().unwrap());
+            assert_eq!(alias.addresses, addresses.collect::<Vec<_>>());
+            assert_eq!(alias.names, names);
+            assert_eq!(alias.machine, "w-0");
+        }
     }
 
     fn server(name: &str, status: &str, tags: &str, address: &str, kind: &str) -> String {
