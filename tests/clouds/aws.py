@@ -1,7 +1,10 @@
 """Serves the APIs of AWS with moto, with a cluster in it: aws.py FOLDER. The folder has the policies of the instances' roles.
 
-Prints one line of JSON that describes the cluster, and ends with its standard input. Then each request must have the signature of
-one of the three roles, whose policies moto applies.
+Prints one line of JSON that describes the cluster. Then each request must have the signature of one of the roles, whose policies moto
+applies. Reads changes of the cloud from standard input, answers each with a line, and ends with its standard input:
+
+    terminate INSTANCE          an administrator deletes a machine
+    address INSTANCE ADDRESS    its public address is now this one
 """
 
 import json
@@ -11,10 +14,12 @@ import sys
 
 import boto3
 from moto import settings
+from moto.ec2 import ec2_backends
 from moto.server import ThreadedMotoServer
 
 REGION = "eu-central-1"
 UID = "constell1"
+ACCOUNT = "123456789012"
 
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -42,7 +47,9 @@ subnets = [
 
 
 def tags(uid, **more):
-    return [{"Key": key, "Value": value} for key, value in {"constellation-uid": uid, **more}.items()]
+    # by the second tag, AWS's cloud controller manager knows the resources of its cluster
+    all = {"constellation-uid": uid, "KubernetesCluster": uid, **more}
+    return [{"Key": key, "Value": value} for key, value in all.items()]
 
 
 def run(number, role, uid=UID):
@@ -75,7 +82,8 @@ run(3, "worker", uid="another")
 deleted = run(4, "worker")
 ec2.terminate_instances(InstanceIds=[deleted["instanceId"]])
 stopped = run(5, "worker", uid="another")
-ec2.stop_instances(InstanceIds=[stopped["instanceId"]])
+resting = run(6, "worker")
+ec2.stop_instances(InstanceIds=[stopped["instanceId"], resting["instanceId"]])
 # another customer's machine, of the same image
 other = sts.assume_role(RoleArn="arn:aws:iam::210987654321:role/other", RoleSessionName="test")["Credentials"]
 other = boto3.client(
@@ -92,9 +100,15 @@ for name, uid in (("other", "another"), ("cluster", UID)):
     balancer = elb.create_load_balancer(Name=name, Subnets=subnets, Type="network", Tags=tags(uid))["LoadBalancers"][0]
 
 credentials = {}
-for role in ("control-plane", "worker", "verifier"):
-    policy = json.loads(pathlib.Path(sys.argv[1], f"aws-{role}.json").read_text())
+# a control plane on which AWS's cloud controller manager may run has two policies
+ROLES = {name: [name] for name in ("control-plane", "worker", "verifier")}
+ROLES["controller"] = ["control-plane", "controller-manager"]
+for role, names in ROLES.items():
+    documents = [json.loads(pathlib.Path(sys.argv[1], f"aws-{name}.json").read_text()) for name in names]
+    policy = {"Version": "2012-10-17", "Statement": [one for document in documents for one in document["Statement"]]}
     for statement in policy["Statement"]:
+        # moto does not have this request; without the permission, the controller does not ask again
+        statement["Action"] = [action for action in statement["Action"] if action != "ec2:DescribeInstanceTopology"]
         # moto takes the first part of an action from the service's name in the signature, which differs only for tags
         statement["Action"] += [action.replace("tag:", "tagging:") for action in statement["Action"] if action.startswith("tag:")]
     trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
@@ -114,11 +128,20 @@ found = {
     "image": image,
     "machines": machines,
     "stopped": stopped["instanceId"],
+    "resting": resting["instanceId"],
     "deleted": deleted["instanceId"],
     "foreign": foreign["Instances"][0]["InstanceId"],
     "balancer": balancer["DNSName"],
     "credentials": credentials,
 }
 print(json.dumps(found), flush=True)
-sys.stdin.read()
+backend = ec2_backends[ACCOUNT][REGION]
+for line in sys.stdin:
+    match line.split():
+        case ["terminate", instance]:
+            backend.terminate_instances([instance])
+        case ["address", instance, address]:
+            allocated = backend.allocate_address("vpc", address)
+            backend.associate_address(instance=backend.get_instance(instance), allocation_id=allocated.allocation_id)
+    print("done", flush=True)
 server.stop()

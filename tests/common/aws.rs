@@ -1,8 +1,8 @@
 //! AWS: moto serves the APIs, and checks signatures and permissions. The instance metadata service is a server that follows "Use the
 //! Instance Metadata Service to access instance metadata" in the EC2 User Guide.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdin, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
@@ -117,8 +117,8 @@ pub struct Moto {
     /// The output of `aws.py`.
     pub cluster: Value,
     _process: Child,
-    /// When this pipe closes, moto ends.
-    _input: ChildStdin,
+    /// Standard input and output of the process. When the input closes, moto ends.
+    pipes: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
 }
 
 impl Moto {
@@ -144,7 +144,7 @@ impl Moto {
             assert!(output.read_line(&mut line).unwrap() > 0, "moto has ended");
         }
         Moto {
-            _input: process.stdin.take().unwrap(),
+            pipes: Mutex::new((process.stdin.take().unwrap(), output)),
             cluster: serde_json::from_str(&line).unwrap(),
             _process: process,
         }
@@ -157,6 +157,28 @@ impl Moto {
             cloud_api::metadata(Cloud::named("aws").unwrap(), Some(&place)).unwrap(),
             imds,
         )
+    }
+
+    /// Changes the cloud, by a line that `aws.py` lists.
+    pub fn change(&self, line: &str) {
+        let (input, output) = &mut *self.pipes.lock().unwrap();
+        writeln!(input, "{line}").unwrap();
+        let mut answer = String::new();
+        while answer != "done\n" {
+            answer.clear();
+            assert!(output.read_line(&mut answer).unwrap() > 0, "moto has ended");
+        }
+    }
+
+    /// Returns the metadata service of this control plane as AWS's cloud controller manager needs it, which may run there.
+    pub fn controller(&self, number: usize) -> (Arc<Imds>, String) {
+        let machine = &self.cluster["machines"][number];
+        let (imds, url) = Imds::start(machine, &self.cluster["credentials"]["controller"]);
+        imds.set(
+            "meta-data/instance-id",
+            machine["instanceId"].as_str().unwrap(),
+        );
+        (imds, url)
     }
 
     /// Returns the argument of `--metadata` for this machine, and its metadata service.

@@ -192,6 +192,13 @@ impl Cluster {
     /// missing. They end when the returned value is dropped.
     #[allow(dead_code)] // not used by every test
     pub fn start_signer(&self) -> Process {
+        let controllers = "certificatesigningrequest-signing-controller,certificatesigningrequest-approving-controller";
+        self.start_controllers(controllers)
+    }
+
+    /// Starts these controllers of the controller manager, as [`Cluster::start_signer`] does.
+    #[allow(dead_code)] // not used by every test
+    pub fn start_controllers(&self, names: &str) -> Process {
         build(&["kube-controller-manager"]);
         for (name, content) in [
             ("ca.key", self.ca.1.serialize_pem()),
@@ -202,8 +209,7 @@ impl Cluster {
         let path = |name: &str| self.path(name).display().to_string();
         let arguments = [
             format!("--kubeconfig={}", path("signer.conf")),
-            "--controllers=certificatesigningrequest-signing-controller,certificatesigningrequest-approving-controller"
-                .to_owned(),
+            format!("--controllers={names}"),
             format!("--cluster-signing-cert-file={}", path("ca.crt")),
             format!("--cluster-signing-key-file={}", path("ca.key")),
             "--leader-elect=false".to_owned(),
@@ -214,6 +220,12 @@ impl Cluster {
             &self.programs.join("kube-controller-manager"),
             &arguments,
         )
+    }
+
+    /// Starts a program; its log is NAME.log.
+    #[allow(dead_code)] // not used by every test
+    pub fn start_program(&self, name: &str, program: &Path, arguments: &[String]) -> Process {
+        Process::start(&self.path(&format!("{name}.log")), program, arguments)
     }
 
     /// Kills the API server, as if its machine had lost power.

@@ -10,6 +10,7 @@ use support::program;
 use support::swtpm;
 
 mod client_certificates;
+mod cloud_controller;
 mod faults;
 mod renewal;
 mod rights;

@@ -292,7 +292,12 @@ pub fn lease() -> Object {
 
 /// Waits until the condition holds, because the watches of the service need a moment.
 pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(45);
+    eventually_within(45, what, is_so);
+}
+
+/// Waits for at most this number of seconds.
+pub fn eventually_within(seconds: u64, what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(seconds);
     while !is_so() {
         assert!(Instant::now() < end, "never: {what}");
         thread::sleep(Duration::from_millis(50));
