@@ -34,9 +34,25 @@ fn generated_messages_are_those_of_the_proto_files() {
     for (folder, is_of_initramfs) in folders.iter().zip([true, false]) {
         let mut descriptors = all.clone();
         for file in &mut descriptors.file {
-            let is_join = file.package() == "join";
-            file.message_type
-                .retain(|message| !is_join || REJOIN.contains(&message.name()) == is_of_initramfs);
+            if file.package() != "join" {
+                continue;
+            }
+            let names = file.message_type.iter().map(|message| message.name());
+            let belongs: Vec<bool> = names
+                .map(|name| REJOIN.contains(&name) == is_of_initramfs)
+                .collect();
+            let mut is_kept = belongs.iter();
+            file.message_type.retain(|_| *is_kept.next().unwrap());
+            // comments belong to the numbers of messages (4 is the field `message_type`)
+            let info = file.source_code_info.as_mut().unwrap();
+            info.location.retain_mut(|location| {
+                let [4, number, ..] = &mut location.path[..] else {
+                    return true;
+                };
+                let at = *number as usize;
+                *number = belongs[..at].iter().filter(|belongs| **belongs).count() as i32;
+                belongs[at]
+            });
         }
         let fresh = tempfile::tempdir().unwrap();
         let mut config = prost_build::Config::new();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Maximum number of lines of code in `src/rpc/h2`, `src/rpc/grpc` and `src/streaming`, without
 /// tests, comments and blank lines.
-const MOST: usize = 5260;
+const MOST: usize = 5280;
 /// Files that are compiled only for tests.
 const TESTS: [&str; 3] = ["tests", "tests.rs", "testing.rs"];
 
