@@ -605,15 +605,15 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         ),
         (
             file("certs.json", failing("'init phase certs '*")),
-            "kubeadm init phase certs all failed with exit code 7; its last lines:\none word more",
+            "kubeadm init phase certs all failed with exit code 7; its last lines:\n    one word more",
         ),
         (
             file("init.json", failing("'init --config '*")),
-            "kubeadm init failed with exit code 7; its last lines:\none word more",
+            "kubeadm init failed with exit code 7; its last lines:\n    one word more",
         ),
         (
             file("kubelet.json", replaced("kubelet", kubelet)),
-            "the kubelet ends again and again; its last lines:\none word more",
+            "the kubelet ends again and again; its last lines:\n    one word more",
         ),
     ];
     for (components, why) in cases {
