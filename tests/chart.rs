@@ -251,6 +251,10 @@ fn values_that_would_do_harm_or_are_not_known_are_refused() {
             "'2027-02-29' is not valid date: parsing time \"2027-02-29\": day out of range",
         ),
         (
+            json!({"keyService": {"oldClientsUntil": "2027-02-29"}}),
+            "at '/keyService/oldClientsUntil'",
+        ),
+        (
             json!({"joinService": {"migrateUntil": "2027-01-31T00:00:00Z"}}),
             "'2027-01-31T00:00:00Z' is not valid date",
         ),
@@ -1103,10 +1107,10 @@ fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
         let option = command.iter().position(|word| word == "--key-service");
         assert_eq!(command[option.unwrap() + 1], addresses);
     };
-    asks(&usual, "$(KEY_SERVICE_SERVICE_HOST):9000");
+    asks(&usual, "$(KEY_SERVICE_LOCAL_SERVICE_HOST):9000");
     asks(
         &all,
-        "$(KEY_SERVICE_SERVICE_HOST):9000,$(KEY_SERVICE_WAITING_SERVICE_HOST):9000",
+        "$(KEY_SERVICE_LOCAL_SERVICE_HOST):9000,$(KEY_SERVICE_WAITING_SERVICE_HOST):9000",
     );
     try_apply(find(&all, "NetworkPolicy", "key-service"));
     let set = try_apply(find(&all, "DaemonSet", "key-service"));

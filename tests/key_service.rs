@@ -278,6 +278,7 @@ fn ask(transport: Transport) -> Result<GetDataKeyResponse, rpc::grpc::Status> {
     let request = GetDataKeyRequest {
         data_key_id: UUID.into(),
         length: 32,
+        ..GetDataKeyRequest::default()
     };
     let options = CallOptions {
         timeout: Some(Duration::from_secs(10)),
@@ -487,6 +488,9 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
         api: None,
         grants: Some("local=id:measurementSecret".parse().unwrap()),
         allow_plaintext: false,
+        node: None,
+        listen_tls: None,
+        old_clients: None,
         health: Some(any_port),
         metrics: Some(any_port),
     };

@@ -2,23 +2,29 @@
 //! real kube-apiserver verifies it (`make kubernetes-api`).
 
 use common::kube_apiserver;
+use common::volumes::{self, DRIVER};
+use support::foreign::go_program;
 use support::program;
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::services::join_service::keys::{Auth, Error, KeyClient};
+use ::services::key_service::{Clients, Config};
 use base::crypto::Secret;
 use base::stop::Stop;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use booted_base::uuid::Uuid;
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use kms::ClusterKms;
 use kube_apiserver::Cluster;
-use kubernetes::client::{CONFIG_MAPS, Client, NAMESPACES, Object, SERVICE_ACCOUNTS};
+use kubernetes::client::{CONFIG_MAPS, Client, NAMESPACES, NODES, Object, PODS, SERVICE_ACCOUNTS};
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Settings};
@@ -69,11 +75,14 @@ fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
         keeping: Keeping::default(),
         node_port: None,
         migrate_until: None,
+        old_clients_until: None,
         metadata: None,
         require_strong: None,
     };
     for object in services::manifests(&settings).unwrap() {
-        if object["kind"].as_str().unwrap().contains("Role") {
+        if object["kind"].as_str().unwrap().contains("Role")
+            || object["metadata"]["name"] == "key-service-ca"
+        {
             client
                 .apply(&Object::of(&object).unwrap(), &object)
                 .unwrap();
@@ -106,6 +115,10 @@ fn key_service(kubeconfig: &str) -> KeyService {
 }
 
 fn key_service_for(kubeconfig: &str, clients: &str, grants: &str) -> KeyService {
+    key_service_with(kubeconfig, clients, grants, &[])
+}
+
+fn key_service_with(kubeconfig: &str, clients: &str, grants: &str, more: &[&str]) -> KeyService {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("mastersecret"), [0; 32]).unwrap();
     fs::write(dir.path().join("salt"), [0; 32]).unwrap();
@@ -128,6 +141,7 @@ fn key_service_for(kubeconfig: &str, clients: &str, grants: &str) -> KeyService 
     ]);
     command
         .args(["--metrics", "127.0.0.1:0"])
+        .args(more)
         .current_dir(dir.path());
     let program = Program::start(&mut command);
     let metrics = program.expect("metrics on http://");
@@ -139,11 +153,7 @@ fn key_service_for(kubeconfig: &str, clients: &str, grants: &str) -> KeyService 
         .unwrap()
         .parse()
         .unwrap();
-    let line = program.expect("serving data keys");
-    let address = line
-        .split(|c: char| c.is_whitespace() || c == ',')
-        .find_map(|word| word.parse().ok())
-        .unwrap();
+    let address = address_in(&program.expect("serving data keys"));
     KeyService {
         program,
         address,
@@ -152,7 +162,28 @@ fn key_service_for(kubeconfig: &str, clients: &str, grants: &str) -> KeyService 
     }
 }
 
+fn address_in(line: &str) -> SocketAddr {
+    line.split(|c: char| c.is_whitespace() || c == ',')
+        .find_map(|word| word.parse().ok())
+        .unwrap()
+}
+
 fn ask(address: SocketAddr, id: &str, authorization: Option<&str>) -> Result<Vec<u8>, Status> {
+    let socket = TcpStream::connect(address).unwrap();
+    let channel = Channel::new(booted_base::plain::transport(socket).unwrap(), "x").unwrap();
+    let request = GetDataKeyRequest {
+        data_key_id: id.into(),
+        length: 32,
+        ..GetDataKeyRequest::default()
+    };
+    call(&channel, &request, authorization)
+}
+
+fn call(
+    channel: &Channel,
+    request: &GetDataKeyRequest,
+    authorization: Option<&str>,
+) -> Result<Vec<u8>, Status> {
     let mut metadata = Metadata::new();
     if let Some(value) = authorization {
         metadata.insert("authorization", value).unwrap();
@@ -161,17 +192,8 @@ fn ask(address: SocketAddr, id: &str, authorization: Option<&str>) -> Result<Vec
         timeout: Some(Duration::from_secs(20)),
         metadata,
     };
-    let channel = Channel::new(
-        booted_base::plain::transport(TcpStream::connect(address).unwrap()).unwrap(),
-        "x",
-    )
-    .unwrap();
-    let request = GetDataKeyRequest {
-        data_key_id: id.into(),
-        length: 32,
-    };
     channel
-        .unary(GET_DATA_KEY, &request, &options)
+        .unary(GET_DATA_KEY, request, &options)
         .map(|response: GetDataKeyResponse| response.data_key.clone())
 }
 
@@ -370,17 +392,31 @@ fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
         .wait_ready(&mut |_| {})
         .unwrap();
     let service = key_service(&own_kubeconfig_of(&cluster, &client));
+    volumes::add_node(&client, "node", "192.0.2.1");
+    for id in [VOLUME, OF_NODE, OF_OPERATOR] {
+        volumes::add_volume(&client, id);
+        volumes::attach(&client, id, "node", true);
+        let named = [("firstlight/luks-uuid", id)];
+        client
+            .annotate(&volumes::VOLUMES.named(id), &named)
+            .unwrap();
+    }
     let of = |namespace, account| {
-        format!(
-            "Bearer {}",
-            token(&client, namespace, account, "key-service")
-        )
+        let uid = volumes::add_pod(&client, (namespace, account), account, "node", json!([]));
+        let token =
+            volumes::token_of_pod(&client, (namespace, account), account, &uid, "key-service");
+        format!("Bearer {token}")
     };
     let (join, csi, old_csi) = (
         of("kube-system", "join-service"),
         of("default", "csi"),
         of("default", "old-csi"),
     );
+    let ask = |address: SocketAddr, id: &str, token: Option<&str>| {
+        let socket = TcpStream::connect(address).unwrap();
+        let channel = Channel::new(booted_base::plain::transport(socket).unwrap(), "x").unwrap();
+        call(&channel, &of_volume(&id.to_lowercase(), id), token)
+    };
     for caller in [&join, &csi, &old_csi] {
         for id in [VOLUME, OF_NODE, OF_OPERATOR] {
             assert!(
@@ -478,6 +514,459 @@ fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
         .wait_ready(&mut |_| {})
         .unwrap();
     assert!(ask(service.address, VOLUME, Some(&csi)).is_ok());
+}
+
+/// Connects as a pod on another node does, with the certificate in the ConfigMap.
+fn tls_channel(
+    client: &Client,
+    address: SocketAddr,
+    name: &'static str,
+) -> Result<Channel, String> {
+    let at = CONFIG_MAPS
+        .in_namespace("kube-system")
+        .named("key-service-ca");
+    let published = || {
+        let map = client.get(&at).unwrap();
+        Some(map["data"]["ca.crt"].as_str()?.to_owned())
+    };
+    let until = Instant::now() + Duration::from_secs(30);
+    let pem = loop {
+        match published() {
+            Some(pem) => break pem,
+            None if Instant::now() < until => std::thread::sleep(Duration::from_millis(100)),
+            None => panic!("no certificate was published"),
+        }
+    };
+    let body: String = pem.lines().filter(|line| !line.starts_with("--")).collect();
+    let mut roots = rustls::RootCertStore::empty();
+    roots
+        .add(BASE64_STANDARD.decode(body).unwrap().into())
+        .unwrap();
+    let config = rustls::ClientConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let mut connection =
+        rustls::ClientConnection::new(Arc::new(config), name.try_into().unwrap()).unwrap();
+    let mut socket = TcpStream::connect(address).unwrap();
+    while connection.is_handshaking() {
+        connection
+            .complete_io(&mut socket)
+            .map_err(|error| error.to_string())?;
+    }
+    Ok(Channel::new(atls::split(connection.into(), socket).unwrap(), name).unwrap())
+}
+
+fn of_volume(name: &str, id: &str) -> GetDataKeyRequest {
+    GetDataKeyRequest {
+        data_key_id: id.into(),
+        length: 32,
+        csi_driver: DRIVER.into(),
+        volume_handle: format!("volumes/{name}"),
+    }
+}
+
+/// Returns the code and the text of a refusal.
+fn refusal(answer: Result<Vec<u8>, Status>) -> (Code, String) {
+    let status = answer.unwrap_err();
+    (status.code(), status.message().to_owned())
+}
+
+const SERVICE: &str = "key-service.kube-system.svc";
+const CSI: (&str, &str) = ("storage", "csi-node");
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_driver_gets_the_keys_of_the_volumes_of_its_node_and_no_others() {
+    const OLD: &str = "2f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
+    let cluster = Cluster::start();
+    let client = cluster.client(&Stop::new());
+    client
+        .within(kube_apiserver::PATIENCE)
+        .wait_ready(&mut |_| {})
+        .unwrap();
+    let service = key_service_with(
+        &own_kubeconfig_of(&cluster, &client),
+        "token",
+        "kube-system/join-service=disk,ssh,measurement;storage/csi-node=volume",
+        &["--listen-tls", "127.0.0.1:0"],
+    );
+    let address = address_in(&service.program.expect("TLS on "));
+    let uids = ["a", "b"].map(|node| {
+        volumes::add_node(&client, node, "192.0.2.1");
+        volumes::add_pod(&client, CSI, &format!("csi-{node}"), node, json!([]))
+    });
+    let of = |node: usize, audience: &str| {
+        let name = ["csi-a", "csi-b"][node];
+        let token = volumes::token_of_pod(&client, CSI, name, &uids[node], audience);
+        format!("Bearer {token}")
+    };
+    let (a, b) = (of(0, "key-service"), of(1, "key-service"));
+    for name in ["one", "two", "three", "old"] {
+        volumes::add_volume(&client, name);
+    }
+    volumes::attach(&client, "one", "a", true);
+    volumes::attach(&client, "three", "a", false);
+    volumes::attach(&client, "old", "a", true);
+
+    assert!(tls_channel(&client, address, "join-service.kube-system.svc").is_err());
+    let channel = tls_channel(&client, address, SERVICE).unwrap();
+    let get = |request: &GetDataKeyRequest, token: &str| call(&channel, request, Some(token));
+    let key = get(&of_volume("one", ""), &a).unwrap();
+    assert_eq!(key.len(), 32);
+
+    let (code, why) = refusal(get(&of_volume("one", ""), &b));
+    assert_eq!(code, Code::PermissionDenied);
+    let expected = format!(
+        "the volume \"volumes/one\" of {DRIVER} is not attached to the node b: expected the attached VolumeAttachment {}",
+        volumes::attachment("one", "b")
+    );
+    assert_eq!(why, expected);
+    for (name, id, token, code, text) in [
+        (
+            "two",
+            "",
+            &a,
+            Code::PermissionDenied,
+            "is not attached to the node a",
+        ),
+        (
+            "three",
+            "",
+            &a,
+            Code::PermissionDenied,
+            "is not attached to the node a",
+        ),
+        (
+            "none",
+            "",
+            &a,
+            Code::PermissionDenied,
+            "is not attached to the node a",
+        ),
+        // An id of another volume, or of another class.
+        (
+            "one",
+            OLD,
+            &a,
+            Code::PermissionDenied,
+            "kubectl annotate pv one firstlight/luks-uuid=",
+        ),
+        (
+            "one",
+            "measurementSecret",
+            &a,
+            Code::PermissionDenied,
+            "has no grant for keys of the class measurement",
+        ),
+        (
+            "one",
+            "",
+            &of(0, "vault"),
+            Code::Unauthenticated,
+            "the token is not accepted",
+        ),
+        (
+            "one",
+            "",
+            &of(0, "https://kubernetes.default.svc"),
+            Code::Unauthenticated,
+            "the token is not accepted",
+        ),
+    ] {
+        let (found, why) = refusal(get(&of_volume(name, id), token));
+        assert!(
+            found == code && why.contains(text),
+            "{name} {id}: {found:?} {why}"
+        );
+    }
+    let mut nameless = of_volume("one", OLD);
+    nameless.csi_driver.clear();
+    assert_eq!(refusal(get(&nameless, &a)).0, Code::InvalidArgument);
+    let unbound = format!("Bearer {}", token(&client, CSI.0, CSI.1, "key-service"));
+    let (code, why) = refusal(get(&of_volume("one", ""), &unbound));
+    assert!(
+        code == Code::PermissionDenied && why.contains("names no node"),
+        "{why}"
+    );
+
+    // A volume of Constellation has the key of its LUKS UUID, which the administrator has recorded.
+    let old = of_volume("old", OLD);
+    assert_eq!(refusal(get(&old, &a)).0, Code::PermissionDenied);
+    client
+        .annotate(
+            &volumes::VOLUMES.named("old"),
+            &[("firstlight/luks-uuid", OLD)],
+        )
+        .unwrap();
+    let kms = ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap();
+    let expected = kms.dek(&base::crypto::Dek::named(OLD), 32).unwrap();
+    assert_eq!(get(&old, &a).unwrap(), expected.expose());
+    assert_eq!(refusal(get(&old, &b)).0, Code::PermissionDenied);
+    let record = MachineRecord::of_node(
+        "node-9",
+        &Uuid::parse(OLD).unwrap(),
+        Some("machine"),
+        "",
+        "",
+    );
+    machine_record::write_if_absent(&client, &record).unwrap();
+    let (code, why) = refusal(get(&old, &a));
+    assert!(
+        code == Code::PermissionDenied && why.contains("belongs to a state disk"),
+        "{why}"
+    );
+
+    // The volume moves to the other node: there it has the same key.
+    let moved = volumes::ATTACHMENTS.named(&volumes::attachment("one", "a"));
+    client.delete(&moved).unwrap();
+    volumes::attach(&client, "one", "b", true);
+    assert_eq!(
+        refusal(get(&of_volume("one", ""), &a)).0,
+        Code::PermissionDenied
+    );
+    assert_eq!(get(&of_volume("one", ""), &b).unwrap(), key);
+
+    // The token of a node that was deleted, also if another one has its name. No controller has deleted its pods yet.
+    client.delete(&NODES.named("b")).unwrap();
+    for _ in 0..2 {
+        let (code, why) = refusal(get(&of_volume("one", ""), &b));
+        assert!(
+            code == Code::PermissionDenied && why.contains("the node b of the token was deleted"),
+            "{why}"
+        );
+        client
+            .create_if_absent(&NODES.all(), &json!({"metadata": {"name": "b"}}))
+            .unwrap();
+    }
+    let said = service.program.output();
+    let line = "caller=storage/csi-node class=volume";
+    assert!(
+        said.contains(line) && said.contains("volume=\"volumes/one\" node=\"b\""),
+        "{said}"
+    );
+}
+
+/// A driver of disks that are in their node, for example, attaches nothing.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn without_attachments_the_pods_of_a_node_decide() {
+    let cluster = Cluster::start();
+    let client = cluster.client(&Stop::new());
+    client
+        .within(kube_apiserver::PATIENCE)
+        .wait_ready(&mut |_| {})
+        .unwrap();
+    let service = key_service_for(
+        &own_kubeconfig_of(&cluster, &client),
+        "token",
+        "storage/csi-node=volume",
+    );
+    let tokens = ["a", "b"].map(|node| {
+        volumes::add_node(&client, node, "192.0.2.1");
+        let name = format!("csi-{node}");
+        let uid = volumes::add_pod(&client, CSI, &name, node, json!([]));
+        let token = volumes::token_of_pod(&client, CSI, &name, &uid, "key-service");
+        format!("Bearer {token}")
+    });
+    volumes::add_volume(&client, "local");
+    let socket = TcpStream::connect(service.address).unwrap();
+    let channel = Channel::new(booted_base::plain::transport(socket).unwrap(), "x").unwrap();
+    let get = |node: usize| call(&channel, &of_volume("local", ""), Some(&tokens[node]));
+
+    let claim = json!({"metadata": {"name": "claim"}, "spec": {
+        "accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "local",
+        "resources": {"requests": {"storage": "64Mi"}},
+    }});
+    let claim = client
+        .create(&volumes::CLAIMS.in_namespace("default"), &claim)
+        .unwrap();
+    let uses = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "claim"}}]);
+    volumes::add_pod(&client, ("default", "app"), "app", "a", uses);
+    assert!(
+        refusal(get(0)).1.contains("is not attached to the node a"),
+        "the driver may attach"
+    );
+    let driver = json!({"metadata": {"name": DRIVER}, "spec": {"attachRequired": false}});
+    client.create(&volumes::CSI_DRIVERS.all(), &driver).unwrap();
+    // Anybody can write the name of a volume into a claim, so the volume must name the claim, too.
+    assert!(
+        refusal(get(0))
+            .1
+            .contains("no pod on the node a uses the volume")
+    );
+    let bound = json!({"spec": {"claimRef": {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": "claim", "uid": claim["metadata"]["uid"],
+    }}});
+    client
+        .merge(&volumes::VOLUMES.named("local"), &bound)
+        .unwrap();
+    assert!(get(0).is_ok());
+    let (code, why) = refusal(get(1));
+    assert!(
+        code == Code::PermissionDenied && why.contains("no pod on the node b uses the volume"),
+        "{why}"
+    );
+}
+
+/// The client of Constellation's CSI drivers: grpc-go, in plaintext, without a token.
+fn old_driver(address: SocketAddr, id: &str) -> Result<String, String> {
+    let program = go_program("csi_driver", env!("CARGO_TARGET_TMPDIR"));
+    let output = Command::new(program)
+        .args(["old", &address.to_string(), id])
+        .output()
+        .unwrap();
+    match output.status.success() {
+        true => Ok(String::from_utf8(output.stdout).unwrap().trim().into()),
+        false => Err(String::from_utf8(output.stderr).unwrap()),
+    }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afterwards() {
+    const STATE_DISK: &str = "3f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
+    let cluster = Cluster::start();
+    let client = cluster.client(&Stop::new());
+    client
+        .within(kube_apiserver::PATIENCE)
+        .wait_ready(&mut |_| {})
+        .unwrap();
+    let kubeconfig = own_kubeconfig_of(&cluster, &client);
+    // As Constellation's key service, which gives every key to everybody.
+    let before = key_service_for(&kubeconfig, "any", "anyone=disk,ssh,measurement");
+    assert_eq!(old_driver(before.address, UUID).unwrap(), DISK_KEY);
+
+    let grants = format!("{GRANTS};anyone=id:s3proxy-kek");
+    let through = |day| {
+        // `::` is for IPv4, too.
+        let more = ["--old-clients-until", day, "--listen-old", "[::]:0"];
+        let service = key_service_with(&kubeconfig, "token", &grants, &more);
+        let port = address_in(&service.program.expect("CLIENTS WITHOUT A TOKEN")).port();
+        (service, SocketAddr::from(([127, 0, 0, 1], port)))
+    };
+    let (during, address) = through("2099-12-31");
+    let refused = |id: &str, why: &str| {
+        let error = old_driver(address, id).unwrap_err();
+        assert!(
+            error.contains("PermissionDenied") && error.contains(why),
+            "{error}"
+        );
+    };
+    refused(UUID, "127.0.0.1 is not the address of one node");
+    volumes::add_node(&client, "worker", "127.0.0.1");
+    refused(UUID, "no volume is attached to the node worker");
+    volumes::add_volume(&client, "one");
+    volumes::attach(&client, "one", "worker", false);
+    refused(UUID, "no volume is attached to the node worker");
+    let status = json!({"status": {"attached": true}});
+    let attachment = volumes::ATTACHMENTS.named(&volumes::attachment("one", "worker"));
+    client
+        .merge(&attachment.subresource("status"), &status)
+        .unwrap();
+    assert_eq!(old_driver(address, UUID).unwrap(), DISK_KEY);
+    during.program.expect("audit result=given WITHOUT A TOKEN");
+    let said = during.program.output();
+    assert!(
+        said.contains("class=old-volume")
+            && said.contains("node=\"worker\" pods=[] attached=[\"one\"]"),
+        "{said}"
+    );
+    // From another address.
+    let error = old_driver(
+        SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], address.port())),
+        UUID,
+    )
+    .unwrap_err();
+    assert!(
+        error.contains("::1 is not the address of one node"),
+        "{error}"
+    );
+    // A pod with this address, which is not on the network of its host.
+    volumes::add_pod(&client, CSI, "csi-other", "other", json!([]));
+    let pod = PODS.in_namespace(CSI.0).named("csi-other");
+    let give = |ip: &str| {
+        let status = json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}]}});
+        client.merge(&pod.subresource("status"), &status).unwrap()
+    };
+    give("127.0.0.1");
+    refused(UUID, "no volume is attached to the node other");
+    give("192.0.2.9");
+
+    let disk = Uuid::parse(STATE_DISK).unwrap();
+    machine_record::write_if_absent(
+        &client,
+        &MachineRecord::of_node("n", &disk, Some("m"), "", ""),
+    )
+    .unwrap();
+    refused(STATE_DISK, "belongs to a state disk");
+    for id in [
+        "measurementSecret",
+        "ca_emergency_ssh",
+        "ca_emergency_ssh_host",
+        "other",
+    ] {
+        refused(id, "has no grant");
+    }
+    assert!(old_driver(address, "s3proxy-kek").is_ok(), "it is granted");
+    let text = metrics(&during);
+    for line in [
+        "firstlight_key_old_clients 1",
+        "firstlight_key_requests_total{class=\"old-volume\",result=\"given\"} 1",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
+    }
+
+    let (after, address) = through("2026-01-31");
+    let error = old_driver(address, UUID).unwrap_err();
+    assert!(error.contains("since 2026-01-31 is over"), "{error}");
+    assert!(metrics(&after).contains("firstlight_key_old_clients 0"));
+    // The port for tokens gives nothing without one.
+    let error = old_driver(after.address, UUID).unwrap_err();
+    assert!(error.contains("Unauthenticated"), "{error}");
+}
+
+/// A network plugin that ignores `internalTrafficPolicy` must not send keys over the network in plaintext.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn in_plaintext_only_pods_of_the_own_node_are_served() {
+    let client = client();
+    let config = |node: &str| Config {
+        listen: ([127, 0, 0, 1], 0).into(),
+        clients: Clients::Token,
+        api: Some(Box::new(
+            kubernetes::client::Config::from_kubeconfig(
+                &Cluster::shared().kubeconfig(),
+                "test",
+                Path::new("/"),
+            )
+            .unwrap(),
+        )),
+        grants: Some(GRANTS.parse().unwrap()),
+        allow_plaintext: false,
+        node: Some(node.into()),
+        listen_tls: None,
+        old_clients: None,
+        health: None,
+        metrics: None,
+    };
+    volumes::add_node(&client, "plain", "192.0.2.7");
+    let account = ("kube-system", "join-service");
+    let uid = volumes::add_pod(&client, account, "join-service-x", "plain", json!([]));
+    let token = volumes::token_of_pod(&client, account, "join-service-x", &uid, "key-service");
+    for (node, expected) in [("plain", None), ("other", Some(Code::PermissionDenied))] {
+        let service = ::services::key_service::KeyService::start(config(node)).unwrap();
+        service
+            .provide(ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap())
+            .unwrap();
+        let answer = ask(service.local_addr(), UUID, Some(&format!("Bearer {token}")));
+        assert_eq!(
+            answer.map_err(|status| status.code()).err(),
+            expected,
+            "{node}"
+        );
+    }
 }
 
 /// Control planes that restart need keys before etcd has a quorum. Without a quorum, no token can

@@ -38,6 +38,7 @@ fn settings(image: &str) -> Settings {
         keeping: Keeping::default(),
         node_port: None,
         migrate_until: None,
+        old_clients_until: None,
         metadata: None,
         require_strong: None,
     }
@@ -98,7 +99,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         &mut |_| {},
     )
     .unwrap();
-    assert_eq!(first.changed.len(), 24);
+    assert_eq!(first.changed.len(), 26);
     assert_eq!(first.backup, None);
     let secret = client
         .get(
@@ -463,7 +464,7 @@ fn the_accounts_of_the_services_have_the_necessary_permissions_only() {
             ("create", "secrets", joins),
             ("list", "configmaps", true),
             ("create", "configmaps", joins),
-            ("list", "nodes", joins),
+            ("list", "nodes", true),
             ("update", "nodes", false),
             ("create", "pods", false),
         ] {
@@ -550,6 +551,88 @@ impl Operator {
 
 fn text(bytes: &[u8]) -> &str {
     str::from_utf8(bytes).unwrap()
+}
+
+/// Returns a DaemonSet with these arguments, such as one of Constellation.
+fn of_constellation(name: &str, arguments: &[&str]) -> Value {
+    let labels = json!({"k8s-app": name});
+    json!({"metadata": {"name": name}, "spec": {"selector": {"matchLabels": labels}, "template": {
+        "metadata": {"labels": labels},
+        "spec": {"containers": [{"name": "a", "image": "a"}, {"name": "b", "image": "b", "args": arguments}]},
+    }}})
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_key_service_of_constellation_is_replaced_only_when_it_is_decided_what_its_drivers_get() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = empty();
+    let sets = DAEMON_SETS.in_namespace("kube-system");
+    let driver = "csi-azuredisk-node";
+    let arguments = ["--v=2", "--kms-addr=key-service.kube-system:9000"];
+    let mut old = of_constellation("key-service", &[]);
+    old["spec"]["template"]["spec"]["containers"] =
+        json!([{"name": "key-service", "image": "a", "args": ["--port=9000"]}]);
+    for set in [
+        old,
+        of_constellation(driver, &arguments),
+        of_constellation("other", &["--v=2"]),
+    ] {
+        client.create(&sets, &set).unwrap();
+    }
+    let service = json!({"metadata": {"name": "key-service"}, "spec": {
+        "selector": {"k8s-app": "key-service"},
+        "ports": [{"name": "grpc", "protocol": "TCP", "port": 9000, "targetPort": 9000}],
+    }});
+    client
+        .create(&SERVICES.in_namespace("kube-system"), &service)
+        .unwrap();
+    let operator = Operator::new();
+    fs::write(
+        operator.0.path().join("firstlight-admin.conf"),
+        Cluster::shared().kubeconfig(),
+    )
+    .unwrap();
+
+    let refused = operator.apply(&["--skip-wait"]);
+    let why = text(&refused.stderr);
+    assert!(
+        refused.status.code() == Some(1)
+            && why.contains(
+                "kube-system/csi-azuredisk-node mount volumes with keys of the present key service"
+            )
+            && !why.contains("kube-system/other")
+            && why.contains("Nothing was changed. Give --old-clients-until DATE"),
+        "{why}"
+    );
+    assert_eq!(image_of(&client, "key-service"), "a");
+
+    // The drivers know port 9000 of the Service.
+    let port = || {
+        let at = SERVICES.in_namespace("kube-system").named("key-service");
+        let ports = client.get(&at).unwrap()["spec"]["ports"].clone();
+        let mut ports = ports.as_array().unwrap().iter();
+        ports.find(|port| port["port"] == 9000).unwrap()["targetPort"].clone()
+    };
+    let until = || services::old_clients_until(&client).unwrap().unwrap();
+    let served = operator.apply(&["--skip-wait", "--old-clients-until", "2099-12-31"]);
+    assert!(served.status.success(), "{}", text(&served.stderr));
+    assert_eq!((until().as_str(), port()), ("2099-12-31", json!(9001)));
+
+    let again = operator.apply(&["--skip-wait"]);
+    assert!(
+        text(&again.stderr).contains("stays as it is: keyService.oldClientsUntil \"2099-12-31\""),
+        "{}",
+        text(&again.stderr)
+    );
+    assert_eq!(until(), "2099-12-31");
+
+    let ended = operator.apply(&["--skip-wait", "--old-clients-until", "never"]);
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    assert_eq!((until().as_str(), port()), ("", json!(9001)));
+    for name in [driver, "other"] {
+        client.delete(&sets.named(name)).unwrap();
+    }
 }
 
 #[test]
@@ -703,7 +786,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     .unwrap();
     let output = operator.apply(&["--skip-wait"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), "24 objects are new or changed\n");
+    assert_eq!(text(&output.stdout), "26 objects are new or changed\n");
     assert!(
         text(&output.stderr).contains("\ndaemonsets.apps kube-system/join-service: new\n"),
         "{}",

@@ -81,6 +81,7 @@ fn key_request(id: &str, length: u32) -> GetDataKeyRequest {
     GetDataKeyRequest {
         data_key_id: id.into(),
         length,
+        ..GetDataKeyRequest::default()
     }
 }
 

@@ -6,6 +6,12 @@ pub struct GetDataKeyRequest {
     pub data_key_id: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]
     pub length: u32,
+    /// Firstlight: the volume whose key a CSI driver asks for, as the driver's name and the volume's handle in its PersistentVolume. Then
+    /// data_key_id is empty, or the LUKS UUID of a volume that an earlier driver has formatted.
+    #[prost(string, tag = "3")]
+    pub csi_driver: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub volume_handle: ::prost::alloc::string::String,
 }
 #[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

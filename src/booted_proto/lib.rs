@@ -41,8 +41,8 @@ package!(
     "kms.rs",
     /// Derives a key from the master secret.
     pub const GET_DATA_KEY: &str = "/kms.API/GetDataKey";,
-    /// Maximum size of a request in bytes: one short id.
-    pub const MAX_REQUEST: usize = 1024;,
+    /// Maximum size of a request in bytes: one short id, and the handle of a volume.
+    pub const MAX_REQUEST: usize = 2048;,
     /// TCP port of the key service.
     pub const PORT: u16 = 9000;
 );

@@ -98,6 +98,12 @@ pub const COMMAND: Command = Command {
              Constellation, or never; by default as before, and never in a new cluster",
         ),
         Opt::value(
+            "old-clients-until",
+            "DATE",
+            "the last day, as 2027-01-31, on which the key service gives keys of volumes to CSI drivers of Constellation, which \
+             show no token, or never; by default as before, and never in a new cluster",
+        ),
+        Opt::value(
             "backups",
             "FILE",
             "the folder for the folders with saved manifests",
@@ -181,12 +187,8 @@ pub fn options(given: &Given) -> Result<Options, Error> {
             .value("node-port")
             .map(|port| program::parsed("node-port", port))
             .transpose()?,
-        migration: match given.value("migrate-until") {
-            Some(never) if never == "never" => Some(Migration::default()),
-            date => date
-                .map(|date| program::parsed("migrate-until", date))
-                .transpose()?,
-        },
+        migration: until(given, "migrate-until")?,
+        old_clients: until(given, "old-clients-until")?,
         metadata: match given.has("cloud-provider") || given.has("metadata") {
             true => Some(metadata_of(given)?),
             false => None,
@@ -197,6 +199,14 @@ pub fn options(given: &Given) -> Result<Options, Error> {
         is_dry_run: given.has("dry-run"),
         output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
+    })
+}
+
+/// Returns the last day that an option names; `never` is a day that is always over.
+fn until(given: &Given, option: &'static str) -> Result<Option<Migration>, Error> {
+    Ok(match given.value(option) {
+        Some(never) if never == "never" => Some(Migration::default()),
+        date => date.map(|date| program::parsed(option, date)).transpose()?,
     })
 }
 
@@ -229,6 +239,8 @@ pub struct Options {
     pub node_port: Option<u16>,
     /// The time until which the join service opens disks that have no record.
     pub migration: Option<Migration>,
+    /// The time until which the key service serves clients without a token.
+    pub old_clients: Option<Migration>,
     /// The metadata service from which the join service gets the list of machines.
     pub metadata: Option<MetadataService>,
     /// The folder in which folders with saved manifests are created.
@@ -329,6 +341,7 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Erro
         keeping,
         node_port: options.node_port,
         migrate_until: options.migration.map(|until| until.to_string()),
+        old_clients_until: options.old_clients.map(|until| until.to_string()),
         metadata: options.metadata.clone(),
         // the policy has this requirement; a value of the chart has the same effect, and `--require
         // any` removes it
@@ -434,6 +447,9 @@ fn bring_services(
     if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
         check_named(client)?;
     }
+    if !options.skip_phases.contains(&Phase::Services) && options.old_clients.is_none() {
+        check_drivers(client)?;
+    }
     let settings = settings(options, Some(client))?;
     let how = services::Options {
         skip: &options.skip_phases,
@@ -446,6 +462,20 @@ fn bring_services(
         Report::Line(text) => progress.line(text),
     })
     .map_err(Error::from)
+}
+
+/// Refuses to replace the key service of Constellation while drivers use it that would lose access
+/// to the keys of their volumes.
+fn check_drivers(client: &Client) -> Result<(), Error> {
+    match services::old_drivers(client)?.as_slice() {
+        [] => Ok(()),
+        drivers => Err(Error::failed(format!(
+            "{} mount volumes with keys of the present key service, and ask without a token: with the new key service they \
+             could mount none. Nothing was changed. Give --old-clients-until DATE to serve them through that day, or never \
+             (docs/migration.md)",
+            drivers.join(", ")
+        ))),
+    }
 }
 
 fn addon_failed(error: addons::Error) -> Error {

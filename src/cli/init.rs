@@ -605,6 +605,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
         state: options.state.clone(),
         node_port: None,
         migration: None,
+        old_clients: None,
         metadata: Some(kubernetes.metadata.clone()),
         backups: ".".into(),
         skip_wait: kubernetes.skip_wait,

@@ -1,5 +1,5 @@
-//! Helpers of several tests that use our crates: add-ons, attested peers, a host that gives evidence, a real API server, a machine on
-//! loopback with its environment.
+//! Helpers of several tests that use our crates: add-ons, attested peers, a host that gives evidence, a real API server with volumes, a
+//! machine on loopback with its environment.
 
 pub mod addons;
 pub mod attested;
@@ -12,3 +12,4 @@ pub mod kube_apiserver;
 pub mod long_certificate;
 pub mod manifests;
 pub mod setting;
+pub mod volumes;

@@ -16,6 +16,7 @@ pub fn settings(policy: &str) -> Settings {
         keeping: Keeping::default(),
         node_port: None,
         migrate_until: None,
+        old_clients_until: None,
         metadata: None,
         require_strong: None,
     }

@@ -96,6 +96,7 @@ fn key(service: &Program) -> Vec<u8> {
     let request = GetDataKeyRequest {
         data_key_id: "s3proxy-kek".into(),
         length: 32,
+        ..GetDataKeyRequest::default()
     };
     let answer: GetDataKeyResponse = plain_channel(address.unwrap())
         .unary(GET_DATA_KEY, &request, &within(60))

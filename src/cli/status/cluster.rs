@@ -13,6 +13,7 @@ use base::sync::lock;
 use base::text::hex;
 use kubernetes::client::{self, Client, NODES, Selector};
 use kubernetes::readiness;
+use kubernetes::services;
 use serde_json::{Value, json};
 use verifier::KeyName;
 
@@ -57,18 +58,35 @@ type Asked = (Listed, Report);
 
 /// Asks all nodes, and prints a table of them.
 pub fn run(inquiry: &Inquiry, kubeconfigs: &[PathBuf], output: Output) -> Result<(), Error> {
-    let nodes = ask_all(inquiry, list(inquiry, kubeconfigs)?)?;
-    match output {
-        Output::Text => say_all(&text(&nodes))?,
-        Output::Json => output.json(&to_json(&nodes, inquiry))?,
+    let (listed, old_clients) = list(inquiry, kubeconfigs)?;
+    let nodes = ask_all(inquiry, listed)?;
+    match (output, old_clients) {
+        (Output::Text, None) => say_all(&text(&nodes))?,
+        (Output::Text, Some(until)) => say_all(&format!(
+            "{}\nClients without a token get keys of volumes through {}; end it: firstlight apply --old-clients-until never\n",
+            text(&nodes),
+            printable(&until)
+        ))?,
+        (Output::Json, until) => {
+            let mut all = to_json(&nodes, inquiry);
+            all["oldClientsUntil"] = until.into();
+            output.json(&all)?;
+        }
     }
     result(&nodes)
 }
 
-fn list(inquiry: &Inquiry, kubeconfigs: &[PathBuf]) -> Result<Vec<Listed>, Error> {
+/// Returns the nodes, and through which day clients without a token get keys, if they do.
+fn list(
+    inquiry: &Inquiry,
+    kubeconfigs: &[PathBuf],
+) -> Result<(Vec<Listed>, Option<String>), Error> {
     let client = kubeconfig::client(kubeconfigs)?;
     let left = inquiry.deadline.saturating_duration_since(Instant::now());
-    listed(&client.within(left)).map_err(|error| {
+    let client = client.within(left);
+    let all = listed(&client).and_then(|nodes| Ok((nodes, services::old_clients_until(&client)?)));
+    all.map(|(nodes, until)| (nodes, until.filter(|until| !until.is_empty())))
+        .map_err(|error| {
         let is_refused = error.code().is_some();
         let text = format!(
             "cannot list the nodes of the cluster: {error}; to ask a node without the API server, name it: \

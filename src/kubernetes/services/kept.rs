@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::NAMESPACE;
-use super::super::client::{self, Client, DAEMON_SETS, Resource, SERVICES};
+use super::super::client::{self, Client, DAEMON_SETS, Resource, SERVICES, Selector};
 use super::render;
 use machines::Cloud;
 
@@ -19,6 +19,7 @@ pub type Values = BTreeMap<&'static str, Value>;
 pub const CLOUD: &str = "cloudProvider";
 pub const METADATA: &str = "joinService.metadata";
 pub const MIGRATE_UNTIL: &str = "joinService.migrateUntil";
+pub const OLD_CLIENTS_UNTIL: &str = "keyService.oldClientsUntil";
 pub const NODE_PORT: &str = "joinService.nodePort";
 pub const REQUIRE: &str = "joinService.require";
 /// The options of the join service that the operator's values set.
@@ -46,8 +47,55 @@ pub fn present(client: &Client) -> Result<Values, client::Error> {
     let service = find(&SERVICES)?.unwrap_or_default();
     let defaults = render::defaults().unwrap_or_default();
     let mut values = of(&set, &service);
+    let until = old_clients_until(client)?;
+    values.extend(until.map(|until| (OLD_CLIENTS_UNTIL, until.into())));
     values.retain(|name, value| defaults.pointer(&pointer(name)) != Some(value));
     Ok(values)
+}
+
+/// Returns the last day on which the present key service serves clients without a token, if its
+/// command line has one.
+pub fn old_clients_until(client: &Client) -> Result<Option<String>, client::Error> {
+    let at = DAEMON_SETS.in_namespace(NAMESPACE).named("key-service");
+    let set = client.find(&at)?.unwrap_or_default();
+    Ok(value_of(&words(&set), "--old-clients-until").map(str::to_owned))
+}
+
+/// Returns the CSI drivers of Constellation that lose access to the keys of their volumes when this
+/// cluster's key service is replaced. There are none if it is one of Firstlight.
+pub fn old_drivers(client: &Client) -> Result<Vec<String>, client::Error> {
+    let at = DAEMON_SETS.in_namespace(NAMESPACE).named("key-service");
+    let set = client.find(&at)?.unwrap_or_default();
+    let words = words(&set);
+    if words.is_empty() || words.contains(&"--clients") {
+        return Ok(Vec::new());
+    }
+    let found = client.list_keeping(&DAEMON_SETS.all(), &Selector::default(), driver)?;
+    Ok(found
+        .items
+        .iter()
+        .filter_map(|name| Some(name.as_str()?.to_owned()))
+        .collect())
+}
+
+/// Returns the name of a DaemonSet if it asks a key service, as the drivers of Constellation do.
+fn driver(set: Value) -> Value {
+    let containers = set["spec"]["template"]["spec"]["containers"].as_array();
+    let mut arguments = containers.into_iter().flatten().flat_map(|container| {
+        ["command", "args"]
+            .into_iter()
+            .filter_map(|field| container[field].as_array())
+            .flatten()
+    });
+    let asks = arguments.any(|word| {
+        let word = word.as_str().unwrap_or_default().trim_start_matches('-');
+        word.starts_with("kms-addr")
+    });
+    let name = |field: &str| set["metadata"][field].as_str().unwrap_or_default();
+    match asks {
+        true => format!("{}/{}", name("namespace"), name("name")).into(),
+        false => Value::Null,
+    }
 }
 
 /// Returns the attestation variant of the present services; `None` if there are none.
@@ -57,7 +105,7 @@ pub fn variant(client: &Client) -> Result<Option<String>, client::Error> {
     Ok(value_of(&words(&set), "--attestation-variant").map(str::to_owned))
 }
 
-/// Returns the command line of the join service.
+/// Returns the command line of a service.
 fn words(set: &Value) -> Vec<&str> {
     let container = &set["spec"]["template"]["spec"]["containers"][0];
     [&container["command"], &container["args"]]

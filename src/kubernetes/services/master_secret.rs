@@ -68,21 +68,18 @@ impl Keeping {
     }
 
     /// Returns the chart values, with the master secret if it is stored plain.
-    pub(super) fn values(&self, kms: &ClusterKms) -> [(&'static str, Value); 2] {
+    pub(super) fn values(&self, kms: &ClusterKms) -> (Value, Value) {
         let base64 = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);
-        let (secret, access) = match self {
+        match self {
             Keeping::AsBefore | Keeping::Plain => (
                 json!({"key": base64(kms.key().expose()), "salt": base64(kms.salt().expose())}),
-                &json!({}),
+                json!({}),
             ),
-            Keeping::Wrapped { access, .. } | Keeping::Existing { access, .. } => {
-                (json!({"existingSecret": self.secret_name()}), access)
-            }
-        };
-        [
-            ("masterSecret", secret),
-            ("keyService", json!({"kms": access})),
-        ]
+            Keeping::Wrapped { access, .. } | Keeping::Existing { access, .. } => (
+                json!({"existingSecret": self.secret_name()}),
+                access.clone(),
+            ),
+        }
     }
 
     /// Returns the Secret with the wrapped master secret. The Secret with the plain one is in the

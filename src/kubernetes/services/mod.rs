@@ -19,8 +19,8 @@
 //! services never become ready. A stop of the client leaves everything as it is; the same command
 //! can continue later.
 //!
-//! The account of the key service may ask the API server for the owner of a caller's token, and
-//! nothing else. The account of the join service may do what a ticket needs.
+//! The account of the key service may ask the API server for the owner of a caller's token, and on
+//! which node a volume is. The account of the join service may do what a ticket needs.
 
 mod kept;
 pub mod master_secret;
@@ -93,6 +93,9 @@ pub struct Settings {
     /// The last day on which the join service opens disks without a record, such as `2027-01-31`.
     /// Empty for never.
     pub migrate_until: Option<String>,
+    /// The last day on which the key service gives keys of volumes to clients without a token. Empty
+    /// for never.
+    pub old_clients_until: Option<String>,
     /// The metadata service that lists the machines for the join service.
     pub metadata: Option<MetadataService>,
     /// Whether the join service refuses nodes of the old form of attested TLS, whatever the policy
@@ -127,6 +130,8 @@ impl Settings {
         values.extend(self.node_port.map(|port| (kept::NODE_PORT, port.into())));
         let migrate_until = self.migrate_until.as_deref();
         values.extend(migrate_until.map(|day| (kept::MIGRATE_UNTIL, day.into())));
+        let old_clients = self.old_clients_until.as_deref();
+        values.extend(old_clients.map(|day| (kept::OLD_CLIENTS_UNTIL, day.into())));
         if let Some(MetadataService { cloud, url }) = &self.metadata {
             let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
             values.extend([(kept::CLOUD, text(cloud)), (kept::METADATA, text(url))]);
@@ -149,9 +154,7 @@ impl Settings {
         values["attestationVariant"] = self.variant.as_str().into();
         values["attestationPolicy"] = self.policy.as_str().into();
         values["measurementSalt"] = base64(&self.measurement_salt).into();
-        for (name, value) in keeping.values(&self.kms) {
-            values[name] = value;
-        }
+        (values["masterSecret"], values["keyService"]["kms"]) = keeping.values(&self.kms);
         values
     }
 
@@ -390,7 +393,7 @@ pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
     settings.objects(&settings.keeping, kept::Values::new())
 }
 
-pub use kept::variant as present_variant;
+pub use kept::{old_clients_until, old_drivers, variant as present_variant};
 pub use render::RenderError;
 
 /// Returns the attestation policy of a cluster, JSON; `None` if it has none.
@@ -673,6 +676,7 @@ mod tests {
             keeping: Keeping::default(),
             node_port: None,
             migrate_until: None,
+            old_clients_until: None,
             metadata: None,
             require_strong: None,
         }

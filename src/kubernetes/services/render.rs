@@ -389,6 +389,7 @@ mod tests {
                 "serviceaccounts kube-system/join-service",
                 "secrets kube-system/constellation-mastersecret",
                 "configmaps kube-system/join-config",
+                "configmaps kube-system/key-service-ca",
                 "clusterroles.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterroles.rbac.authorization.k8s.io join-service",
                 "clusterroles.rbac.authorization.k8s.io firstlight-joining-nodes",
@@ -402,6 +403,7 @@ mod tests {
                 "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
                 "services kube-system/key-service",
+                "services kube-system/key-service-local",
                 "services kube-system/join-service",
                 "daemonsets.apps kube-system/key-service",
                 "daemonsets.apps kube-system/join-service",
@@ -434,11 +436,18 @@ mod tests {
         };
         assert_eq!(
             json!(rules("ClusterRole", "key-service")),
-            json!([{"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}])
+            json!([
+                {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]},
+                {"apiGroups": ["storage.k8s.io"], "resources": ["volumeattachments", "csidrivers"], "verbs": ["get", "list"]},
+                {"apiGroups": [""], "resources": ["nodes", "persistentvolumes", "persistentvolumeclaims", "pods"], "verbs": ["get", "list"]}
+            ])
         );
         assert_eq!(
             json!(rules("Role", "key-service")),
-            json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}])
+            json!([
+                {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]},
+                {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["key-service-ca"], "verbs": ["patch"]}
+            ])
         );
         let of_cluster = rules("ClusterRole", "join-service");
         let resources = [
@@ -641,7 +650,7 @@ mod tests {
         for (name, ingress) in [
             (
                 "key-service",
-                [(&[9000][..], &join_service), (&[9092], &prometheus)],
+                [(&[9000, 9443][..], &join_service), (&[9092], &prometheus)],
             ),
             (
                 "join-service",
@@ -667,6 +676,55 @@ mod tests {
                 assert_eq!((&rule["ports"], &rule["from"]), (&ports, from));
             }
         }
+    }
+
+    #[test]
+    fn clients_without_a_token_reach_their_own_port_from_every_node_and_only_through_their_day() {
+        let told = |until: &str| {
+            let objects = manifests(&Settings {
+                old_clients_until: Some(until.into()),
+                ..settings()
+            })
+            .unwrap();
+            let of = |kind: &str, name: &str| {
+                let is_it =
+                    |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+                objects.iter().find(is_it).unwrap()["spec"].clone()
+            };
+            let (all, own) = (
+                of("Service", "key-service"),
+                of("Service", "key-service-local"),
+            );
+            assert_eq!(
+                (&all["internalTrafficPolicy"], &own["internalTrafficPolicy"]),
+                (&json!("Cluster"), &json!("Local"))
+            );
+            let ports = |list: &Value, field: &str| -> Vec<_> {
+                list.as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|port| port[field].clone())
+                    .collect()
+            };
+            assert_eq!(ports(&own["ports"], "targetPort"), [9000]);
+            let rules = of("NetworkPolicy", "key-service")["ingress"].clone();
+            let open: Vec<_> = rules
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|rule| rule["from"].is_null())
+                .collect();
+            let open = open
+                .iter()
+                .flat_map(|rule| ports(&rule["ports"], "port"))
+                .collect::<Vec<_>>();
+            (ports(&all["ports"], "targetPort"), open)
+        };
+        assert_eq!(told(""), (vec![json!(9443), json!(9001)], vec![]));
+        assert_eq!(
+            told("2027-01-31"),
+            (vec![json!(9443), json!(9001)], vec![json!(9001)])
+        );
     }
 
     #[test]

@@ -14,9 +14,10 @@ use base::stop::Stop;
 use collateral::Fetching;
 use kms::ClusterKms;
 use kubernetes::client;
+use kubernetes::services::migration::Migration;
 use services::key_service::grants::Grants;
 use services::key_service::master_secret::{self, MasterSecret};
-use services::key_service::{self, Clients, Config, KeyService};
+use services::key_service::{self, Clients, Config, KeyService, tokens};
 use sys::signal::StopSignals;
 use sys::wiping::Wiping;
 use tpm::Location;
@@ -29,6 +30,9 @@ static ALLOCATOR: Wiping = Wiping;
 /// The first and the longest pause between attempts to have the master secret unwrapped.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// The default port for clients without a token.
+const OLD_PORT: u16 = 9001;
 
 /// Returns the help text.
 fn help() -> String {
@@ -45,7 +49,8 @@ key-service: derives data keys from the master secret for the services of a cont
 Each caller authenticates itself and gets only the classes of keys that are granted to it:
   disk         keys of state disks and volumes (ids that are UUIDs); of all service accounts, only the join service's
                gets keys of state disks
-  volume       keys of volumes only: UUIDs that no record of the join service names as a state disk
+  volume       keys of volumes only: for a token, of those that are attached to the node of its pod; else of UUIDs that no
+               record of the join service names as a state disk
   ssh          the parts of the SSH authorities that join tickets need
   ssh-users    the seed of the SSH authority for users
   measurement  the measurement secret
@@ -97,6 +102,9 @@ struct Given {
     listen: Option<SocketAddr>,
     port: Option<u16>,
     allow_plaintext: bool,
+    listen_tls: Option<SocketAddr>,
+    listen_old: Option<SocketAddr>,
+    old_clients: Migration,
     master_secret: PathBuf,
     salt: PathBuf,
     config_dir: PathBuf,
@@ -120,6 +128,12 @@ const OPTIONS: &Table<Given> = &[
      |it, name, value| put(&mut it.port, parsed(name, value).map(Some))),
     (Opt::flag("allow-plaintext", "with token and any: permit other than loopback addresses, because that network is encrypted and trusted"),
      |it, _, _| put(&mut it.allow_plaintext, Ok(true))),
+    (Opt::value("listen-tls", "ADDRESS:PORT", "with token: the address for TLS, with the certificate in the ConfigMap key-service-ca, for pods on other nodes [none]"),
+     |it, name, value| put(&mut it.listen_tls, services::listen(name, value).map(Some))),
+    (Opt::value("old-clients-until", "DATE", "through the end of this day in UTC, also give keys of volumes to clients without a token, such as the CSI drivers of Constellation; for example 2027-01-31 [off]"),
+     |it, name, value| put(&mut it.old_clients, parsed(name, value))),
+    (Opt::value("listen-old", "ADDRESS:PORT", "the address for these clients, in plaintext").or("*:9001"),
+     |it, name, value| put(&mut it.listen_old, services::listen(name, value).map(Some))),
     (Opt::value("master-secret", "FILE", "the master secret, raw, at least 16 bytes; or as `firstlight wrap` made it, or the URI of the store that has it: then the external KMS must unwrap it, and the service waits while one of them is away").or(master_secret::KEY_FILE),
      |it, _, value| put(&mut it.master_secret, Ok(value.into()))),
     (Opt::value("salt", "FILE", "its salt, raw, at least 32 bytes; a wrapped master secret contains it").or(master_secret::SALT_FILE),
@@ -150,6 +164,9 @@ impl Given {
             listen: None,
             port: None,
             allow_plaintext: false,
+            listen_tls: None,
+            listen_old: None,
+            old_clients: Migration::default(),
             master_secret: master_secret::KEY_FILE.into(),
             salt: master_secret::SALT_FILE.into(),
             config_dir: key_service::CONFIG_DIR.into(),
@@ -201,7 +218,9 @@ impl Given {
                 )));
             }
         };
+        let has_old_clients = self.old_clients != Migration::default();
         let needs_api = matches!(clients, Clients::Token)
+            || has_old_clients
             || self.grants.as_ref().is_some_and(Grants::have_volumes);
         let api = match needs_api {
             true => Some(Box::new(api().map_err(Failure::failed)?)),
@@ -213,6 +232,13 @@ impl Given {
             api,
             grants: self.grants,
             allow_plaintext: self.allow_plaintext,
+            // A pod of Kubernetes learns its node from its own token.
+            node: kubeconfig.is_none().then(tokens::own_node).flatten(),
+            listen_tls: self.listen_tls,
+            old_clients: has_old_clients.then(|| {
+                let any = SocketAddr::new(network::any_address(), OLD_PORT);
+                (self.listen_old.unwrap_or(any), self.old_clients)
+            }),
             health: self.health,
             metrics: self.metrics,
         };

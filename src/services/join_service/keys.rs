@@ -297,6 +297,7 @@ impl Inner {
         let request = GetDataKeyRequest {
             data_key_id: id.to_owned(),
             length: len as u32,
+            ..GetDataKeyRequest::default()
         };
         let started = Instant::now();
         let mut response = match self.call(&request, deadline) {

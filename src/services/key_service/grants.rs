@@ -29,15 +29,20 @@ pub const MEMBER: &str = "member";
 /// Any client, without authentication.
 pub const ANYONE: &str = "anyone";
 
+/// The beginning of the ids of volumes of CSI drivers.
+pub const VOLUME_PREFIX: &str = "volume-";
+
 /// The class of a key. The id determines it, except that the cluster's records distinguish
 /// [`Class::Disk`] and [`Class::Volume`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// The key of a state disk or a volume. The id is a LUKS2 UUID.
     Disk,
-    /// The key of a volume. The id is a LUKS2 UUID that no record of a state disk contains
-    /// ([`super::disks`]).
+    /// The key of a volume. The id is that of a volume of a CSI driver ([`super::volumes`]), or a
+    /// LUKS2 UUID that no record of a state disk contains ([`super::disks`]).
     Volume,
+    /// The same, for a client without a token ([`super::old_clients`]). It cannot be granted.
+    OldVolume,
     /// The parts of the SSH certificate authorities in join tickets: the seed of the host
     /// authority, with which an attacker could pose as any node, and the public key of the user
     /// authority.
@@ -79,6 +84,7 @@ impl Class {
             SSH_HOST_CA_SEED_ID | SSH_USER_CA_PUBLIC_ID => Class::Ssh,
             SSH_USER_CA_SEED_ID => Class::SshUsers,
             _ if Uuid::parse(id).is_some() => Class::Disk,
+            _ if id.starts_with(VOLUME_PREFIX) => Class::Volume,
             _ => Class::Other,
         }
     }
@@ -88,6 +94,7 @@ impl Class {
         match self {
             Class::Disk => "disk",
             Class::Volume => "volume",
+            Class::OldVolume => "old-volume",
             Class::Ssh => "ssh",
             Class::SshUsers => "ssh-users",
             Class::Measurement => "measurement",
@@ -127,6 +134,8 @@ impl Grants {
             Class::Disk if !grant.allows(id) && grant.classes.contains(&Class::Volume) => {
                 Some(Class::Volume)
             }
+            // A grant of an earlier version.
+            Class::Volume if grant.classes.contains(&Class::Disk) => Some(Class::Volume),
             class => grant.allows(id).then_some(class),
         }
     }

@@ -12,30 +12,42 @@
 //! ```
 //!
 //! A caller with access to keys of volumes only ([`Class::Volume`]) is refused the keys of state
-//! disks ([`disks`]).
+//! disks ([`disks`]). If it shows a token, it gets the keys of the volumes of its own node
+//! ([`volumes`]).
+//!
+//! A service has up to three addresses ([`Door`]):
+//!
+//! ```text
+//! main   TLS with `attested`; else plaintext, which in a pod serves only pods of the same node
+//! TLS    with `token`: a certificate that clients verify ([`certificate`])                       pods on other nodes
+//! old    plaintext without a token, through a day: keys of volumes ([`old_clients`])             drivers of Constellation
+//! ```
 //!
 //! Clients need to authenticate the key service, too. An attacker who poses as the key service
 //! chooses the keys of disks and the seed of the SSH certificate authorities of every new node.
-//! Attestation authenticates both ends. Tokens authenticate only the client, and are sent with the
-//! keys in plaintext. They need an encrypted network with trusted name resolution, such as a
-//! cluster's pod network. So without TLS the service listens on loopback addresses only, unless the
-//! operator declares the network as trusted (`--allow-plaintext`).
+//! Attestation authenticates both ends, and so do a token and the certificate. In plaintext, tokens
+//! authenticate only the client. So without TLS the service listens on loopback addresses only,
+//! unless the operator declares the network as trusted (`--allow-plaintext`).
 //!
 //! An id consists of at most 128 letters, digits, `.`, `_` and `-`. A UUID must be in lower case:
 //! ids are compared byte by byte, and the upper-case form would give another key than the disk's. A
 //! key has 1 to 64 bytes. Each decision is a log line that begins with `audit`.
 
+pub mod certificate;
 pub mod disks;
 pub mod grants;
 pub mod master_secret;
 pub mod members;
+pub mod old_clients;
 pub mod tokens;
+pub mod volumes;
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::serving::{Addresses, Api, Refused, Serving};
@@ -49,19 +61,23 @@ use base::sync::lock;
 use booted_base::uuid::Uuid;
 use booted_proto::kms::{GET_DATA_KEY, MAX_REQUEST};
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use certificate::Tls;
 use collateral::Fetching;
 use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
 use kms::ClusterKms;
 use kubernetes::client::{self, Client};
+use kubernetes::services::migration::Migration;
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
 use members::Members;
 use metrics::{Counter, Histogram, Labelled, Registry};
-use rpc::grpc::{Call, Code, Limits, Router, Status};
-use tokens::Reviewer;
+use old_clients::OldClients;
+use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
+use tokens::{Account, Node, Reviewer};
 use transport::Accept;
 use verifier::sources::Sources;
 use verifier::{Claims, ClusterRegister, IssueError, Variant};
+use volumes::{Volume, Volumes};
 use zeroize::Zeroizing;
 
 /// The default directory of the cluster's `join-config`, with the attestation policy and the
@@ -75,6 +91,9 @@ pub const GRACE: Duration = Duration::from_secs(5);
 /// from it and the measurement secret.
 const MEASUREMENT_SALT_FILE: &str = "measurementSalt";
 const MAX_ID_LEN: usize = 128;
+/// The maximum length of a volume's handle, and of its driver's name. Clouds have handles of about
+/// 200 characters.
+const MAX_HANDLE_LEN: usize = 1024;
 /// The maximum length of a key. Clients ask for at most 32 bytes; 64 are sufficient for XTS or HMAC
 /// with SHA-512.
 const MAX_KEY_LEN: u32 = 64;
@@ -92,6 +111,12 @@ pub struct Config {
     pub grants: Option<Grants>,
     /// Whether keys and tokens may be sent in plaintext to other machines.
     pub allow_plaintext: bool,
+    /// The node of this pod, if known: then the plaintext address serves only pods of this node.
+    pub node: Option<String>,
+    /// The address for TLS with [`Clients::Token`].
+    pub listen_tls: Option<SocketAddr>,
+    /// The address for clients without a token, and the last day on which they are served.
+    pub old_clients: Option<(SocketAddr, Migration)>,
     /// The address of a plaintext server with `grpc.health.v1` only, for clients that cannot attest
     /// themselves.
     pub health: Option<SocketAddr>,
@@ -132,9 +157,10 @@ impl Clients {
     }
 
     /// Returns the grants of the operator, else the default. Fails if they name a caller that cannot exist.
-    fn granted(&self, grants: Option<Grants>) -> Result<Grants, Error> {
+    fn granted(&self, grants: Option<Grants>, has_old_clients: bool) -> Result<Grants, Error> {
         let grants = grants.unwrap_or_else(|| self.default_grants());
-        if let Some(caller) = grants.callers().find(|caller| !self.can_have(caller)) {
+        let can_have = |caller: &str| self.can_have(caller) || has_old_clients && caller == ANYONE;
+        if let Some(caller) = grants.callers().find(|caller| !can_have(caller)) {
             return Err(Error::Grant(caller.to_owned()));
         }
         Ok(grants)
@@ -153,12 +179,66 @@ impl Clients {
 /// The running service.
 pub struct KeyService {
     serving: Serving,
+    others: Others,
     /// Stops the requests to the API server.
     stop: Stop,
     awaited: Arc<Awaited>,
+    /// The thread that publishes the certificate.
+    publishing: Mutex<Option<JoinHandle<()>>>,
     membership: Option<Membership>,
     /// The addresses and the clients of the service.
     said: String,
+}
+
+/// The servers of the other addresses.
+struct Others {
+    servers: Vec<Server>,
+    /// The certificate, and where it is published.
+    tls: Option<(Arc<Tls>, Client)>,
+}
+
+impl Others {
+    /// Opens the addresses for TLS and for clients without a token, as far as they are wanted.
+    fn open(
+        listen_tls: Option<SocketAddr>,
+        old_clients: Option<(SocketAddr, Migration)>,
+        handler: &Arc<Handler>,
+        api: Option<&Client>,
+        registry: &Registry,
+    ) -> Result<Others, Error> {
+        let (mut servers, mut tls) = (Vec::new(), None);
+        let mut open = |name, at, accept, door| {
+            let router = handler.clone().router(door);
+            let server = TcpListener::bind(at)
+                .and_then(|listener| Server::start(name, listener, accept, router, limits()))
+                .map_err(|error| Error::Listen(at, error))?;
+            shared_metrics::server(registry, name, &server);
+            let address = server.local_addr();
+            servers.push(server);
+            Ok::<_, Error>(address)
+        };
+        if let (Some(at), Some(api)) = (listen_tls, api) {
+            let accept = Arc::new(Tls::default());
+            let address = open("key-service-tls", at, accept.clone(), Door::Tls)?;
+            log::info!("TLS on {address}");
+            tls = Some((accept, api.clone()));
+        }
+        if let Some((at, until)) = old_clients {
+            let address = open("key-service-old", at, plain(), Door::Old)?;
+            log::warn!(
+                "CLIENTS WITHOUT A TOKEN GET KEYS OF VOLUMES IN PLAINTEXT on {address}, as in Constellation, through {until} \
+                 (--old-clients-until): their node is known only by its address"
+            );
+        }
+        Ok(Others { servers, tls })
+    }
+}
+
+fn limits() -> Limits {
+    Limits {
+        message_bytes: MAX_REQUEST,
+        ..Limits::default()
+    }
 }
 
 /// The master secret, when it is available.
@@ -195,11 +275,17 @@ impl KeyService {
         if is_plain && !config.listen.ip().is_loopback() && !config.allow_plaintext {
             return Err(Error::Exposed(config.listen.ip()));
         }
-        let grants = config.clients.granted(config.grants)?;
+        let (listen_tls, old_clients) = (config.listen_tls, config.old_clients);
+        let grants = config
+            .clients
+            .granted(config.grants, old_clients.is_some())?;
         let (registry, stop) = (Registry::new(), Stop::new());
         let api = config.api.map(|api| Client::new(*api, &stop));
-        if grants.have_volumes() && api.is_none() {
-            return Err(Error::NoApi("the class volume is granted"));
+        if (grants.have_volumes() || old_clients.is_some()) && api.is_none() {
+            return Err(Error::NoApi("keys of volumes are granted"));
+        }
+        if listen_tls.is_some() && !matches!(config.clients, Clients::Token) {
+            return Err(Error::TlsWithoutTokens);
         }
         if let Clients::Any = config.clients {
             log::warn!(
@@ -216,23 +302,27 @@ impl KeyService {
         let addresses = Addresses::open(config.listen, config.health, config.metrics)?;
         log::info!("grants: {grants}");
         let who = authority.callers();
-        let disks = api.map(|api| Disks::new(&api, &registry));
         let awaited = Arc::new(Awaited {
             secret: OnceLock::new(),
             reason: Mutex::new("the key service has not read the master secret yet".into()),
         });
-        let handler = Handler::new(awaited.clone(), authority, grants, disks, &registry);
-        let api = Api {
+        let old =
+            (api.as_ref().zip(old_clients)).map(|(api, (_, until))| OldClients::new(api, until));
+        let handler = Arc::new(Handler {
+            own_node: config.node,
+            old,
+            ..Handler::new(awaited.clone(), authority, grants, api.as_ref(), &registry)
+        });
+        let main = Api {
             accept,
-            router: handler.router(),
-            limits: Limits {
-                message_bytes: MAX_REQUEST,
-                ..Limits::default()
-            },
+            router: handler.clone().router(Door::Main),
+            limits: limits(),
         };
         let known = awaited.clone();
         let ready = move || known.secret.get().is_some();
-        let serving = Serving::start("key-service", addresses, api, ready, &registry)?;
+        let serving = Serving::start("key-service", addresses, main, ready, &registry)?;
+        let others = Others::open(listen_tls, old_clients, &handler, api.as_ref(), &registry)?;
+        handler.count_old(&registry);
         let address = serving.local_addr();
         log::info!("listening on {address}");
         if let Some(health) = serving.health_addr() {
@@ -244,8 +334,10 @@ impl KeyService {
         };
         Ok(KeyService {
             serving,
+            others,
             stop,
             awaited,
+            publishing: Mutex::default(),
             membership,
             said: format!("{address} for {who}{exposed}"),
         })
@@ -268,6 +360,12 @@ impl KeyService {
                 return Err(Error::NoMember { is_fresh: false });
             }
         }
+        if let Some((tls, api)) = &self.others.tls {
+            let failed = |error| Error::Secret(master_secret::Error::Kms(error));
+            let pem = tls.provide(&kms).map_err(failed)?;
+            let publishing = certificate::publish(api, pem).map_err(Error::Thread)?;
+            *lock(&self.publishing) = Some(publishing);
+        }
         // a second master secret has no effect
         let _ = self.awaited.secret.set(kms);
         log::info!("serving data keys on {}", self.said);
@@ -277,6 +375,11 @@ impl KeyService {
     /// Returns the address of the gRPC server.
     pub fn local_addr(&self) -> SocketAddr {
         self.serving.local_addr()
+    }
+
+    /// Returns the addresses for TLS and for clients without a token, as far as they exist.
+    pub fn more_addrs(&self) -> Vec<SocketAddr> {
+        self.others.servers.iter().map(Server::local_addr).collect()
     }
 
     /// Returns the address of the separate health server, if there is one.
@@ -291,8 +394,15 @@ impl KeyService {
 
     /// Accepts no further calls, and waits up to `grace` until the running ones end.
     pub fn stop(&self, grace: Duration) {
+        for server in &self.others.servers {
+            server.stop(Duration::ZERO);
+        }
         self.serving.stop(grace);
         self.stop.stop();
+        if let Some(publishing) = lock(&self.publishing).take() {
+            // A panic of the thread is already in the log.
+            let _ = publishing.join();
+        }
     }
 }
 
@@ -312,7 +422,7 @@ impl Authentication {
         registry: &Registry,
     ) -> Result<Authentication, Error> {
         let plain = |authority| Authentication {
-            accept: Arc::new(|socket: TcpStream, _: Instant| booted_base::plain::transport(socket)),
+            accept: plain(),
             authority,
             membership: None,
         };
@@ -341,6 +451,11 @@ impl Authentication {
             Clients::Any => Ok(plain(Authority::Anyone)),
         }
     }
+}
+
+/// Returns the acceptor of connections without TLS.
+fn plain() -> Arc<dyn Accept> {
+    Arc::new(|socket: TcpStream, _: Instant| booted_base::plain::transport(socket))
 }
 
 /// Creates the TLS acceptor in which both ends prove that they are machines of the cluster that this machine is a member of. Also
@@ -398,17 +513,56 @@ impl Authority {
         }
     }
 
-    /// Returns the caller's name in grants.
-    fn caller(&self, call: &Call) -> Result<String, Status> {
-        match self {
-            Authority::Members { own } if call.identity() == Some(own) => Ok(LOCAL.into()),
-            Authority::Members { .. } => Ok(MEMBER.into()),
+    /// Returns the caller.
+    fn caller(&self, call: &Call) -> Result<Caller, Status> {
+        Ok(match self {
+            Authority::Members { own } if call.identity() == Some(own) => Caller::named(LOCAL),
+            Authority::Members { .. } => Caller::named(MEMBER),
             Authority::Tokens(reviewer) => {
-                reviewer.account(call.metadata(), call.peer().map(|peer| peer.ip()))
+                let account =
+                    reviewer.account(call.metadata(), call.peer().map(|peer| peer.ip()))?;
+                Caller {
+                    name: account.name.clone(),
+                    account: Some(account),
+                    ..Caller::default()
+                }
             }
-            Authority::Anyone => Ok(ANYONE.into()),
+            Authority::Anyone => Caller::named(ANYONE),
+        })
+    }
+}
+
+/// A caller, as far as it is known.
+#[derive(Default)]
+struct Caller {
+    /// Its name in grants.
+    name: String,
+    /// The owner of its token.
+    account: Option<Account>,
+    /// Further clauses for the log.
+    more: String,
+}
+
+impl Caller {
+    fn named(name: &str) -> Caller {
+        Caller {
+            name: name.into(),
+            ..Caller::default()
         }
     }
+
+    fn node(&self) -> Option<&Node> {
+        self.account.as_ref()?.node.as_ref()
+    }
+}
+
+/// The address at which a call arrived.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Door {
+    Main,
+    Tls,
+    /// For clients without a token.
+    Old,
 }
 
 /// The handler of the API's only method.
@@ -416,8 +570,11 @@ struct Handler {
     kms: Arc<Awaited>,
     authority: Authority,
     grants: Grants,
+    own_node: Option<String>,
     /// `None` if no keys of volumes are granted.
     disks: Option<Disks>,
+    volumes: Option<Volumes>,
+    old: Option<OldClients>,
     requests: Labelled<Counter, 2>,
     seconds: Histogram,
 }
@@ -427,7 +584,7 @@ impl Handler {
         kms: Arc<Awaited>,
         authority: Authority,
         grants: Grants,
-        disks: Option<Disks>,
+        api: Option<&Client>,
         registry: &Registry,
     ) -> Handler {
         let help = "Number of requested keys by class and result; the class is `none` if it was not determined.";
@@ -441,17 +598,20 @@ impl Handler {
             kms,
             authority,
             grants,
-            disks,
+            own_node: None,
+            disks: api.map(|api| Disks::new(api, registry)),
+            volumes: api.map(Volumes::new),
+            old: None,
             requests,
             seconds,
         }
     }
 
-    fn router(self) -> Router {
+    fn router(self: Arc<Self>, door: Door) -> Router {
         Router::new().unary(
             GET_DATA_KEY,
             move |call: &Call, request: GetDataKeyRequest| {
-                let key = self.seconds.time(|| self.answer(call, &request))?;
+                let key = self.seconds.time(|| self.answer(door, call, &request))?;
                 Ok(GetDataKeyResponse {
                     data_key: key.expose().to_vec(),
                 })
@@ -459,45 +619,135 @@ impl Handler {
         )
     }
 
+    /// Adds the metric that shows whether clients without a token are served.
+    fn count_old(self: &Arc<Self>, registry: &Registry) {
+        let handler = Arc::downgrade(self);
+        let help =
+            "1 while clients without a token get keys of volumes (--old-clients-until), else 0.";
+        registry.gauge_of("firstlight_key_old_clients", help, &[], move || {
+            let handler = handler.upgrade()?;
+            let are_served = handler.old.as_ref().is_some_and(OldClients::are_served);
+            Some(f64::from(u8::from(are_served)))
+        });
+    }
+
     /// Decides on a request and logs the decision.
-    fn answer(&self, call: &Call, request: &GetDataKeyRequest) -> Result<Secret, Status> {
-        let (mut caller, mut class) = ("unknown".to_owned(), "none");
+    fn answer(
+        &self,
+        door: Door,
+        call: &Call,
+        request: &GetDataKeyRequest,
+    ) -> Result<Secret, Status> {
+        let (mut caller, mut class) = (Caller::named("unknown"), "none");
+        let volume = Volume::of(request);
+        let id = match &volume {
+            Some(volume) if request.data_key_id.is_empty() => volume.key_id(),
+            _ => request.data_key_id.clone(),
+        };
         let mut decide = || {
-            caller = self.authority.caller(call)?;
-            check(request)?;
-            let id = &request.data_key_id;
-            let granted = self.grants.allow(&caller, id);
-            class = granted.unwrap_or_else(|| Class::of(id)).name();
+            caller = self.caller(door, call)?;
+            check(&id, request)?;
+            let granted = match Class::of(&id) {
+                Class::Disk if door == Door::Old => Some(Class::OldVolume),
+                _ => self.grants.allow(&caller.name, &id),
+            };
+            class = granted.unwrap_or_else(|| Class::of(&id)).name();
             let denied = || {
+                let caller = &caller.name;
                 Status::new(
                     Code::PermissionDenied,
                     format!("{caller} has no grant for keys of the class {class}"),
                 )
             };
-            if granted.ok_or_else(denied)? == Class::Volume {
-                let (disks, uuid) = (
-                    self.disks.as_ref().ok_or_else(denied)?,
-                    Uuid::parse(id).ok_or_else(denied)?,
-                );
-                disks.refuse_state_disk(&uuid)?;
+            if let Class::Volume | Class::OldVolume = granted.ok_or_else(denied)? {
+                let uuid = Uuid::parse(&id);
+                if let Some(account) = &caller.account {
+                    self.check_node(account, volume.as_ref(), uuid.as_ref())?;
+                } else if uuid.is_none() {
+                    return Err(denied());
+                }
+                if let Some(uuid) = &uuid {
+                    let disks = self.disks.as_ref().ok_or_else(denied)?;
+                    disks.refuse_state_disk(uuid)?;
+                }
             }
-            data_key(self.kms.get()?, request)
+            data_key(self.kms.get()?, &id, request.length)
         };
         let result = decide();
         self.requests.with([class, outcome(&result)]).inc();
-        let (id, length, peer) = (&request.data_key_id, request.length, peer(call.peer()));
+        let (length, peer, name) = (request.length, peer(call.peer()), &caller.name);
         // An invalid id may be long, but at most `MAX_REQUEST` bytes.
-        let mut line =
-            format!("peer={peer} caller={caller} class={class} id={id:?} length={length}");
+        let mut line = format!("peer={peer} caller={name} class={class} id={id:?} length={length}");
+        if let Some(volume) = &volume {
+            line += &format!(" driver={:?} volume={:?}", volume.driver, volume.handle);
+        }
+        if let Some(node) = caller.node() {
+            line += &format!(" node={:?}", node.name);
+        }
+        line += &caller.more;
         let claims = call.claims::<Claims>();
         if let Some(platform) = claims.and_then(|claims| claims.platform.as_ref()) {
             line += &format!(" platform={:?}", verifier::claims::line(platform));
         }
         match &result {
+            Ok(_) if door == Door::Old => {
+                log::warn!("audit result=given WITHOUT A TOKEN {line}")
+            }
             Ok(_) => log::info!("audit result=given {line}"),
             Err(status) => log::warn!("audit result=refused {line}: {status}"),
         }
         result
+    }
+
+    /// Returns the caller of this address.
+    fn caller(&self, door: Door, call: &Call) -> Result<Caller, Status> {
+        if let (Door::Old, Some(old)) = (door, &self.old) {
+            return Ok(Caller {
+                more: old.identify(call.peer().map(|peer| peer.ip()))?,
+                ..Caller::named(ANYONE)
+            });
+        }
+        let caller = self.authority.caller(call)?;
+        match &self.own_node {
+            // A network plugin that ignores internalTrafficPolicy would send keys over the network.
+            Some(own)
+                if door == Door::Main && caller.node().is_none_or(|node| node.name != *own) =>
+            {
+                Err(Status::new(
+                    Code::PermissionDenied,
+                    format!(
+                        "in plaintext only pods of the node {own} get keys: use TLS, port 9443 of the Service key-service"
+                    ),
+                ))
+            }
+            _ => Ok(caller),
+        }
+    }
+
+    /// Refuses a volume that is not on the node of the caller's token.
+    fn check_node(
+        &self,
+        account: &Account,
+        volume: Option<&Volume<'_>>,
+        uuid: Option<&Uuid>,
+    ) -> Result<(), Status> {
+        let name = &account.name;
+        let denied =
+            |why: &str| Status::new(Code::PermissionDenied, format!("the token of {name} {why}"));
+        let node = account.node.as_ref().ok_or_else(|| {
+            denied("names no node: expected that of a pod, from a projected volume")
+        })?;
+        let volume = volume.ok_or_else(|| {
+            Status::new(
+                Code::InvalidArgument,
+                "csi_driver, volume_handle: expected the volume, whose node is checked",
+            )
+        })?;
+        let volumes = self
+            .volumes
+            .as_ref()
+            .ok_or_else(|| denied("cannot be checked"))?;
+        volumes.refuse_other(volume, node, uuid)
     }
 }
 
@@ -515,9 +765,18 @@ fn outcome(result: &Result<Secret, Status>) -> &'static str {
 }
 
 /// Validates a request.
-fn check(request: &GetDataKeyRequest) -> Result<(), Status> {
+fn check(id: &str, request: &GetDataKeyRequest) -> Result<(), Status> {
     let invalid = |message: String| Err(Status::new(Code::InvalidArgument, message));
-    let id = request.data_key_id.as_str();
+    for (field, text) in [
+        ("csi_driver", &request.csi_driver),
+        ("volume_handle", &request.volume_handle),
+    ] {
+        if text.len() > MAX_HANDLE_LEN || text.contains('\0') {
+            return invalid(format!(
+                "{field}: expected at most {MAX_HANDLE_LEN} bytes, none of them null"
+            ));
+        }
+    }
     if !(1..=MAX_KEY_LEN).contains(&request.length) {
         return invalid(format!(
             "length: expected 1 to {MAX_KEY_LEN} bytes, got {}",
@@ -549,13 +808,13 @@ fn check(request: &GetDataKeyRequest) -> Result<(), Status> {
     Ok(())
 }
 
-fn data_key(kms: &ClusterKms, request: &GetDataKeyRequest) -> Result<Secret, Status> {
+fn data_key(kms: &ClusterKms, id: &str, length: u32) -> Result<Secret, Status> {
     let internal = |error: &dyn fmt::Display| Status::new(Code::Internal, error.to_string());
     let key = |id: &str, len| {
         kms.dek(&Dek::named(id), len)
             .map_err(|error| internal(&error))
     };
-    match request.data_key_id.as_str() {
+    match id {
         // A join ticket contains only the public key of this authority.
         SSH_USER_CA_PUBLIC_ID => {
             let authority = ssh::Authority::from_seed(&key(SSH_USER_CA_SEED_ID, KEY_LEN)?);
@@ -564,19 +823,18 @@ fn data_key(kms: &ClusterKms, request: &GetDataKeyRequest) -> Result<Secret, Sta
                 .public()
                 .blob()
                 .to_vec();
-            match request.length as usize == blob.len() {
+            match length as usize == blob.len() {
                 true => Ok(Secret::new(blob)),
                 false => Err(Status::new(
                     Code::InvalidArgument,
                     format!(
-                        "length: the public key has {} bytes, got {}",
-                        blob.len(),
-                        request.length
+                        "length: the public key has {} bytes, got {length}",
+                        blob.len()
                     ),
                 )),
             }
         }
-        id => key(id, request.length as usize),
+        id => key(id, length as usize),
     }
 }
 
@@ -602,6 +860,10 @@ pub enum Error {
     NoApi(&'static str),
     /// A grant names a caller that cannot exist.
     Grant(String),
+    /// There is an address for TLS, but callers show no tokens.
+    TlsWithoutTokens,
+    /// The thread that publishes the certificate cannot start.
+    Thread(io::Error),
 }
 
 impl fmt::Display for Error {
@@ -625,6 +887,8 @@ impl fmt::Display for Error {
             ),
             Error::Policy(error) => error.fmt(f),
             Error::NoApi(why) => write!(f, "{why}, which requires access to the API server: use --kubeconfig, or run as a pod"),
+            Error::TlsWithoutTokens => f.write_str("--listen-tls is for callers with tokens: use --clients token"),
+            Error::Thread(error) => write!(f, "cannot start the thread that publishes the certificate: {error}"),
             Error::Grant(caller) => {
                 write!(f, "--grant: {caller:?} cannot be a caller here: expected NAMESPACE/NAME with --clients token, ")?;
                 write!(f, "{LOCAL} or {MEMBER} with attested, {ANYONE} with any")
@@ -653,9 +917,10 @@ mod tests {
         let request = GetDataKeyRequest {
             data_key_id: id.into(),
             length,
+            ..GetDataKeyRequest::default()
         };
-        check(&request)?;
-        data_key(&zeros(), &request)
+        check(id, &request)?;
+        data_key(&zeros(), id, length)
     }
 
     #[test]
@@ -726,6 +991,9 @@ mod tests {
             api: None,
             grants: None,
             allow_plaintext: false,
+            node: None,
+            listen_tls: None,
+            old_clients: None,
             health: None,
             metrics: None,
         }

@@ -11,14 +11,22 @@
 //!
 //! Concurrent calls with the same new token wait for one review. The reviews of each address are
 //! limited, because each costs the API server a signature check.
+//!
+//! The token of a pod also names the node of the pod. The API server writes it into the token, and
+//! gives a kubelet only tokens of pods of its own node.
 
 use base::sync::{lock, wait_timeout};
 use std::collections::HashMap;
+use std::fs;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
+use zeroize::Zeroizing;
 
 use kubernetes::client::{self, Client, Resource};
 use kubernetes::services::KEY_SERVICE_AUDIENCE as AUDIENCE;
@@ -72,16 +80,34 @@ enum Entry {
     Reviewed(Verdict),
 }
 
+/// The owner of a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    /// The service account, `NAMESPACE/NAME`.
+    pub name: String,
+    /// The node of the pod, if it is the token of a pod.
+    pub node: Option<Node>,
+}
+
+/// A node as the token of a pod names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// The name of the Node object.
+    pub name: String,
+    /// The UID of the Node object. A later node of the same name has another one.
+    pub uid: String,
+}
+
 #[derive(Clone)]
 struct Verdict {
     /// The service account, or `None` if the token is not accepted.
-    account: Option<String>,
+    account: Option<Account>,
     reviewed: Instant,
     review_again: Instant,
 }
 
 impl Verdict {
-    fn new(account: Option<String>) -> Verdict {
+    fn new(account: Option<Account>) -> Verdict {
         let now = Instant::now();
         Verdict {
             account,
@@ -115,9 +141,9 @@ impl Reviewer {
         }
     }
 
-    /// Returns the service account of a caller, `NAMESPACE/NAME`. Fails if the token is missing or
-    /// not accepted, or cannot be reviewed now.
-    pub fn account(&self, metadata: &Metadata, peer: Option<IpAddr>) -> Result<String, Status> {
+    /// Returns the service account of a caller. Fails if the token is missing or not accepted, or
+    /// cannot be reviewed now.
+    pub fn account(&self, metadata: &Metadata, peer: Option<IpAddr>) -> Result<Account, Status> {
         let refused = |text: &str| Status::new(Code::Unauthenticated, text);
         let token = bearer(metadata)
             .ok_or_else(|| refused("expected the metadata entry authorization: Bearer TOKEN"))?;
@@ -129,7 +155,7 @@ impl Reviewer {
         })
     }
 
-    fn verdict(&self, token: &str, peer: Option<IpAddr>) -> Result<Option<String>, Status> {
+    fn verdict(&self, token: &str, peer: Option<IpAddr>) -> Result<Option<Account>, Status> {
         let hash = sha256(token.as_bytes());
         let until = Instant::now() + REVIEW_TIME;
         let mut state = self.lock();
@@ -181,7 +207,7 @@ impl Reviewer {
         Ok(verdict.account)
     }
 
-    fn review(&self, token: &str) -> Result<Option<String>, Status> {
+    fn review(&self, token: &str) -> Result<Option<Account>, Status> {
         let mut review = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
             "spec": {"token": token, "audiences": [AUDIENCE]},
@@ -332,7 +358,7 @@ fn bearer(metadata: &Metadata) -> Option<&str> {
 }
 
 /// Returns the service account in a review, if the token is valid for this audience.
-fn account(review: &Value) -> Option<String> {
+fn account(review: &Value) -> Option<Account> {
     let status = review.get("status")?;
     let is_for_us = status
         .get("audiences")?
@@ -347,7 +373,38 @@ fn account(review: &Value) -> Option<String> {
         .as_str()?
         .strip_prefix("system:serviceaccount:")?
         .split_once(':')?;
-    Some(format!("{namespace}/{name}"))
+    let extra = |key: &str| {
+        let values = status.pointer("/user/extra")?.get(key)?;
+        Some(values.get(0)?.as_str()?.to_owned())
+    };
+    let node = || {
+        Some(Node {
+            name: extra("authentication.kubernetes.io/node-name")?,
+            uid: extra("authentication.kubernetes.io/node-uid")?,
+        })
+    };
+    Some(Account {
+        name: format!("{namespace}/{name}"),
+        node: node(),
+    })
+}
+
+/// Returns the node of this pod, as its own token names it. `None` outside of a pod, and for tokens
+/// of a Kubernetes before v1.30.
+pub fn own_node() -> Option<String> {
+    let file = Path::new(client::SERVICE_ACCOUNT).join("token");
+    node_in(&Zeroizing::new(fs::read_to_string(file).ok()?))
+}
+
+/// Returns the node in a token (RFC 7519), without a check of its signature.
+fn node_in(token: &str) -> Option<String> {
+    let claims = Zeroizing::new(
+        BASE64_URL_SAFE_NO_PAD
+            .decode(token.split('.').nth(1)?)
+            .ok()?,
+    );
+    let claims: Value = serde_json::from_slice(&claims).ok()?;
+    Some(claims["kubernetes.io"]["node"]["name"].as_str()?.to_owned())
 }
 
 fn sha256(bytes: &[u8]) -> [u8; 32] {
@@ -360,18 +417,30 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
 mod tests {
     use super::*;
 
-    fn review(status: Value) -> Option<String> {
+    fn review(status: Value) -> Option<Account> {
         account(&json!({"kind": "TokenReview", "spec": {}, "status": status}))
     }
 
     #[test]
     fn only_an_authenticated_service_account_for_our_audience_counts() {
-        let user = json!({"username": "system:serviceaccount:kube-system:join-service"});
-        assert_eq!(
+        let mut user = json!({"username": "system:serviceaccount:kube-system:join-service"});
+        let accepted = |user: &Value| {
             review(json!({"authenticated": true, "audiences": ["a", AUDIENCE], "user": user}))
-                .unwrap(),
-            "kube-system/join-service"
-        );
+                .unwrap()
+        };
+        let mut expected = Account {
+            name: "kube-system/join-service".into(),
+            node: None,
+        };
+        assert_eq!(accepted(&user), expected);
+        user["extra"] = json!({"authentication.kubernetes.io/node-name": ["node-1"]});
+        assert_eq!(accepted(&user), expected);
+        user["extra"]["authentication.kubernetes.io/node-uid"] = json!(["1-2"]);
+        expected.node = Some(Node {
+            name: "node-1".into(),
+            uid: "1-2".into(),
+        });
+        assert_eq!(accepted(&user), expected);
         for status in [
             json!({"authenticated": false, "audiences": [AUDIENCE], "user": user}),
             json!({"audiences": [AUDIENCE], "user": user}),
@@ -386,6 +455,29 @@ mod tests {
             json!(null),
         ] {
             assert_eq!(review(status.clone()), None, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_pod_learns_its_node_from_its_token() {
+        let of = |claims: &str| {
+            node_in(&format!(
+                "e30.{}.c2ln",
+                BASE64_URL_SAFE_NO_PAD.encode(claims)
+            ))
+        };
+        let claims = r#"{"aud":["a"],"kubernetes.io":{"node":{"name":"node-1","uid":"1"},"pod":{"name":"p"}}}"#;
+        assert_eq!(of(claims).as_deref(), Some("node-1"));
+        for other in [
+            r#"{"kubernetes.io":{"pod":{}}}"#,
+            r#"{"kubernetes.io":{"node":{"name":1}}}"#,
+            "[]",
+            "",
+        ] {
+            assert_eq!(of(other), None);
+        }
+        for token in ["", "a", "a.b.c", "a.\u{fc}.c"] {
+            assert_eq!(node_in(token), None);
         }
     }
 
@@ -434,7 +526,10 @@ mod tests {
         for number in 0..2 * MAX_PEERS as u32 {
             let _ = state.charge(Some(IpAddr::from(number.to_be_bytes())), now);
             state.make_room();
-            let account = (number == 0).then(|| "a/b".to_owned());
+            let account = (number == 0).then(|| Account {
+                name: "a/b".into(),
+                node: None,
+            });
             state.verdicts.insert(
                 sha256(&number.to_be_bytes()),
                 Entry::Reviewed(Verdict::new(account)),

@@ -1,0 +1,292 @@
+//! TLS for pods on other nodes, with a certificate that they can verify.
+//!
+//! The certificate's key is derived from the master secret. So every key service of the cluster has
+//! the same certificate, also after a restart, and it is secret to everybody who has not the master
+//! secret. The certificate signs itself, and is valid as long as that key. The service writes it to
+//! the ConfigMap [`CONFIG_MAP`], which the pods of clients mount: the API server vouches for the
+//! key service, as it vouches for the pods by their tokens.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use ring::digest::{SHA256, digest};
+use ring::signature::{Ed25519KeyPair, KeyPair};
+use rustls::crypto::ring::sign::any_eddsa_type;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::server::NoServerSessionStorage;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ServerConfig, ServerConnection};
+use serde_json::json;
+use zeroize::Zeroizing;
+
+use base::crypto::{Dek, KEY_LEN, Secret};
+use base::der;
+use kms::ClusterKms;
+use kubernetes::NAMESPACE;
+use kubernetes::client::{CONFIG_MAPS, Client};
+use transport::half_open::PeersTurn;
+use transport::{Accept, Transport};
+
+/// The ConfigMap with the certificate. The chart makes it.
+pub const CONFIG_MAP: &str = "key-service-ca";
+/// Its key in the ConfigMap.
+pub const FILE: &str = "ca.crt";
+
+/// The id of the certificate's key. No request can name it, because of its spaces.
+const KEY_ID: &str = "key service tls";
+/// The name of the Service, and its other forms.
+const NAMES: [&str; 4] = [
+    "key-service.kube-system.svc",
+    "key-service.kube-system.svc.cluster.local",
+    "key-service.kube-system",
+    "key-service",
+];
+/// The validity: from the first second that a clock can have to 9999-12-31 23:59:59, which stands
+/// for "no end" (RFC 5280 §4.1.2.5).
+const VALIDITY: [u64; 2] = [0, 253_402_300_799];
+/// AlgorithmIdentifier of Ed25519 (RFC 8410 §3).
+const ED25519: &[u8] = &[0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70];
+/// What precedes the seed in PKCS #8 (RFC 8410 §7).
+const PKCS8: &[u8] = &[
+    0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
+];
+/// RelativeDistinguishedName with the common name `key-service`.
+const NAME: &[u8] = b"\x31\x14\x30\x12\x06\x03\x55\x04\x03\x0c\x0bkey-service";
+/// The extensions keyUsage (digitalSignature, critical) and extKeyUsage (serverAuth), and the OID of
+/// subjectAltName (RFC 5280 §4.2.1).
+const USAGE: &[u8] = b"\x30\x0e\x06\x03\x55\x1d\x0f\x01\x01\xff\x04\x04\x03\x02\x07\x80\
+                       \x30\x13\x06\x03\x55\x1d\x25\x04\x0c\x30\x0a\x06\x08\x2b\x06\x01\x05\x05\x07\x03\x01";
+const ALTERNATIVE_NAMES: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x11];
+/// dNSName in GeneralName.
+const DNS_NAME: u8 = 0x82;
+
+/// How often the certificate is written again, in case that the ConfigMap was replaced, and after
+/// how long if that failed.
+const INTERVAL: Duration = Duration::from_secs(600);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Accepts connections with the certificate, as soon as there is a master secret.
+#[derive(Default)]
+pub struct Tls(OnceLock<Arc<ServerConfig>>);
+
+impl Tls {
+    /// Uses the certificate of this master secret from now on. Returns it in PEM.
+    pub fn provide(&self, kms: &ClusterKms) -> Result<String, kms::Error> {
+        let seed = kms.dek(&Dek::named(KEY_ID), KEY_LEN)?;
+        let (certificate, key) = issue(&seed);
+        let pem = base64::prelude::BASE64_STANDARD.encode(&certificate);
+        let lines: Vec<_> = pem
+            .as_bytes()
+            .chunks(64)
+            .map(String::from_utf8_lossy)
+            .collect();
+        let resolver = SingleCertAndKey::from(CertifiedKey::new(vec![certificate], key));
+        let mut config = ServerConfig::builder_with_provider(tls::provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("the provider has TLS 1.3")
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(resolver));
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        // a second master secret has no effect
+        let _ = self.0.set(Arc::new(config));
+        Ok(format!(
+            "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
+            lines.join("\n")
+        ))
+    }
+}
+
+impl Accept for Tls {
+    fn accept(
+        &self,
+        socket: TcpStream,
+        deadline: Instant,
+        turn: &PeersTurn,
+    ) -> io::Result<Transport> {
+        let config = self.0.get();
+        let config = config.ok_or_else(|| io::Error::other("there is no master secret yet"))?;
+        socket.set_nodelay(true)?;
+        let mut connection = ServerConnection::new(config.clone()).map_err(io::Error::other)?;
+        let mut peer = Timed {
+            socket: &socket,
+            deadline,
+            turn,
+        };
+        while connection.is_handshaking() {
+            connection.complete_io(&mut peer)?;
+        }
+        socket.set_read_timeout(None)?;
+        socket.set_write_timeout(None)?;
+        atls::split(connection.into(), socket)
+    }
+}
+
+/// A socket whose calls fail at the deadline, even if the peer still makes progress.
+struct Timed<'a> {
+    socket: &'a TcpStream,
+    deadline: Instant,
+    turn: &'a PeersTurn,
+}
+
+impl Timed<'_> {
+    fn call<T>(&self, call: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = Some(left).filter(|left| !left.is_zero());
+        let left = left.ok_or(io::ErrorKind::TimedOut)?;
+        self.socket.set_read_timeout(Some(left))?;
+        self.socket.set_write_timeout(Some(left))?;
+        self.turn.begin();
+        let result = call(self.socket);
+        self.turn.end();
+        result
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.call(|mut socket| socket.read(buffer))
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.call(|mut socket| socket.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Makes the certificate of the key with this seed.
+fn issue(seed: &Secret) -> (CertificateDer<'static>, Arc<dyn rustls::sign::SigningKey>) {
+    let pair = Ed25519KeyPair::from_seed_unchecked(seed.expose()).expect("a seed has 32 bytes");
+    let public = pair.public_key().as_ref();
+    let info = der::element(
+        der::SEQUENCE,
+        &[ED25519, &der::element(der::BIT_STRING, &[&[0], public])],
+    );
+    let mut serial = digest(&SHA256, public).as_ref()[..16].to_vec();
+    serial[0] = serial[0] & 0x7f | 0x40; // positive, in the shortest encoding
+    let names = NAMES.map(|name| der::element(DNS_NAME, &[name.as_bytes()]));
+    let names = der::element(der::SEQUENCE, &[&names.concat()]);
+    let names = der::element(
+        der::SEQUENCE,
+        &[
+            ALTERNATIVE_NAMES,
+            &der::element(der::OCTET_STRING, &[&names]),
+        ],
+    );
+    let name = der::element(der::SEQUENCE, &[NAME]);
+    let body = der::element(
+        der::SEQUENCE,
+        &[
+            &der::element(der::context(0), &[&der::element(der::INTEGER, &[&[2]])]), // v3
+            &der::element(der::INTEGER, &[&serial]),
+            ED25519,
+            &name,
+            &der::element(
+                der::SEQUENCE,
+                &VALIDITY.map(der::time).each_ref().map(Vec::as_slice),
+            ),
+            &name,
+            &info,
+            &der::element(
+                der::context(3),
+                &[&der::element(der::SEQUENCE, &[USAGE, &names])],
+            ),
+        ],
+    );
+    let signature = pair.sign(&body);
+    let certificate = der::element(
+        der::SEQUENCE,
+        &[
+            &body,
+            ED25519,
+            &der::element(der::BIT_STRING, &[&[0], signature.as_ref()]),
+        ],
+    );
+    let pkcs8 = Zeroizing::new([PKCS8, seed.expose()].concat());
+    let key =
+        any_eddsa_type(&PrivatePkcs8KeyDer::from(&pkcs8[..])).expect("ring reads its own key");
+    (certificate.into(), key)
+}
+
+/// Writes the certificate to the ConfigMap now and then, until the client's stop.
+pub fn publish(client: &Client, pem: String) -> io::Result<JoinHandle<()>> {
+    let client = client.clone();
+    let write = move || {
+        let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(CONFIG_MAP);
+        loop {
+            let pause = match client.merge(&at, &json!({"data": {FILE: pem}})) {
+                Ok(_) => INTERVAL,
+                Err(_) if client.is_stopped() => return,
+                Err(error) => {
+                    log::warn!(
+                        "clients cannot verify this service yet, because its certificate cannot be written to {at}: {error}; \
+                         `firstlight apply`, or the chart, makes that object"
+                    );
+                    RETRY_INTERVAL
+                }
+            };
+            if client.stopped_within(pause) {
+                return;
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("key-certificate".into())
+        .spawn(write)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::pki_types::ServerName;
+    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+    #[test]
+    fn clients_verify_the_certificate_for_each_name_of_the_service_and_no_other_one() {
+        let of = |byte| ClusterKms::new(Secret::new(vec![byte; 32]), Secret::new(vec![byte; 32]));
+        let (tls, other) = (Tls::default(), Tls::default());
+        let pem = tls.provide(&of(1).unwrap()).unwrap();
+        assert_eq!(pem, Tls::default().provide(&of(1).unwrap()).unwrap());
+        assert_ne!(pem, other.provide(&of(2).unwrap()).unwrap());
+        assert!(pem.lines().all(|line| line.len() <= 64));
+        let trusted = issue(&of(1).unwrap().dek(&Dek::named(KEY_ID), KEY_LEN).unwrap()).0;
+        let meets = |server: &Tls, name: &'static str| {
+            let mut roots = RootCertStore::empty();
+            roots.add(trusted.clone()).unwrap();
+            let config = ClientConfig::builder_with_provider(tls::provider())
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+            let name = ServerName::try_from(name).unwrap();
+            let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
+            let mut server = ServerConnection::new(server.0.get().unwrap().clone()).unwrap();
+            while client.is_handshaking() || server.is_handshaking() {
+                let mut bytes = Vec::new();
+                client.write_tls(&mut bytes).unwrap();
+                server.read_tls(&mut &bytes[..]).unwrap();
+                server.process_new_packets().unwrap();
+                bytes.clear();
+                server.write_tls(&mut bytes).unwrap();
+                client.read_tls(&mut &bytes[..]).unwrap();
+                client.process_new_packets()?;
+            }
+            Ok::<_, rustls::Error>(())
+        };
+        for name in NAMES {
+            assert_eq!(meets(&tls, name), Ok(()));
+        }
+        assert!(meets(&tls, "join-service.kube-system.svc").is_err());
+        assert!(meets(&other, NAMES[0]).is_err());
+    }
+}

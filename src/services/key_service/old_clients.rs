@@ -1,0 +1,181 @@
+//! Clients without a token: the CSI drivers of Constellation, which ask from every node, in
+//! plaintext and without a proof. They are served at an address of their own, through a day that
+//! the operator names.
+//!
+//! They get keys of volumes, never of state disks ([`super::disks`]), and only from the address of
+//! a node, or of a pod on a node, to which a volume is attached. Their requests do not name the
+//! volume, so such a node can have the key of every volume whose LUKS UUID it knows.
+//!
+//! The address proves as much as the cluster's network does: with a plugin that drops packets with
+//! a wrong source, it is that of the node. Without one, every pod can pose as every other one, but
+//! needs the answers to reach it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+
+use super::volumes::VOLUME_ATTACHMENTS;
+use kubernetes::client::{Client, Error, NODES, PODS, Selector};
+use kubernetes::parameters::Subnet;
+use kubernetes::services::migration::Migration;
+use rpc::grpc::{Code, Status};
+
+/// The timeout of each list. Clients of Constellation set no deadline.
+const TIME: Duration = Duration::from_secs(5);
+
+/// Identifies clients without a token by their addresses.
+pub struct OldClients {
+    client: Client,
+    until: Migration,
+}
+
+impl OldClients {
+    /// Creates a client of the API server. It needs the permissions of the chart.
+    pub fn new(client: &Client, until: Migration) -> OldClients {
+        OldClients {
+            client: client.within(TIME),
+            until,
+        }
+    }
+
+    /// Returns whether such clients are still served.
+    pub fn are_served(&self) -> bool {
+        self.until.is_on(SystemTime::now())
+    }
+
+    /// Returns what is known of the client with this address, for the log. Refuses an address that
+    /// is not that of a node with a volume.
+    pub fn identify(&self, peer: Option<IpAddr>) -> Result<String, Status> {
+        let denied = |why: String| Err(Status::new(Code::PermissionDenied, why));
+        if !self.are_served() {
+            return denied(format!(
+                "clients without a token are no longer served, since {} is over: use a driver that sends the token of its pod \
+                 (docs/storage.md), or `firstlight apply --old-clients-until DATE`",
+                self.until
+            ));
+        }
+        let Some(address) = peer.map(|peer| peer.to_canonical()) else {
+            return denied("the address of the client is unknown".into());
+        };
+        let found = self.find(address).map_err(|error| {
+            log::error!("the API server does not say whose address {address} is: {error}");
+            Status::new(
+                Code::Unavailable,
+                "cannot check at the moment which node this client is on: try again",
+            )
+        })?;
+        let (node, pods) = match found {
+            Some(found) => found,
+            None => {
+                return denied(format!(
+                    "{address} is not the address of one node, or of a pod on one"
+                ));
+            }
+        };
+        let volumes = self.attached(&node).map_err(|error| {
+            log::error!("the API server does not say which volumes {node} has: {error}");
+            Status::new(
+                Code::Unavailable,
+                "cannot check at the moment which volumes this node has: try again",
+            )
+        })?;
+        if volumes.is_empty() {
+            return denied(format!(
+                "no volume is attached to the node {node}, which has the address {address}"
+            ));
+        }
+        Ok(format!(" node={node:?} pods={pods:?} attached={volumes:?}"))
+    }
+
+    /// Returns the node with this address, and its pods with this address.
+    fn find(&self, address: IpAddr) -> Result<Option<(String, Vec<String>)>, Error> {
+        let selector = Selector::fields(&format!("status.podIP={address}"));
+        let found = self
+            .client
+            .list_keeping(&PODS.all(), &selector, node_and_name)?;
+        let pods: Vec<_> = found.items.iter().filter(|pod| !pod.is_null()).collect();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let mut nodes: BTreeSet<_> = pods.iter().map(|pod| text(&pod[0])).collect();
+        if nodes.is_empty() {
+            let known =
+                self.client
+                    .list_keeping(&NODES.all(), &Selector::default(), name_and_addresses)?;
+            let has = |node: &&Value| {
+                let texts = |at: usize| {
+                    node[at]
+                        .as_array()
+                        .into_iter()
+                        .flatten()
+                        .filter_map(Value::as_str)
+                };
+                texts(1).any(|own| own.parse() == Ok(address))
+                    || texts(2).any(|subnet| {
+                        subnet
+                            .parse::<Subnet>()
+                            .is_ok_and(|subnet| subnet.contains(address))
+                    })
+            };
+            nodes = known
+                .items
+                .iter()
+                .filter(has)
+                .map(|node| text(&node[0]))
+                .collect();
+        }
+        let names = pods.iter().map(|pod| text(&pod[1])).collect();
+        Ok(match (nodes.pop_first(), nodes.is_empty()) {
+            (Some(node), true) => Some((node, names)),
+            _ => None,
+        })
+    }
+
+    /// Returns the names of the PersistentVolumes that are attached to this node.
+    fn attached(&self, node: &str) -> Result<Vec<String>, Error> {
+        let found = self.client.list_keeping(
+            &VOLUME_ATTACHMENTS.all(),
+            &Selector::default(),
+            node_and_volume,
+        )?;
+        let volumes = found.items.iter().filter(|attached| attached[0] == node);
+        Ok(volumes
+            .filter_map(|attached| Some(attached[1].as_str()?.to_owned()))
+            .collect())
+    }
+}
+
+/// Reduces a pod that has not ended to its node and its name.
+fn node_and_name(pod: Value) -> Value {
+    let ended = ["Succeeded", "Failed"]
+        .iter()
+        .any(|phase| pod["status"]["phase"] == **phase);
+    let name = |field: &str| pod["metadata"][field].as_str().unwrap_or_default();
+    match &pod["spec"]["nodeName"] {
+        Value::String(node) if !ended => {
+            json!([node, format!("{}/{}", name("namespace"), name("name"))])
+        }
+        _ => Value::Null,
+    }
+}
+
+/// Reduces a node to its name, its internal addresses and the networks of its pods.
+fn name_and_addresses(node: Value) -> Value {
+    let addresses = node["status"]["addresses"].as_array().into_iter().flatten();
+    let internal: Vec<_> = addresses
+        .filter(|address| address["type"] == "InternalIP")
+        .map(|address| &address["address"])
+        .collect();
+    json!([node["metadata"]["name"], internal, node["spec"]["podCIDRs"]])
+}
+
+/// Reduces an attachment to its node and its volume; null if it is not attached.
+fn node_and_volume(attachment: Value) -> Value {
+    match attachment["status"]["attached"] == true {
+        true => json!([
+            attachment["spec"]["nodeName"],
+            attachment["spec"]["source"]["persistentVolumeName"]
+        ]),
+        false => Value::Null,
+    }
+}

@@ -1,0 +1,214 @@
+//! Which volumes a node may open: those that the cluster has attached to it.
+//!
+//! A CSI driver asks on the node that mounts the volume. Its token names that node ([`Node`]), and
+//! its request names the volume, by the name of the driver and the volume's handle. The cluster
+//! decides on which node a volume is: the scheduler and the attach controller write that, and no
+//! kubelet can.
+//!
+//! ```text
+//! token ─► node ─► VolumeAttachment of (driver, handle, node), attached ─► PersistentVolume of (driver, handle)
+//!                  or, if the driver attaches nothing: a pod of the node ─► its claim ─► PersistentVolume
+//! ```
+//!
+//! The id of the key is computed from driver and handle, so that neither a node nor the host can
+//! choose it: the host cannot present one volume as another one, and the key of a state disk has
+//! another id. The volumes of Constellation's drivers have the key of their LUKS UUID. The
+//! administrator writes it into the PersistentVolume ([`LUKS_UUID`]), because only the volume's
+//! header has it, which the host can change.
+
+use std::time::{Duration, Instant};
+
+use ring::digest::{Context, SHA256};
+use serde_json::{Value, json};
+
+use super::grants::VOLUME_PREFIX;
+use super::tokens::Node;
+use base::text::hex;
+use booted_base::uuid::Uuid;
+use booted_proto::kms::GetDataKeyRequest;
+use kubernetes::client::{Client, Error, NODES, Object, PODS, Resource, Selector};
+use rpc::grpc::{Code, Status};
+
+/// The annotation of a PersistentVolume whose volume has the key of its LUKS UUID.
+pub const LUKS_UUID: &str = "firstlight/luks-uuid";
+
+/// The timeout of all requests to the API server for one key. Clients wait for 5 s.
+const TIME: Duration = Duration::from_secs(3);
+
+/// Which volume is attached to which node.
+pub const VOLUME_ATTACHMENTS: Resource =
+    Resource::cluster("storage.k8s.io", "v1", "volumeattachments");
+const CSI_DRIVERS: Resource = Resource::cluster("storage.k8s.io", "v1", "csidrivers");
+const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
+const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
+
+/// A volume of a CSI driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Volume<'a> {
+    /// The driver's name, such as `pd.csi.storage.gke.io`.
+    pub driver: &'a str,
+    /// The driver's name of the volume.
+    pub handle: &'a str,
+}
+
+impl<'a> Volume<'a> {
+    /// Returns the volume that a request names.
+    pub fn of(request: &'a GetDataKeyRequest) -> Option<Volume<'a>> {
+        let (driver, handle) = (&request.csi_driver, &request.volume_handle);
+        (!driver.is_empty() && !handle.is_empty()).then_some(Volume { driver, handle })
+    }
+
+    /// Returns the id of the volume's key.
+    pub fn key_id(&self) -> String {
+        // The name of a driver contains no null byte.
+        VOLUME_PREFIX.to_owned() + &sha256(&[self.driver, "\0", self.handle])
+    }
+
+    /// Returns the name that the attach controller gives to a VolumeAttachment.
+    fn attachment(&self, node: &str) -> String {
+        "csi-".to_owned() + &sha256(&[self.handle, self.driver, node])
+    }
+
+    fn is_of(&self, volume: &Value) -> bool {
+        let csi = &volume["spec"]["csi"];
+        csi["driver"] == self.driver && csi["volumeHandle"] == self.handle
+    }
+}
+
+/// Why a volume is not on a node, in words.
+struct Elsewhere(String);
+
+/// Reads from the API server on which node a volume is.
+pub struct Volumes(Client);
+
+impl Volumes {
+    /// Creates a client of the API server. It needs the permissions of the chart.
+    pub fn new(client: &Client) -> Volumes {
+        Volumes(client.clone())
+    }
+
+    /// Refuses a volume that is not on this node. With a `uuid`, the PersistentVolume must name it.
+    pub fn refuse_other(
+        &self,
+        volume: &Volume<'_>,
+        node: &Node,
+        uuid: Option<&Uuid>,
+    ) -> Result<(), Status> {
+        let checked = self.find(volume, node, Instant::now() + TIME);
+        let found = checked.map_err(|error| {
+            log::error!("the API server does not say where a volume is: {error}");
+            Status::new(
+                Code::Unavailable,
+                "cannot check at the moment whether this volume is on the node of the caller: try again",
+            )
+        })?;
+        let found = found.map_err(|Elsewhere(why)| denied(why))?;
+        match uuid {
+            Some(uuid) if found["metadata"]["annotations"][LUKS_UUID] != uuid.as_str() => {
+                let name = found["metadata"]["name"].as_str().unwrap_or_default();
+                Err(denied(format!(
+                    "the PersistentVolume {name} does not name this LUKS UUID: kubectl annotate pv {name} {LUKS_UUID}={}",
+                    uuid.as_str()
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the PersistentVolume, or why the volume is not on this node.
+    fn find(
+        &self,
+        volume: &Volume<'_>,
+        node: &Node,
+        deadline: Instant,
+    ) -> Result<Result<Value, Elsewhere>, Error> {
+        let find = |object: Object| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            Ok::<_, Error>(self.0.within(left).find(&object)?.unwrap_or_default())
+        };
+        let Node { name, uid } = node;
+        if find(NODES.named(name))?["metadata"]["uid"] != **uid {
+            return Ok(Err(Elsewhere(format!(
+                "the node {name} of the token was deleted: there is no Node with this name and the UID {uid}"
+            ))));
+        }
+        let at = volume.attachment(name);
+        let attachment = find(VOLUME_ATTACHMENTS.named(&at))?;
+        let spec = &attachment["spec"];
+        let persistent = match spec["source"]["persistentVolumeName"].as_str() {
+            Some(persistent) => find(VOLUMES.named(persistent))?,
+            None if find(CSI_DRIVERS.named(volume.driver))?["spec"]["attachRequired"] == false => {
+                return self.mounted(volume, name, &find);
+            }
+            None => Value::Null,
+        };
+        let is_attached = spec["nodeName"] == **name
+            && attachment["status"]["attached"] == true
+            && attachment["metadata"]["deletionTimestamp"].is_null();
+        Ok(match is_attached && volume.is_of(&persistent) {
+            true => Ok(persistent),
+            false => Err(Elsewhere(format!(
+                "the volume {:?} of {} is not attached to the node {name}: expected the attached VolumeAttachment {at}",
+                volume.handle, volume.driver
+            ))),
+        })
+    }
+
+    /// Returns the PersistentVolume, if a pod of this node uses it.
+    fn mounted(
+        &self,
+        volume: &Volume<'_>,
+        node: &str,
+        find: &dyn Fn(Object) -> Result<Value, Error>,
+    ) -> Result<Result<Value, Elsewhere>, Error> {
+        let selector = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
+        let pods = self.0.within(TIME).list_keeping(
+            &PODS.all(),
+            &Selector::fields(&selector),
+            without_containers,
+        )?;
+        for pod in &pods.items {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let namespace = text(&pod["metadata"]["namespace"]);
+            for entry in pod["volumes"].as_array().into_iter().flatten() {
+                let claim = match &entry["ephemeral"] {
+                    Value::Null => text(&entry["persistentVolumeClaim"]["claimName"]),
+                    _ => text(&pod["metadata"]["name"]) + "-" + &text(&entry["name"]),
+                };
+                if claim.is_empty() {
+                    continue;
+                }
+                let claim = find(CLAIMS.in_namespace(&namespace).named(&claim))?;
+                let Some(name) = claim["spec"]["volumeName"].as_str() else {
+                    continue;
+                };
+                let persistent = find(VOLUMES.named(name))?;
+                let is_bound = persistent["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"];
+                if is_bound && volume.is_of(&persistent) {
+                    return Ok(Ok(persistent));
+                }
+            }
+        }
+        Ok(Err(Elsewhere(format!(
+            "no pod on the node {node} uses the volume {:?} of {}",
+            volume.handle, volume.driver
+        ))))
+    }
+}
+
+/// Keeps what names a pod and its volumes.
+fn without_containers(mut pod: Value) -> Value {
+    json!({"metadata": pod["metadata"].take(), "volumes": pod["spec"]["volumes"].take()})
+}
+
+fn denied(why: String) -> Status {
+    Status::new(Code::PermissionDenied, why)
+}
+
+fn sha256(parts: &[&str]) -> String {
+    let mut context = Context::new(&SHA256);
+    for part in parts {
+        context.update(part.as_bytes());
+    }
+    hex(context.finish().as_ref())
+}
