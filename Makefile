@@ -65,8 +65,9 @@ cloud-pages: setup ## run the commands of docs/clouds with the clouds' own clien
 kubeadm: setup ## check that kubeadm of the newest release, and of an older one, accepts our configurations
 	@tools/kubeadm.sh
 
-kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and Helm chart with a real kube-apiserver, etcd and Helm
+kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and Helm chart with a real kube-apiserver, etcd and Helm; a CSI driver in VMs opens an encrypted volume
 	cargo test --locked --test addons --test chart --test etcd_backup --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service --test node -- --ignored
+	cargo test --locked --test csi -- --ignored --nocapture
 	cargo test --locked --test key_wrapping -- --ignored
 
 demo: setup ## boot a VM: first boot, init, a reboot that unlocks the disk, one with a changed image that must not, one with recovery
