@@ -77,7 +77,7 @@ impl Page {
                         paragraph.clear();
                     }
                     // a blank line follows each paragraph, also the one before a block
-                    (None, line) if line.is_empty() => paragraph += "\n\n",
+                    (None, "") => paragraph += "\n\n",
                     (None, line) => {
                         if paragraph.ends_with("\n\n") {
                             paragraph.clear();
