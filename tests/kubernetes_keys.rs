@@ -623,6 +623,12 @@ fn a_driver_gets_the_keys_of_the_volumes_of_its_node_and_no_others() {
         volumes::attachment("one", "b")
     );
     assert_eq!(why, expected);
+    // anybody can compute the id of another volume's key
+    let two = ::services::key_service::volumes::Volume {
+        driver: DRIVER,
+        handle: "volumes/two",
+    };
+    let id_of_two = two.key_id();
     for (name, id, token, code, text) in [
         (
             "two",
@@ -652,6 +658,13 @@ fn a_driver_gets_the_keys_of_the_volumes_of_its_node_and_no_others() {
             &a,
             Code::PermissionDenied,
             "kubectl annotate pv one firstlight/luks-uuid=",
+        ),
+        (
+            "one",
+            &id_of_two,
+            &a,
+            Code::InvalidArgument,
+            "expected no id, or the LUKS UUID",
         ),
         (
             "one",
@@ -891,7 +904,10 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
         client.merge(&pod.subresource("status"), &status).unwrap()
     };
     give("127.0.0.1");
-    refused(UUID, "no volume is attached to the node other");
+    refused(
+        UUID,
+        "the pod storage/csi-other on the node other is no driver",
+    );
     give("192.0.2.9");
 
     let disk = Uuid::parse(STATE_DISK).unwrap();

@@ -138,5 +138,5 @@ fn each_server_has_the_promised_limit_of_its_requests() {
         booted_proto::kms::MAX_REQUEST,
         booted_proto::verify::MAX_REQUEST,
     ];
-    assert_eq!(limits, [128 << 10, 64 << 10, 16 << 10, 1 << 10, 256]);
+    assert_eq!(limits, [128 << 10, 64 << 10, 16 << 10, 2 << 10, 256]);
 }

@@ -78,19 +78,24 @@ pub fn old_drivers(client: &Client) -> Result<Vec<String>, client::Error> {
         .collect())
 }
 
-/// Returns the name of a DaemonSet if it asks a key service, as the drivers of Constellation do.
-fn driver(set: Value) -> Value {
-    let containers = set["spec"]["template"]["spec"]["containers"].as_array();
+/// Returns whether a pod with this `spec` asks a key service, as the drivers of Constellation do.
+pub fn asks_a_key_service(spec: &Value) -> bool {
+    let containers = spec["containers"].as_array();
     let mut arguments = containers.into_iter().flatten().flat_map(|container| {
         ["command", "args"]
             .into_iter()
             .filter_map(|field| container[field].as_array())
             .flatten()
     });
-    let asks = arguments.any(|word| {
+    arguments.any(|word| {
         let word = word.as_str().unwrap_or_default().trim_start_matches('-');
         word.starts_with("kms-addr")
-    });
+    })
+}
+
+/// Returns the name of a DaemonSet if its pods ask a key service.
+fn driver(set: Value) -> Value {
+    let asks = asks_a_key_service(&set["spec"]["template"]["spec"]);
     let name = |field: &str| set["metadata"][field].as_str().unwrap_or_default();
     match asks {
         true => format!("{}/{}", name("namespace"), name("name")).into(),

@@ -393,7 +393,7 @@ pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
     settings.objects(&settings.keeping, kept::Values::new())
 }
 
-pub use kept::{old_clients_until, old_drivers, variant as present_variant};
+pub use kept::{asks_a_key_service, old_clients_until, old_drivers, variant as present_variant};
 pub use render::RenderError;
 
 /// Returns the attestation policy of a cluster, JSON; `None` if it has none.

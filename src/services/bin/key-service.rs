@@ -226,14 +226,20 @@ impl Given {
             true => Some(Box::new(api().map_err(Failure::failed)?)),
             false => None,
         };
+        // A pod of Kubernetes learns its node from its own token.
+        let node = kubeconfig.is_none().then(tokens::own_node).flatten();
+        if needs_api && kubeconfig.is_none() && node.is_none() {
+            log::warn!(
+                "PODS OF EVERY NODE GET KEYS IN PLAINTEXT: this pod's own token does not name its node"
+            );
+        }
         let config = Config {
             listen,
             clients,
             api,
             grants: self.grants,
             allow_plaintext: self.allow_plaintext,
-            // A pod of Kubernetes learns its node from its own token.
-            node: kubeconfig.is_none().then(tokens::own_node).flatten(),
+            node,
             listen_tls: self.listen_tls,
             old_clients: has_old_clients.then(|| {
                 let any = SocketAddr::new(network::any_address(), OLD_PORT);

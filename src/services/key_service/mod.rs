@@ -71,7 +71,7 @@ use kubernetes::services::migration::Migration;
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
 use members::Members;
 use metrics::{Counter, Histogram, Labelled, Registry};
-use old_clients::OldClients;
+use old_clients::{OldClient, OldClients};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use tokens::{Account, Node, Reviewer};
 use transport::Accept;
@@ -539,8 +539,8 @@ struct Caller {
     name: String,
     /// The owner of its token.
     account: Option<Account>,
-    /// Further clauses for the log.
-    more: String,
+    /// The client, if it has no token.
+    old: Option<OldClient>,
 }
 
 impl Caller {
@@ -639,12 +639,17 @@ impl Handler {
         request: &GetDataKeyRequest,
     ) -> Result<Secret, Status> {
         let (mut caller, mut class) = (Caller::named("unknown"), "none");
+        let mut attached = vec![];
         let volume = Volume::of(request);
         let id = match &volume {
             Some(volume) if request.data_key_id.is_empty() => volume.key_id(),
             _ => request.data_key_id.clone(),
         };
         let mut decide = || {
+            if door == Door::Old {
+                // before the lists of the API server that such a caller costs
+                check(&id, request)?;
+            }
             caller = self.caller(door, call)?;
             check(&id, request)?;
             let granted = match Class::of(&id) {
@@ -661,8 +666,11 @@ impl Handler {
             };
             if let Class::Volume | Class::OldVolume = granted.ok_or_else(denied)? {
                 let uuid = Uuid::parse(&id);
+                if let (Some(client), Some(old)) = (&caller.old, &self.old) {
+                    attached = old.volumes(client)?;
+                }
                 if let Some(account) = &caller.account {
-                    self.check_node(account, volume.as_ref(), uuid.as_ref())?;
+                    self.check_node(account, volume.as_ref(), uuid.as_ref(), &id)?;
                 } else if uuid.is_none() {
                     return Err(denied());
                 }
@@ -684,7 +692,9 @@ impl Handler {
         if let Some(node) = caller.node() {
             line += &format!(" node={:?}", node.name);
         }
-        line += &caller.more;
+        if let Some(old) = &caller.old {
+            line += &format!("{old} attached={attached:?}");
+        }
         let claims = call.claims::<Claims>();
         if let Some(platform) = claims.and_then(|claims| claims.platform.as_ref()) {
             line += &format!(" platform={:?}", verifier::claims::line(platform));
@@ -703,7 +713,7 @@ impl Handler {
     fn caller(&self, door: Door, call: &Call) -> Result<Caller, Status> {
         if let (Door::Old, Some(old)) = (door, &self.old) {
             return Ok(Caller {
-                more: old.identify(call.peer().map(|peer| peer.ip()))?,
+                old: Some(old.identify(call.peer().map(|peer| peer.ip()))?),
                 ..Caller::named(ANYONE)
             });
         }
@@ -724,12 +734,13 @@ impl Handler {
         }
     }
 
-    /// Refuses a volume that is not on the node of the caller's token.
+    /// Refuses a volume that is not on the node of the caller's token, and the `id` of another volume.
     fn check_node(
         &self,
         account: &Account,
         volume: Option<&Volume<'_>>,
         uuid: Option<&Uuid>,
+        id: &str,
     ) -> Result<(), Status> {
         let name = &account.name;
         let denied =
@@ -743,6 +754,12 @@ impl Handler {
                 "csi_driver, volume_handle: expected the volume, whose node is checked",
             )
         })?;
+        if uuid.is_none() && volume.key_id() != id {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                "data_key_id: expected no id, or the LUKS UUID of the volume that csi_driver and volume_handle name",
+            ));
+        }
         let volumes = self
             .volumes
             .as_ref()
@@ -784,7 +801,9 @@ fn check(id: &str, request: &GetDataKeyRequest) -> Result<(), Status> {
         ));
     }
     if id.is_empty() {
-        return invalid("data_key_id: expected an id, got an empty string".into());
+        return invalid(
+            "data_key_id: expected an id, or a volume in both csi_driver and volume_handle".into(),
+        );
     }
     if id.len() > MAX_ID_LEN {
         return invalid(format!(

@@ -2,16 +2,22 @@
 //! plaintext and without a proof. They are served at an address of their own, through a day that
 //! the operator names.
 //!
-//! They get keys of volumes, never of state disks ([`super::disks`]), and only from the address of
-//! a node, or of a pod on a node, to which a volume is attached. Their requests do not name the
-//! volume, so such a node can have the key of every volume whose LUKS UUID it knows.
+//! They get keys of volumes, never of a state disk with a record ([`super::disks`]), and only from
+//! the address of a node to which a volume is attached, or of a driver's pod on such a node. Their
+//! requests do not name the volume, so such a node can have the key of every volume whose LUKS UUID
+//! it knows. A grant for `anyone` can give other keys to every pod.
+//!
+//! Each request costs lists of the API server, so one is answered at a time, and few wait.
 //!
 //! The address proves as much as the cluster's network does: with a plugin that drops packets with
 //! a wrong source, it is that of the node. Without one, every pod can pose as every other one, but
 //! needs the answers to reach it.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
@@ -19,16 +25,37 @@ use serde_json::{Value, json};
 use super::volumes::VOLUME_ATTACHMENTS;
 use kubernetes::client::{Client, Error, NODES, PODS, Selector};
 use kubernetes::parameters::Subnet;
+use kubernetes::services::asks_a_key_service;
 use kubernetes::services::migration::Migration;
 use rpc::grpc::{Code, Status};
 
 /// The timeout of each list. Clients of Constellation set no deadline.
 const TIME: Duration = Duration::from_secs(5);
 
+/// How many requests may wait for the lists of another one.
+const MAX_WAITING: usize = 8;
+
 /// Identifies clients without a token by their addresses.
 pub struct OldClients {
     client: Client,
     until: Migration,
+    turn: Mutex<()>,
+    waiting: AtomicUsize,
+}
+
+/// A client without a token.
+pub struct OldClient {
+    node: String,
+    /// The pods with its address.
+    pods: Vec<String>,
+    /// Whether it may be a driver: it has the address of its host, or its pod has a driver's argument.
+    may_be_driver: bool,
+}
+
+impl fmt::Display for OldClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, " node={:?} pods={:?}", self.node, self.pods)
+    }
 }
 
 impl OldClients {
@@ -37,6 +64,8 @@ impl OldClients {
         OldClients {
             client: client.within(TIME),
             until,
+            turn: Mutex::new(()),
+            waiting: AtomicUsize::new(0),
         }
     }
 
@@ -45,36 +74,46 @@ impl OldClients {
         self.until.is_on(SystemTime::now())
     }
 
-    /// Returns what is known of the client with this address, for the log. Refuses an address that
-    /// is not that of a node with a volume.
-    pub fn identify(&self, peer: Option<IpAddr>) -> Result<String, Status> {
-        let denied = |why: String| Err(Status::new(Code::PermissionDenied, why));
+    /// Returns the client with this address. Refuses an address that is not that of one node, or of
+    /// pods on one node.
+    pub fn identify(&self, peer: Option<IpAddr>) -> Result<OldClient, Status> {
         if !self.are_served() {
-            return denied(format!(
+            return Err(denied(format!(
                 "clients without a token are no longer served, since {} is over: use a driver that sends the token of its pod \
                  (docs/storage.md), or `firstlight apply --old-clients-until DATE`",
                 self.until
-            ));
+            )));
         }
         let Some(address) = peer.map(|peer| peer.to_canonical()) else {
-            return denied("the address of the client is unknown".into());
+            return Err(denied("the address of the client is unknown".into()));
         };
-        let found = self.find(address).map_err(|error| {
+        let found = self.in_turn(|| self.find(address))?;
+        let found = found.map_err(|error| {
             log::error!("the API server does not say whose address {address} is: {error}");
             Status::new(
                 Code::Unavailable,
                 "cannot check at the moment which node this client is on: try again",
             )
         })?;
-        let (node, pods) = match found {
-            Some(found) => found,
-            None => {
-                return denied(format!(
-                    "{address} is not the address of one node, or of a pod on one"
-                ));
-            }
-        };
-        let volumes = self.attached(&node).map_err(|error| {
+        found.ok_or_else(|| {
+            denied(format!(
+                "{address} is not the address of one node, or of a pod on one"
+            ))
+        })
+    }
+
+    /// Returns the volumes of the client's node, for the log. Refuses a client that is no driver, or
+    /// whose node has no volume.
+    pub fn volumes(&self, client: &OldClient) -> Result<Vec<String>, Status> {
+        let OldClient { node, pods, .. } = client;
+        if !client.may_be_driver {
+            return Err(denied(format!(
+                "the pod {} on the node {node} is no driver of volumes: expected a pod on the network of its host, or one with the \
+                 argument --kms-addr",
+                pods.join(", ")
+            )));
+        }
+        let volumes = self.in_turn(|| self.attached(node))?.map_err(|error| {
             log::error!("the API server does not say which volumes {node} has: {error}");
             Status::new(
                 Code::Unavailable,
@@ -82,19 +121,33 @@ impl OldClients {
             )
         })?;
         if volumes.is_empty() {
-            return denied(format!(
-                "no volume is attached to the node {node}, which has the address {address}"
-            ));
+            return Err(denied(format!("no volume is attached to the node {node}")));
         }
-        Ok(format!(" node={node:?} pods={pods:?} attached={volumes:?}"))
+        Ok(volumes)
+    }
+
+    /// Asks the API server for one client at a time.
+    fn in_turn<T>(&self, ask: impl FnOnce() -> T) -> Result<T, Status> {
+        let others = self.waiting.fetch_add(1, Ordering::Relaxed);
+        let answer = (others < MAX_WAITING).then(|| {
+            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            ask()
+        });
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        answer.ok_or_else(|| {
+            Status::new(
+                Code::ResourceExhausted,
+                "too many clients without a token ask at the same time: try again",
+            )
+        })
     }
 
     /// Returns the node with this address, and its pods with this address.
-    fn find(&self, address: IpAddr) -> Result<Option<(String, Vec<String>)>, Error> {
+    fn find(&self, address: IpAddr) -> Result<Option<OldClient>, Error> {
         let selector = Selector::fields(&format!("status.podIP={address}"));
         let found = self
             .client
-            .list_keeping(&PODS.all(), &selector, node_and_name)?;
+            .list_keeping(&PODS.all(), &selector, node_name_and_kind)?;
         let pods: Vec<_> = found.items.iter().filter(|pod| !pod.is_null()).collect();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let mut nodes: BTreeSet<_> = pods.iter().map(|pod| text(&pod[0])).collect();
@@ -124,9 +177,12 @@ impl OldClients {
                 .map(|node| text(&node[0]))
                 .collect();
         }
-        let names = pods.iter().map(|pod| text(&pod[1])).collect();
         Ok(match (nodes.pop_first(), nodes.is_empty()) {
-            (Some(node), true) => Some((node, names)),
+            (Some(node), true) => Some(OldClient {
+                node,
+                pods: pods.iter().map(|pod| text(&pod[1])).collect(),
+                may_be_driver: pods.is_empty() || pods.iter().any(|pod| pod[2] == true),
+            }),
             _ => None,
         })
     }
@@ -145,16 +201,23 @@ impl OldClients {
     }
 }
 
-/// Reduces a pod that has not ended to its node and its name.
-fn node_and_name(pod: Value) -> Value {
+fn denied(why: String) -> Status {
+    Status::new(Code::PermissionDenied, why)
+}
+
+/// Reduces a pod that has not ended to its node, its name, and whether it may be a driver.
+fn node_name_and_kind(pod: Value) -> Value {
     let ended = ["Succeeded", "Failed"]
         .iter()
         .any(|phase| pod["status"]["phase"] == **phase);
     let name = |field: &str| pod["metadata"][field].as_str().unwrap_or_default();
+    let may_be_driver = pod["spec"]["hostNetwork"] == true || asks_a_key_service(&pod["spec"]);
     match &pod["spec"]["nodeName"] {
-        Value::String(node) if !ended => {
-            json!([node, format!("{}/{}", name("namespace"), name("name"))])
-        }
+        Value::String(node) if !ended => json!([
+            node,
+            format!("{}/{}", name("namespace"), name("name")),
+            may_be_driver
+        ]),
         _ => Value::Null,
     }
 }

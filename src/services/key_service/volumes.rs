@@ -168,6 +168,10 @@ impl Volumes {
             without_containers,
         )?;
         for pod in &pods.items {
+            // A kubelet writes the mirror pods of its node by itself, without the scheduler.
+            if !pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null() {
+                continue;
+            }
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let namespace = text(&pod["metadata"]["namespace"]);
             for entry in pod["volumes"].as_array().into_iter().flatten() {
@@ -179,6 +183,9 @@ impl Volumes {
                     continue;
                 }
                 let claim = find(CLAIMS.in_namespace(&namespace).named(&claim))?;
+                if !entry["ephemeral"].is_null() && !is_owned_by(&claim, pod) {
+                    continue;
+                }
                 let Some(name) = claim["spec"]["volumeName"].as_str() else {
                     continue;
                 };
@@ -194,6 +201,15 @@ impl Volumes {
             volume.handle, volume.driver
         ))))
     }
+}
+
+/// Returns whether a claim was made for an ephemeral volume of this pod, as Kubernetes checks it.
+fn is_owned_by(claim: &Value, pod: &Value) -> bool {
+    let owners = claim["metadata"]["ownerReferences"].as_array();
+    owners.into_iter().flatten().any(|owner| {
+        let uid = &owner["uid"];
+        owner["controller"] == true && uid.is_string() && *uid == pod["metadata"]["uid"]
+    })
 }
 
 /// Keeps what names a pod and its volumes.
