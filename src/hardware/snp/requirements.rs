@@ -296,6 +296,11 @@ impl SnpRequirements {
         listed(field, &self.launch_measurements, &report.measurement)?;
         let field = ("hostData", "HOST_DATA");
         listed(field, &self.host_data, &report.host_data)?;
+        // a machine without an ID block has this digest
+        if !self.id_keys.is_empty() && report.id_key_digest.iter().all(|byte| *byte == 0) {
+            let text = "the machine was started without an ID block (ID_KEY_DIGEST is zero)";
+            return Err(Kind::Unproven.because(text).of("idKeys"));
+        }
         let field = ("idKeys", "ID_KEY_DIGEST");
         listed(field, &self.id_keys, &report.id_key_digest)?;
         if !self.author_keys.is_empty() && !report.has_author_key() {

@@ -28,7 +28,7 @@ use kubernetes::client::{
 use kubernetes::components::{self, CONFIG_MAP_PREFIX};
 use kubernetes::kubeadm::CONFIG_MAP as KUBEADM_CONFIG;
 use kubernetes::machine_record::{self, MachineRecord};
-use kubernetes::parameters::{self, Version as Release};
+use kubernetes::parameters::{self, Subnet, Version as Release};
 use kubernetes::{NAMESPACE, yaml};
 
 /// The name of Constellation's only NodeVersion.
@@ -94,6 +94,8 @@ pub struct Kubeadm {
     pub endpoint: String,
     /// Further names of the API server's certificate.
     pub names: Vec<String>,
+    /// The networks of Services: pods reach the API server at the first address.
+    pub services: Vec<Subnet>,
     /// The version of the control plane, which kubeadm writes at the end of an upgrade.
     pub version: Option<Release>,
 }
@@ -558,12 +560,16 @@ impl Kubeadm {
         Ok(Kubeadm {
             endpoint,
             names,
+            services: text(&configuration, "/networking/serviceSubnet")
+                .split(',')
+                .filter_map(|subnet| subnet.trim().parse().ok())
+                .collect(),
             version,
         })
     }
 
     /// Returns whether clients reach the API server under this host name or address: it is the
-    /// endpoint, or the certificate is valid for it. Names are compared without case, and the first
+    /// endpoint, the certificate is valid for it, or it is an address of a Service. Names are compared without case, and the first
     /// label may be `*` (RFC 6125 §6.4).
     pub fn is_served_under(&self, host: &str) -> bool {
         let endpoint = self
@@ -572,14 +578,23 @@ impl Kubeadm {
             .map_or(self.endpoint.as_str(), |(host, _)| host);
         let endpoint = endpoint.trim_start_matches('[').trim_end_matches(']');
         let parent = host.split_once('.').map_or("", |(_, parent)| parent);
-        let address = host.parse::<IpAddr>().ok();
-        std::iter::once(endpoint)
-            .chain(self.names.iter().map(String::as_str))
-            .any(|name| match name.strip_prefix("*.") {
-                Some(of) => of.eq_ignore_ascii_case(parent),
-                None if address.is_some() => name.parse().ok() == address,
-                None => name.eq_ignore_ascii_case(host),
-            })
+        // an IPv4 address also has a form as an IPv6 address
+        let address = |host: &str| {
+            host.parse()
+                .ok()
+                .map(|address: IpAddr| address.to_canonical())
+        };
+        let asked = address(host);
+        let is_of_services =
+            |address| (self.services.iter()).any(|subnet| subnet.contains(address));
+        asked.is_some_and(is_of_services)
+            || std::iter::once(endpoint)
+                .chain(self.names.iter().map(String::as_str))
+                .any(|name| match name.strip_prefix("*.") {
+                    Some(of) => of.eq_ignore_ascii_case(parent),
+                    None if asked.is_some() => address(name) == asked,
+                    None => name.eq_ignore_ascii_case(host),
+                })
     }
 }
 

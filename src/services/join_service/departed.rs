@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! no Node has its name, and its token has expired ─► ask the cloud ─► the cloud has no such machine, running or not
-//!                                                                      for GRACE: delete the record
+//!                                                                      for GRACE: close the disk, delete the record
 //! ```
 //!
 //! The Node alone proves nothing: an administrator may delete it, or drain a machine that boots again. The
@@ -22,15 +22,18 @@ use std::time::{Duration, Instant, SystemTime};
 use super::cluster::Cluster;
 use super::instances::Instances;
 use super::joining_node;
+use booted_base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
-use kubernetes::machine_record::MachineRecord;
+use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::services::migration::Migration;
 
-/// The pause between two checks.
-const PAUSE: Duration = Duration::from_secs(20);
-/// How long a machine must be missing.
-const GRACE: Duration = Duration::from_secs(60);
+/// The pause between two checks. Each asks for two lists of the cloud.
+const PAUSE: Duration = Duration::from_secs(300);
+/// How long a machine must be missing: a cloud's list can lack machines for some time, while a part of the cloud fails.
+const GRACE: Duration = Duration::from_secs(3600);
+/// The machine in the record of a disk that opens nowhere: no machine has this name.
+const NO_MACHINE: &str = "none";
 /// The timeout of one call of the API.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -107,16 +110,22 @@ impl Departed {
 
     /// Deletes a record if it is unchanged, and Constellation's object about the node. Returns whether the record was deleted.
     fn delete(&self, record: &MachineRecord) -> Result<bool, client::Error> {
-        if self.cluster.has_joining_nodes() {
+        let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
+        let Some(map) = (self.client.find(&at)?)
+            .filter(|map| MachineRecord::read(map).as_ref() == Some(record))
+        else {
+            return Ok(false);
+        };
+        // Without a record, the key service would take the disk, or a copy of it, for a volume.
+        if let Some(disk) = Uuid::parse(&record.disk) {
+            let closed = MachineRecord::of_disk(&disk, NO_MACHINE);
+            machine_record::write_if_absent(&self.client, &closed)?;
+        }
+        let is_deleted = self.client.delete_as(&at, &map)?;
+        if is_deleted && self.cluster.has_joining_nodes() {
             joining_node::delete(&self.client, &record.node, &record.node)?;
         }
-        let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
-        match self.client.find(&at)? {
-            Some(map) if MachineRecord::read(&map).as_ref() == Some(record) => {
-                self.client.delete_as(&at, &map)
-            }
-            _ => Ok(false),
-        }
+        Ok(is_deleted)
     }
 }
 
@@ -152,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_deleted_after_its_machine_was_missing_in_each_list_for_a_minute() {
+    fn a_record_is_deleted_after_its_machine_was_missing_in_each_list_for_an_hour() {
         let records = || {
             ["a", "b"].map(|node| {
                 Arc::new(MachineRecord {
@@ -164,9 +173,9 @@ mod tests {
         };
         let start = Instant::now();
         let mut since = HashMap::new();
-        let mut check = |second: u64, existing: &[&str]| -> Vec<String> {
+        let mut check = |minute: u64, existing: &[&str]| -> Vec<String> {
             let existing = existing.iter().map(|name| (*name).to_owned()).collect();
-            let now = start + Duration::from_secs(second);
+            let now = start + Duration::from_secs(60 * minute);
             let gone = missing(&mut since, records().into(), &existing, now);
             gone.iter().map(|record| record.node.clone()).collect()
         };

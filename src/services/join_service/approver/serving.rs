@@ -251,6 +251,12 @@ fn compare_with_cloud(
     };
     let unknown = |wanted: &&Wanted| !wanted.is_of(node, machine);
     let Some(wanted) = asked.wanted.iter().find(unknown) else {
+        // a cloud may give a machine the name of a node that it does not list
+        let names = (asked.wanted.iter()).filter(|wanted| matches!(wanted, Wanted::Name(_)));
+        let others = names.filter_map(|wanted| Some((wanted, owner(wanted)?)));
+        if let Some((wanted, other)) = others.into_iter().find(|(_, other)| other != node) {
+            return of_other(wanted, node, &other);
+        }
         return match shared(&asked.wanted, node, machines) {
             Some((wanted, other)) => Leave(
                 "unconfirmed",
@@ -446,6 +452,7 @@ mod tests {
         Kubeadm {
             endpoint: "10.0.0.50:6443".into(),
             names: vec!["*.api.example".into()],
+            services: vec!["10.96.0.0/16".parse().unwrap()],
             version: None,
         }
     }
