@@ -44,13 +44,23 @@ pub const OPTIONS: &Table<Settings> = &[
      |it, _, value| put(&mut it.services, read_policy(Path::new(&value)).map(Some).map_err(|why| Failure::Usage(why.to_string())))),
     (Opt::value("cloud-controller-manager", "WORD", "whether a cloud controller manager initializes the nodes of this cluster (the kubelet's --cloud-provider=external); by default yes in aws, azure and gcp, otherwise no").one_of(&["yes", "no"]).setting(),
      |it, name, value| put(&mut it.cloud_controller, yes_or_no(name, value).map(Some))),
-    (Opt::value("patience", "SECONDS", "how long kubeadm waits for the kubelet, each component of the control plane, the API and etcd, on a slow machine; by default as long as kubeadm itself does, such as 240 for the API server").setting(),
-     |it, name, value| put(&mut it.patience, parsed(name, value).map(|seconds| Some(Duration::from_secs(seconds))))),
+    (Opt::value("kubeadm-timeout", "SECONDS", "how long kubeadm waits for the kubelet, each component of the control plane, the API and etcd, on a slow machine, 240 to 86400; by default as long as kubeadm itself does, such as 240 for the API server").setting(),
+     |it, name, value| put(&mut it.patience, kubeadm_timeout(name, value).map(Some))),
     (Opt::flag("settings", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)"),
      |it, _, _| put(&mut it.read, Ok(true))),
     (Opt::flag("serve-evidence", "does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends after a minute without a call"),
      |it, _, _| put(&mut it.serve_evidence, Ok(true))),
 ];
+
+/// Parses a time that is not shorter than kubeadm's own for the API server, and at most a day.
+fn kubeadm_timeout(name: &str, value: OsString) -> Result<Duration, Failure> {
+    match parsed(name, value)? {
+        seconds @ 240..=86_400 => Ok(Duration::from_secs(seconds)),
+        other => Err(Failure::Usage(format!(
+            "--{name} {other}: expected 240 to 86400 seconds"
+        ))),
+    }
+}
 
 fn yes_or_no(name: &str, value: OsString) -> Result<bool, Failure> {
     match text(value)?.as_str() {

@@ -243,7 +243,7 @@ pub fn run<T: Clone>(
         job.line(line);
         match slow(line) {
             Some(part) if part.contains(" not healthy ") => job.line(
-                "if this machine is only slow, the setting patience=SECONDS lets kubeadm wait longer",
+                "if this machine is only slow, the setting kubeadm-timeout=SECONDS lets kubeadm wait longer",
             ),
             Some(part) => job.line(&format!("this machine is slow: {part}")),
             None => {}

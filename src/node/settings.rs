@@ -39,7 +39,7 @@ pub const OF_ONE_PROGRAM: [&str; 8] = [
     "onfail=",
     "service-policy=",
     "components=",
-    "patience=",
+    "kubeadm-timeout=",
     "allow-unverified-components",
     "cloud-controller-manager=",
 ];
