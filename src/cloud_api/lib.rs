@@ -15,6 +15,7 @@ mod place;
 mod range;
 mod service;
 
+pub use range::Range;
 pub use service::{Alias, Made, Service, bcrypt_hash};
 
 use std::sync::Arc;

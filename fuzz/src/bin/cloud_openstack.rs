@@ -1,7 +1,7 @@
 //! The answers of OpenStack. The first byte chooses the kind of answer, and the rest is the answer.
 #![no_main]
 
-use machines::Range;
+use cloud_api::Range;
 use cloud_api::openstack::{
     parse_address, parse_aliases, parse_description, parse_load_balancers, parse_servers,
     parse_token, parse_user_data,
