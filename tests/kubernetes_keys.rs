@@ -44,6 +44,17 @@ fn client() -> Client {
 }
 
 /// Creates a service account's token.
+/// Starts an API server of the test's own. Returns it when it answers.
+fn started() -> (Cluster, Client) {
+    let cluster = Cluster::start();
+    let client = cluster.client(&Stop::new());
+    client
+        .within(kube_apiserver::PATIENCE)
+        .wait_ready(&mut |_| {})
+        .unwrap();
+    (cluster, client)
+}
+
 fn token(client: &Client, namespace: &str, account: &str, audience: &str) -> String {
     client
         .create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": namespace}}))
@@ -580,12 +591,7 @@ const CSI: (&str, &str) = ("storage", "csi-node");
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_driver_gets_the_keys_of_the_volumes_of_its_node_and_no_others() {
     const OLD: &str = "2f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
-    let cluster = Cluster::start();
-    let client = cluster.client(&Stop::new());
-    client
-        .within(kube_apiserver::PATIENCE)
-        .wait_ready(&mut |_| {})
-        .unwrap();
+    let (cluster, client) = started();
     let service = key_service_with(
         &own_kubeconfig_of(&cluster, &client),
         "token",
@@ -765,12 +771,7 @@ fn a_driver_gets_the_keys_of_the_volumes_of_its_node_and_no_others() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn without_attachments_the_pods_of_a_node_decide() {
-    let cluster = Cluster::start();
-    let client = cluster.client(&Stop::new());
-    client
-        .within(kube_apiserver::PATIENCE)
-        .wait_ready(&mut |_| {})
-        .unwrap();
+    let (cluster, client) = started();
     let service = key_service_for(
         &own_kubeconfig_of(&cluster, &client),
         "token",
@@ -788,14 +789,14 @@ fn without_attachments_the_pods_of_a_node_decide() {
     let channel = Channel::new(booted_base::plain::transport(socket).unwrap(), "x").unwrap();
     let get = |node: usize| call(&channel, &of_volume("local", ""), Some(&tokens[node]));
 
-    let claim = json!({"metadata": {"name": "claim"}, "spec": {
+    let claim = json!({"metadata": {"name": "own-app-data"}, "spec": {
         "accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "local",
         "resources": {"requests": {"storage": "64Mi"}},
     }});
     let claim = client
         .create(&volumes::CLAIMS.in_namespace("default"), &claim)
         .unwrap();
-    let uses = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "claim"}}]);
+    let uses = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "own-app-data"}}]);
     volumes::add_pod(&client, ("default", "app"), "app", "a", uses);
     assert!(
         refusal(get(0)).1.contains("is not attached to the node a"),
@@ -810,7 +811,7 @@ fn without_attachments_the_pods_of_a_node_decide() {
             .contains("no pod on the node a uses the volume")
     );
     let bound = json!({"spec": {"claimRef": {
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": "claim", "uid": claim["metadata"]["uid"],
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": "own-app-data", "uid": claim["metadata"]["uid"],
     }}});
     client
         .merge(&volumes::VOLUMES.named("local"), &bound)
@@ -821,6 +822,31 @@ fn without_attachments_the_pods_of_a_node_decide() {
         code == Code::PermissionDenied && why.contains("no pod on the node b uses the volume"),
         "{why}"
     );
+
+    // A kubelet creates the mirror pods of its node by itself.
+    let mirror = json!({
+        "metadata": {"name": "mirror", "annotations": {"kubernetes.io/config.mirror": "x"}},
+        "spec": {"nodeName": "b", "containers": [{"name": "a", "image": "a"}], "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": "own-app-data"}},
+        ]},
+    });
+    client
+        .create(&PODS.in_namespace("default"), &mirror)
+        .unwrap();
+    assert_eq!(refusal(get(1)).0, Code::PermissionDenied);
+    // The claim of an ephemeral volume has the names of pod and volume; it counts if the pod owns it.
+    let template = json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "64Mi"}}}});
+    let ephemeral = json!([{"name": "app-data", "ephemeral": {"volumeClaimTemplate": template}}]);
+    let uid = volumes::add_pod(&client, ("default", "app"), "own", "b", ephemeral);
+    assert_eq!(refusal(get(1)).0, Code::PermissionDenied);
+    let owned = json!({"metadata": {"ownerReferences": [
+        {"apiVersion": "v1", "kind": "Pod", "name": "own", "uid": uid, "controller": true},
+    ]}});
+    let claim = volumes::CLAIMS
+        .in_namespace("default")
+        .named("own-app-data");
+    client.merge(&claim, &owned).unwrap();
+    assert!(get(1).is_ok());
 }
 
 /// The client of Constellation's CSI drivers: grpc-go, in plaintext, without a token.
@@ -840,12 +866,7 @@ fn old_driver(address: SocketAddr, id: &str) -> Result<String, String> {
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afterwards() {
     const STATE_DISK: &str = "3f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
-    let cluster = Cluster::start();
-    let client = cluster.client(&Stop::new());
-    client
-        .within(kube_apiserver::PATIENCE)
-        .wait_ready(&mut |_| {})
-        .unwrap();
+    let (cluster, client) = started();
     let kubeconfig = own_kubeconfig_of(&cluster, &client);
     // As Constellation's key service, which gives every key to everybody.
     let before = key_service_for(&kubeconfig, "any", "anyone=disk,ssh,measurement");

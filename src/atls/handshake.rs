@@ -24,7 +24,9 @@ const DRAIN_BYTES: usize = 1 << 20;
 
 /// A socket whose calls fail at the deadline, even if the peer still makes progress.
 pub struct Timed<'a> {
+    /// The connected socket.
     pub socket: &'a TcpStream,
+    /// The end of the handshake.
     pub deadline: Instant,
     /// Records the times in which we wait for the peer.
     pub turn: &'a PeersTurn,
@@ -58,6 +60,7 @@ impl Timed<'_> {
         }
     }
 
+    /// Writes all of `bytes`.
     pub fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             self.socket.set_write_timeout(self.left()?)?;

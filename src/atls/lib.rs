@@ -74,6 +74,8 @@ mod tests;
 pub use certificate::MAX_DOCUMENT;
 pub use client::Client;
 pub use error::Error;
+// also for TLS without attestation
+pub use handshake::{Timed, complete};
 pub use server::Server;
 pub use stream::split;
 

@@ -1,33 +1,34 @@
 //! TLS for pods on other nodes, with a certificate that they can verify.
 //!
 //! The certificate's key is derived from the master secret. So every key service of the cluster has
-//! the same certificate, also after a restart, and it is secret to everybody who has not the master
-//! secret. The certificate signs itself, and is valid as long as that key. The service writes it to
-//! the ConfigMap [`CONFIG_MAP`], which the pods of clients mount: the API server vouches for the
-//! key service, as it vouches for the pods by their tokens.
+//! the same certificate, also after a restart, and only who has the master secret knows the key. The
+//! key signs the certificate, which does not expire. The service writes the certificate to the
+//! ConfigMap [`CONFIG_MAP`], which the pods of clients mount: the API server vouches for the key
+//! service, as it vouches for the pods by their tokens.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use base64::Engine;
 use ring::digest::{SHA256, digest};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use rustls::crypto::ring::sign::any_eddsa_type;
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use rustls::server::NoServerSessionStorage;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{ServerConfig, ServerConnection};
+use rustls::{Connection, ServerConfig, ServerConnection};
 use serde_json::json;
 use zeroize::Zeroizing;
 
+use atls::Timed;
 use base::crypto::{Dek, KEY_LEN, Secret};
 use base::der;
 use kms::ClusterKms;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client};
+use kubernetes::kubelet_certificate::pem;
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};
 
@@ -75,15 +76,10 @@ pub struct Tls(OnceLock<Arc<ServerConfig>>);
 
 impl Tls {
     /// Uses the certificate of this master secret from now on. Returns it in PEM.
-    pub fn provide(&self, kms: &ClusterKms) -> Result<String, kms::Error> {
+    pub fn provide(&self, kms: &ClusterKms) -> Result<Zeroizing<String>, kms::Error> {
         let seed = kms.dek(&Dek::named(KEY_ID), KEY_LEN)?;
         let (certificate, key) = issue(&seed);
-        let pem = base64::prelude::BASE64_STANDARD.encode(&certificate);
-        let lines: Vec<_> = pem
-            .as_bytes()
-            .chunks(64)
-            .map(String::from_utf8_lossy)
-            .collect();
+        let pem = pem("CERTIFICATE", &certificate);
         let resolver = SingleCertAndKey::from(CertifiedKey::new(vec![certificate], key));
         let mut config = ServerConfig::builder_with_provider(tls::provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -95,10 +91,7 @@ impl Tls {
         config.send_tls13_tickets = 0;
         // a second master secret has no effect
         let _ = self.0.set(Arc::new(config));
-        Ok(format!(
-            "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
-            lines.join("\n")
-        ))
+        Ok(pem)
     }
 }
 
@@ -112,55 +105,17 @@ impl Accept for Tls {
         let config = self.0.get();
         let config = config.ok_or_else(|| io::Error::other("there is no master secret yet"))?;
         socket.set_nodelay(true)?;
-        let mut connection = ServerConnection::new(config.clone()).map_err(io::Error::other)?;
+        let connection = ServerConnection::new(config.clone()).map_err(io::Error::other)?;
+        let mut connection = Connection::from(connection);
         let mut peer = Timed {
             socket: &socket,
             deadline,
             turn,
         };
-        while connection.is_handshaking() {
-            connection.complete_io(&mut peer)?;
-        }
+        atls::complete(&mut connection, &mut peer, None)?;
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(None)?;
-        atls::split(connection.into(), socket)
-    }
-}
-
-/// A socket whose calls fail at the deadline, even if the peer still makes progress.
-struct Timed<'a> {
-    socket: &'a TcpStream,
-    deadline: Instant,
-    turn: &'a PeersTurn,
-}
-
-impl Timed<'_> {
-    fn call<T>(&self, call: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        let left = Some(left).filter(|left| !left.is_zero());
-        let left = left.ok_or(io::ErrorKind::TimedOut)?;
-        self.socket.set_read_timeout(Some(left))?;
-        self.socket.set_write_timeout(Some(left))?;
-        self.turn.begin();
-        let result = call(self.socket);
-        self.turn.end();
-        result
-    }
-}
-
-impl Read for Timed<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.call(|mut socket| socket.read(buffer))
-    }
-}
-
-impl Write for Timed<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.call(|mut socket| socket.write(bytes))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        atls::split(connection, socket)
     }
 }
 
@@ -219,12 +174,12 @@ fn issue(seed: &Secret) -> (CertificateDer<'static>, Arc<dyn rustls::sign::Signi
 }
 
 /// Writes the certificate to the ConfigMap now and then, until the client's stop.
-pub fn publish(client: &Client, pem: String) -> io::Result<JoinHandle<()>> {
+pub fn publish(client: &Client, pem: Zeroizing<String>) -> io::Result<JoinHandle<()>> {
     let client = client.clone();
     let write = move || {
         let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(CONFIG_MAP);
         loop {
-            let pause = match client.merge(&at, &json!({"data": {FILE: pem}})) {
+            let pause = match client.merge(&at, &json!({"data": {FILE: *pem}})) {
                 Ok(_) => INTERVAL,
                 Err(_) if client.is_stopped() => return,
                 Err(error) => {

@@ -646,12 +646,9 @@ impl Handler {
             _ => request.data_key_id.clone(),
         };
         let mut decide = || {
-            if door == Door::Old {
-                // before the lists of the API server that such a caller costs
-                check(&id, request)?;
-            }
-            caller = self.caller(door, call)?;
+            // before the requests to the API server that a caller costs
             check(&id, request)?;
+            caller = self.caller(door, call)?;
             let granted = match Class::of(&id) {
                 Class::Disk if door == Door::Old => Some(Class::OldVolume),
                 _ => self.grants.allow(&caller.name, &id),
