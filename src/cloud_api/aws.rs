@@ -20,7 +20,6 @@ use machines::{Error, Instance, Metadata, Role};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::guard::Ranges;
 use super::pages;
 use super::place::Place;
 use super::range::Range;
@@ -156,9 +155,7 @@ impl Service for Client {
             .imds_request(&format!("meta-data/tags/instance/{NAME}"));
         bcrypt_hash(&request, &self.0.tag(NAME)?)
     }
-}
 
-impl Ranges for Client {
     fn ranges(&self) -> Result<Vec<Range>, Error> {
         let mac = self.0.imds("meta-data/mac")?;
         let mac = name(&self.0.imds_request("meta-data/mac"), "an address", &mac)?;

@@ -17,7 +17,6 @@ use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token, message};
-use super::guard::Ranges;
 use super::https::api as api_at;
 use super::pages;
 use super::place::Place;
@@ -405,8 +404,6 @@ impl Client {
         }
     }
 }
-
-impl Ranges for Client {}
 
 impl Metadata for Client {
     fn own_instance(&self) -> Result<Instance, Error> {

@@ -19,7 +19,6 @@ use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token};
-use super::guard::Ranges;
 use super::https::api;
 use super::pages;
 use super::place::Place;
@@ -212,8 +211,6 @@ impl Client {
         )
     }
 }
-
-impl Ranges for Client {}
 
 impl Metadata for Client {
     fn own_instance(&self) -> Result<Instance, Error> {

@@ -11,25 +11,16 @@ use machines::{Error, Instance, Metadata, Role, is_host};
 use crate::range::Range;
 use crate::service::{Alias, Service};
 
-/// The client of a cloud's services, which may know the ranges of the cluster's network.
-pub trait Ranges: Service {
-    /// Returns the address ranges of the cluster's network; empty if the service does not know
-    /// them.
-    fn ranges(&self) -> Result<Vec<Range>, Error> {
-        Ok(vec![])
-    }
-}
-
 /// The metadata service of a cloud, whose answers are checked.
 pub struct Guarded {
-    client: Box<dyn Ranges>,
+    client: Box<dyn Service>,
     /// This machine, as the first answer described it.
     own: Mutex<Option<Instance>>,
 }
 
 impl Guarded {
     /// Checks the answers of this client.
-    pub fn new(client: impl Ranges + 'static) -> Guarded {
+    pub fn new(client: impl Service + 'static) -> Guarded {
         Guarded {
             client: Box::new(client),
             own: Mutex::default(),
@@ -220,9 +211,6 @@ mod tests {
                     .to_vec(),
             }])
         }
-    }
-
-    impl Ranges for Fake {
         fn ranges(&self) -> Result<Vec<Range>, Error> {
             Ok(["10.0.0.0/16", "2001:db8::/56"]
                 .map(|range| Range::parse(range).unwrap())

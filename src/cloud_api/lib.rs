@@ -20,7 +20,7 @@ pub use service::{Alias, Made, Service, bcrypt_hash};
 
 use std::sync::Arc;
 
-use guard::{Guarded, Ranges};
+use guard::Guarded;
 use machines::Cloud;
 
 /// Creates the client of a cloud's services, which describe a machine and its peers. `place`, e.g. `http://10.42.0.1:8080`,
@@ -37,6 +37,6 @@ pub fn metadata(cloud: Cloud, place: Option<&str>) -> Made {
     }
 }
 
-fn guarded(client: impl Ranges + 'static) -> Made {
+fn guarded(client: impl Service + 'static) -> Made {
     Ok(Arc::new(Guarded::new(client)))
 }

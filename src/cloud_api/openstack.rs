@@ -22,7 +22,6 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token, message};
-use super::guard::Ranges;
 use super::https::api as api_at;
 use super::pages;
 use super::place::Place;
@@ -307,8 +306,6 @@ impl Client {
         )
     }
 }
-
-impl Ranges for Client {}
 
 impl Metadata for Client {
     fn own_instance(&self) -> Result<Instance, Error> {

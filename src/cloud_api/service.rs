@@ -8,6 +8,8 @@ use cloud::http::MAX_BODY;
 use cloud::{qemu, r#static};
 use machines::{Error, Metadata, is_bcrypt};
 
+use crate::range::Range;
+
 /// A client of a metadata service, if the service's location is valid.
 pub type Made = Result<Arc<dyn Service>, Error>;
 
@@ -18,6 +20,11 @@ pub trait Service: Metadata {
     /// Returns additional names and addresses of all machines of the cluster, as far as the service
     /// knows them.
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        Ok(vec![])
+    }
+    /// Returns the address ranges of the cluster's network; empty if the service does not know
+    /// them.
+    fn ranges(&self) -> Result<Vec<Range>, Error> {
         Ok(vec![])
     }
 }
