@@ -16,6 +16,7 @@
 pub mod ak_certificate;
 pub mod carried;
 pub mod event_log;
+mod json;
 pub mod judged;
 pub mod maa;
 pub mod phases;

@@ -11,21 +11,18 @@ use serde::de::DeserializeOwned;
 use attest::vtpm::{EVENT_LOG, extra_data, tpm_nonce};
 pub use attest::vtpm::{Issuer, Machine};
 
-use super::document::{Document, MAX_DOCUMENT, Pcrs};
+use super::document::{Document, Pcrs};
 use super::judged::Measured;
 use super::quote::{Attest, Key, Signed};
 use super::refusal::Kind;
 use super::{
     Challenge, ClusterRegister, Identified, Identity, KeyName, Measurement, Oid, PlatformClaims,
-    Policy, Properties, Refusal, Stage, event_log, hex, printable, self_signed,
+    Policy, Properties, Refusal, Stage, event_log, hex, json, self_signed,
 };
 use tpm::{Bank, CLUSTER_ID_PCR, Tpm};
 
 /// Maximum size of the user data in bytes; attested TLS uses 32 bytes.
 const MAX_USER_DATA: usize = 1024;
-/// Maximum length of an error of serde_json in a log line: it repeats unexpected input of any
-/// length.
-const SHOWN_ERROR: usize = 160;
 
 /// Judges the evidence that endorses a machine's attestation key.
 pub trait PlatformVerifier: Send + Sync {
@@ -74,10 +71,7 @@ pub struct Quoted<'a> {
 impl Quoted<'_> {
     /// Reads the instance info, which is JSON in most variants.
     pub fn info<T: DeserializeOwned>(&self) -> Result<T, Refusal> {
-        serde_json::from_slice(self.instance_info).map_err(|error| {
-            let error = printable(&error.to_string(), SHOWN_ERROR);
-            Kind::Malformed.because(format!("the instance info cannot be read: {error}"))
-        })
+        json::read("instance info", self.instance_info)
     }
 
     /// Returns PCR 0, into which firmware measures itself.
@@ -116,16 +110,7 @@ impl Validator {
         nonce: &[u8],
         certified: Option<&KeyName>,
     ) -> Result<Identified, Refusal> {
-        if document.len() > MAX_DOCUMENT {
-            return Err(Kind::Malformed.because(format!(
-                "the document has {} bytes, expected at most {MAX_DOCUMENT}",
-                document.len()
-            )));
-        }
-        let document: Document = serde_json::from_slice(document).map_err(|error| {
-            let error = printable(&error.to_string(), SHOWN_ERROR);
-            Kind::Malformed.because(format!("the document cannot be read: {error}"))
-        })?;
+        let document: Document = json::document(document)?;
         if document.user_data.0.len() > MAX_USER_DATA {
             let len = document.user_data.0.len();
             return Err(Kind::Malformed.because(format!(

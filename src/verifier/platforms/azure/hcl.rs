@@ -19,8 +19,8 @@ use crate::{printable, sha256};
 const MAX_RUNTIME_DATA: usize = 16 << 10;
 /// The name of the attestation key among the keys of the runtime data.
 const ATTESTATION_KEY: &str = "HCLAkPub";
-/// Maximum length of an error of serde_json in a log line.
-const SHOWN_ERROR: usize = 160;
+/// Maximum length of a text of the runtime data that is shown.
+const SHOWN: usize = 160;
 
 /// The paravisor's statements about a machine.
 #[derive(Debug, PartialEq)]
@@ -62,10 +62,7 @@ impl RuntimeData {
                 "the runtime data has {len} bytes, expected at most {MAX_RUNTIME_DATA}"
             ));
         }
-        let members: Members = serde_json::from_slice(json).map_err(|error| {
-            let error = printable(&error.to_string(), SHOWN_ERROR);
-            Kind::Malformed.because(format!("the runtime data cannot be read: {error}"))
-        })?;
+        let members: Members = crate::json::read("runtime data", json)?;
         let mut keys = members.keys.iter().filter(|key| key.kid == ATTESTATION_KEY);
         let (Some(key), None) = (keys.next(), keys.next()) else {
             return malformed(format!(
@@ -148,7 +145,7 @@ fn malformed<T>(why: impl Into<String>) -> Result<T, Refusal> {
 
 fn plain(value: &Value) -> Option<String> {
     match value {
-        Value::String(text) => Some(printable(text, SHOWN_ERROR)),
+        Value::String(text) => Some(printable(text, SHOWN)),
         Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
         _ => None,
     }

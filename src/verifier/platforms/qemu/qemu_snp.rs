@@ -11,7 +11,6 @@ pub use attest::qemu_snp::*;
 use attest::snp::{Kernel, Reporter};
 use hardware::snp::report::{Report, Signer};
 
-use crate::document::MAX_DOCUMENT;
 use crate::judged::{LaunchDigest, Measured, SNP};
 use crate::policy::{Fault, PolicyError};
 use crate::refusal::Kind;
@@ -19,7 +18,7 @@ use crate::snp::{self, Hardware};
 use crate::sources::Sources;
 use crate::{
     Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
-    Refusal, Registers, Stage, Variant, claims, cluster_register, hex, printable, self_signed,
+    Refusal, Registers, Stage, Variant, claims, cluster_register, hex, json, self_signed,
 };
 use proto::attested::Collateral;
 use tpm::{CLUSTER_ID_PCR, Location};
@@ -34,9 +33,6 @@ pub const VARIANT: Variant = Variant {
     collateral: Some(collateral),
     measure,
 };
-
-/// Maximum length of an error of serde_json in a log line.
-const SHOWN_ERROR: usize = 160;
 
 /// Returns the register of the cluster ID in a document of this variant, by its number in policies;
 /// `None` if it is not one. Nothing in it is verified.
@@ -92,16 +88,7 @@ impl Validator {
     }
 
     fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, Refusal> {
-        if document.len() > MAX_DOCUMENT {
-            let len = document.len();
-            return Err(Kind::Malformed.because(format!(
-                "the document has {len} bytes, expected at most {MAX_DOCUMENT}"
-            )));
-        }
-        let document: LaunchDocument = serde_json::from_slice(document).map_err(|error| {
-            let error = printable(&error.to_string(), SHOWN_ERROR);
-            Kind::Malformed.because(format!("the document cannot be read: {error}"))
-        })?;
+        let document: LaunchDocument = json::document(document)?;
         let (info, user_data) = (&document.instance_info, document.user_data.0);
         let report = Report::parse(&info.attestation_report.0)?;
         let [bound, register] = halves(&report);
@@ -163,7 +150,8 @@ impl crate::Validator for Validator {
     }
 }
 
-/// Returns the two halves of REPORT_DATA: what binds the connection, and the register.
+/// Returns the two halves of a report's REPORT_DATA: the hash over the nonce and the key of the
+/// connection, and the register of the cluster ID.
 fn halves(report: &Report) -> [&[u8]; 2] {
     let (bound, register) = report.report_data.split_at(32);
     [bound, register]
@@ -178,7 +166,8 @@ fn launch() -> Result<LaunchDigest, tpm::Error> {
     Ok(report.measurement)
 }
 
-/// Returns the register of the cluster ID of this machine, which is the same at each stage.
+/// Measures this machine: its only register is that of the cluster ID, with the same value in the
+/// initramfs and in the booted system.
 fn measure(location: &Location, _stage: Stage) -> Result<Measured, tpm::Error> {
     let measurement = Measurement {
         expected: cluster_register(location)?.as_ref().into(),

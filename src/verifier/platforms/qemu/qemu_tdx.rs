@@ -7,14 +7,13 @@ use std::sync::Arc;
 pub use attest::qemu_tdx::*;
 use hardware::tdx::quote::{Body, Quote, Register};
 
-use crate::document::MAX_DOCUMENT;
 use crate::judged::{Measured, TDX};
 use crate::policy::{Fault, PolicyError};
 use crate::refusal::Kind;
 use crate::sources::Sources;
 use crate::{
     Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
-    Refusal, Registers, Stage, Variant, hex, printable, self_signed, td,
+    Refusal, Registers, Stage, Variant, hex, json, self_signed, td,
 };
 use proto::attested::Collateral as Brought;
 use tpm::Location;
@@ -33,9 +32,6 @@ pub const VARIANT: Variant = Variant {
     collateral: Some(collateral),
     measure,
 };
-
-/// Maximum length of an error of serde_json in a log line.
-const SHOWN_ERROR: usize = 160;
 
 /// The content of a document; nothing in it is verified.
 pub struct Said {
@@ -83,16 +79,7 @@ impl Validator {
     }
 
     fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, Refusal> {
-        if document.len() > MAX_DOCUMENT {
-            let len = document.len();
-            return Err(Kind::Malformed.because(format!(
-                "the document has {len} bytes, expected at most {MAX_DOCUMENT}"
-            )));
-        }
-        let document: Document = serde_json::from_slice(document).map_err(|error| {
-            let error = printable(&error.to_string(), SHOWN_ERROR);
-            Kind::Malformed.because(format!("the document cannot be read: {error}"))
-        })?;
+        let document: Document = json::document(document)?;
         let quote = Quote::parse(&document.raw_quote.0)?;
         if quote.body.report_data != report_data(&document.user_data.0, nonce) {
             return Err(Kind::Nonce
