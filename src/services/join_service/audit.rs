@@ -11,11 +11,12 @@
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
+use super::joined::Joined;
 use super::refusal::TicketRefusal;
 use crate::peer;
 use base::crypto::random;
@@ -138,9 +139,6 @@ pub struct Audit {
     certificates: Labelled<Counter, 3>,
 }
 
-/// The thread that sends events. It ends when its client is stopped.
-pub struct EventSender(Option<JoinHandle<()>>);
-
 impl Audit {
     /// Creates an audit without events.
     pub fn new(registry: &Registry) -> Audit {
@@ -171,7 +169,7 @@ impl Audit {
     }
 
     /// Creates an audit and starts the thread that sends events.
-    pub fn start(client: &Client, registry: &Registry) -> io::Result<(Audit, EventSender)> {
+    pub fn start(client: &Client, registry: &Registry) -> io::Result<(Audit, Joined)> {
         let (events, queue) = mpsc::sync_channel(QUEUE);
         let client = client.within(TIMEOUT);
         let thread = thread::Builder::new()
@@ -182,7 +180,7 @@ impl Audit {
                 events: Some(events),
                 ..Audit::new(registry)
             },
-            EventSender(Some(thread)),
+            Joined::from(thread),
         ))
     }
 
@@ -319,15 +317,6 @@ fn send_all(client: &Client, queue: &Receiver<Value>) {
                     log::warn!("events cannot be sent: {error}");
                 }
             }
-        }
-    }
-}
-
-impl Drop for EventSender {
-    fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // A panic of the thread is already in the log.
-            let _ = thread.join();
         }
     }
 }

@@ -23,7 +23,7 @@
 //! | [`cluster`], `node_status` | the state of the cluster, kept up to date by watches |
 //! | `reservation`, `lease`, `joining_node` | control planes join one at a time |
 //! | [`cleaner`] | the leftovers of failed tickets are removed |
-//! | `departed` | the records of machines that no longer exist are deleted |
+//! | `deleted_machines` | the records of machines that no longer exist are deleted |
 //! | [`approver`] | approval of kubelets' certificates |
 //! | [`audit`] | a log line, an event and a count for each decision |
 //! | [`policy`] | the file of the attestation policy |
@@ -37,9 +37,10 @@ pub mod approver;
 pub mod audit;
 pub mod cleaner;
 pub mod cluster;
-mod departed;
+pub mod deleted_machines;
 pub mod evidence;
 mod instances;
+mod joined;
 mod joining_node;
 pub mod keys;
 mod lease;
@@ -67,7 +68,7 @@ use crate::serving::{Addresses, Api, Refused, Serving};
 use crate::shared_metrics;
 use admission::ClusterAccess;
 use approver::Approver;
-use audit::{Audit, EventSender};
+use audit::Audit;
 use base::stop::Stop;
 use booted_proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
 use booted_proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
@@ -75,9 +76,9 @@ use cleaner::{Cleaner, CleanerThread};
 use cloud_api::Service;
 use cluster::{Cluster, Watches};
 use collateral::Fetching;
-use departed::DepartedThread;
 use evidence::{Door, RemoteIssuer};
 use instances::Instances;
+use joined::Joined;
 use keys::KeyClient;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
@@ -161,8 +162,8 @@ struct Background {
     _watches: Watches,
     _approving: approver::ApproverThreads,
     _cleaning: CleanerThread,
-    _departing: DepartedThread,
-    _sending: EventSender,
+    _deleting: Joined,
+    _sending: Joined,
 }
 
 impl Drop for Background {
@@ -340,8 +341,8 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         },
     );
     let audit = Arc::new(audit);
-    let departing =
-        departed::start(&client, &cluster, &instances, migration).map_err(Error::Thread)?;
+    let deleting =
+        deleted_machines::start(&client, &cluster, &instances, migration).map_err(Error::Thread)?;
     let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
     let access = ClusterAccess::new(cluster, cleaner.clone());
     let tickets = Tickets::new(secrets, pki, instances, Some(access), audit, migration);
@@ -351,7 +352,7 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         _watches: watches,
         _approving: approving,
         _cleaning: cleaning,
-        _departing: departing,
+        _deleting: deleting,
         _sending: sending,
     };
     Ok((tickets, Some(background)))

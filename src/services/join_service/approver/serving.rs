@@ -459,13 +459,20 @@ mod tests {
 
     #[test]
     fn a_worker_gets_no_name_or_address_of_the_api_server() {
-        let (worker, names) = (record(&[IP, "10.0.0.50"]), ["a.api.example"]);
+        let taken = ["10.0.0.50", "::ffff:10.0.0.50", "10.96.0.1"];
+        let own = [&[IP][..], &taken].concat();
+        let (worker, names) = (record(&own), ["a.api.example"]);
         let plane = MachineRecord {
             control_plane: true,
             ..worker.clone()
         };
-        let cloud = machines(&names, &[IP, "10.0.0.50"]);
-        for text in ["10.0.0.50", "a.api.example"] {
+        let cloud = machines(&names, &own);
+        for text in [
+            "10.0.0.50",
+            "::ffff:10.0.0.50",
+            "10.96.0.1",
+            "a.api.example",
+        ] {
             let judgement = judged(text, Some(&worker), Some(Ok(&cloud)));
             let expected = format!("{text} belongs to the cluster's API server");
             assert!(
@@ -544,6 +551,10 @@ mod tests {
                 assert_eq!(reason(judgement.clone()), expected, "{text}: {judgement:?}");
             }
         }
+        // a property of the machine is the name of a node that the cloud does not list
+        let posing = machines(&["m"], &[IP]);
+        let judgement = judged("m", Some(&bound), Some(Ok(&posing)));
+        assert_eq!(reason(judgement), "name");
         // in another network, another machine has the same address
         let twice = machines(&[], &[IP, "10.0.0.8"]);
         for (text, expected) in [("10.0.0.8", "unconfirmed"), (IP, "approved")] {

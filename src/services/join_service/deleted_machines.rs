@@ -16,11 +16,12 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::cluster::Cluster;
 use super::instances::Instances;
+use super::joined::Joined;
 use super::joining_node;
 use booted_base::uuid::Uuid;
 use kubernetes::NAMESPACE;
@@ -38,7 +39,7 @@ const NO_MACHINE: &str = "none";
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the checks need.
-struct Departed {
+struct DeletedMachines {
     client: Client,
     cluster: Arc<Cluster>,
     instances: Arc<Instances>,
@@ -47,17 +48,14 @@ struct Departed {
     missing: HashMap<String, Instant>,
 }
 
-/// The thread of the checks. It ends when the client is stopped, which must happen before this is dropped.
-pub struct DepartedThread(Option<JoinHandle<()>>);
-
-/// Starts the thread.
+/// Starts the thread of the checks. It ends when the client is stopped.
 pub fn start(
     client: &Client,
     cluster: &Arc<Cluster>,
     instances: &Arc<Instances>,
     migration: Migration,
-) -> io::Result<DepartedThread> {
-    let mut departed = Departed {
+) -> io::Result<Joined> {
+    let mut machines = DeletedMachines {
         client: client.within(TIMEOUT),
         cluster: cluster.clone(),
         instances: instances.clone(),
@@ -65,15 +63,15 @@ pub fn start(
         missing: HashMap::new(),
     };
     let run = move || {
-        while !departed.client.stopped_within(PAUSE) {
-            departed.check();
+        while !machines.client.stopped_within(PAUSE) {
+            machines.check();
         }
     };
-    let thread = thread::Builder::new().name("departed".into()).spawn(run)?;
-    Ok(DepartedThread(Some(thread)))
+    let thread = thread::Builder::new().name("deleted-machines".into());
+    thread.spawn(run).map(Joined::from)
 }
 
-impl Departed {
+impl DeletedMachines {
     /// Deletes the records of machines that have been missing for long enough.
     fn check(&mut self) {
         let now = SystemTime::now();
@@ -86,7 +84,7 @@ impl Departed {
             return self.missing.clear();
         }
         let existing = match self.instances.existing() {
-            // an empty list lacks the machine of this service, too
+            // without any machine, the list also lacks the one that runs this service: it is wrong
             Some(Ok(existing)) if !existing.is_empty() => existing,
             Some(Err(error)) => {
                 log::warn!("{error}: records of machines that no longer exist are kept");
@@ -95,7 +93,7 @@ impl Departed {
             _ => return self.missing.clear(),
         };
         for record in missing(&mut self.missing, records, &existing, Instant::now()) {
-            match self.delete(&record) {
+            match delete(&self.client, &record, self.cluster.has_joining_nodes()) {
                 Ok(true) => log::info!(
                     "ConfigMap {NAMESPACE}/{} is deleted: the cloud has no machine {}, and there is no node of this name",
                     record.name,
@@ -107,26 +105,32 @@ impl Departed {
             }
         }
     }
+}
 
-    /// Deletes a record if it is unchanged, and Constellation's object about the node. Returns whether the record was deleted.
-    fn delete(&self, record: &MachineRecord) -> Result<bool, client::Error> {
-        let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
-        let Some(map) = (self.client.find(&at)?)
-            .filter(|map| MachineRecord::read(map).as_ref() == Some(record))
-        else {
-            return Ok(false);
-        };
-        // Without a record, the key service would take the disk, or a copy of it, for a volume.
-        if let Some(disk) = Uuid::parse(&record.disk) {
-            let closed = MachineRecord::of_disk(&disk, NO_MACHINE);
-            machine_record::write_if_absent(&self.client, &closed)?;
-        }
-        let is_deleted = self.client.delete_as(&at, &map)?;
-        if is_deleted && self.cluster.has_joining_nodes() {
-            joining_node::delete(&self.client, &record.node, &record.node)?;
-        }
-        Ok(is_deleted)
+/// Deletes the record of a node if it is unchanged, and records that no machine has its disk. Where
+/// Constellation's objects about nodes exist, deletes that of the node. Returns whether the record
+/// was deleted.
+pub fn delete(
+    client: &Client,
+    record: &MachineRecord,
+    has_joining_nodes: bool,
+) -> Result<bool, client::Error> {
+    let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
+    let Some(map) =
+        (client.find(&at)?).filter(|map| MachineRecord::read(map).as_ref() == Some(record))
+    else {
+        return Ok(false);
+    };
+    // Without a record, the key service would take the disk, or a copy of it, for a volume.
+    if let Some(disk) = Uuid::parse(&record.disk) {
+        let closed = MachineRecord::of_disk(&disk, NO_MACHINE);
+        machine_record::write_if_absent(client, &closed)?;
     }
+    let is_deleted = client.delete_as(&at, &map)?;
+    if is_deleted && has_joining_nodes {
+        joining_node::delete(client, &record.node, &record.node)?;
+    }
+    Ok(is_deleted)
 }
 
 /// Notes which of these records have no existing machine. Returns those that have had none for [`GRACE`].
@@ -145,15 +149,6 @@ fn missing(
     }
     records.retain(|record| now.duration_since(since[&record.name]) >= GRACE);
     records
-}
-
-impl Drop for DepartedThread {
-    fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // A panic of the thread is already in the log.
-            let _ = thread.join();
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,54 @@
+//! The records of machines that no longer exist.
+
+use ::services::join_service::deleted_machines;
+use ::services::key_service::disks::Disks;
+use base::stop::Stop;
+use booted_base::uuid::Uuid;
+use kubernetes::client::{CONFIG_MAPS, Client};
+use kubernetes::machine_record::{self, MachineRecord};
+use metrics::Registry;
+use rpc::grpc::Code;
+
+use crate::kube_apiserver::Cluster;
+use crate::setup::*;
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let setup = Setup::new(cluster);
+    // with the rights of the join service
+    let account = Client::new(setup.config(cluster).kubernetes.unwrap(), &Stop::new());
+    let uuid = Uuid::parse(&disk(77)).unwrap();
+    let record = MachineRecord::of_node("gone", &uuid, Some("m"), "", "");
+    machine_record::write_if_absent(&account, &record).unwrap();
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+
+    let earlier = MachineRecord {
+        machine: "other".into(),
+        ..record.clone()
+    };
+    assert!(!deleted_machines::delete(&account, &earlier, false).unwrap());
+    assert!(
+        setup
+            .admin
+            .find(&maps.named(&record.name))
+            .unwrap()
+            .is_some()
+    );
+
+    let written = setup.admin.get(&maps.named(&record.name)).unwrap();
+    let written = MachineRecord::read(&written).unwrap();
+    assert!(deleted_machines::delete(&account, &written, false).unwrap());
+    assert_eq!(setup.admin.find(&maps.named(&record.name)).unwrap(), None);
+    let closed = format!("join-disk-{uuid}");
+    let map = setup.admin.get(&maps.named(&closed)).unwrap();
+    assert_eq!(map["data"]["machine"], "none");
+    let disks = Disks::new(&setup.admin, &Registry::new());
+    let refused = disks.refuse_state_disk(&uuid).unwrap_err();
+    assert!(
+        refused.code() == Code::PermissionDenied && refused.to_string().contains(&closed),
+        "{refused}"
+    );
+}
