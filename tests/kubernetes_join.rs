@@ -80,7 +80,7 @@ fn preflight(
         ip: "127.0.0.1".parse().unwrap(),
         provider_id: String::new(),
         external_cloud_provider: false,
-        patience: None,
+        kubeadm_timeout: None,
     };
     let (known, join) = (folder.join("cluster.conf"), folder.join("join.yaml"));
     fs::write(&known, discovery(api_server, authority)).unwrap();

@@ -137,7 +137,7 @@ impl Plan {
         let skip = format!("--skip-phases={}", self.skip_phases.join(","));
         let options = ["--skip-token-print", &skip];
         kubelet::watched(stop, job, |stop| {
-            KUBEADM.run(&["init"], &options, INIT + self.patience(), stop, job)
+            KUBEADM.run(&["init"], &options, INIT + self.more_time(), stop, job)
         })?;
 
         job.phase("kubeconfig");
@@ -189,8 +189,8 @@ impl Plan {
     }
 
     /// Returns the time that a slow machine gets in addition.
-    fn patience(&self) -> Duration {
-        self.node.patience.unwrap_or_default()
+    fn more_time(&self) -> Duration {
+        self.node.kubeadm_timeout.unwrap_or_default()
     }
 
     fn make_kubeconfig<T: Clone>(&self, stop: &Stop, job: &Job<T>) -> Result<Secret, Error> {
@@ -209,7 +209,7 @@ impl Plan {
     ) -> Result<Client, Error> {
         let kubeconfig = std::str::from_utf8(kubeconfig.expose()).unwrap_or_default();
         let config = Config::from_kubeconfig(kubeconfig, "kubeadm's kubeconfig", Path::new("/"))?;
-        let client = Client::new(config, stop).within(API + self.patience());
+        let client = Client::new(config, stop).within(API + self.more_time());
         client.wait_ready(&mut |line| job.line(line))?;
         Ok(client)
     }

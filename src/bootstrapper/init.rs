@@ -172,7 +172,7 @@ impl Init {
                     })
                     .map_err(Refused::NoIdentity)?;
                 let kubernetes =
-                    setup::kubernetes_node(node.has_cloud_controller, &me, node.patience);
+                    setup::kubernetes_node(node.has_cloud_controller, &me, node.kubeadm_timeout);
                 let plan = kubernetes
                     .and_then(|machine| Plan::new(request, machine, &endpoint, &node.policy));
                 Some(plan.map_err(Refused::Node)?)

@@ -155,7 +155,7 @@ impl Join {
         for attempt in 1.. {
             self.write_files()?;
             let joined = kubelet::watched(stop, job, |stop| {
-                let limit = JOIN + self.node.patience.unwrap_or_default();
+                let limit = JOIN + self.node.kubeadm_timeout.unwrap_or_default();
                 KUBEADM.run(&["join"], &[], limit, stop, job)
             });
             let Err(error) = joined else { return Ok(()) };

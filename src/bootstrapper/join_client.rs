@@ -329,7 +329,8 @@ impl Identity {
         if me.role == Role::Unknown {
             return Err(Refused::NoRole(me.name));
         }
-        let kubernetes = setup::kubernetes_node(node.has_cloud_controller, &me, node.patience)?;
+        let kubernetes =
+            setup::kubernetes_node(node.has_cloud_controller, &me, node.kubeadm_timeout)?;
         let kubelet =
             KubeletRequest::new(&kubernetes.name, kubernetes.ip).map_err(Refused::Kubelet)?;
         let host_key = ssh::host::host_key(&node.root).map_err(Refused::HostKey)?;

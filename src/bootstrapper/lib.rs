@@ -101,8 +101,8 @@ pub struct Bootstrapper {
     pub policy: components::Policy,
     /// How components are downloaded.
     pub settings: components::Settings,
-    /// How long kubeadm waits, if not as long as by default.
-    pub patience: Option<Duration>,
+    /// How long kubeadm waits for each part of Kubernetes; `None`: as long as kubeadm does by default.
+    pub kubeadm_timeout: Option<Duration>,
     /// Ends every wait.
     pub stop: Stop,
     /// Prints events on the console.
@@ -177,7 +177,7 @@ impl Bootstrapper {
             tpm: self.tpm,
             policy: self.policy,
             settings: self.settings,
-            patience: self.patience,
+            kubeadm_timeout: self.kubeadm_timeout,
             timeline: self.timeline,
             peers: OnceLock::new(),
         });

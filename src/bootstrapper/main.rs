@@ -133,7 +133,7 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
         tpm,
         policy: settings.policy,
         settings: settings.components,
-        patience: settings.patience,
+        kubeadm_timeout: settings.kubeadm_timeout,
         stop: stop.clone(),
         timeline,
     };

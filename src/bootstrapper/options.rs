@@ -26,8 +26,8 @@ pub struct Settings {
     pub components: components::Settings,
     /// Whether a cloud controller manager initializes the node; `None` is as the cloud has it.
     pub cloud_controller: Option<bool>,
-    /// How long kubeadm waits, if not as long as by default.
-    pub patience: Option<Duration>,
+    /// How long kubeadm waits for each part of Kubernetes; `None`: as long as kubeadm does by default.
+    pub kubeadm_timeout: Option<Duration>,
     /// Whether the settings of the image are read as well.
     pub read: bool,
     /// Whether the program only proves this machine.
@@ -45,7 +45,7 @@ pub const OPTIONS: &Table<Settings> = &[
     (Opt::value("cloud-controller-manager", "WORD", "whether a cloud controller manager initializes the nodes of this cluster (the kubelet's --cloud-provider=external); by default yes in aws, azure and gcp, otherwise no").one_of(&["yes", "no"]).setting(),
      |it, name, value| put(&mut it.cloud_controller, yes_or_no(name, value).map(Some))),
     (Opt::value("kubeadm-timeout", "SECONDS", "how long kubeadm waits for the kubelet, each component of the control plane, the API and etcd, on a slow machine, 240 to 86400; by default as long as kubeadm itself does, such as 240 for the API server").setting(),
-     |it, name, value| put(&mut it.patience, kubeadm_timeout(name, value).map(Some))),
+     |it, name, value| put(&mut it.kubeadm_timeout, kubeadm_timeout(name, value).map(Some))),
     (Opt::flag("settings", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)"),
      |it, _, _| put(&mut it.read, Ok(true))),
     (Opt::flag("serve-evidence", "does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends after a minute without a call"),
@@ -76,5 +76,19 @@ impl Settings {
     /// Parses the arguments that `source` gave.
     pub fn parse(&mut self, arguments: Parser, source: &'static str) -> Result<(), Failure> {
         options::parse(OPTIONS, arguments, source, self, |it| &mut it.shared)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kubeadm_waits_no_shorter_than_by_default_and_at_most_a_day() {
+        let of = |text: &str| kubeadm_timeout("kubeadm-timeout", text.into());
+        assert_eq!(of("1200").unwrap(), Duration::from_secs(1200));
+        for wrong in ["239", "0", "86401", "18446744073709551615", "4m", ""] {
+            assert!(matches!(of(wrong), Err(Failure::Usage(_))), "{wrong}");
+        }
     }
 }

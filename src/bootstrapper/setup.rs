@@ -57,8 +57,8 @@ pub struct Node {
     pub policy: components::Policy,
     /// How components are downloaded.
     pub settings: components::Settings,
-    /// How long kubeadm waits, if not as long as by default.
-    pub patience: Option<Duration>,
+    /// How long kubeadm waits for each part of Kubernetes; `None`: as long as kubeadm does by default.
+    pub kubeadm_timeout: Option<Duration>,
     /// Prints events on the console.
     pub timeline: Timeline,
     /// The addresses of the join services, as known just before the lock.
@@ -131,12 +131,12 @@ pub enum Outcome {
     Failed(Arc<Error>),
 }
 
-/// Returns this machine as kubeadm's configuration describes it. On a slow machine, kubeadm gets
-/// more `patience`.
+/// Returns this machine as kubeadm's configuration describes it. `kubeadm_timeout` is for a slow
+/// machine.
 pub fn kubernetes_node(
     has_cloud_controller: bool,
     me: &Instance,
-    patience: Option<Duration>,
+    kubeadm_timeout: Option<Duration>,
 ) -> Result<kubeadm::NodeSettings, Refused> {
     Ok(kubeadm::NodeSettings {
         name: NodeName::from_machine(&me.name)?,
@@ -145,7 +145,7 @@ pub fn kubernetes_node(
             .ok_or_else(|| Refused::NoAddress(me.name.clone()))?,
         provider_id: me.provider_id.clone(),
         external_cloud_provider: has_cloud_controller,
-        patience,
+        kubeadm_timeout,
     })
 }
 

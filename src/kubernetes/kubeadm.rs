@@ -84,7 +84,7 @@ pub struct NodeSettings {
     /// How long kubeadm waits for the kubelet, for each component of the control plane, for the API
     /// and for etcd. If `None`, kubeadm's own limits: 4 minutes, for the API 1 minute, for etcd 2
     /// minutes.
-    pub patience: Option<Duration>,
+    pub kubeadm_timeout: Option<Duration>,
 }
 
 /// The cluster to create.
@@ -111,7 +111,7 @@ pub fn init(cluster: &ClusterSettings, node: &NodeSettings) -> String {
         node_registration: NodeRegistration::of(node, true),
         patches: Patches { directory: PATCHES },
         bootstrap_tokens: [ShortLived { ttl: "1m0s" }],
-        timeouts: node.patience.map(Timeouts::of),
+        timeouts: node.kubeadm_timeout.map(Timeouts::of),
     };
     let mut alternative_names = vec!["127.0.0.1".to_owned(), node.ip.to_string()];
     alternative_names.extend(cluster.alternative_names.iter().cloned());
@@ -221,7 +221,7 @@ pub fn join_configuration(ticket: &JoinSettings, node: &NodeSettings) -> Zeroizi
         } else {
             &[]
         },
-        timeouts: node.patience.map(Timeouts::of),
+        timeouts: node.kubeadm_timeout.map(Timeouts::of),
     };
     Zeroizing::new(document(KUBEADM_API, "JoinConfiguration", &configuration))
 }
@@ -340,7 +340,7 @@ fn controller_manager_arguments(node: &NodeSettings) -> Vec<Argument> {
 /// On a slow machine, gives the leader of the controllers longer to renew its lease; otherwise it
 /// ends. The values are those of OpenShift, which tolerate a minute without the API.
 fn slow_leader(node: &NodeSettings) -> Vec<Argument> {
-    if node.patience.is_none() {
+    if node.kubeadm_timeout.is_none() {
         return Vec::new();
     }
     vec![
@@ -369,8 +369,8 @@ struct Timeouts {
 }
 
 impl Timeouts {
-    fn of(patience: Duration) -> Timeouts {
-        let text = || format!("{}s", patience.as_secs());
+    fn of(kubeadm_timeout: Duration) -> Timeouts {
+        let text = || format!("{}s", kubeadm_timeout.as_secs());
         Timeouts {
             control_plane_component_health_check: text(),
             kubelet_health_check: text(),
@@ -453,7 +453,7 @@ impl ApiServer {
             // kubelet's address.
             argument("kubelet-certificate-authority", CA_CERTIFICATE),
         ];
-        if node.patience.is_some() {
+        if node.kubeadm_timeout.is_some() {
             // etcd answers late on a slow machine; by default, an API server that waits two seconds
             // for it counts as dead
             extra_args.extend([
@@ -624,7 +624,7 @@ mod tests {
             ip: "10.42.1.100".parse().unwrap(),
             provider_id: "qemu:///hostname/control-plane-0".into(),
             external_cloud_provider: false,
-            patience: Some(Duration::from_secs(1200)),
+            kubeadm_timeout: Some(Duration::from_secs(1200)),
         }
     }
 
@@ -745,7 +745,7 @@ mod tests {
             &cluster,
             &NodeSettings {
                 provider_id: String::new(),
-                patience: None,
+                kubeadm_timeout: None,
                 ..node()
             },
         ));
@@ -892,7 +892,7 @@ mod tests {
         };
         let external = NodeSettings {
             external_cloud_provider: true,
-            patience: None,
+            kubeadm_timeout: None,
             ..node()
         };
         for text in [
