@@ -148,8 +148,8 @@ impl Running {
         }
     }
 
-    /// Reads a pipe of the child on a thread that ends with the pipe or with who receives what it
-    /// reads.
+    /// Calls `read` with a pipe of the child, on a thread of its own. `read` must return when the pipe
+    /// is closed, or when nobody takes what it reads.
     pub fn read<P: Send + 'static>(
         &mut self,
         take: impl FnOnce(&mut Child) -> Option<P>,

@@ -93,10 +93,21 @@ mod tests {
 
     #[test]
     fn a_child_that_the_program_leaves_behind_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid = folder.path().join("pid");
         // the child keeps the pipes open
-        let script = "sleep 3600 & echo done";
-        let bytes = output(&mut sh(script), LONG, &Stop::new(), &mut |_| {}).unwrap();
+        let script = format!("sleep 3600 & echo $! >{}; echo done", pid.display());
+        let bytes = output(&mut sh(&script), LONG, &Stop::new(), &mut |_| {}).unwrap();
         assert_eq!(bytes.expose(), b"done\n");
+        let pid = std::fs::read_to_string(pid).unwrap();
+        // a zombie has ended, too: there may be no process that waits for it
+        let stat = format!("/proc/{}/stat", pid.trim());
+        let has_ended = || std::fs::read_to_string(&stat).map_or(true, |it| it.contains(") Z "));
+        let pause = Duration::from_millis(50);
+        assert!((0..100).any(|_| has_ended() || {
+            std::thread::sleep(pause);
+            false
+        }));
     }
 
     #[test]

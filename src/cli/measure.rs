@@ -297,7 +297,7 @@ fn options(given: &Given) -> Result<Options, Error> {
 
 /// Checks the options for machines that are accepted by their launch digest.
 fn check_launched(given: &Given, variant: &Variant) -> Result<(), Error> {
-    let is_machine = ["kernel", "snp-firmware"]
+    let measures_this_machine = ["kernel", "snp-firmware"]
         .iter()
         .all(|name| !given.has(name));
     let why = if given.has("pcrs") || given.has("tpm") {
@@ -307,7 +307,7 @@ fn check_launched(given: &Given, variant: &Variant) -> Result<(), Error> {
     } else if given.has_operand() {
         "the launch digest does not contain a disk, and nothing else measures it: give the unified kernel image, or kernel, initrd and \
          command line, as QEMU gets them (--kernel)"
-    } else if is_machine {
+    } else if measures_this_machine {
         return Ok(());
     } else if !given.has("snp-firmware") {
         "only the launch digest shows what boots, and it depends on the firmware: --snp-firmware is missing"

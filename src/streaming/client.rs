@@ -1,4 +1,4 @@
-//! The client's side of streaming calls.
+//! How a client makes streaming calls, and sends and receives their messages.
 
 use std::marker::PhantomData;
 use std::sync::Arc;

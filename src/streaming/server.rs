@@ -1,4 +1,4 @@
-//! The server's side of streaming calls.
+//! How a server adds streaming methods, and receives and sends their messages.
 
 use std::marker::PhantomData;
 

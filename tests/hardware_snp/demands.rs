@@ -150,7 +150,7 @@ fn each_demand_that_is_not_met_is_named() {
 fn each_field_of_a_report_must_meet_the_demand() {
     let floors = || floor("bootloader", 3);
     type Case = (Value, fn(&mut [u8]), &'static str);
-    let cases: [Case; 9] = [
+    let cases: [Case; 10] = [
         (
             floors(),
             |report| report[0x1f0] = 2,
@@ -188,6 +188,11 @@ fn each_field_of_a_report_must_meet_the_demand() {
             json!({"authorKeys": ["dd".repeat(48)]}),
             |report| report[0x48] = 0,
             "(AUTHOR_KEY_EN)",
+        ),
+        (
+            json!({"idKeys": ["00".repeat(48)]}),
+            |report| report[0xe0..0x110].fill(0),
+            "without an ID block",
         ),
     ];
     for (demands, change, expected) in cases {
