@@ -7,7 +7,8 @@
 //! Files: [`variant`] is the table of variants; the folder `platforms` has a folder for each vendor,
 //! with a file for each variant; [`vtpm`] is common to the variants with a TPM; [`prepared`] caches
 //! what a machine sends; [`session`] binds a document to one connection, and [`wire`] has its
-//! messages; [`key`] is an attestation key, and `key_name` its Name; [`td`] reads the registers of a
+//! messages; `key_name` is the Name of an attestation key, and [`spki`] its form in certificates;
+//! [`td`] reads the registers of a
 //! machine without a TPM; [`document`] is the JSON document; [`hcl`] is the report of Azure's
 //! paravisor; [`event_log`] parses an event log, and [`excerpt`] shortens it; [`systemd_log`] reads
 //! what systemd has measured; [`cbor`] reads the documents of AWS's hypervisor.
@@ -20,7 +21,6 @@ pub mod excerpt;
 mod hash;
 pub mod hcl;
 mod issuer;
-pub mod key;
 mod key_name;
 pub mod nsm;
 mod platforms;
@@ -28,6 +28,7 @@ pub mod prepared;
 pub mod registers;
 pub mod session;
 pub mod snp;
+pub mod spki;
 pub mod systemd_log;
 pub mod td;
 mod validator;

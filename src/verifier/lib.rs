@@ -10,7 +10,7 @@
 //! [`policy`] has what an operator requires: register values and keys, the requirements for clouds and
 //! hardware, and the names that a policy may contain; [`sources`] gets collateral, and [`carried`] has
 //! the collateral that a peer sends; [`stage`] distinguishes an initramfs from a booted system;
-//! [`quote`] verifies what a TPM signed; [`maa`] reads the tokens of Microsoft's attestation service;
+//! [`quote`] verifies what a TPM signed with a [`key`]; [`maa`] reads the tokens of Microsoft's attestation service;
 //! [`event_log`] and [`phases`] explain the value of a register to a person.
 
 pub mod ak_certificate;
@@ -18,6 +18,7 @@ pub mod carried;
 pub mod event_log;
 mod json;
 pub mod judged;
+pub mod key;
 pub mod maa;
 pub mod phases;
 mod platforms;

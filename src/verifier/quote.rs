@@ -1,7 +1,7 @@
 //! Parses and verifies the structures of a quote that a peer sent: TPMS_ATTEST, TPMT_SIGNATURE
 //! (TCG, "Trusted Platform Module Library", part 2).
 
-pub use attest::key::*;
+pub use crate::key::*;
 use base::bytes::Reader;
 use ring::digest;
 use ring::signature::{

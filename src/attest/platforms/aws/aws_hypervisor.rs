@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::document::Base64;
-use crate::key::Key;
+use crate::spki::rsa_spki;
 use crate::{IssueError, nsm};
 use tpm::{KeySource, Tpm};
 
@@ -60,8 +60,10 @@ impl Documents for NitroTpm {
 /// DER.
 pub fn spki(tpm: &mut Tpm) -> Result<Vec<u8>, IssueError> {
     let key = tpm.attestation_key(KeySource::Own)?;
-    let key = Key::parse(&key).map_err(IssueError::new)?;
-    Ok(key.spki())
+    // the modulus is the last field, and the key has 2048 bits
+    let modulus = key.last_chunk::<256>();
+    let modulus = modulus.ok_or_else(|| IssueError::new("the attestation key has no modulus"))?;
+    Ok(rsa_spki(modulus))
 }
 
 /// Returns a document with this extra data and this key, for the instance info. If there is none,

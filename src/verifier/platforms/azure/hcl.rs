@@ -11,8 +11,8 @@ use hardware::claims::Property;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::quote::rsa_spki;
 use crate::refusal::{Kind, Refusal};
+use crate::spki::rsa_spki;
 use crate::{printable, sha256};
 
 /// Maximum size of runtime data in bytes. Genuine data has about 1200.

@@ -1,6 +1,7 @@
 //! Attestation keys: TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2), and the form
 //! that certificates contain.
 
+use attest::spki::{rsa_spki, spki};
 use base::bytes::Reader;
 
 /// TPM_ALG_RSA (§6.3).
@@ -173,35 +174,6 @@ impl<'a> Key<'a> {
             Public::Ecc(_, x, y) => spki(P384, &[&[4], x, y]),
         }
     }
-}
-
-/// Returns the SubjectPublicKeyInfo of an RSA key with the exponent 65537. The first bit of the
-/// modulus must be set.
-pub fn rsa_spki(modulus: &[u8]) -> Vec<u8> {
-    // rsaEncryption with NULL
-    const RSA: &[u8] = b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00";
-    // a leading zero byte, so that the INTEGER is not negative
-    let modulus = der(0x02, &[&[0], modulus]);
-    let exponent = der(0x02, &[&DEFAULT_EXPONENT.to_be_bytes()[1..]]);
-    spki(RSA, &[&der(0x30, &[&modulus, &exponent])])
-}
-
-fn spki(algorithm: &[u8], key: &[&[u8]]) -> Vec<u8> {
-    let key = [&[&[0][..]], key].concat();
-    der(0x30, &[&der(0x30, &[algorithm]), &der(0x03, &key)])
-}
-
-/// Returns a DER value with fewer than 65536 bytes.
-fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
-    let content = parts.concat();
-    let [high, low] = (content.len() as u16).to_be_bytes();
-    let mut value = match (high, low) {
-        (0, ..0x80) => vec![tag, low],
-        (0, _) => vec![tag, 0x81, low],
-        _ => vec![tag, 0x82, high, low],
-    };
-    value.extend(content);
-    value
 }
 
 #[cfg(test)]
