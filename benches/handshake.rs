@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use atls::{Client, Server};
-use attest::{Issuer, Validator};
+use verifier::{Issuer, Validator};
 
 #[path = "../src/atls/tests/dummy.rs"]
 mod dummy;
@@ -367,7 +367,10 @@ fn cpu(process: &str) -> Duration {
 /// Runs our server with one thread per connection until its standard input ends.
 fn serve(mode: &str) {
     let is_tcp = mode == TCP;
-    let server = Arc::new(Server::new(issuer(true), validators(mode == "mutual")));
+    let server = Arc::new(Server::new(
+        issuer(true),
+        verifier::judge(validators(mode == "mutual")),
+    ));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     println!("listening {}", listener.local_addr().unwrap());
     thread::spawn(move || {
@@ -401,7 +404,10 @@ fn expect_echo(reader: impl Read, mut writer: impl Write) {
 
 /// Runs our clients and returns their processor time.
 fn call(address: SocketAddr, kind: &Kind<'_>, count: usize) -> Duration {
-    let client = Client::new(issuer(kind.attested == "mutual"), validators(true));
+    let client = Client::new(
+        issuer(kind.attested == "mutual"),
+        verifier::judge(validators(true)),
+    );
     let client = match kind.form {
         "old" => client.only_old(),
         _ => client.require_strong(),

@@ -102,7 +102,7 @@ fn server_for(mode: &str) -> Server {
     } else {
         vec![]
     };
-    Server::new(issuer, validators)
+    Server::new(issuer, verifier::judge(validators))
 }
 
 fn client_for(mode: &str) -> Client {
@@ -113,7 +113,7 @@ fn client_for(mode: &str) -> Client {
     } else {
         vec![]
     };
-    Client::new(issuer, validators)
+    Client::new(issuer, verifier::judge(validators))
 }
 
 /// Serves `count` connections one after the other, as the Go server does. Returns the result of each.
@@ -468,7 +468,7 @@ fn a_client_without_validators_ignores_the_server_s_clock() {
 
 #[test]
 fn a_refusal_by_a_go_server_is_reported() {
-    let wrong: Client = Client::new(Some(Arc::new(Dummy(OTHER_OID))), vec![]);
+    let wrong: Client = Client::new(Some(Arc::new(Dummy(OTHER_OID))), None);
     // the first read fails
     let server = GoServer::start(&["-mode=client"]);
     for client in [&wrong, &client_for("none")] {
@@ -622,7 +622,7 @@ impl Issuer for OfHost {
 
 #[test]
 fn a_join_service_and_another_server_of_the_same_machine_are_told_apart() {
-    let server = || Server::new(None, vec![]).attest_strong(Arc::new(OfHost));
+    let server = || Server::new(None, None).attest_strong(Arc::new(OfHost));
     let (address, served) = serve(server(), 1);
     let (content, said) = go_client(address, &["-mode=server", "-strong", "-join-service"]);
     assert!(content, "{said}");

@@ -471,8 +471,18 @@ fn the_strong_form_proves_both_tpms_in_one_connection() {
         let policy = policy().certified_by([root]).unwrap();
         vec![endorsement::validator(qemu(), policy, &offline()).unwrap()]
     };
-    let server = || atls::Server::new(Some(issuer(one.location())), demand(other.root(true)));
-    let client = |location| atls::Client::new(Some(issuer(location)), demand(one.root(true)));
+    let server = || {
+        atls::Server::new(
+            Some(issuer(one.location())),
+            verifier::judge(demand(other.root(true))),
+        )
+    };
+    let client = |location| {
+        atls::Client::new(
+            Some(issuer(location)),
+            verifier::judge(demand(one.root(true))),
+        )
+    };
     assert_eq!(meet(client(other.location()), server()), [None, None]);
 
     let refused = |client, server, by_client: Option<&str>, by_server: Option<&str>| {
@@ -486,7 +496,10 @@ fn the_strong_form_proves_both_tpms_in_one_connection() {
     let no_certificate = Some("swtpm_setup --create-ek-cert");
     refused(client(plain), server(), None, no_certificate);
     // each side has the root of the other side
-    let swapped = atls::Client::new(Some(issuer(other.location())), demand(other.root(true)));
+    let swapped = atls::Client::new(
+        Some(issuer(other.location())),
+        verifier::judge(demand(other.root(true))),
+    );
     refused(swapped, server(), Some("a signature is wrong"), None);
     let old = client(other.location()).only_old();
     refused(old, server(), None, None);

@@ -559,7 +559,7 @@ fn a_join_service_explains_why_it_refuses_a_real_machine() {
         .find_map(|word| word.parse::<SocketAddr>().ok());
     let location = tpm.location().parse().unwrap();
     let issuer = Arc::new(qemu_vtpm::issuer(location, Some(file)));
-    let client = atls::Client::new(Some(issuer.clone()), vec![]);
+    let client = atls::Client::new(Some(issuer.clone()), None);
     let socket = TcpStream::connect(address.unwrap()).unwrap();
     let connected = client.connect(socket, Instant::now() + PATIENCE);
     // in TLS 1.3 a client learns of the refusal from its first read

@@ -134,7 +134,7 @@ fn child_server() {
         });
     let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
     let accept: Arc<dyn Accept> = match is_tls {
-        true => Arc::new(atls::Server::new(None, vec![])),
+        true => Arc::new(atls::Server::new(None, None)),
         false => Arc::new(plain),
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -235,7 +235,7 @@ impl Target {
     fn transport(&self, socket: TcpStream) -> Transport {
         let deadline = Instant::now() + Duration::from_secs(60);
         match self.is_tls {
-            true => atls::Client::new(None, vec![])
+            true => atls::Client::new(None, None)
                 .connect(socket, deadline)
                 .unwrap(),
             false => booted_base::plain::transport(socket).unwrap(),
@@ -413,7 +413,7 @@ fn an_idle_connection_over_tls_uses_less_than_64_kib() {
     let hello = h2_client();
     let connect = || {
         let deadline = Instant::now() + Duration::from_secs(20);
-        let mut transport = atls::Client::new(None, vec![])
+        let mut transport = atls::Client::new(None, None)
             .connect(target.connect(), deadline)
             .unwrap();
         transport.writer.write_all(&hello).unwrap();
@@ -1521,7 +1521,7 @@ fn half_open_connections_block_no_client() {
     let hello = client_hello();
     let call = || {
         let begun = Instant::now();
-        let client = atls::Client::new(None, vec![]);
+        let client = atls::Client::new(None, None);
         let transport = client
             .connect(target.connect(), begun + Duration::from_secs(20))
             .expect("it is accepted");
@@ -1613,8 +1613,8 @@ fn client_hello() -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let client = thread::spawn(move || {
-        let _ = atls::Client::new(None, vec![])
-            .connect(socket, Instant::now() + Duration::from_secs(5));
+        let _ =
+            atls::Client::new(None, None).connect(socket, Instant::now() + Duration::from_secs(5));
     });
     let mut hello = vec![0; 4096];
     let length = listener.accept().unwrap().0.read(&mut hello).unwrap();

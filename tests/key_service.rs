@@ -250,7 +250,7 @@ fn a_machine_of_no_or_another_cluster_gets_no_key_even_without_own_checks() {
     // Clients that do not authenticate the service.
     for tpm in [Some(&fresh), Some(&foreign), None] {
         let issuer = tpm.map(|tpm| qemu_vtpm::issuer(tpm.location().parse().unwrap(), None));
-        let client = atls::Client::new(issuer.map(|issuer| Arc::new(issuer) as _), vec![]);
+        let client = atls::Client::new(issuer.map(|issuer| Arc::new(issuer) as _), None);
         let socket = TcpStream::connect(address).unwrap();
         let answer = client
             .connect(socket, Instant::now() + Duration::from_secs(20))
@@ -401,7 +401,7 @@ fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms(
 /// Asks a join service for the key of a disk.
 fn rejoin(join_address: SocketAddr, node_tpm: &Swtpm) -> Result<IssueRejoinTicketResponse, Status> {
     let issuer = qemu_vtpm::issuer(node_tpm.location().parse().unwrap(), None);
-    let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
+    let client = atls::Client::new(Some(Arc::new(issuer)), None);
     let socket = TcpStream::connect(join_address).unwrap();
     let transport = client
         .connect(socket, Instant::now() + Duration::from_secs(20))

@@ -1044,7 +1044,7 @@ fn names(form: &str, part: &str) -> Vec<&'static str> {
 
 /// Returns whether the join service answers a machine that proves itself by `issuer`.
 fn accepts(address: SocketAddr, issuer: vtpm::Issuer) -> bool {
-    let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
+    let client = atls::Client::new(Some(Arc::new(issuer)), None);
     let socket = TcpStream::connect(address).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     let Ok(transport) = client.connect(socket, deadline) else {

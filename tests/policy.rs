@@ -203,7 +203,7 @@ fn a_join_service_does_not_start_with_an_unknown_field_and_keeps_its_policy_if_o
     let address: SocketAddr = words.find_map(|word| word.parse().ok()).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     let socket = TcpStream::connect(address).unwrap();
-    let _ = atls::Client::new(None, vec![]).connect(socket, deadline);
+    let _ = atls::Client::new(None, None).connect(socket, deadline);
     let counted = r#"firstlight_join_refused_evidence_total{kind="unproven"} 1"#;
     while !metric(counted) {
         assert!(Instant::now() < deadline, "{counted}");

@@ -448,7 +448,7 @@ fn key_service_refuses_a_grant_to_a_caller_that_it_cannot_know() {
 /// Starts the join service as its program does, but with an attestation variant that any client can
 /// issue.
 fn join_service(keys: &str) -> Server {
-    let tls = atls::Server::new(None, vec![Arc::new(Anybody)]);
+    let tls = atls::Server::new(None, verifier::judge(vec![Arc::new(Anybody)]));
     let router = join_service::router(join_service::rejoin_only(KeyClient::new(keys, Auth::None)));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     Server::start(
@@ -526,7 +526,7 @@ fn a_client_without_attestation_cannot_call() {
     let socket = TcpStream::connect(join.local_addr()).unwrap();
     // A TLS 1.3 client finishes its handshake before the server has verified it: the refusal may
     // come with the first call.
-    if let Ok(transport) = atls::Client::new(None, vec![]).connect(socket, deadline) {
+    if let Ok(transport) = atls::Client::new(None, None).connect(socket, deadline) {
         let request = IssueRejoinTicketRequest {
             disk_uuid: UUID.into(),
         };
@@ -618,7 +618,7 @@ fn a_key_of_the_wrong_length_is_a_permanent_failure_without_details() {
 #[test]
 fn the_client_of_the_tests_is_refused_where_attestation_is_another() {
     // Checks that the client's check works: a server that accepts any client would pass the tests above.
-    let tls = atls::Server::new(None, vec![Arc::new(Never)]);
+    let tls = atls::Server::new(None, verifier::judge(vec![Arc::new(Never)]));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start(
         "never",
@@ -764,7 +764,7 @@ fn rejoin_from(tpm: &Swtpm, address: SocketAddr) -> Result<IssueRejoinTicketResp
 /// Connects as a machine with this TPM.
 fn channel_from(tpm: &Swtpm, address: SocketAddr) -> Result<rpc::grpc::Channel, Status> {
     let issuer = verifier::qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
-    let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
+    let client = atls::Client::new(Some(Arc::new(issuer)), None);
     let socket = TcpStream::connect(address).unwrap();
     let transport = client
         .connect(socket, Instant::now() + Duration::from_secs(20))
@@ -973,7 +973,7 @@ fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
     let address = address(&join.expect("serving join requests"));
     let tpm = Swtpm::start();
     let issuer = verifier::qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
-    let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
+    let client = atls::Client::new(Some(Arc::new(issuer)), None);
     let socket = TcpStream::connect(address).unwrap();
     let transport = client
         .connect(socket, Instant::now() + Duration::from_secs(20))

@@ -1048,13 +1048,13 @@ fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_nam
         (true, named.clone(), false),
     ] {
         let issuer = qemu_vtpm::issuer(location(&other), None);
-        let server = Server::new(Some(Arc::new(issuer)), vec![]);
+        let server = Server::new(Some(Arc::new(issuer)), None);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let far = listener.accept().unwrap().0;
         let server = std::thread::spawn(move || server.handshake(far, deadline()).map(drop));
         let validator = qemu_vtpm::validator(Arc::new(policy));
-        let client = Client::new(None, vec![Arc::new(validator)]);
+        let client = Client::new(None, verifier::judge(vec![Arc::new(validator)]));
         let client = if old { client.only_old() } else { client };
         let reached = client.connect(near, deadline());
         match is_accepted {

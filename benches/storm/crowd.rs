@@ -200,7 +200,7 @@ impl JoiningNode {
         let length = (request.len() as u32).to_be_bytes();
         JoiningNode {
             number,
-            tls: atls::Client::new(Some(tpm), vec![]),
+            tls: atls::Client::new(Some(tpm), None),
             request: [&[0][..], &length, &request].concat(),
             backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             tries: 0,

@@ -20,11 +20,8 @@ use rustls::sign::CertifiedKey;
 use zeroize::Zeroizing;
 
 use super::{Error, nonce};
-use attest::refusal::Kind;
-use attest::{Evidence, Identified, IssueError, Issuer, Refusal, Validator};
-use base::der::{self, Malformed};
-use base::text::hex;
-use base::x509;
+use attest::{IssueError, Issuer};
+use base::{der, x509};
 
 /// Maximum size of an attestation document in bytes: rustls and webpki read certificates of up to
 /// 64 KiB, of which about 300 bytes are not part of the document.
@@ -143,73 +140,9 @@ fn extensions(oid: &[u8], document: &[u8]) -> Vec<u8> {
     )
 }
 
-/// Validates the certificate of a peer; `nonce` is the nonce that we sent to the peer. Returns the
-/// content of the document.
-///
-/// The certificate must be signed by its own key. It must have no unknown critical extension, and
-/// no extended key usage without serverAuth (RFC 5280 §4.2.1.12; for clients too, as in
-/// Constellation). The first extension of a known variant is used: its document must be valid for
-/// the nonce and bind the key of this certificate. TLS itself verifies that the peer has the
-/// private key.
-pub fn verify(
-    certificate: &CertificateDer<'_>,
-    validators: &[Arc<dyn Validator>],
-    nonce: &[u8],
-) -> Result<Identified, Refusal> {
-    let Some(any) = validators.first() else {
-        return Err(no_document(&[], validators));
-    };
-    let public_key = (any.properties().self_signed)(certificate)?;
-    let extensions = x509::extensions(certificate).map_err(|Malformed| {
-        Kind::Malformed.because("the extensions of its certificate are malformed")
-    })?;
-
-    let decisive = extensions.iter().find_map(|extension| {
-        let validator = validators
-            .iter()
-            .find(|validator| validator.properties().oid == extension.oid)?;
-        Some((validator, extension.value))
-    });
-    let (validator, document) = decisive.ok_or_else(|| {
-        let oids: Vec<_> = extensions.iter().map(|extension| extension.oid).collect();
-        no_document(&oids, validators)
-    })?;
-
-    let evidence = Evidence::new(document, nonce);
-    evidence.check_form(&validator.properties())?;
-    let identified = validator.judge(&evidence)?;
-    if identified.user_data != user_data(&public_key) {
-        return Err(Kind::Binding
-            .because("its attestation document is for another key than its certificate's"));
-    }
-    Ok(identified)
-}
-
 /// Returns whether a certificate has no extension and so no document.
 pub fn is_bare(certificate: &CertificateDer<'_>) -> bool {
     x509::extensions(certificate).is_ok_and(|extensions| extensions.is_empty())
-}
-
-/// Returns the error that none of the documents with these OIDs is of a variant that a validator
-/// accepts.
-pub fn no_document(oids: &[&[u8]], validators: &[Arc<dyn Validator>]) -> Refusal {
-    /// Maximum number of OIDs in the error; the peer decides how many there are.
-    const SHOWN: usize = 4;
-    let hex = |oid: &[u8]| hex(&oid[..oid.len().min(32)]);
-    let expected: Vec<_> = validators
-        .iter()
-        .map(|validator| hex(validator.properties().oid))
-        .collect();
-    let got: Vec<_> = oids.iter().take(SHOWN).map(|oid| hex(oid)).collect();
-    Kind::Unproven.because(format!(
-        "it has no attestation document of an accepted variant (expected OID {}, got {})",
-        expected.join(" or "),
-        if got.is_empty() {
-            "no document".into()
-        } else {
-            got.join(", ")
-        }
-    ))
 }
 
 #[cfg(test)]
@@ -227,9 +160,14 @@ mod tests {
         issue(Some(&Dummy(OID)), NONCE).unwrap().cert[0].clone()
     }
 
+    fn judge_for(certificate: &CertificateDer<'_>, nonce: &[u8]) -> Result<(), String> {
+        let judge = verifier::judge(vec![Arc::new(Dummy(OID))]).unwrap();
+        let judged = judge.certificate(certificate, nonce);
+        judged.map(drop).map_err(|refusal| refusal.to_string())
+    }
+
     fn judge(certificate: &CertificateDer<'_>) -> Result<(), String> {
-        let verified = verify(certificate, &[Arc::new(Dummy(OID))], NONCE);
-        verified.map(drop).map_err(|refusal| refusal.to_string())
+        judge_for(certificate, NONCE)
     }
 
     /// Returns a correctly signed certificate with other extensions and another subject.
@@ -285,8 +223,8 @@ mod tests {
     #[test]
     fn an_issued_certificate_is_accepted_for_its_nonce_only() {
         assert_eq!(judge(&attested()), Ok(()));
-        let other = verify(&attested(), &[Arc::new(Dummy(OID))], &[8; 32]).unwrap_err();
-        assert_eq!(other.to_string(), "the document is for another nonce");
+        let other = judge_for(&attested(), &[8; 32]);
+        assert_eq!(other.unwrap_err(), "the document is for another nonce");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::forms::Forms;
 use super::handshake::{self, Timed};
 use super::provider::{OTHER_VERSION, SIGNATURES, VERSIONS};
 use super::{ALPN_H2, Error, certificate, nonce, provider};
-use attest::{Form, Identified, Issuer, Role, Validator};
+use attest::{Accepted, Form, Issuer, Judge, Role};
 use transport::Transport;
 use transport::half_open::PeersTurn;
 
@@ -28,8 +28,8 @@ use transport::half_open::PeersTurn;
 pub struct Client {
     issuer: Option<Arc<dyn Issuer>>,
     /// Of the old form.
-    validators: Vec<Arc<dyn Validator>>,
-    strong_validators: Vec<Arc<dyn Validator>>,
+    judge: Option<Arc<dyn Judge>>,
+    strong_judge: Option<Arc<dyn Judge>>,
     /// The roles in which a server may prove itself in the strong form.
     peers: &'static [Role],
     forms: Forms,
@@ -37,13 +37,13 @@ pub struct Client {
 
 impl Client {
     /// Makes a client that attests itself with `issuer` if the server requests it, and accepts a
-    /// server whose document one of the `validators` accepts. **Without validators every server is
-    /// accepted**, as by joining nodes of Constellation.
-    pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
+    /// server that the `judge` accepts. **Without a judge every server is accepted**, as by joining
+    /// nodes of Constellation.
+    pub fn new(issuer: Option<Arc<dyn Issuer>>, judge: Option<Arc<dyn Judge>>) -> Self {
         Client {
             issuer,
-            strong_validators: validators.clone(),
-            validators,
+            strong_judge: judge.clone(),
+            judge,
             peers: &[Role::Server],
             forms: Forms::Both,
         }
@@ -63,10 +63,10 @@ impl Client {
         self
     }
 
-    /// If a server knows the strong form, also requires a document that one of `validators`
-    /// accepts, although the old form of the server proves nothing.
-    pub fn verify_strong(mut self, validators: Vec<Arc<dyn Validator>>) -> Self {
-        self.strong_validators = validators;
+    /// If a server knows the strong form, also has it judged by `judge`, although the old form of the
+    /// server proves nothing.
+    pub fn verify_strong(mut self, judge: Option<Arc<dyn Judge>>) -> Self {
+        self.strong_judge = judge;
         self
     }
 
@@ -84,24 +84,24 @@ impl Client {
 
     /// Completes the handshake on a connected socket before `deadline`, or fails and closes it.
     ///
-    /// The issuer and the validators run during the handshake; the deadline does not interrupt
+    /// The issuer and the judge run during the handshake; the deadline does not interrupt
     /// them. In the old form with TLS 1.3 a server validates the client after the client's
     /// handshake is complete: then the first read returns the refusal, an [`std::io::Error`] that
     /// contains [`Error::PeerRefused`]. The connection has no socket time-outs.
     pub fn connect(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
-        let (connection, identified, form) = self.establish_session(&socket, deadline)?;
-        handshake::finish(connection, socket, identified, form)
+        let (connection, accepted) = self.establish_session(&socket, deadline)?;
+        handshake::finish(connection, socket, accepted)
     }
 
     /// Returns a connection without a socket, before its handshake, for a caller with an event
     /// loop. `write_tls`, `read_tls` and `process_new_packets` drive it. The reason for a failure
-    /// of issuer or validator is not available. Offers only the old form, because here nothing runs
+    /// of issuer or judge is not available. Offers only the old form, because here nothing runs
     /// the exchange of the strong form.
     pub fn begin(&self) -> Result<ClientConnection, Error> {
         let old = Client {
             issuer: self.issuer.clone(),
-            validators: self.validators.clone(),
-            strong_validators: vec![],
+            judge: self.judge.clone(),
+            strong_judge: None,
             peers: &[],
             forms: Forms::OnlyOld,
         };
@@ -112,10 +112,10 @@ impl Client {
         let (nonce, server_name) = nonce::client();
         let session = Arc::new(Session {
             issuer: self.issuer.clone(),
-            validators: self.validators.clone(),
+            judge: self.judge.clone(),
             offers_strong: self.forms != Forms::OnlyOld,
             nonce,
-            identified: OnceLock::new(),
+            accepted: OnceLock::new(),
             bare: AtomicBool::new(false),
             failure: Mutex::new(None),
         });
@@ -133,14 +133,14 @@ impl Client {
         deadline: Instant,
     ) -> Result<Connection, Error> {
         self.establish_session(socket, deadline)
-            .map(|(connection, ..)| connection)
+            .map(|(connection, _)| connection)
     }
 
     fn establish_session(
         &self,
         socket: &TcpStream,
         deadline: Instant,
-    ) -> Result<(Connection, Option<Identified>, Form), Error> {
+    ) -> Result<(Connection, Option<Accepted>), Error> {
         let (connection, session) = self.session()?;
         let mut connection = Connection::Client(connection);
         socket.set_nodelay(true)?;
@@ -150,31 +150,29 @@ impl Client {
             turn: &PeersTurn::default(),
         };
         let result = handshake::complete(&mut connection, &mut peer, None);
-        // the error of the issuer or validator is more specific than that of rustls
+        // the error of the issuer or judge is more specific than that of rustls
         if let Some(failure) = session.take_failure() {
             return Err(failure);
         }
         result?;
-        let form = handshake::form(&connection, self.forms)?;
-        let identified = match form {
+        let accepted = match handshake::form(&connection, self.forms)? {
             Form::Strong => self.exchange(&mut connection, &mut peer)?,
             Form::Old => session.old_form()?,
         };
-        Ok((connection, identified, form))
+        Ok((connection, accepted))
     }
 
     fn exchange(
         &self,
         connection: &mut Connection,
         peer: &mut Timed<'_>,
-    ) -> Result<Option<Identified>, Error> {
+    ) -> Result<Option<Accepted>, Error> {
         let chain = connection.peer_certificates().map(<[_]>::to_vec);
         let certificate = chain.as_deref().and_then(<[_]>::first);
         let end = End {
             role: Role::Client,
-            peers: self.peers,
             issuer: self.issuer.as_deref(),
-            validators: &self.strong_validators,
+            judge: (self.strong_judge.as_ref()).map(|judge| judge.connection(self.peers)),
             certificate: certificate.ok_or(Error::Closed)?,
         };
         end.run(connection, peer, || Ok(()))
@@ -192,18 +190,18 @@ impl Client {
     }
 }
 
-/// Inputs and results of the issuer and validators of the old form in one connection.
+/// Inputs and results of the issuer and the judge of the old form in one connection.
 struct Session {
     issuer: Option<Arc<dyn Issuer>>,
-    validators: Vec<Arc<dyn Validator>>,
+    judge: Option<Arc<dyn Judge>>,
     /// Whether the server may select the strong form, in which its certificate has no document.
     offers_strong: bool,
     nonce: Vec<u8>,
-    /// The content of the server's document after its validation.
-    identified: OnceLock<Identified>,
+    /// The server, if a judge has accepted it.
+    accepted: OnceLock<Accepted>,
     /// Whether the server's certificate has no document.
     bare: AtomicBool,
-    /// Why the issuer or a validator failed; rustls does not preserve this error.
+    /// Why the issuer or the judge failed; rustls does not preserve this error.
     failure: Mutex<Option<Error>>,
 }
 
@@ -216,15 +214,14 @@ impl Session {
         lock(&self.failure).take()
     }
 
-    /// Returns the content of the server's document after a handshake of the old form.
-    fn old_form(&self) -> Result<Option<Identified>, Error> {
-        if !self.validators.is_empty() && self.bare.load(Ordering::Relaxed) {
-            return Err(Error::Refused(certificate::no_document(
-                &[],
-                &self.validators,
-            )));
+    /// Returns the accepted server after a handshake of the old form.
+    fn old_form(&self) -> Result<Option<Accepted>, Error> {
+        match &self.judge {
+            Some(judge) if self.bare.load(Ordering::Relaxed) => {
+                Err(Error::Refused(judge.no_document()))
+            }
+            _ => Ok(self.accepted.get().cloned()),
         }
-        Ok(self.identified.get().cloned())
     }
 
     fn certify(&self, authorities: &[&[u8]]) -> Result<Arc<CertifiedKey>, Error> {
@@ -248,13 +245,13 @@ impl ServerCertVerifier for Session {
             self.bare.store(true, Ordering::Relaxed);
             return Ok(ServerCertVerified::assertion());
         }
-        if self.validators.is_empty() {
+        let Some(judge) = &self.judge else {
             return Ok(ServerCertVerified::assertion());
-        }
-        match certificate::verify(leaf, &self.validators, &self.nonce) {
-            Ok(identified) => {
+        };
+        match judge.certificate(leaf, &self.nonce) {
+            Ok(accepted) => {
                 // a handshake has exactly one certificate of the server
-                let _ = self.identified.set(identified);
+                let _ = self.accepted.set(accepted);
                 Ok(ServerCertVerified::assertion())
             }
             Err(reason) => {

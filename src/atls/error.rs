@@ -5,7 +5,7 @@ use std::{fmt, io};
 
 use rustls::AlertDescription;
 
-use attest::{IssueError, Refusal};
+use attest::{IssueError, Refused};
 
 /// Why an attested connection failed.
 pub enum Error {
@@ -23,7 +23,7 @@ pub enum Error {
     Incompatible(String),
     /// Peer: its certificate has no acceptable attestation document. The full reason is not sent to
     /// the peer.
-    Refused(Refusal),
+    Refused(Refused),
     /// This machine: its own attestation document could not be issued.
     Issuer(IssueError),
     /// The peer closed the connection with this alert (RFC 8446 §6.2); see
@@ -35,9 +35,9 @@ pub enum Error {
 
 impl Error {
     /// Returns why this side refused the peer's attestation; `None` for every other error.
-    pub fn refused(&self) -> Option<&Refusal> {
+    pub fn refused(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
         match self {
-            Error::Refused(reason) => Some(reason),
+            Error::Refused(reason) => Some(&**reason),
             _ => None,
         }
     }

@@ -33,22 +33,16 @@
 //! the private key of the certificate.
 
 use std::io::{Read, Write};
-use std::sync::Arc;
 
 use prost::Message;
 use rustls::{AlertDescription, Connection};
 use zeroize::Zeroizing;
 
+use super::Error;
 use super::handshake::{self, Timed};
-use super::{Error, certificate};
-use attest::Session as Bound;
-use attest::refusal::Kind;
 use attest::session::{self, Request};
-use attest::wire;
-use attest::{
-    Challenge, Evidence, Identified, Issuer, KeyName, MAX_COLLATERAL, Refusal, Role, Validator,
-};
-use proto::attested::{Collateral, Demand, Identity, Offer, Proof};
+use attest::{Accepted, ConnectionJudge, Issuer, MAX_COLLATERAL, Presented, Role, wire};
+use proto::attested::{Challenge, Collateral, Demand, Offer, Proof};
 use tpm::Bank;
 
 /// Label of the exporter (RFC 8446 §7.5). The context is empty.
@@ -69,20 +63,14 @@ const MAX_PROOF_WITH_COLLATERAL: usize = MAX_PROOF + MAX_COLLATERAL;
 const MAX_PART: usize = 16 << 10;
 /// Maximum size of a proof without a document.
 const MAX_EMPTY_PROOF: usize = 4 << 10;
-/// The bank that all policies compare.
-const BANKS: [Bank; 1] = [Bank::Sha256];
-
 /// One end of an exchange.
-#[derive(Clone, Copy)]
 pub struct End<'a> {
     pub role: Role,
-    /// The roles in which the peer may prove itself.
-    pub peers: &'a [Role],
     /// Proves this machine.
     pub issuer: Option<&'a dyn Issuer>,
-    /// The validators of the peer's proof; the proof must satisfy one of them. If empty, the peer
-    /// need not prove anything.
-    pub validators: &'a [Arc<dyn Validator>],
+    /// Judges the peer in this connection. Without a judge the peer need not prove anything. A changed
+    /// policy applies to the next connection: challenge and document are judged by the same policy.
+    pub judge: Option<Box<dyn ConnectionJudge>>,
     /// The certificate of the server.
     pub certificate: &'a [u8],
 }
@@ -92,33 +80,21 @@ struct Session {
     digest: [u8; 32],
     own: Offer,
     peers: Offer,
-    /// The challenge that the peer must answer.
-    challenge: Option<Challenge>,
 }
 
 impl End<'_> {
     /// Makes the exchange. `turn` returns a guard that is held while this machine uses its TPM.
-    /// Returns the content of the peer's document if this end has validators.
+    /// Returns the peer if this end judges it.
     pub fn run<T>(
-        &self,
+        mut self,
         connection: &mut Connection,
         peer: &mut Timed<'_>,
         turn: impl Fn() -> Result<T, Error>,
-    ) -> Result<Option<Identified>, Error> {
+    ) -> Result<Option<Accepted>, Error> {
         let mut pipe = Pipe { connection, peer };
-        // a changed policy applies to the next connection: challenge and document are judged by the
-        // same policy
-        let validators = self.validators.iter();
-        let validators: Vec<_> = validators
-            .map(|validator| validator.of_connection().unwrap_or(validator.clone()))
-            .collect();
-        let end = End {
-            validators: &validators,
-            ..*self
-        };
         let result = match self.role {
-            Role::Client => end.as_client(&mut pipe, turn),
-            Role::Server | Role::JoinService => end.as_server(&mut pipe, turn),
+            Role::Client => self.as_client(&mut pipe, turn),
+            Role::Server | Role::JoinService => self.as_server(&mut pipe, turn),
         };
         if let Err(error) = &result {
             pipe.refuse(error);
@@ -127,87 +103,60 @@ impl End<'_> {
     }
 
     fn as_client<T>(
-        &self,
+        &mut self,
         pipe: &mut Pipe<'_, '_>,
         turn: impl Fn() -> Result<T, Error>,
-    ) -> Result<Option<Identified>, Error> {
+    ) -> Result<Option<Accepted>, Error> {
         // the server may demand a proof
         let own = self.offer(true, &turn)?;
         let sent = pipe.send(&own)?;
         let (peers, received) = pipe.receive_offer()?;
         let mut session = self.session(pipe, [&sent, &received], own, peers)?;
-        if self.challenges() {
-            session.challenge = self.challenge(&session.peers)?;
-            let challenge = session.challenge.as_ref().map(wire::challenge);
+        let demand = session.own.demand.as_ref();
+        if demand.is_some_and(|demand| demand.challenges) {
             pipe.send(&Proof {
-                challenge,
+                challenge: self.challenge(&session.peers)?,
                 ..Proof::default()
             })?;
         }
-        let identified = self.verify(pipe, &session)?;
+        let accepted = self.verify(pipe, &session)?;
         let challenge = session.peers.challenge.take();
         pipe.send(&self.prove(&session, challenge, turn)?)?;
         if session.peers.demand.is_some() {
             pipe.receive_empty()?;
         }
-        Ok(identified)
+        Ok(accepted)
     }
 
     fn as_server<T>(
-        &self,
+        &mut self,
         pipe: &mut Pipe<'_, '_>,
         turn: impl Fn() -> Result<T, Error>,
-    ) -> Result<Option<Identified>, Error> {
+    ) -> Result<Option<Accepted>, Error> {
         let (peers, received) = pipe.receive_offer()?;
         let mut own = self.offer(peers.demand.is_some(), &turn)?;
-        let challenge = self.challenge(&peers)?;
-        own.challenge = challenge.as_ref().map(wire::challenge);
+        own.challenge = self.challenge(&peers)?;
         let sent = pipe.send(&own)?;
-        let mut session = self.session(pipe, [&received, &sent], own, peers)?;
-        session.challenge = challenge;
+        let session = self.session(pipe, [&received, &sent], own, peers)?;
         let demand = session.peers.demand.as_ref();
         let challenge = match demand.is_some_and(|demand| demand.challenges) {
             true => pipe.receive_challenge()?,
             false => None,
         };
         pipe.send(&self.prove(&session, challenge, turn)?)?;
-        let identified = self.verify(pipe, &session)?;
+        let accepted = self.verify(pipe, &session)?;
         if session.own.demand.is_some() {
             pipe.send(&Proof::default())?;
         }
-        Ok(identified)
+        Ok(accepted)
     }
 
-    fn challenges(&self) -> bool {
-        self.validators
-            .iter()
-            .any(|validator| validator.properties().challenges)
-    }
-
-    /// Returns whether this end demands the collateral of the peer's document.
-    fn takes_collateral(&self) -> bool {
-        self.validators
-            .iter()
-            .any(|validator| validator.properties().takes_collateral)
-    }
-
-    /// Makes a challenge for the peer, if its validator demands a certified key.
-    fn challenge(&self, peers: &Offer) -> Result<Option<Challenge>, Error> {
-        let Some(identity) = &peers.identity else {
-            return Ok(None);
-        };
-        let Some(validator) = self.validator(identity) else {
-            return Ok(None);
-        };
-        let identity = wire::read_identity(identity);
-        validator.challenge(&identity).map_err(Error::Refused)
-    }
-
-    /// Returns the validator of the variant that the peer names.
-    fn validator(&self, identity: &Identity) -> Option<&Arc<dyn Validator>> {
-        self.validators
-            .iter()
-            .find(|validator| validator.properties().oid == identity.variant)
+    /// Makes a challenge for the peer, if its judge requires a certified key.
+    fn challenge(&mut self, peers: &Offer) -> Result<Option<Challenge>, Error> {
+        match (&mut self.judge, &peers.identity) {
+            (Some(judge), Some(identity)) => judge.challenge(identity).map_err(Error::Refused),
+            _ => Ok(None),
+        }
     }
 
     /// Makes this end's offer. It contains an identity only if that is needed, because the TPM may
@@ -230,14 +179,14 @@ impl End<'_> {
                 Some(wire::identity(issuer.oid(), identity))
             }
         };
-        let demand = Demand {
-            banks: BANKS.map(|bank| bank as u32).to_vec(),
-            challenges: self.role == Role::Client && self.challenges(),
-            collateral: self.takes_collateral(),
-        };
+        let demand = self.judge.as_ref().map(|judge| judge.demand());
         Ok(Offer {
             nonce: base::crypto::random::<NONCE>().to_vec(),
-            demand: (!self.validators.is_empty()).then_some(demand),
+            demand: demand.map(|demand| Demand {
+                // a server sends its challenge with its offer
+                challenges: demand.challenges && self.role == Role::Client,
+                ..demand
+            }),
             identity,
             challenge: None,
             alert: 0,
@@ -259,19 +208,14 @@ impl End<'_> {
             .export_keying_material(exporter, EXPORTER, None)?;
         let [client, server] = offers;
         let digest = session::digest(&[&exporter[..], self.certificate, client, server]);
-        Ok(Session {
-            digest,
-            own,
-            peers,
-            challenge: None,
-        })
+        Ok(Session { digest, own, peers })
     }
 
     /// Makes the proof that the peer demands; `challenge` is the peer's.
     fn prove<T>(
         &self,
         session: &Session,
-        challenge: Option<proto::attested::Challenge>,
+        challenge: Option<Challenge>,
         turn: impl Fn() -> Result<T, Error>,
     ) -> Result<Proof, Error> {
         let (Some(demand), Some(issuer)) = (&session.peers.demand, self.issuer) else {
@@ -309,62 +253,29 @@ impl End<'_> {
         })
     }
 
-    /// Receives the proof of the peer and validates it.
+    /// Receives the proof of the peer and has it judged.
     fn verify(
         &self,
         pipe: &mut Pipe<'_, '_>,
         session: &Session,
-    ) -> Result<Option<Identified>, Error> {
-        if self.validators.is_empty() {
+    ) -> Result<Option<Accepted>, Error> {
+        let Some(judge) = &self.judge else {
             pipe.receive_empty()?;
             return Ok(None);
-        }
-        let max = match self.takes_collateral() {
+        };
+        let demand = session.own.demand.as_ref();
+        let max = match demand.is_some_and(|demand| demand.collateral) {
             true => MAX_PROOF_WITH_COLLATERAL,
             false => MAX_PROOF,
         };
         let (proof, _) = pipe.receive::<Proof>(max)?;
-        self.validate(&proof, session)
-            .map(Some)
-            .map_err(Error::Refused)
-    }
-
-    fn validate(&self, proof: &Proof, session: &Session) -> Result<Identified, Refusal> {
-        let Some(identity) = &session.peers.identity else {
-            let why = match self.peers.contains(&Role::JoinService) {
-                true => {
-                    "it proves nothing, as a join service does whose host gives it no evidence (its log says why)"
-                }
-                false => "it proves nothing: it sends no attestation document",
-            };
-            return Err(Kind::Unproven.because(why));
-        };
-        let validator = self
-            .validator(identity)
-            .ok_or_else(|| certificate::no_document(&[&identity.variant], self.validators))?;
-        let challenge = session.challenge.as_ref();
-        let secret = challenge.map_or(&[][..], |challenge| &challenge.secret[..]);
-        let peer = wire::read_identity(identity);
-        let identified = validator.judge(&Evidence {
-            document: &proof.document,
+        let judged = judge.proof(&Presented {
+            identity: session.peers.identity.as_ref(),
+            proof: &proof,
             nonce: &session.own.nonce,
-            certified: challenge.map(|_| KeyName::of(&peer.key)).as_ref(),
-            session: Some(Bound {
-                digest: &session.digest,
-                secret,
-                peer: &peer,
-                collateral: proof.collateral.as_ref(),
-            }),
-        })?;
-        match session::role(&identified.user_data, &session.digest, secret) {
-            Some(role) if self.peers.contains(&role) => Ok(identified),
-            Some(role) => Err(Kind::Binding.because(format!(
-                "its attestation document is that of a {}, expected that of a {}",
-                role.name(),
-                self.peers[0].name()
-            ))),
-            None => Err(Kind::Nonce.because("its attestation document is for another connection")),
-        }
+            session: &session.digest,
+        });
+        judged.map(Some).map_err(Error::Refused)
     }
 }
 
@@ -440,7 +351,7 @@ impl Pipe<'_, '_> {
     }
 
     /// Receives a proof without a document; returns its challenge.
-    fn receive_challenge(&mut self) -> Result<Option<proto::attested::Challenge>, Error> {
+    fn receive_challenge(&mut self) -> Result<Option<Challenge>, Error> {
         let (proof, _) = self.receive::<Proof>(MAX_EMPTY_PROOF)?;
         match proof.document.is_empty() {
             true => Ok(proof.challenge),

@@ -2,7 +2,6 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustls::{Connection, ProtocolVersion};
@@ -10,7 +9,7 @@ use rustls::{Connection, ProtocolVersion};
 use super::Error;
 use super::forms::Forms;
 use super::hello::{HelloError, HelloFilter};
-use attest::{Claims, Form, Identified};
+use attest::{Accepted, Form};
 use proto::attested::ALPN as ALPN_STRONG;
 use transport::Transport;
 use transport::half_open::PeersTurn;
@@ -204,22 +203,18 @@ pub fn form(connection: &Connection, forms: Forms) -> Result<Form, Error> {
 pub fn finish(
     connection: Connection,
     socket: TcpStream,
-    identified: Option<Identified>,
-    form: Form,
+    accepted: Option<Accepted>,
 ) -> Result<Transport, Error> {
     socket.set_read_timeout(None)?;
     socket.set_write_timeout(None)?;
-    let claims = Claims {
-        form,
-        stage: identified.as_ref().and_then(|identified| identified.stage),
-        platform: identified
-            .as_ref()
-            .and_then(|identified| identified.platform.clone()),
-    };
-    Ok(Transport {
-        identity: identified.and_then(|identified| identified.machine),
-        claims: Some(Arc::new(claims)),
-        ..super::split(connection, socket)?
+    let transport = super::split(connection, socket)?;
+    Ok(match accepted {
+        None => transport,
+        Some(Accepted { machine, claims }) => Transport {
+            identity: machine,
+            claims: Some(claims),
+            ..transport
+        },
     })
 }
 

@@ -28,7 +28,7 @@
 //!
 //! | file | work |
 //! |---|---|
-//! | `client.rs`, `server.rs` | the two roles: a rustls configuration for one connection, hooks that issue and validate |
+//! | `client.rs`, `server.rs` | the two roles: a rustls configuration for one connection, hooks that issue and ask the judge |
 //! | `exchange.rs` | the strong form: offers and proofs after the handshake |
 //! | `forms.rs` | which forms an end accepts, as protocols of TLS |
 //! | `handshake.rs` | the blocking handshake under one total deadline; alert and drain when it fails |
@@ -51,7 +51,7 @@
 //!   choose that. TLS 1.2 shows the certificates, and so the documents, to anyone on the network.
 //! - No clock is compared with the validity of a certificate, and ours are always valid: the nonce
 //!   guarantees the freshness of a document ([`certificate`] says why this is sufficient). A client
-//!   without validators does not check the certificate.
+//!   without a judge does not check the certificate.
 
 pub(crate) mod certificate;
 mod client;

@@ -25,7 +25,7 @@ use super::handshake::{self, Timed};
 use super::hello::HelloFilter;
 use super::provider::{OTHER_VERSION, SIGNATURES, VERSIONS};
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
-use attest::{Form, Identified, Identity, IssueError, Issuer, Oid, Request, Role, Validator};
+use attest::{Accepted, Form, Identity, IssueError, Issuer, Judge, Oid, Request, Role};
 use base::network::{Network, canonical};
 use base::sync::lock;
 use base::turns::{self, Turns};
@@ -53,7 +53,7 @@ pub struct Server {
     /// Of the old form.
     issuer: Option<Arc<dyn Issuer>>,
     strong_issuer: Option<Arc<dyn Issuer>>,
-    validators: Vec<Arc<dyn Validator>>,
+    judge: Option<Arc<dyn Judge>>,
     forms: Forms,
     issuing: Arc<Turns>,
     /// The certificate of the strong form. It has no document, so it serves all connections.
@@ -61,14 +61,14 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes a server that attests itself with `issuer`, and accepts only clients whose document
-    /// one of the `validators` accepts. **Without validators every client is accepted.**
-    pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
+    /// Makes a server that attests itself with `issuer`, and accepts only clients that the `judge`
+    /// accepts. **Without a judge every client is accepted.**
+    pub fn new(issuer: Option<Arc<dyn Issuer>>, judge: Option<Arc<dyn Judge>>) -> Self {
         let issuer = issuer.map(|issuer| Arc::new(ForStrangers(issuer)) as Arc<dyn Issuer>);
         Server {
             strong_issuer: issuer.clone(),
             issuer,
-            validators,
+            judge,
             forms: Forms::Both,
             issuing: Arc::new(Turns::new(MAX_ISSUING, MAX_WAITING)),
             bare: OnceLock::new(),
@@ -104,7 +104,7 @@ impl Server {
     /// Completes the handshake on an accepted socket before `deadline`, or fails and closes it.
     ///
     /// In the old form a server with an issuer refuses clients that send no nonce of 16 to 64
-    /// bytes; else the nonce is ignored. The issuer and the validators run during the handshake;
+    /// bytes; else the nonce is ignored. The issuer and the judge run during the handshake;
     /// the deadline does not interrupt them. The connection has no socket time-outs.
     pub fn handshake(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
         self.handshake_watched(socket, deadline, &PeersTurn::default())
@@ -116,8 +116,8 @@ impl Server {
         deadline: Instant,
         turn: &PeersTurn,
     ) -> Result<Transport, Error> {
-        let (connection, identified, form) = self.establish_session(&socket, deadline, turn)?;
-        handshake::finish(connection, socket, identified, form)
+        let (connection, accepted) = self.establish_session(&socket, deadline, turn)?;
+        handshake::finish(connection, socket, accepted)
     }
 
     #[cfg(test)]
@@ -127,7 +127,7 @@ impl Server {
         deadline: Instant,
     ) -> Result<Connection, Error> {
         self.establish_session(socket, deadline, &PeersTurn::default())
-            .map(|(connection, ..)| connection)
+            .map(|(connection, _)| connection)
     }
 
     fn establish_session(
@@ -135,7 +135,7 @@ impl Server {
         socket: &TcpStream,
         deadline: Instant,
         turn: &PeersTurn,
-    ) -> Result<(Connection, Option<Identified>, Form), Error> {
+    ) -> Result<(Connection, Option<Accepted>), Error> {
         socket.set_nodelay(true)?;
         let mut peer = Timed {
             socket,
@@ -170,26 +170,24 @@ impl Server {
         peer: &mut Timed<'_>,
         session: &Arc<Session>,
         filter: Option<(&mut HelloFilter, Vec<u8>)>,
-    ) -> Result<(Connection, Option<Identified>, Form), Error> {
+    ) -> Result<(Connection, Option<Accepted>), Error> {
         let config = self.config(session)?;
         let mut connection = Connection::Server(ServerConnection::new(Arc::new(config))?);
         let result = handshake::complete(&mut connection, peer, filter);
-        // the error of the issuer or validator is more specific than that of rustls
+        // the error of the issuer or judge is more specific than that of rustls
         if let Some(failure) = session.take_failure() {
             return Err(failure);
         }
         result?;
-        let form = handshake::form(&connection, self.forms)?;
-        let identified = match form {
+        let accepted = match handshake::form(&connection, self.forms)? {
             Form::Strong => self.exchange(&mut connection, peer, session)?,
-            Form::Old => session.identified.get().cloned(),
+            Form::Old => session.accepted.get().cloned(),
         };
-        // Serve only peers that a validator accepted, whatever happened in the handshake.
-        if identified.is_none() && !self.validators.is_empty() {
-            let nothing = certificate::no_document(&[], &self.validators);
-            return Err(Error::Refused(nothing));
+        // Serve only peers that the judge accepted, whatever happened in the handshake.
+        match &self.judge {
+            Some(judge) if accepted.is_none() => Err(Error::Refused(judge.no_document())),
+            _ => Ok((connection, accepted)),
         }
-        Ok((connection, identified, form))
     }
 
     fn exchange(
@@ -197,12 +195,11 @@ impl Server {
         connection: &mut Connection,
         peer: &mut Timed<'_>,
         session: &Session,
-    ) -> Result<Option<Identified>, Error> {
+    ) -> Result<Option<Accepted>, Error> {
         let end = End {
             role: Role::Server,
-            peers: &[Role::Client],
             issuer: self.strong_issuer.as_deref(),
-            validators: &self.validators,
+            judge: (self.judge.as_ref()).map(|judge| judge.connection(&[Role::Client])),
             certificate: &self.bare()?.cert[0],
         };
         end.run(connection, peer, || session.turn())
@@ -234,7 +231,7 @@ impl Server {
         let server_nonce = nonce::server();
         Ok(Arc::new(Session {
             issuer: self.issuer.clone(),
-            validators: self.validators.clone(),
+            judge: self.judge.clone(),
             issuing: self.issuing.clone(),
             network,
             deadline,
@@ -247,7 +244,7 @@ impl Server {
                 &server_nonce,
             ))],
             certified: OnceLock::new(),
-            identified: OnceLock::new(),
+            accepted: OnceLock::new(),
             failure: Mutex::new(None),
         }))
     }
@@ -288,10 +285,10 @@ impl Accept for Server {
     }
 }
 
-/// Inputs and results of the issuer and validators in one connection.
+/// Inputs and results of the issuer and the judge in one connection.
 pub(super) struct Session {
     issuer: Option<Arc<dyn Issuer>>,
-    validators: Vec<Arc<dyn Validator>>,
+    judge: Option<Arc<dyn Judge>>,
     issuing: Arc<Turns>,
     network: Network,
     deadline: Instant,
@@ -307,9 +304,9 @@ pub(super) struct Session {
     /// The certificate. It is stored because rustls asks again after a HelloRetryRequest, and one
     /// document is enough.
     certified: OnceLock<Option<Arc<CertifiedKey>>>,
-    /// The content of the client's document after its validation.
-    identified: OnceLock<Identified>,
-    /// Why the issuer or a validator failed; rustls does not preserve this error.
+    /// The client, if the judge has accepted it.
+    accepted: OnceLock<Accepted>,
+    /// Why the issuer or the judge failed; rustls does not preserve this error.
     failure: Mutex<Option<Error>>,
 }
 
@@ -355,7 +352,7 @@ impl ResolvesServerCert for Session {
 
 impl ClientCertVerifier for Session {
     fn offer_client_auth(&self) -> bool {
-        !self.validators.is_empty() && !self.is_strong.load(Ordering::Relaxed)
+        self.judge.is_some() && !self.is_strong.load(Ordering::Relaxed)
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
@@ -368,10 +365,12 @@ impl ClientCertVerifier for Session {
         _intermediates: &[CertificateDer<'_>],
         _now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
-        match certificate::verify(leaf, &self.validators, &self.server_nonce) {
-            Ok(identified) => {
+        // no certificate is requested without a judge
+        let judge = self.judge.as_ref().ok_or(certificate::REFUSED)?;
+        match judge.certificate(leaf, &self.server_nonce) {
+            Ok(accepted) => {
                 // a handshake has exactly one certificate of the client
-                let _ = self.identified.set(identified);
+                let _ = self.accepted.set(accepted);
                 Ok(ClientCertVerified::assertion())
             }
             Err(reason) => {

@@ -329,13 +329,11 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(20);
         let server = thread::spawn(move || {
             (
-                Server::new(None, vec![]).establish(&far, deadline).unwrap(),
+                Server::new(None, None).establish(&far, deadline).unwrap(),
                 far,
             )
         });
-        let client = Client::new(None, vec![])
-            .establish(&near, deadline)
-            .unwrap();
+        let client = Client::new(None, None).establish(&near, deadline).unwrap();
         let (server, far) = server.join().unwrap();
         for socket in [&near, &far] {
             // a test that hangs fails after this time

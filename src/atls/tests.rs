@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use super::dummy::{Dummy, OID, OTHER_OID};
 use super::*;
-use attest::refusal::Kind;
-use attest::{
-    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
-    Validator,
-};
 use support::mutation::mutations;
 use transport::Transport;
+use verifier::refusal::Kind;
+use verifier::{
+    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
+    Validator, judge,
+};
 
 pub type Issuers = Option<Arc<dyn Issuer>>;
 pub type Validators = Vec<Arc<dyn Validator>>;
@@ -89,11 +89,11 @@ fn every_mode_carries_data_both_ways() {
     {
         let client = Client::new(
             if client_attests { issuer() } else { None },
-            if server_attests { validators() } else { vec![] },
+            judge(if server_attests { validators() } else { vec![] }),
         );
         let server = Server::new(
             if server_attests { issuer() } else { None },
-            if client_attests { validators() } else { vec![] },
+            judge(if client_attests { validators() } else { vec![] }),
         );
         let (client, server) = meet(client, server);
         greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
@@ -184,8 +184,8 @@ fn outcome(client: Result<Transport, Error>) -> Result<(), Error> {
 fn any_of_several_validators_may_know_the_variant() {
     let several = || -> Validators { vec![Arc::new(Dummy(OTHER_OID)), Arc::new(Dummy(OID))] };
     let (client, server) = meet(
-        Client::new(issuer(), several()),
-        Server::new(issuer(), several()),
+        Client::new(issuer(), judge(several())),
+        Server::new(issuer(), judge(several())),
     );
     greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
 }
@@ -193,8 +193,8 @@ fn any_of_several_validators_may_know_the_variant() {
 #[test]
 fn a_refused_server_does_not_learn_the_validator_s_reason() {
     let (client, server) = meet(
-        Client::new(None, vec![Arc::new(Picky)]),
-        Server::new(issuer(), vec![]),
+        Client::new(None, judge(vec![Arc::new(Picky)])),
+        Server::new(issuer(), None),
     );
     let error = client.err().unwrap();
     assert_eq!(error.refused().unwrap().to_string(), "PCR 4 is 00, not 11");
@@ -213,8 +213,8 @@ fn a_refused_client_does_not_learn_the_validator_s_reason() {
     // each of forty connections must receive the alert, not a reset
     for _ in 0..40 {
         let (client, server) = part(
-            Client::new(issuer(), vec![]),
-            Server::new(None, vec![Arc::new(Picky)]),
+            Client::new(issuer(), None),
+            Server::new(None, judge(vec![Arc::new(Picky)])),
         );
         assert!(
             matches!(
@@ -231,16 +231,16 @@ fn a_refused_client_does_not_learn_the_validator_s_reason() {
 fn an_unknown_variant_is_refused_on_either_side() {
     let other = || -> Issuers { Some(Arc::new(Dummy(OTHER_OID))) };
     let (client, server) = part(
-        Client::new(None, validators()),
-        Server::new(other(), vec![]),
+        Client::new(None, judge(validators())),
+        Server::new(other(), None),
     );
     assert!(
         client.refused().is_some() && matches!(server, Error::PeerRefused(_)),
         "{client}; {server}"
     );
     let (client, server) = part(
-        Client::new(other(), vec![]),
-        Server::new(None, validators()),
+        Client::new(other(), None),
+        Server::new(None, judge(validators())),
     );
     assert!(
         server.refused().is_some() && matches!(client, Error::PeerRefused(_)),
@@ -253,16 +253,16 @@ fn a_side_without_attestation_is_refused_by_one_that_validates() {
     for mutual in [false, true] {
         let extra = || if mutual { validators() } else { vec![] };
         let (client, server) = part(
-            Client::new(issuer(), validators()),
-            Server::new(None, extra()),
+            Client::new(issuer(), judge(validators())),
+            Server::new(None, judge(extra())),
         );
         assert!(
             client.refused().is_some() && matches!(server, Error::PeerRefused(_)),
             "{client}; {server}"
         );
         let (client, server) = part(
-            Client::new(None, extra()),
-            Server::new(issuer(), validators()),
+            Client::new(None, judge(extra())),
+            Server::new(issuer(), judge(validators())),
         );
         assert!(
             server.refused().is_some() && matches!(client, Error::PeerRefused(_)),
@@ -274,8 +274,8 @@ fn a_side_without_attestation_is_refused_by_one_that_validates() {
 #[test]
 fn a_client_is_not_validated_by_a_server_without_validators() {
     let (client, server) = meet(
-        Client::new(Some(Arc::new(Broken)), validators()),
-        Server::new(issuer(), vec![]),
+        Client::new(Some(Arc::new(Broken)), judge(validators())),
+        Server::new(issuer(), None),
     );
     greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
 }
@@ -283,8 +283,8 @@ fn a_client_is_not_validated_by_a_server_without_validators() {
 #[test]
 fn an_issuer_that_fails_is_an_error_of_this_machine() {
     let (client, server) = meet(
-        Client::new(None, validators()),
-        Server::new(Some(Arc::new(Broken)), vec![]),
+        Client::new(None, judge(validators())),
+        Server::new(Some(Arc::new(Broken)), None),
     );
     let error = server.err().unwrap();
     assert!(matches!(error, Error::Issuer(_)));
@@ -292,8 +292,8 @@ fn an_issuer_that_fails_is_an_error_of_this_machine() {
     assert!(matches!(client, Err(Error::PeerRefused(_))));
 
     let (client, server) = meet(
-        Client::new(Some(Arc::new(Broken)), vec![]),
-        Server::new(None, validators()),
+        Client::new(Some(Arc::new(Broken)), None),
+        Server::new(None, judge(validators())),
     );
     assert!(matches!(client, Err(Error::Issuer(_))));
     assert!(server.is_err());
@@ -301,8 +301,8 @@ fn an_issuer_that_fails_is_an_error_of_this_machine() {
 
 #[test]
 fn one_client_serves_many_connections_at_once_and_so_does_one_server() {
-    let client = Arc::new(Client::new(issuer(), validators()));
-    let server = Arc::new(Server::new(issuer(), validators()));
+    let client = Arc::new(Client::new(issuer(), judge(validators())));
+    let server = Arc::new(Server::new(issuer(), judge(validators())));
     let threads: Vec<_> = (0..15)
         .map(|_| {
             let (near, far) = sockets();
@@ -323,8 +323,8 @@ fn one_client_serves_many_connections_at_once_and_so_does_one_server() {
 fn connections_in_a_row_all_succeed() {
     for _ in 0..200 {
         let (client, server) = meet(
-            Client::new(issuer(), validators()),
-            Server::new(issuer(), validators()),
+            Client::new(issuer(), judge(validators())),
+            Server::new(issuer(), judge(validators())),
         );
         greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
     }
@@ -333,14 +333,14 @@ fn connections_in_a_row_all_succeed() {
 #[test]
 fn a_server_issues_a_limited_number_of_documents_at_once() {
     let slow = Slow::new(Duration::from_millis(100));
-    let server = Arc::new(Server::new(Some(slow.clone()), vec![]));
+    let server = Arc::new(Server::new(Some(slow.clone()), None));
     let threads: Vec<_> = (0..3 * server::MAX_ISSUING)
         .map(|_| {
             let (near, far) = sockets();
             let server = server.clone();
             thread::spawn(move || {
                 let far = thread::spawn(move || server.handshake(far, soon()));
-                Client::new(None, validators())
+                Client::new(None, judge(validators()))
                     .connect(near, soon())
                     .unwrap();
                 far.join().unwrap().unwrap();
@@ -356,11 +356,11 @@ fn a_server_issues_a_limited_number_of_documents_at_once() {
 
 #[test]
 fn a_client_that_waits_too_long_for_a_document_times_out() {
-    let server = Arc::new(Server::new(Some(Slow::new(Duration::from_secs(6))), vec![]));
+    let server = Arc::new(Server::new(Some(Slow::new(Duration::from_secs(6))), None));
     let start = |deadline: Instant| {
         let (near, far) = sockets();
         let server = server.clone();
-        thread::spawn(move || Client::new(None, validators()).connect(near, soon()));
+        thread::spawn(move || Client::new(None, judge(validators())).connect(near, soon()));
         thread::spawn(move || server.handshake(far, deadline))
     };
     let busy: Vec<_> = (0..server::MAX_ISSUING).map(|_| start(soon())).collect();
@@ -381,12 +381,9 @@ fn a_client_that_waits_too_long_for_a_document_times_out() {
 fn our_sides_select_the_strong_form_and_tls_13() {
     for (is_old, protocol) in [(true, ALPN_H2), (false, proto::attested::ALPN)] {
         let (near, far) = sockets();
-        let server = thread::spawn(move || {
-            Server::new(issuer(), vec![])
-                .establish(&far, soon())
-                .unwrap()
-        });
-        let client = Client::new(None, validators());
+        let server =
+            thread::spawn(move || Server::new(issuer(), None).establish(&far, soon()).unwrap());
+        let client = Client::new(None, judge(validators()));
         let client = if is_old { client.only_old() } else { client };
         let client = client.establish(&near, soon()).unwrap();
         for connection in [client, server.join().unwrap()] {
@@ -403,7 +400,7 @@ fn our_sides_select_the_strong_form_and_tls_13() {
 fn client_hello() -> Vec<u8> {
     let (near, mut far) = sockets();
     thread::spawn(move || {
-        Client::new(None, vec![]).connect(near, Instant::now() + Duration::from_millis(500))
+        Client::new(None, None).connect(near, Instant::now() + Duration::from_millis(500))
     });
     far.set_read_timeout(Some(Duration::from_millis(200)))
         .unwrap();
@@ -421,7 +418,7 @@ fn a_client_that_sends_a_byte_at_a_time_is_cut_off_at_the_deadline() {
         let (mut near, far) = sockets();
         let begin = Instant::now();
         let server = thread::spawn(move || {
-            let end = Server::new(issuer(), vec![])
+            let end = Server::new(issuer(), None)
                 .handshake(far, Instant::now() + Duration::from_millis(600));
             (end.err(), begin.elapsed())
         });
@@ -455,7 +452,7 @@ fn the_client_gives_up_a_silent_or_slow_server_at_the_deadline() {
             far
         });
         let begin = Instant::now();
-        let error = Client::new(None, vec![])
+        let error = Client::new(None, None)
             .connect(near, begin + Duration::from_millis(400))
             .err();
         assert!(matches!(error, Some(Error::TimedOut)), "{error:?}");
@@ -478,7 +475,7 @@ fn bytes_that_are_not_tls_are_reported_as_such_on_both_sides() {
     ] {
         let (mut near, far) = sockets();
         let server = thread::spawn(move || {
-            Server::new(issuer(), validators())
+            Server::new(issuer(), judge(validators()))
                 .handshake(far, soon())
                 .err()
                 .unwrap()
@@ -496,7 +493,7 @@ fn bytes_that_are_not_tls_are_reported_as_such_on_both_sides() {
 
         let (near, mut far) = sockets();
         let client = thread::spawn(move || {
-            Client::new(issuer(), validators())
+            Client::new(issuer(), judge(validators()))
                 .connect(near, soon())
                 .err()
                 .unwrap()
@@ -517,7 +514,7 @@ fn a_connection_that_ends_early_is_reported_as_closed() {
     for sent in [0, 3, 50, hello.len()] {
         let (mut near, far) = sockets();
         let server = thread::spawn(move || {
-            Server::new(issuer(), vec![])
+            Server::new(issuer(), None)
                 .handshake(far, soon())
                 .err()
                 .unwrap()
@@ -530,7 +527,7 @@ fn a_connection_that_ends_early_is_reported_as_closed() {
     let (near, far) = sockets();
     drop(far);
     assert!(matches!(
-        Client::new(None, vec![]).connect(near, soon()),
+        Client::new(None, None).connect(near, soon()),
         Err(Error::Closed)
     ));
 }
@@ -541,8 +538,9 @@ fn mutated_client_hellos_end_with_an_error_or_wait_for_more_but_never_panic() {
     let (mut refused, mut waiting) = (0, 0);
     for hello in mutations(&seed, 300) {
         let (mut near, far) = sockets();
-        let server =
-            thread::spawn(move || Server::new(issuer(), validators()).handshake(far, soon()));
+        let server = thread::spawn(move || {
+            Server::new(issuer(), judge(validators())).handshake(far, soon())
+        });
         let _ = near.write_all(&hello);
         let _ = near.shutdown(Shutdown::Write);
         let _ = near.read_to_end(&mut Vec::new());
@@ -567,12 +565,12 @@ fn no_two_connections_of_the_old_form_share_a_nonce_or_a_key() {
     let ends = || {
         let (near, far) = sockets();
         let server = thread::spawn(move || {
-            Server::new(issuer(), validators())
+            Server::new(issuer(), judge(validators()))
                 .only_old()
                 .establish(&far, soon())
                 .unwrap()
         });
-        let client = Client::new(issuer(), validators())
+        let client = Client::new(issuer(), judge(validators()))
             .establish(&near, soon())
             .unwrap();
         let certificate =

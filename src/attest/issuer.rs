@@ -65,7 +65,7 @@ pub trait Issuer: Send + Sync {
     fn collateral(&self, _document: &[u8]) -> Option<Collateral> {
         None
     }
-    /// Returns the name of this machine as validators report it ([`Identified::machine`]); `None`
+    /// Returns the name of this machine as validators report it ([`Accepted::machine`](super::Accepted::machine)); `None`
     /// if the variant has no names.
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
         Ok(None)

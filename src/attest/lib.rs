@@ -1,15 +1,14 @@
 //! Attestation: documents that prove to a peer what software a machine runs.
 //!
-//! An [`Issuer`] makes a document on the machine itself. A [`Validator`] judges the document of a
-//! peer; the crate `verifier` has all of them. Attested TLS (the crate `atls`) transports a
-//! document in a certificate extension whose OID names the variant.
+//! An [`Issuer`] makes a document on the machine itself. A [`Judge`] judges the document of a
+//! peer; the crate `verifier` has it. Attested TLS (the crate `atls`) transports a document in a
+//! certificate extension whose OID names the variant.
 //!
 //! Files: [`variant`] is the table of variants; the folder `platforms` has a folder for each vendor,
 //! with a file for each variant; [`vtpm`] is common to the variants with a TPM; [`prepared`] caches
 //! what a machine sends; [`session`] binds a document to one connection, and [`wire`] has its
 //! messages; `key_name` is the Name of an attestation key, and [`spki`] its form in certificates;
-//! [`td`] reads the registers of a
-//! machine without a TPM; [`document`] is the JSON document; [`hcl`] is the report of Azure's
+//! [`td`] reads the registers of a machine without a TPM; [`document`] is the JSON document; [`hcl`] is the report of Azure's
 //! paravisor; [`event_log`] parses an event log, and [`excerpt`] shortens it; [`systemd_log`] reads
 //! what systemd has measured; [`cbor`] reads the documents of AWS's hypervisor.
 
@@ -21,6 +20,7 @@ pub mod excerpt;
 mod hash;
 pub mod hcl;
 mod issuer;
+mod judge;
 mod key_name;
 pub mod nsm;
 mod platforms;
@@ -31,7 +31,6 @@ pub mod snp;
 pub mod spki;
 pub mod systemd_log;
 pub mod td;
-mod validator;
 pub mod variant;
 pub mod vtpm;
 pub mod wire;
@@ -41,6 +40,7 @@ use base::text::{hex, printable};
 pub use cluster_id::{cluster_register, foreign_writer, is_marked, mark};
 pub use hash::{sha256, unhex};
 pub use issuer::{IssueError, Issuer, Variant};
+pub use judge::{Accepted, ConnectionJudge, Form, Judge, MAX_COLLATERAL, Presented, Refused};
 pub use key_name::KeyName;
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp};
 pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch};
@@ -48,11 +48,6 @@ pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
 pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
 pub use registers::{ClusterRegister, Registers};
 pub use session::{Identity, Request, Role};
-pub use tee::claims::{PlatformClaims, Property, TcbPart};
-pub use tee::refusal::{self, Refusal};
-pub use validator::{
-    Challenge, Claims, Evidence, Form, Identified, MAX_COLLATERAL, Properties, Session, Validator,
-};
 
 /// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd
 /// 2c 05 01`.

@@ -1,8 +1,9 @@
-//! Converts the messages of `proto/attested.proto` to and from the types of this crate.
+//! Converts the messages of `proto/attested.proto` to and from the types of this crate. The crate
+//! `verifier` reads what a machine sends about itself.
 
-use super::{Challenge, Identity, Oid};
+use super::{Identity, Oid};
 use proto::attested;
-use tpm::{Credential, Endorsement, EndorsementKind};
+use tpm::{Credential, EndorsementKind};
 
 /// Returns the message of an identity with the OID of its variant.
 pub fn identity(variant: Oid, identity: Identity) -> attested::Identity {
@@ -17,36 +18,6 @@ pub fn identity(variant: Oid, identity: Identity) -> attested::Identity {
                 chain: endorsement.chain,
             })
             .collect(),
-    }
-}
-
-/// Returns the identity of a message. Leaves out endorsement keys with templates that this program
-/// does not know.
-pub fn read_identity(message: &attested::Identity) -> Identity {
-    let known = message.endorsements.iter().filter_map(|endorsement| {
-        Some(Endorsement {
-            kind: EndorsementKind::with_index(endorsement.template)?,
-            certificate: endorsement.certificate.clone(),
-            chain: endorsement.chain.clone(),
-        })
-    });
-    Identity {
-        key: message.key.clone(),
-        endorsements: known.collect(),
-    }
-}
-
-/// Returns the message of a challenge, without its secret.
-pub fn challenge(challenge: &Challenge) -> attested::Challenge {
-    credential(challenge.kind, &challenge.credential)
-}
-
-/// Returns the message of a credential for an endorsement key.
-pub fn credential(kind: EndorsementKind, credential: &Credential) -> attested::Challenge {
-    attested::Challenge {
-        template: kind as u32,
-        credential_blob: credential.blob.clone(),
-        secret: credential.secret.clone(),
     }
 }
 

@@ -94,7 +94,7 @@ impl InitServer {
             },
         );
         let router = record::serve(router, timeline);
-        let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
+        let transport = Arc::new(atls::Server::new(Some(issuer), None));
         let limits = Limits {
             message_bytes: MAX_REQUEST,
             ..Limits::default()

@@ -42,7 +42,7 @@ pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline
         stall: IDLE,
         ..Limits::default()
     };
-    let tls = Arc::new(atls::Server::new(Some(issuer), vec![]));
+    let tls = Arc::new(atls::Server::new(Some(issuer), None));
     let router = record::serve(Router::new(), *timeline);
     let server = TcpListener::bind(address)
         .and_then(|listener| Server::start("member", listener, tls, router, limits));

@@ -949,7 +949,7 @@ mod tests {
                 })
             },
         );
-        let tls: Arc<dyn Accept> = Arc::new(atls::Server::new(None, vec![]));
+        let tls: Arc<dyn Accept> = Arc::new(atls::Server::new(None, None));
         Server::start("node", listener, tls, router, Limits::default()).unwrap()
     }
 
@@ -990,7 +990,7 @@ mod tests {
                 |_, _| {
                     Ok(Node {
                         endpoint: self.options.endpoint.clone(),
-                        client: atls::Client::new(None, vec![]),
+                        client: atls::Client::new(None, None),
                     })
                 },
                 &self.options,

@@ -413,7 +413,7 @@ mod tests {
 
     fn start(router: Router) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let tls = atls::Server::new(None, vec![]);
+        let tls = atls::Server::new(None, None);
         Server::start("node", listener, Arc::new(tls), router, Limits::default()).unwrap()
     }
 
@@ -448,7 +448,7 @@ mod tests {
         match recover_at(
             &Node {
                 endpoint,
-                client: atls::Client::new(None, vec![]),
+                client: atls::Client::new(None, None),
             },
             &options,
         ) {

@@ -13,7 +13,7 @@ pub mod snp;
 pub mod tdx;
 
 pub use claims::PlatformClaims;
-pub use tee::refusal::{self, Refusal};
+pub use roots::refusal::{self, Refusal};
 pub use unavailable::{Cause, Unavailable};
 
 use base::text::{hex, unhex};

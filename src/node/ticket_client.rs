@@ -4,7 +4,7 @@
 //! One thread lists the join services every 15 s; one thread per service requests the ticket. Each
 //! thread has its own jittered back-off from 1 s. A dead service therefore delays no other service,
 //! and a metadata service that hangs does not delay a ticket that has already arrived. A requester
-//! with validators judges the evidence of a service in the strong form of attested TLS;
+//! with a judge has it judge the evidence of a service in the strong form of attested TLS;
 //! Constellation's services have none. The [`TicketRequester`] checks each answer.
 //!
 //! ```text
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 
-use attest::{Issuer, Validator};
+use attest::{Issuer, Judge};
 use base::backoff::Backoff;
 use base::stop::{Held, Stop};
 use machines::{Instance, Metadata, Role};
@@ -225,13 +225,13 @@ impl fmt::Display for JoinService {
 }
 
 impl JoinService {
-    /// Connects and attests this machine. The validators judge the evidence of a service in the
+    /// Connects and attests this machine. The judge judges the evidence of a service in the
     /// strong form of attested TLS; without validators this machine only proves itself.
     /// [`TicketRequester::finished`] ends the attempt, and later the connection, at once.
     pub fn connect<'a>(
         &self,
         requester: &'a impl TicketRequester,
-        validators: Vec<Arc<dyn Validator>>,
+        judge: Option<Arc<dyn Judge>>,
     ) -> Result<Connection<'a>, Failure> {
         let finished = requester.finished();
         let socket = sys::net::connect(self.0, Instant::now() + CONNECT_TIMEOUT, &|| {
@@ -240,8 +240,8 @@ impl JoinService {
         .map_err(|error| format!("cannot connect: {error}"))?;
         let held = finished.hold(&socket).map_err(|error| error.to_string())?;
         let (demands, issuer) = (requester.demands(), requester.issuer().clone());
-        let mut client = atls::Client::new(Some(issuer), vec![])
-            .verify_strong(validators)
+        let mut client = atls::Client::new(Some(issuer), None)
+            .verify_strong(judge)
             .to_join_service();
         if demands.require_strong {
             client = client.require_strong();
@@ -515,10 +515,10 @@ fn ask<T>(
 mod tests {
     use std::net::TcpListener;
 
-    use attest::refusal::Kind;
-    use attest::{Challenge, Evidence, Identified, Identity, IssueError, Oid, Properties, Refusal};
+    use attest::{Identity, IssueError, Oid};
     use rpc::grpc::{Limits, Router, Server};
-    use verifier::self_signed;
+    use verifier::refusal::Kind;
+    use verifier::{Challenge, Evidence, Identified, Properties, Refusal, Validator};
 
     use super::*;
 
@@ -600,7 +600,6 @@ mod tests {
         fn properties(&self) -> Properties {
             Properties {
                 oid: TEST_OID,
-                self_signed: self_signed::verify,
                 challenges: false,
                 takes_collateral: false,
                 requires_strong: false,
@@ -643,9 +642,7 @@ mod tests {
         }
 
         fn request(&self, service: &JoinService) -> Result<(), Failure> {
-            service
-                .connect(self, vec![])?
-                .call("/test.Test/Ticket", &())
+            service.connect(self, None)?.call("/test.Test/Ticket", &())
         }
 
         fn asked(&self, _source: &str) {}
@@ -659,7 +656,7 @@ mod tests {
     fn a_server_that_refuses_the_attestation_is_recognized_by_its_tls_alert() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let service = JoinService(listener.local_addr().unwrap());
-        let server = atls::Server::new(None, vec![Arc::new(RefuseAll)]);
+        let server = atls::Server::new(None, verifier::judge(vec![Arc::new(RefuseAll)]));
         // Constellation's services send no evidence themselves
         let transport = Arc::new(server.only_old());
         let (router, limits) = (Router::new(), Limits::default());

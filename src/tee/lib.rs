@@ -1,13 +1,11 @@
 //! Evidence from the confidential hardware of this machine (a trusted execution environment, TEE):
 //! reports of AMD SEV-SNP and quotes of Intel TDX, as the kernel returns them. Nothing here
-//! verifies evidence: the crate `hardware` does. [`claims`] and [`refusal`] are what a verifier returns, and
-//! [`collateral`] is Intel's published data about a platform; a machine can send it with its quote.
+//! verifies evidence: the crate `hardware` does. [`collateral`] is Intel's published data about a
+//! platform; a machine can send it with its quote.
 
 pub mod certificate_table;
-pub mod claims;
 pub mod collateral;
 mod error;
-pub mod refusal;
 pub mod snp;
 pub mod tdx;
 pub mod tsm;

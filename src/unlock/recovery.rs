@@ -78,7 +78,7 @@ impl RecoveryServer {
             Ok(status(&waiting))
         });
         let router = record::serve(router, timeline);
-        let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
+        let transport = Arc::new(atls::Server::new(Some(issuer), None));
         let listener = TcpListener::bind(address)?;
         Server::start("recovery", listener, transport, router, limits()).map(RecoveryServer)
     }

@@ -53,7 +53,7 @@ impl TicketRequester for Rejoin {
         let request = IssueRejoinTicketRequest {
             disk_uuid: self.waiting.uuid(),
         };
-        let connection = service.connect(self, vec![])?;
+        let connection = service.connect(self, None)?;
         let ticket = connection.call(ISSUE_REJOIN_TICKET, &request)?;
         let mut candidate = candidate(ticket, &service.to_string())?;
         candidate.cluster = self.demands.cluster_register();

@@ -5,7 +5,8 @@
 //!
 //! This crate re-exports the names of [`attest`], because validators use the types for evidence.
 //!
-//! Files: [`variant`] is the table of variants; the folder `platforms` has a folder for each vendor,
+//! Files: `validator.rs` has what a variant's validator implements, and `judge.rs` makes the judge of
+//! attested TLS of validators; [`variant`] is the table of variants; the folder `platforms` has a folder for each vendor,
 //! with a file for each variant; [`vtpm`], [`td`] and [`snp`] are common to several of them;
 //! [`policy`] has what an operator requires: register values and keys, the requirements for clouds and
 //! hardware, and the names that a policy may contain; [`sources`] gets collateral, and [`carried`] has
@@ -17,6 +18,7 @@ pub mod ak_certificate;
 pub mod carried;
 pub mod event_log;
 mod json;
+mod judge;
 pub mod judged;
 pub mod key;
 pub mod maa;
@@ -29,11 +31,15 @@ pub mod snp;
 pub mod sources;
 pub mod stage;
 pub mod td;
+mod validator;
 pub mod variant;
 pub mod vtpm;
+pub mod wire;
 
 pub use attest::*;
-pub use hardware::{claims, reasons};
+pub use hardware::claims::{PlatformClaims, Property, TcbPart};
+pub use hardware::{Refusal, claims, reasons, refusal};
+pub use judge::{judge, refusal as refusal_of};
 pub use judged::{Measured, Variant};
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_document};
 pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};
@@ -41,5 +47,6 @@ pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
 pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
 pub use policy::{Image, Measurement, Policy, PolicyError};
 pub use policy::{instance, old_snp, old_tdx};
+pub use validator::{Challenge, Claims, Evidence, Identified, Properties, Session, Validator};
 
 use base::text::{hex, printable};

@@ -17,7 +17,7 @@ use super::quote::{Attest, Key, Signed};
 use super::refusal::Kind;
 use super::{
     Challenge, ClusterRegister, Identified, Identity, KeyName, Measurement, Oid, PlatformClaims,
-    Policy, Properties, Refusal, Stage, event_log, hex, json, self_signed,
+    Policy, Properties, Refusal, Stage, event_log, hex, json,
 };
 use tpm::{Bank, CLUSTER_ID_PCR, Tpm};
 
@@ -200,7 +200,6 @@ impl super::Validator for Validator {
     fn properties(&self) -> Properties {
         Properties {
             oid: self.verifier.oid(),
-            self_signed: self_signed::verify,
             challenges: !self.policy.endorsement_roots().is_empty(),
             takes_collateral: false,
             requires_strong: self.policy.requires_strong(),
@@ -222,7 +221,7 @@ impl super::Validator for Validator {
         }
     }
 
-    fn judge(&self, evidence: &attest::Evidence<'_>) -> Result<Identified, Refusal> {
+    fn judge(&self, evidence: &crate::Evidence<'_>) -> Result<Identified, Refusal> {
         self.check(evidence.document, evidence.nonce, evidence.certified)
     }
 

@@ -140,8 +140,8 @@ impl Meeting {
         let policy = service_trust::read_policy(&file).unwrap();
         let (variant, tpm) = (&aws_sev_snp::VARIANT, self.node.location());
         let trust = ServiceTrust::new(Default::default(), Some(policy), variant, tpm);
-        atls::Client::new(Some(aws(&self.node, Chip::new(|_| ()))), vec![])
-            .verify_strong(vec![trust.judge().unwrap()])
+        atls::Client::new(Some(aws(&self.node, Chip::new(|_| ()))), None)
+            .verify_strong(verifier::judge(vec![trust.judge().unwrap()]))
             .to_join_service()
             .require_strong()
     }

@@ -77,14 +77,17 @@ pub fn validator_with(
 /// Proves a machine to a caller, in the strong form and in the old form. Returns the reason for a refusal.
 pub fn prove(issuer: Arc<dyn Issuer>, validator: Arc<dyn Validator>) -> Result<(), String> {
     for is_old in [false, true] {
-        let client = atls::Client::new(None, vec![validator.clone()]);
+        let client = atls::Client::new(None, verifier::judge(vec![validator.clone()]));
         let client = if is_old { client.only_old() } else { client };
-        let server = atls::Server::new(Some(issuer.clone()), vec![]);
+        let server = atls::Server::new(Some(issuer.clone()), None);
         meet(client, server)?;
     }
     // the machine is the one that calls, too
-    let client = atls::Client::new(Some(issuer), vec![]);
-    meet(client, atls::Server::new(None, vec![validator]))
+    let client = atls::Client::new(Some(issuer), None);
+    meet(
+        client,
+        atls::Server::new(None, verifier::judge(vec![validator])),
+    )
 }
 
 fn meet(client: atls::Client, server: atls::Server) -> Result<(), String> {

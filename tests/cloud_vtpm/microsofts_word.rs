@@ -414,7 +414,7 @@ fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may
     thread::spawn(move || {
         for caller in listener.incoming().flatten() {
             let soon = Instant::now() + Duration::from_secs(60);
-            let _ = atls::Server::new(Some(issuer.clone()), vec![]).handshake(caller, soon);
+            let _ = atls::Server::new(Some(issuer.clone()), None).handshake(caller, soon);
         }
     });
     let folder = tempfile::tempdir().unwrap();

@@ -74,7 +74,7 @@ impl Services {
 
     /// Asks for the key of the disk as this machine. Returns its first bytes, or why the machine gets no key.
     fn rejoin(&self, issuer: &Arc<dyn Issuer>) -> Result<[u8; 4], String> {
-        let client = atls::Client::new(Some(issuer.clone()), vec![]);
+        let client = atls::Client::new(Some(issuer.clone()), None);
         let socket = TcpStream::connect(self.address).unwrap();
         let soon = Instant::now() + Duration::from_secs(60);
         let transport = client.connect(socket, soon).map_err(|e| e.to_string())?;

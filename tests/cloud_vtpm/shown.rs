@@ -43,7 +43,7 @@ fn verify(folder: &Path, variant: &Variant, policy: &Value, more: &[&str]) -> Sa
 fn verify_machine(folder: &Path, machine: &Correct, policy: &Value, more: &[&str]) -> Said {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let server = atls::Server::new(Some(machine.issuer.clone()), vec![]);
+    let server = atls::Server::new(Some(machine.issuer.clone()), None);
     let serving = thread::spawn(move || {
         let soon = Instant::now() + Duration::from_secs(60);
         let (socket, _) = listener.accept().unwrap();

@@ -71,8 +71,8 @@ fn trust_with(
 /// Connects the node to a join service; returns what the service proved, or why it is refused.
 fn join(trust: &ServiceTrust, service: Arc<dyn Issuer>) -> Result<Proof, String> {
     let judge = trust.judge().unwrap();
-    let client = atls::Client::new(None, vec![])
-        .verify_strong(vec![judge.clone()])
+    let client = atls::Client::new(None, None)
+        .verify_strong(verifier::judge(vec![judge.clone()]))
         .require_strong();
     evidence::meet(&client, service)?;
     Ok(judge.proof().unwrap().clone())

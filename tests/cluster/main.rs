@@ -440,7 +440,7 @@ fn a_peer_of_the_old_form_is_heard(control_plane: &Node) {
     let issuer = qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
     let socket = TcpStream::connect((control_plane.address(), NODE_PORT)).unwrap();
     let deadline = Instant::now() + PATIENCE;
-    let transport = atls::Client::new(Some(Arc::new(issuer)), vec![])
+    let transport = atls::Client::new(Some(Arc::new(issuer)), None)
         .only_old()
         .connect(socket, deadline)
         .unwrap();

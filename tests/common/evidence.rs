@@ -23,7 +23,7 @@ pub fn give(evidence: Attester, socket: &Path) {
 /// Connects a client to a server that issues its proof with this issuer and requires none from the client. Returns the reason why
 /// the client refuses the server.
 pub fn meet(client: &atls::Client, issuer: Arc<dyn Issuer>) -> Result<(), String> {
-    let server = atls::Server::new(None, vec![]).attest_strong(issuer);
+    let server = atls::Server::new(None, None).attest_strong(issuer);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let far = listener.accept().unwrap().0;

@@ -141,12 +141,16 @@ fn a_machine_proves_itself_in_each_form_of_attested_tls_and_to_both_ends() {
     let machine = Machine::new(|_| ());
     let (issuer, judge) = (machine.issuer(), validator(&policy(json!({}))));
     for is_old in [false, true] {
-        let client = atls::Client::new(None, vec![judge.clone()]);
+        let client = atls::Client::new(None, verifier::judge(vec![judge.clone()]));
         let client = if is_old { client.only_old() } else { client };
-        meet(client, atls::Server::new(Some(issuer.clone()), vec![])).unwrap();
+        meet(client, atls::Server::new(Some(issuer.clone()), None)).unwrap();
     }
-    let client = atls::Client::new(Some(issuer), vec![]);
-    meet(client, atls::Server::new(None, vec![judge])).unwrap();
+    let client = atls::Client::new(Some(issuer), None);
+    meet(
+        client,
+        atls::Server::new(None, verifier::judge(vec![judge])),
+    )
+    .unwrap();
 
     let identified = judged(&policy(json!({})), &machine.document()).unwrap();
     assert!(identified.is_endorsed && identified.machine.is_none());
@@ -444,7 +448,7 @@ fn join(variant: &'static Variant, file: &Path, service: &Machine) -> Result<(),
     let node = Machine::new(|_| ()).register();
     let trust = ServiceTrust::new(settings, Some(policy), variant, node);
     let judge = trust.judge().map_err(|error| error.to_string())?;
-    let client = atls::Client::new(None, vec![]).verify_strong(vec![judge]);
+    let client = atls::Client::new(None, None).verify_strong(verifier::judge(vec![judge]));
     let host = Attester {
         issuer: service.issuer(),
         tpm: service.register(),
@@ -514,7 +518,7 @@ fn firstlight_verifies_a_machine_and_explains_its_evidence() {
         let serving = thread::spawn(move || {
             let (socket, _) = listener.accept().unwrap();
             let soon = Instant::now() + Duration::from_secs(60);
-            drop(atls::Server::new(Some(issuer), vec![]).handshake(socket, soon));
+            drop(atls::Server::new(Some(issuer), None).handshake(socket, soon));
         });
         let args = [
             "verify",

@@ -45,7 +45,7 @@ static VARIANT: Variant = qemu_tdx::VARIANT.judged_by(|policy, sources| {
     let hardware = td::Hardware::new(&policy, sources)?
         .with_root(MEMBER.sign(&[0; 64]).verifier())
         .with_clock(|| JULY_2025);
-    Ok(Arc::new(qemu_tdx::Validator::new(policy, hardware)?))
+    Ok(Arc::new(qemu_tdx::TdValidator::new(policy, hardware)?))
 });
 
 /// Makes the quotes of the member.
@@ -99,8 +99,8 @@ impl Meeting {
     fn join(&self, issuer: Arc<dyn Issuer>) -> Result<(), String> {
         let node = location(&self.node);
         let trust = ServiceTrust::new(Default::default(), None, &VARIANT, node);
-        let client = atls::Client::new(None, vec![])
-            .verify_strong(vec![trust.judge().unwrap()])
+        let client = atls::Client::new(None, None)
+            .verify_strong(verifier::judge(vec![trust.judge().unwrap()]))
             .to_join_service();
         evidence::meet(&client, issuer)
     }

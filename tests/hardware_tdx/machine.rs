@@ -46,7 +46,7 @@ fn issued(
     change: fn(&mut Parts),
     policy: &str,
     user_data: &[u8],
-) -> (Vec<u8>, qemu_tdx::Validator) {
+) -> (Vec<u8>, qemu_tdx::TdValidator) {
     let mut parts = Parts::default();
     change(&mut parts);
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -64,10 +64,10 @@ fn issued(
 }
 
 /// Returns the validator of a policy at a time at which the collateral of the tests is valid.
-fn validator(policy: Policy, sources: Arc<dyn Sources>) -> qemu_tdx::Validator {
+fn validator(policy: Policy, sources: Arc<dyn Sources>) -> qemu_tdx::TdValidator {
     let policy = Arc::new(policy);
     let hardware = td::Hardware::new(&policy, &sources).unwrap();
-    qemu_tdx::Validator::new(policy, hardware.with_clock(|| JULY_2025)).unwrap()
+    qemu_tdx::TdValidator::new(policy, hardware.with_clock(|| JULY_2025)).unwrap()
 }
 
 /// Returns a policy's verdict on the machine with this change.
@@ -122,7 +122,7 @@ fn firstlight_verify_shows_the_registers_and_the_platform() {
         let serving = thread::spawn(move || {
             let soon = Instant::now() + Duration::from_secs(60);
             let (socket, _) = listener.accept().unwrap();
-            drop(atls::Server::new(Some(issuer), vec![]).handshake(socket, soon));
+            drop(atls::Server::new(Some(issuer), None).handshake(socket, soon));
         });
         let output = Command::new(support::program::built("firstlight"))
             .current_dir(folder.path())

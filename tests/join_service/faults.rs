@@ -486,7 +486,7 @@ fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketA
 fn lets_in(tpm: &Swtpm, address: SocketAddr, disk_number: u8) -> bool {
     let issuer: Arc<dyn verifier::Issuer> =
         Arc::new(qemu_vtpm::issuer(tpm.location().parse().unwrap(), None));
-    let client = atls::Client::new(Some(issuer), vec![]);
+    let client = atls::Client::new(Some(issuer), None);
     let socket = TcpStream::connect(address).unwrap();
     // In TLS 1.3, a client learns of its refusal only when it reads.
     let Ok(transport) = client.connect(socket, Instant::now() + Duration::from_secs(20)) else {

@@ -441,7 +441,7 @@ pub fn channel_of(
     issuer: Arc<dyn verifier::Issuer>,
     address: SocketAddr,
 ) -> Channel {
-    let client = atls::Client::new(Some(issuer), vec![]);
+    let client = atls::Client::new(Some(issuer), None);
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::new(source, 0).into()).unwrap();
     socket.connect(&address.into()).unwrap();

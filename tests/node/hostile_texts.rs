@@ -58,7 +58,7 @@ fn node() -> Server {
         .unary("/recoverproto.API/Recover", recover)
         .unary("/node.API/Timeline", timeline)
         .server_streaming("/init.API/Init", init);
-    let tls = atls::Server::new(Some(Arc::new(Forger::new())), vec![]);
+    let tls = atls::Server::new(Some(Arc::new(Forger::new())), None);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     Server::start("node", listener, Arc::new(tls), router, Limits::default()).unwrap()
 }

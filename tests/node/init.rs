@@ -431,7 +431,7 @@ fn asked_directly(setting: &Setting, alter: Spoil) -> String {
     request.init_secret = INIT_SECRET.into();
     alter(&mut request);
     let socket = TcpStream::connect(setting.node(9000)).unwrap();
-    let client = atls::Client::new(None, vec![]);
+    let client = atls::Client::new(None, None);
     let transport = client.connect(socket, Instant::now() + PATIENCE).unwrap();
     let channel = Channel::new(transport, "node").unwrap();
     let options = CallOptions {

@@ -112,7 +112,11 @@ where
     };
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
     // as Constellation's, which proves nothing
-    let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::validator(policy))]).only_old();
+    let tls = atls::Server::new(
+        None,
+        verifier::judge(vec![Arc::new(qemu_vtpm::validator(policy))]),
+    )
+    .only_old();
     (
         Server::start("join", listener, Arc::new(tls), router, Limits::default()).unwrap(),
         end,
@@ -176,7 +180,7 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
         let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::validator(policy));
         let socket = TcpStream::connect(setting.node(9999)).unwrap();
         let deadline = Instant::now() + PATIENCE;
-        let transport = atls::Client::new(None, vec![validator])
+        let transport = atls::Client::new(None, verifier::judge(vec![validator]))
             .connect(socket, deadline)
             .unwrap();
         let kms = ClusterKms::new(Secret::new(key.to_vec()), Secret::new(vec![2; 32])).unwrap();

@@ -207,7 +207,7 @@ fn whoever_has_the_evidence_socket_cannot_pose_as_a_server_that_gets_secrets() {
     let host = Host::new(Some(own_cluster()), None);
     let relay = |port| {
         let address = SocketAddr::new(setting.host(3), port);
-        let tls = atls::Server::new(None, vec![]).attest_strong(host.evidence());
+        let tls = atls::Server::new(None, None).attest_strong(host.evidence());
         let listener = TcpListener::bind(address).unwrap();
         let server = Server::start(
             "relay",
@@ -320,7 +320,7 @@ fn a_node_that_rejoins_proves_itself_to_a_service_that_requires_it() {
     // a node of the old form gets nothing, and the service says why
     let address = SocketAddr::new(setting.host(3), 30090);
     let issuer = qemu_vtpm::issuer(setting.tpm.location().parse().unwrap(), None);
-    let old = atls::Client::new(Some(Arc::new(issuer)), vec![]).only_old();
+    let old = atls::Client::new(Some(Arc::new(issuer)), None).only_old();
     let deadline = Instant::now() + Duration::from_secs(30);
     let refused = old.connect(TcpStream::connect(address).unwrap(), deadline);
     assert!(refused.is_err(), "{}", service.output());
@@ -342,7 +342,7 @@ fn a_policy_that_requires_the_strong_form_is_in_force_without_a_restart() {
     let ask = |form: fn(atls::Client) -> atls::Client| {
         let socket = TcpStream::connect(SocketAddr::new(setting.host(3), 30090)).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        let client = form(atls::Client::new(Some(issuer.clone()), vec![]));
+        let client = form(atls::Client::new(Some(issuer.clone()), None));
         let transport = client.connect(socket, deadline).unwrap();
         let options = CallOptions {
             timeout: Some(Duration::from_secs(60)),
@@ -392,8 +392,8 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
         Policy::from_json(&text).unwrap(),
     )));
     let node = || {
-        atls::Client::new(Some(issuer.clone()), vec![])
-            .verify_strong(vec![judge.clone()])
+        atls::Client::new(Some(issuer.clone()), None)
+            .verify_strong(verifier::judge(vec![judge.clone()]))
             .to_join_service()
     };
     let connect = |client: atls::Client| {

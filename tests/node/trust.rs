@@ -39,7 +39,7 @@ impl Node {
         let router = Router::new()
             .unary("/recoverproto.API/Recover", recover)
             .server_streaming("/init.API/Init", init);
-        let tls = atls::Server::new(Some(issuer), vec![]);
+        let tls = atls::Server::new(Some(issuer), None);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         Node {
             server: Server::start("node", listener, Arc::new(tls), router, Limits::default())
@@ -233,7 +233,7 @@ fn a_machine_of_another_cluster_gets_no_master_secret_whatever_the_policy_says_o
 /// The join service's answer to a machine that reboots.
 fn rejoin(service: SocketAddr, issuer: Issuer) -> Result<IssueRejoinTicketResponse, String> {
     let socket = TcpStream::connect(service).unwrap();
-    let client = atls::Client::new(Some(issuer), vec![]);
+    let client = atls::Client::new(Some(issuer), None);
     let transport = client
         .connect(socket, Instant::now() + Duration::from_secs(10))
         .map_err(|e| e.to_string())?;

@@ -332,7 +332,11 @@ fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers
     };
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
     // as Constellation's, which proves nothing
-    let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::validator(policy))]).only_old();
+    let tls = atls::Server::new(
+        None,
+        verifier::judge(vec![Arc::new(qemu_vtpm::validator(policy))]),
+    )
+    .only_old();
     let _hanging = Server::start(
         "hanging",
         listener,
@@ -655,7 +659,7 @@ fn strangers(setting: &Setting, number: u8, over: &AtomicBool) -> usize {
             half_open.truncate(200);
             continue;
         }
-        let client = atls::Client::new(None, vec![]);
+        let client = atls::Client::new(None, None);
         let Ok(transport) = client.connect(socket, Instant::now() + Duration::from_secs(5)) else {
             continue;
         };

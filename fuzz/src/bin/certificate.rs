@@ -10,9 +10,7 @@ use base::der;
 #[allow(dead_code)] // this fuzzer does not use everything in the files
 #[path = "../../../src/atls"]
 mod atls {
-    mod certificate;
     mod error;
-    mod hello;
     mod nonce;
 
     use std::sync::{Arc, LazyLock};
@@ -23,9 +21,9 @@ mod atls {
     use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
 
     use super::der;
-    use attest::refusal::Kind;
-    use attest::{
-        Challenge, Evidence, Identified, Identity, Oid, Properties, Refusal, Validator,
+    use verifier::refusal::Kind;
+    use verifier::{
+        Challenge, Evidence, Identified, Identity, Oid, Properties, Refusal, Refused, Validator,
     };
 
     /// Accepts the document `ok` for [`KEY`]'s certificates.
@@ -49,7 +47,6 @@ mod atls {
         fn properties(&self) -> Properties {
             Properties {
                 oid: OID,
-                self_signed: verifier::self_signed::verify,
                 challenges: false,
                 takes_collateral: false,
                 requires_strong: false,
@@ -100,8 +97,9 @@ mod atls {
         der::element(der::SEQUENCE, &[&body, ECDSA_WITH_SHA256, &signature])
     }
 
-    fn verify(certificate: &[u8]) -> Result<(), Refusal> {
-        certificate::verify(&certificate.into(), &[Arc::new(Dummy)], b"").map(drop)
+    fn verify(certificate: &[u8]) -> Result<(), Refused> {
+        let judge = verifier::judge(vec![Arc::new(Dummy)]).expect("a judge");
+        judge.certificate(certificate, b"").map(drop)
     }
 
     pub fn check(input: &[u8]) {

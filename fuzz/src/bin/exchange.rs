@@ -36,7 +36,7 @@ mod atls {
 
     use self::exchange::End;
     use self::handshake::Timed;
-    use attest::{
+    use verifier::{
         Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Request,
         Role, Refusal, Validator,
     };
@@ -74,7 +74,6 @@ mod atls {
         fn properties(&self) -> Properties {
             Properties {
                 oid: OID,
-                self_signed: verifier::self_signed::verify,
                 challenges: true,
                 takes_collateral: true,
                 requires_strong: false,
@@ -126,7 +125,7 @@ mod atls {
                 .expect("it has ciphers of this version");
             Arc::new(config.with_no_client_auth().with_cert_resolver(resolver))
         });
-        let client = Client::new(None, vec![]).begin().expect("a client");
+        let client = Client::new(None, None).begin().expect("a client");
         let server = ServerConnection::new(SERVER.clone()).expect("a server");
         let mut ends = [Connection::from(client), server.into()];
         while ends.iter().any(|end| end.is_handshaking()) {
@@ -168,9 +167,8 @@ mod atls {
         let issuer: Option<&dyn Issuer> = if proves { Some(&Dummy) } else { None };
         let end = End {
             role,
-            peers: &Role::ALL,
             issuer,
-            validators: &validators,
+            judge: verifier::judge(validators).map(|judge| judge.connection(&Role::ALL)),
             certificate: &KEY.cert[0],
         };
         let mut timed = Timed {

@@ -23,14 +23,14 @@ use crate::dummy::{Dummy, OID};
 use crate::exchange::End;
 use crate::handshake::{self, Timed};
 use crate::{Error, certificate, nonce};
-use attest::refusal::Kind;
-use attest::{
-    Challenge, Evidence, Identified, Identity, IssueError, Issuer, KeyName, Oid, Properties,
-    Refusal, Request, Role, Validator,
-};
 use proto::attested::{Demand, Offer, Proof};
 use tpm::{Credential, Endorsement, EndorsementKind};
 use transport::half_open::PeersTurn;
+use verifier::refusal::Kind;
+use verifier::{
+    Challenge, Evidence, Identified, Identity, IssueError, Issuer, KeyName, Oid, Properties,
+    Refusal, Request, Role, Validator, judge,
+};
 
 /// Alters a message, which is behind its length, of this end with this number. It is called once
 /// for each message.
@@ -265,7 +265,7 @@ impl Proving {
     }
 }
 
-type Accepted = Result<Option<Identified>, Error>;
+type Accepted = Result<Option<verifier::Accepted>, Error>;
 
 /// Makes an exchange between two genuine ends. Returns what the client and the server accept.
 fn exchange(proving: Proving, alteration: Alteration, time: Duration) -> [Accepted; 2] {
@@ -303,9 +303,8 @@ fn exchange(proving: Proving, alteration: Alteration, time: Duration) -> [Accept
                 let issuer = proving.issuer(role);
                 let end = End {
                     role,
-                    peers: &Role::ALL,
                     issuer: issuer.as_deref(),
-                    validators: &proving.validators(role),
+                    judge: judge(proving.validators(role)).map(|it| it.connection(&Role::ALL)),
                     certificate: &certificate,
                 };
                 end.run(&mut connection, &mut peer, || Ok(()))

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use super::dummy::{Dummy, OID};
 use super::*;
-use attest::{Challenge, Evidence, Identified, Identity, MAX_COLLATERAL, Properties};
 use proto::attested::Collateral;
+use verifier::{Challenge, Evidence, Identified, Identity, MAX_COLLATERAL, Properties};
 
 /// Accepts the same as [`Dummy`], and keeps the collateral that came with it.
 pub struct Taking {
@@ -79,8 +79,8 @@ fn collateral_goes_to_the_client_that_demands_it_as_long_as_it_is_not_too_long()
         let taking = Taking::new(takes);
         let bringing = Some(Arc::new(Bringing(collateral.clone())) as Arc<dyn Issuer>);
         let (client, server) = meet(
-            Client::new(None, vec![taking.clone()]),
-            Server::new(bringing, vec![]),
+            Client::new(None, judge(vec![taking.clone()])),
+            Server::new(bringing, None),
         );
         greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
         let got = taking.got.lock().unwrap();

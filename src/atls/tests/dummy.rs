@@ -7,8 +7,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use attest::refusal::Kind;
-use attest::{
+use verifier::refusal::Kind;
+use verifier::{
     Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
     Validator,
 };
@@ -39,7 +39,6 @@ impl Validator for Dummy {
     fn properties(&self) -> Properties {
         Properties {
             oid: self.0,
-            self_signed: verifier::self_signed::verify,
             challenges: false,
             takes_collateral: false,
             requires_strong: false,

@@ -210,9 +210,8 @@ impl TwoFaced {
             let certificate = connection.peer_certificates().unwrap()[0].clone();
             let end = End {
                 role: Role::Client,
-                peers: &[Role::Server],
                 issuer: self.issuer.as_deref(),
-                validators: &[],
+                judge: None,
                 certificate: &certificate,
             };
             end.run(&mut connection, &mut peer, || Ok(()))?;
@@ -259,9 +258,9 @@ impl TwoFaced {
 /// Returns the servers that demand a proof.
 fn servers() -> [fn() -> Server; 3] {
     [
-        || Server::new(issuer(), validators()),
-        || Server::new(None, validators()),
-        || Server::new(issuer(), validators()).require_strong(),
+        || Server::new(issuer(), judge(validators())),
+        || Server::new(None, judge(validators())),
+        || Server::new(issuer(), judge(validators())).require_strong(),
     ]
 }
 
@@ -320,7 +319,7 @@ fn a_client_that_changes_only_its_key_share_is_served_if_it_proves_itself() {
         }
         // the old form, with a server that demands nothing
         let said = Said::offering(&[ALPN_H2]);
-        let server = Server::new(issuer(), vec![]);
+        let server = Server::new(issuer(), None);
         let (client, accepted) = TwoFaced::meet(said.clone(), said, None, server, is_filtered);
         assert_eq!(client.unwrap(), Form::Old);
         accepted.unwrap();

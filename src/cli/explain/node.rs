@@ -13,7 +13,6 @@ use proto::recoverproto;
 use verifier::refusal::Kind;
 use verifier::{
     Challenge, Identified, Identity, Measurement, Policy, Properties, Refusal, Validator, Variant,
-    self_signed,
 };
 
 /// Returns the document of the first server of the node that answers: the recovery server of a node
@@ -82,7 +81,6 @@ impl Validator for Recorder {
     fn properties(&self) -> Properties {
         Properties {
             oid: self.variant.oid,
-            self_signed: self_signed::verify,
             challenges: false,
             takes_collateral: false,
             requires_strong: false,

@@ -126,7 +126,7 @@ fn is_guarded(node: &Node, deadline: Instant) -> bool {
     let Ok(socket) = node.dial(deadline) else {
         return false;
     };
-    let mut transport = match atls::Client::new(None, vec![]).connect(socket, deadline) {
+    let mut transport = match atls::Client::new(None, None).connect(socket, deadline) {
         Ok(transport) => transport,
         Err(error) => return matches!(error, atls::Error::PeerRefused(_)),
     };

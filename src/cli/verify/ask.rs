@@ -33,13 +33,13 @@ pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Resu
         seen: OnceLock::new(),
     });
     // only the exchange of the strong form calls the observer: a certificate by itself proves nothing
-    let strong = atls::Client::new(None, vec![])
-        .verify_strong(vec![observer.clone()])
+    let strong = atls::Client::new(None, None)
+        .verify_strong(verifier::judge(vec![observer.clone()]))
         .to_any_server()
         .require_strong();
     let result = match connect(endpoint, strong, deadline) {
         Err(Attempted::Made(error)) if error.is_other_form() => {
-            let old = atls::Client::new(None, vec![observer.clone()]).only_old();
+            let old = atls::Client::new(None, verifier::judge(vec![observer.clone()])).only_old();
             connect(endpoint, old, deadline)
         }
         result => result,
@@ -58,7 +58,9 @@ pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Resu
         (Some(Ok(identified)), Err(Attempted::Made(atls::Error::PeerRefused(_)))) if is_strong => {
             Ok(Ok(identified.clone()))
         }
-        (_, Err(Attempted::Made(atls::Error::Refused(refusal)))) => Ok(Err(refusal)),
+        (_, Err(Attempted::Made(atls::Error::Refused(refused)))) => {
+            Ok(Err(verifier::refusal_of(refused)))
+        }
         (_, Err(Attempted::Made(error))) => Err(Error::Unreachable(error.to_string())),
         (_, Err(Attempted::Not(why))) => Err(Error::Unreachable(why)),
         (_, Ok(())) => Ok(Err(Kind::Unproven.because("it proves nothing"))),
@@ -102,7 +104,7 @@ pub fn plain(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<
 fn get_attestation(endpoint: &Endpoint, nonce: &[u8], deadline: Instant) -> Result<Vec<u8>, Error> {
     let node = Node {
         endpoint: endpoint.clone(),
-        client: atls::Client::new(None, vec![]),
+        client: atls::Client::new(None, None),
     };
     let socket = node.dial(deadline).map_err(|error| match error {
         Attempt::Refused(why) | Attempt::Passing(why) => Error::Unreachable(why),

@@ -20,7 +20,9 @@ use proto::attested::Collateral;
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};
 use verifier::sources::Sources;
-use verifier::{Identity, IssueError, Issuer, Oid, Request, Role, Validator, Variant, wire};
+use verifier::{
+    Identity, IssueError, Issuer, Oid, Refusal, Request, Role, Validator, Variant, wire,
+};
 
 /// Where the host listens.
 pub const SOCKET: &str = "/run/firstlight/evidence/socket";
@@ -212,8 +214,10 @@ impl Door {
     ) -> Door {
         let issuer = issuer.map(Arc::new);
         let server = || match require_strong {
-            true => atls::Server::new(None, vec![validator.clone()]).require_strong(),
-            false => atls::Server::new(None, vec![validator.clone()]),
+            true => {
+                atls::Server::new(None, verifier::judge(vec![validator.clone()])).require_strong()
+            }
+            false => atls::Server::new(None, verifier::judge(vec![validator.clone()])),
         };
         let mut proving = server();
         if let Some(issuer) = &issuer {
@@ -282,7 +286,8 @@ impl Door {
     /// Counts a refusal of a node's evidence.
     fn count(&self, result: &io::Result<Transport>) {
         let error = result.as_ref().err().and_then(attested);
-        if let Some(refusal) = error.and_then(atls::Error::refused) {
+        let refused = error.and_then(atls::Error::refused);
+        if let Some(refusal) = refused.and_then(|it| it.downcast_ref::<Refusal>()) {
             self.refusals
                 .with([verifier::reasons::name(refusal.kind)])
                 .inc();

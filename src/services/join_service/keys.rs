@@ -457,7 +457,8 @@ impl Inner {
         let issuer = (variant.issuer)(tpm);
         let own = Instant::now() + HANDSHAKE_TIMEOUT;
         let deadline = deadline.map_or(own, |deadline| deadline.min(own));
-        let client = atls::Client::new(Some(issuer), vec![members]).require_strong();
+        let client =
+            atls::Client::new(Some(issuer), verifier::judge(vec![members])).require_strong();
         Ok(client.connect(socket, deadline)?)
     }
 

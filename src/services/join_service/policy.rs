@@ -179,7 +179,6 @@ mod tests {
         fn properties(&self) -> Properties {
             Properties {
                 oid: &[],
-                self_signed: verifier::self_signed::verify,
                 challenges: false,
                 takes_collateral: false,
                 requires_strong: false,

@@ -18,7 +18,7 @@ use crate::snp::{self, Hardware};
 use crate::sources::Sources;
 use crate::{
     Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
-    Refusal, Registers, Stage, Variant, claims, cluster_register, hex, json, self_signed,
+    Refusal, Registers, Stage, Variant, claims, cluster_register, hex, json,
 };
 use proto::attested::Collateral;
 use tpm::{CLUSTER_ID_PCR, Location};
@@ -129,7 +129,6 @@ impl crate::Validator for Validator {
     fn properties(&self) -> Properties {
         Properties {
             oid: OID,
-            self_signed: self_signed::verify,
             challenges: false,
             takes_collateral: false,
             requires_strong: self.policy.requires_strong(),

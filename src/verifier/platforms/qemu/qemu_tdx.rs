@@ -13,7 +13,7 @@ use crate::refusal::Kind;
 use crate::sources::Sources;
 use crate::{
     Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
-    Refusal, Registers, Stage, Variant, hex, json, self_signed, td,
+    Refusal, Registers, Stage, Variant, hex, json, td,
 };
 use proto::attested::Collateral as Brought;
 use tpm::Location;
@@ -27,7 +27,7 @@ pub const VARIANT: Variant = Variant {
     validator: |policy, sources| {
         let policy = Arc::new(policy);
         let hardware = td::Hardware::new(&policy, sources)?;
-        Ok(Arc::new(Validator::new(policy, hardware)?))
+        Ok(Arc::new(TdValidator::new(policy, hardware)?))
     },
     collateral: Some(collateral),
     measure,
@@ -58,15 +58,15 @@ fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Brought> {
 }
 
 /// Validates documents against a policy.
-pub struct Validator {
+pub struct TdValidator {
     policy: Arc<Policy>,
     hardware: td::Hardware,
 }
 
-impl Validator {
+impl TdValidator {
     /// Makes a validator for a policy; `hardware` judges by it. It must be a policy of TDX
     /// machines.
-    pub fn new(policy: Arc<Policy>, hardware: td::Hardware) -> Result<Validator, PolicyError> {
+    pub fn new(policy: Arc<Policy>, hardware: td::Hardware) -> Result<TdValidator, PolicyError> {
         // a policy that accepts any image has no registers
         let has_some = !policy.images()[0].measurements().is_empty();
         if has_some && policy.registers() == Registers::Pcrs {
@@ -75,7 +75,7 @@ impl Validator {
                  RTMR 0 to 3",
             ));
         }
-        Ok(Validator { policy, hardware })
+        Ok(TdValidator { policy, hardware })
     }
 
     fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, Refusal> {
@@ -114,11 +114,10 @@ impl Validator {
     }
 }
 
-impl crate::Validator for Validator {
+impl crate::Validator for TdValidator {
     fn properties(&self) -> Properties {
         Properties {
             oid: OID,
-            self_signed: self_signed::verify,
             challenges: false,
             takes_collateral: false,
             requires_strong: self.policy.requires_strong(),

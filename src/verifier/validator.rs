@@ -2,19 +2,13 @@
 
 use std::sync::Arc;
 
-use base::boot::Stage;
+use attest::{ClusterRegister, Form, Identity, KeyName, Oid, Stage};
+use hardware::claims::PlatformClaims;
 use proto::attested::Collateral;
-use rustls_pki_types::CertificateDer;
-use tee::claims::PlatformClaims;
-use tee::refusal::{Kind, Refusal};
 use tpm::{Credential, EndorsementKind};
 use zeroize::Zeroizing;
 
-use super::{ClusterRegister, Identity, KeyName, Oid};
-
-/// Maximum size in bytes of the collateral that a peer sends: Intel's collateral for a platform has
-/// about 25 KiB.
-pub const MAX_COLLATERAL: usize = 128 << 10;
+use crate::refusal::{Kind, Refusal};
 
 /// Judges the evidence of machines of one variant.
 ///
@@ -40,10 +34,6 @@ pub trait Validator: Send + Sync {
 pub struct Properties {
     /// The OID of the variant.
     pub oid: Oid,
-    /// Returns the public key (DER SubjectPublicKeyInfo) of a self-signed certificate; always
-    /// `self_signed::verify` of the crate `verifier`. A program without validators does not link
-    /// that function.
-    pub self_signed: fn(&CertificateDer<'_>) -> Result<Vec<u8>, Refusal>,
     /// Whether [`Validator::challenge`] may return a challenge.
     pub challenges: bool,
     /// Whether the peer must send the collateral of its document, because this program does not
@@ -97,15 +87,6 @@ pub struct Claims {
     pub stage: Option<Stage>,
     /// As [`Identified::platform`].
     pub platform: Option<Arc<PlatformClaims>>,
-}
-
-/// The two forms of attested TLS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// Documents are in certificates and bind the certificates' keys, as in Constellation.
-    Old,
-    /// Documents are exchanged inside the connection and bind its exporter.
-    Strong,
 }
 
 /// What a peer presents as proof in one connection.

@@ -1,0 +1,202 @@
+//! The judge of attested TLS: a peer is accepted if a validator accepts its document, and the
+//! document is bound to this connection.
+
+use std::sync::Arc;
+
+use attest::session;
+use attest::{Accepted, ConnectionJudge, Form, Judge, KeyName, Presented, Refused, Role};
+use base::der::Malformed;
+use base::text::hex;
+use base::x509;
+use proto::attested;
+use tpm::Bank;
+
+use crate::refusal::{Kind, Refusal};
+use crate::validator::{Challenge, Claims, Evidence, Identified, Session, Validator};
+use crate::{self_signed, sha256, wire};
+
+/// The PCR banks of which quotes are requested: policies have values of this one.
+const BANKS: [Bank; 1] = [Bank::Sha256];
+
+/// Returns the judge of a client or server that accepts only peers whose document one of the
+/// `validators` accepts. **Without validators there is no judge: every peer is accepted.**
+pub fn judge(validators: Vec<Arc<dyn Validator>>) -> Option<Arc<dyn Judge>> {
+    (!validators.is_empty()).then(|| Arc::new(Validators(validators)) as Arc<dyn Judge>)
+}
+
+/// Returns the refusal of a peer, with which attested TLS failed.
+pub fn refusal(refused: Refused) -> Refusal {
+    match refused.downcast::<Refusal>() {
+        Ok(refusal) => *refusal,
+        Err(other) => Kind::Unproven.because(other.to_string()),
+    }
+}
+
+struct Validators(Vec<Arc<dyn Validator>>);
+
+impl Judge for Validators {
+    fn certificate(&self, certificate: &[u8], nonce: &[u8]) -> Result<Accepted, Refused> {
+        Ok(accepted(Form::Old, self.verify(certificate, nonce)?))
+    }
+
+    fn no_document(&self) -> Refused {
+        self.no_document_of(&[]).into()
+    }
+
+    fn connection(&self, peers: &'static [Role]) -> Box<dyn ConnectionJudge> {
+        let fixed = |validator: &Arc<dyn Validator>| {
+            let of_connection = validator.of_connection();
+            of_connection.unwrap_or_else(|| validator.clone())
+        };
+        Box::new(OfConnection {
+            validators: Validators(self.0.iter().map(fixed).collect()),
+            peers,
+            challenge: None,
+        })
+    }
+}
+
+fn accepted(form: Form, identified: Identified) -> Accepted {
+    Accepted {
+        machine: identified.machine,
+        claims: Arc::new(Claims {
+            form,
+            stage: identified.stage,
+            platform: identified.platform,
+        }),
+    }
+}
+
+impl Validators {
+    /// Returns the validator of the variant with this OID.
+    fn of(&self, oid: &[u8]) -> Option<&Arc<dyn Validator>> {
+        let mut all = self.0.iter();
+        all.find(|validator| validator.properties().oid == oid)
+    }
+
+    /// Validates the certificate of a peer; `nonce` is the nonce that we sent to the peer. Returns
+    /// the content of the document.
+    ///
+    /// The certificate must be signed by its own key. It must have no unknown critical extension,
+    /// and no extended key usage without serverAuth (RFC 5280 §4.2.1.12; for clients too, as in
+    /// Constellation). The first extension of a known variant is used: its document must be valid
+    /// for the nonce and bind the key of this certificate. TLS itself verifies that the peer has the
+    /// private key.
+    fn verify(&self, certificate: &[u8], nonce: &[u8]) -> Result<Identified, Refusal> {
+        let public_key = self_signed::verify(&certificate.into())?;
+        let extensions = x509::extensions(certificate).map_err(|Malformed| {
+            Kind::Malformed.because("the extensions of its certificate are malformed")
+        })?;
+        let decisive = extensions
+            .iter()
+            .find_map(|extension| Some((self.of(extension.oid)?, extension.value)));
+        let (validator, document) = decisive.ok_or_else(|| {
+            let oids: Vec<_> = extensions.iter().map(|extension| extension.oid).collect();
+            self.no_document_of(&oids)
+        })?;
+
+        let evidence = Evidence::new(document, nonce);
+        evidence.check_form(&validator.properties())?;
+        let identified = validator.judge(&evidence)?;
+        if identified.user_data != sha256(&[&public_key]) {
+            return Err(Kind::Binding
+                .because("its attestation document is for another key than its certificate's"));
+        }
+        Ok(identified)
+    }
+
+    /// Returns the refusal of a peer whose documents, with these OIDs, are of no accepted variant.
+    fn no_document_of(&self, oids: &[&[u8]]) -> Refusal {
+        /// Maximum number of OIDs in the error; the peer decides how many there are.
+        const SHOWN: usize = 4;
+        let hex = |oid: &[u8]| hex(&oid[..oid.len().min(32)]);
+        let expected: Vec<_> = (self.0.iter())
+            .map(|validator| hex(validator.properties().oid))
+            .collect();
+        let got: Vec<_> = oids.iter().take(SHOWN).map(|oid| hex(oid)).collect();
+        Kind::Unproven.because(format!(
+            "it has no attestation document of an accepted variant (expected OID {}, got {})",
+            expected.join(" or "),
+            if got.is_empty() {
+                "no document".into()
+            } else {
+                got.join(", ")
+            }
+        ))
+    }
+}
+
+/// The judge of one connection of the strong form.
+struct OfConnection {
+    validators: Validators,
+    /// The roles in which the peer may prove itself.
+    peers: &'static [Role],
+    /// What we require the peer's TPM to decrypt.
+    challenge: Option<Challenge>,
+}
+
+impl ConnectionJudge for OfConnection {
+    fn demand(&self) -> attested::Demand {
+        let mut all = self.validators.0.iter().map(|it| it.properties());
+        attested::Demand {
+            banks: BANKS.map(|bank| bank as u32).to_vec(),
+            challenges: all.clone().any(|it| it.challenges),
+            collateral: all.any(|it| it.takes_collateral),
+        }
+    }
+
+    fn challenge(
+        &mut self,
+        peer: &attested::Identity,
+    ) -> Result<Option<attested::Challenge>, Refused> {
+        if let Some(validator) = self.validators.of(&peer.variant) {
+            self.challenge = validator.challenge(&wire::read_identity(peer))?;
+        }
+        let challenge = self.challenge.as_ref();
+        Ok(challenge.map(|it| wire::credential(it.kind, &it.credential)))
+    }
+
+    fn proof(&self, presented: &Presented<'_>) -> Result<Accepted, Refused> {
+        Ok(accepted(Form::Strong, self.verify(presented)?))
+    }
+}
+
+impl OfConnection {
+    fn verify(&self, presented: &Presented<'_>) -> Result<Identified, Refusal> {
+        let Some(identity) = presented.identity else {
+            let why = match self.peers.contains(&Role::JoinService) {
+                true => {
+                    "it proves nothing, as a join service does whose host gives it no evidence (its log says why)"
+                }
+                false => "it proves nothing: it sends no attestation document",
+            };
+            return Err(Kind::Unproven.because(why));
+        };
+        let validator = self.validators.of(&identity.variant);
+        let validator =
+            validator.ok_or_else(|| self.validators.no_document_of(&[&identity.variant]))?;
+        let challenge = self.challenge.as_ref();
+        let secret = challenge.map_or(&[][..], |challenge| &challenge.secret[..]);
+        let peer = wire::read_identity(identity);
+        let identified = validator.judge(&Evidence {
+            document: &presented.proof.document,
+            nonce: presented.nonce,
+            certified: challenge.map(|_| KeyName::of(&peer.key)).as_ref(),
+            session: Some(Session {
+                digest: presented.session,
+                secret,
+                peer: &peer,
+                collateral: presented.proof.collateral.as_ref(),
+            }),
+        })?;
+        match session::role(&identified.user_data, presented.session, secret) {
+            Some(role) if self.peers.contains(&role) => Ok(identified),
+            Some(role) => Err(Kind::Binding.because(format!(
+                "its attestation document is that of a {}, expected that of a {}",
+                role.name(),
+                self.peers[0].name()
+            ))),
+            None => Err(Kind::Nonce.because("its attestation document is for another connection")),
+        }
+    }
+}
