@@ -3,12 +3,12 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use base::stop::Stop;
 use common::addons::{self, failed, folder_sha256, sha256, succeeded, tool};
 use common::kube_apiserver::Cluster;
-use kubernetes::client::{CONFIG_MAPS, Client, DEPLOYMENTS, NODES, Object, Selector};
+use kubernetes::client::{CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Selector};
 use serde_json::json;
 
 const CHART: &str = "apiVersion: v2\nname: plugin\nversion: 1.2.3\n";
@@ -180,6 +180,38 @@ fn cilium_is_installed_with_the_documented_values() {
     let late = operator.apply(&["--timeout", "2s"]);
     failed(&late, "add-on cilium is not ready after 2 s: ");
     failed(&late, "cilium-operator");
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
+fn the_controller_of_aws_is_installed_with_the_documented_values() {
+    let page = include_str!("../docs/clouds/controller-manager.md");
+    let list = page
+        .split("```")
+        .find_map(|block| block.strip_prefix("yaml\n"))
+        .unwrap();
+    let operator = Operator::new();
+    let script = format!("{}/tools/aws-controller.sh", support::ROOT);
+    let printed = Command::new(script).arg("chart").output().unwrap();
+    let chart = PathBuf::from(String::from_utf8(printed.stdout).unwrap().trim());
+    let chart_line = format!("chart: {}\n", chart.display());
+    let list = list
+        .replace("chart: aws-cloud-controller-manager\n", &chart_line)
+        .replace(&"0".repeat(64), &folder_sha256(&chart));
+    fs::write(operator.at("addons.yaml"), list).unwrap();
+    succeeded(&operator.apply(&["--skip-wait"]));
+
+    let set = DAEMON_SETS
+        .in_namespace("kube-system")
+        .named("aws-cloud-controller-manager");
+    let set = operator.client.get(&set).unwrap();
+    let pod = &set["spec"]["template"]["spec"];
+    assert_eq!(pod["hostNetwork"], true);
+    let image = pod["containers"][0]["image"].as_str().unwrap();
+    assert!(
+        image.ends_with("/cloud-controller-manager:v1.34.4"),
+        "{image}"
+    );
 }
 
 #[test]

@@ -127,6 +127,7 @@ impl Meeting {
             metadata: None,
             pki_dir: self.dir.path().into(),
             migration: Migration::default(),
+            deleted_machines: Default::default(),
             collateral: collateral.clone(),
         });
         (service.unwrap(), collateral)

@@ -27,7 +27,7 @@ use crate::swtpm::Swtpm;
 
 const USER: &str = "system:node:worker-0";
 const IP: &str = "127.42.2.100";
-const SERVING: &[&str] = &["digital signature", "server auth"];
+pub const SERVING: &[&str] = &["digital signature", "server auth"];
 
 /// A kubelet with its client certificate.
 pub fn kubelet(cluster: &Cluster, node: &str) -> Client {
@@ -58,7 +58,7 @@ pub fn pkcs10(key: &KeyPair, common_name: &str, names: &[&str], addresses: &[&st
 }
 
 /// Requests a certificate with the credentials of this client.
-fn ask(client: &Client, name: &str, request: &str, usages: &[&str]) {
+pub fn ask(client: &Client, name: &str, request: &str, usages: &[&str]) {
     let signer = "kubernetes.io/kubelet-serving";
     let spec = json!({"signerName": signer, "request": request, "usages": usages});
     client

@@ -136,6 +136,7 @@ impl Setup {
             ),
             pki_dir: self.dir.path().join("pki"),
             migration: self.migration,
+            deleted_machines: Default::default(),
             collateral: None,
         }
     }

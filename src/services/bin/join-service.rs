@@ -232,6 +232,7 @@ impl Given {
             metadata,
             pki_dir: self.pki_dir,
             migration: self.migration,
+            deleted_machines: Default::default(),
             collateral: Some(collateral),
         })
     }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! no Node has its name, and its token has expired ─► ask the cloud ─► the cloud has no such machine, running or not
-//!                                                                      for GRACE: close the disk, delete the record
+//!                                                                      for `grace`: close the disk, delete the record
 //! ```
 //!
 //! The Node alone proves nothing: an administrator may delete it, or drain a machine that boots again. The
@@ -29,14 +29,28 @@ use kubernetes::client::{self, CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::services::migration::Migration;
 
-/// The pause between two checks. Each asks for two lists of the cloud.
-const PAUSE: Duration = Duration::from_secs(300);
-/// How long a machine must be missing: a cloud's list can lack machines for some time, while a part of the cloud fails.
-const GRACE: Duration = Duration::from_secs(3600);
 /// The machine in the record of a disk that opens nowhere: no machine has this name.
 const NO_MACHINE: &str = "none";
 /// The timeout of one call of the API.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// When machines are looked for, and when their records are deleted.
+#[derive(Clone, Copy)]
+pub struct Times {
+    /// The pause between two checks. Each asks for two lists of the cloud.
+    pub pause: Duration,
+    /// How long a machine must be missing: a cloud's list can lack machines for some time, while a part of the cloud fails.
+    pub grace: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Times {
+        Times {
+            pause: Duration::from_secs(300),
+            grace: Duration::from_secs(3600),
+        }
+    }
+}
 
 /// What the checks need.
 struct DeletedMachines {
@@ -44,6 +58,7 @@ struct DeletedMachines {
     cluster: Arc<Cluster>,
     instances: Arc<Instances>,
     migration: Migration,
+    grace: Duration,
     /// The records whose machines are missing, and since when.
     missing: HashMap<String, Instant>,
 }
@@ -54,16 +69,18 @@ pub fn start(
     cluster: &Arc<Cluster>,
     instances: &Arc<Instances>,
     migration: Migration,
+    Times { pause, grace }: Times,
 ) -> io::Result<Joined> {
     let mut machines = DeletedMachines {
         client: client.within(TIMEOUT),
         cluster: cluster.clone(),
         instances: instances.clone(),
         migration,
+        grace,
         missing: HashMap::new(),
     };
     let run = move || {
-        while !machines.client.stopped_within(PAUSE) {
+        while !machines.client.stopped_within(pause) {
             machines.check();
         }
     };
@@ -92,7 +109,8 @@ impl DeletedMachines {
             }
             _ => return self.missing.clear(),
         };
-        for record in missing(&mut self.missing, records, &existing, Instant::now()) {
+        let now = Instant::now();
+        for record in missing(&mut self.missing, records, &existing, now, self.grace) {
             match delete(&self.client, &record, self.cluster.has_joining_nodes()) {
                 Ok(true) => log::info!(
                     "ConfigMap {NAMESPACE}/{} is deleted: the cloud has no machine {}, and there is no node of this name",
@@ -133,12 +151,13 @@ pub fn delete(
     Ok(is_deleted)
 }
 
-/// Notes which of these records have no existing machine. Returns those that have had none for [`GRACE`].
+/// Notes which of these records have no existing machine. Returns those that have had none for `grace`.
 fn missing(
     since: &mut HashMap<String, Instant>,
     records: Vec<Arc<MachineRecord>>,
     existing: &HashSet<String>,
     now: Instant,
+    grace: Duration,
 ) -> Vec<Arc<MachineRecord>> {
     let mut records = records;
     records.retain(|record| !existing.contains(&record.node));
@@ -147,7 +166,7 @@ fn missing(
         let at = before.get(&record.name).copied().unwrap_or(now);
         since.insert(record.name.clone(), at);
     }
-    records.retain(|record| now.duration_since(since[&record.name]) >= GRACE);
+    records.retain(|record| now.duration_since(since[&record.name]) >= grace);
     records
 }
 
@@ -167,11 +186,12 @@ mod tests {
             })
         };
         let start = Instant::now();
+        let grace = Times::default().grace;
         let mut since = HashMap::new();
         let mut check = |minute: u64, existing: &[&str]| -> Vec<String> {
             let existing = existing.iter().map(|name| (*name).to_owned()).collect();
             let now = start + Duration::from_secs(60 * minute);
-            let gone = missing(&mut since, records().into(), &existing, now);
+            let gone = missing(&mut since, records().into(), &existing, now, grace);
             gone.iter().map(|record| record.node.clone()).collect()
         };
         assert_eq!(check(0, &["a", "b"]), [""; 0]);

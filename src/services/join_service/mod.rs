@@ -138,6 +138,8 @@ pub struct Config {
     pub pki_dir: PathBuf,
     /// Until when disks without a record are accepted.
     pub migration: Migration,
+    /// When the records of deleted machines are deleted: the program uses the default.
+    pub deleted_machines: deleted_machines::Times,
     /// Where the certificates of chips and the collateral of platforms come from; `None` if
     /// machines must send them.
     pub collateral: Option<Arc<Fetching>>,
@@ -341,8 +343,9 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         },
     );
     let audit = Arc::new(audit);
-    let deleting =
-        deleted_machines::start(&client, &cluster, &instances, migration).map_err(Error::Thread)?;
+    let times = config.deleted_machines;
+    let deleting = deleted_machines::start(&client, &cluster, &instances, migration, times)
+        .map_err(Error::Thread)?;
     let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
     let access = ClusterAccess::new(cluster, cleaner.clone());
     let tickets = Tickets::new(secrets, pki, instances, Some(access), audit, migration);
