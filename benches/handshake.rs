@@ -369,7 +369,7 @@ fn serve(mode: &str) {
     let is_tcp = mode == TCP;
     let server = Arc::new(Server::new(
         issuer(true),
-        verifier::judge(validators(mode == "mutual")),
+        verifier::judge_of_any(validators(mode == "mutual")),
     ));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     println!("listening {}", listener.local_addr().unwrap());
@@ -406,7 +406,7 @@ fn expect_echo(reader: impl Read, mut writer: impl Write) {
 fn call(address: SocketAddr, kind: &Kind<'_>, count: usize) -> Duration {
     let client = Client::new(
         issuer(kind.attested == "mutual"),
-        verifier::judge(validators(true)),
+        verifier::judge_of_any(validators(true)),
     );
     let client = match kind.form {
         "old" => client.only_old(),

@@ -193,6 +193,7 @@ fn the_controller_of_aws_is_installed_with_the_documented_values() {
     let operator = Operator::new();
     let script = format!("{}/tools/aws-controller.sh", support::ROOT);
     let printed = Command::new(script).arg("chart").output().unwrap();
+    assert!(printed.status.success(), "{printed:?}");
     let chart = PathBuf::from(String::from_utf8(printed.stdout).unwrap().trim());
     let chart_line = format!("chart: {}\n", chart.display());
     let list = list

@@ -102,7 +102,7 @@ fn server_for(mode: &str) -> Server {
     } else {
         vec![]
     };
-    Server::new(issuer, verifier::judge(validators))
+    Server::new(issuer, verifier::judge_of_any(validators))
 }
 
 fn client_for(mode: &str) -> Client {
@@ -113,7 +113,7 @@ fn client_for(mode: &str) -> Client {
     } else {
         vec![]
     };
-    Client::new(issuer, verifier::judge(validators))
+    Client::new(issuer, verifier::judge_of_any(validators))
 }
 
 /// Serves `count` connections one after the other, as the Go server does. Returns the result of each.

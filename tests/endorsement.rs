@@ -474,13 +474,13 @@ fn the_strong_form_proves_both_tpms_in_one_connection() {
     let server = || {
         atls::Server::new(
             Some(issuer(one.location())),
-            verifier::judge(demand(other.root(true))),
+            verifier::judge_of_any(demand(other.root(true))),
         )
     };
     let client = |location| {
         atls::Client::new(
             Some(issuer(location)),
-            verifier::judge(demand(one.root(true))),
+            verifier::judge_of_any(demand(one.root(true))),
         )
     };
     assert_eq!(meet(client(other.location()), server()), [None, None]);
@@ -498,7 +498,7 @@ fn the_strong_form_proves_both_tpms_in_one_connection() {
     // each side has the root of the other side
     let swapped = atls::Client::new(
         Some(issuer(other.location())),
-        verifier::judge(demand(other.root(true))),
+        verifier::judge_of_any(demand(other.root(true))),
     );
     refused(swapped, server(), Some("a signature is wrong"), None);
     let old = client(other.location()).only_old();

@@ -448,7 +448,7 @@ fn key_service_refuses_a_grant_to_a_caller_that_it_cannot_know() {
 /// Starts the join service as its program does, but with an attestation variant that any client can
 /// issue.
 fn join_service(keys: &str) -> Server {
-    let tls = atls::Server::new(None, verifier::judge(vec![Arc::new(Anybody)]));
+    let tls = atls::Server::new(None, Some(verifier::judge(Arc::new(Anybody))));
     let router = join_service::router(join_service::rejoin_only(KeyClient::new(keys, Auth::None)));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     Server::start(
@@ -618,7 +618,7 @@ fn a_key_of_the_wrong_length_is_a_permanent_failure_without_details() {
 #[test]
 fn the_client_of_the_tests_is_refused_where_attestation_is_another() {
     // Checks that the client's check works: a server that accepts any client would pass the tests above.
-    let tls = atls::Server::new(None, verifier::judge(vec![Arc::new(Never)]));
+    let tls = atls::Server::new(None, Some(verifier::judge(Arc::new(Never))));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start(
         "never",

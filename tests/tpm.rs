@@ -1054,7 +1054,7 @@ fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_nam
         let far = listener.accept().unwrap().0;
         let server = std::thread::spawn(move || server.handshake(far, deadline()).map(drop));
         let validator = qemu_vtpm::validator(Arc::new(policy));
-        let client = Client::new(None, verifier::judge(vec![Arc::new(validator)]));
+        let client = Client::new(None, Some(verifier::judge(Arc::new(validator))));
         let client = if old { client.only_old() } else { client };
         let reached = client.connect(near, deadline());
         match is_accepted {

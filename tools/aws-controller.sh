@@ -10,19 +10,20 @@ VERSION=v1.34.4
 MODULE=k8s.io/cloud-provider-aws
 
 PATH=$PATH:/usr/local/go/bin
-published() { go mod download -json "$MODULE@$VERSION" | sed -n 's/^\t"Dir": "\(.*\)".*/\1/p'; }
+command -v go >/dev/null || die "go is missing: run tools/setup.sh"
+published=$(cd / && GOWORK=off GOFLAGS= go mod download -json "$MODULE@$VERSION" | sed -n 's/^\t"Dir": "\(.*\)".*/\1/p')
+[ -n "$published" ] || die "$MODULE $VERSION cannot be downloaded from the Go module proxy"
 
 case ${1:-program} in
-chart) command -v go >/dev/null || die "go is missing: run tools/setup.sh"; echo "$(published)/charts/aws-cloud-controller-manager"; exit ;;
+chart) echo "$published/charts/aws-cloud-controller-manager"; exit ;;
 program) ;;
-*) die "what is $1: it must be program or chart" ;;
+*) die "unknown argument $1: it must be program or chart" ;;
 esac
 
 folder=$CACHE/aws-cloud-controller-manager-$VERSION
 program=$folder/aws-cloud-controller-manager
 
 if [ ! -x "$program" ]; then
-  command -v go >/dev/null || die "go is missing: run tools/setup.sh"
   mkdir -p "$folder/source"
   exec 9>"$folder/lock"; flock 9
   say "building AWS's cloud controller manager $VERSION"
@@ -30,8 +31,6 @@ if [ ! -x "$program" ]; then
   cd "$folder/source"
   export CGO_ENABLED=0 GOWORK=off GOFLAGS=
   # a module of our own, because its go.mod has a `replace`. The replacement is a fork that the proxy lacks; what it replaces works too
-  published=$(published)
-  [ -n "$published" ] || die "$MODULE $VERSION is not to be had from the Go module proxy"
   sed "s|^module .*|module firstlight.test/aws|" "$published/go.mod" >go.mod
   cp "$published/go.sum" go.sum
   chmod u+w go.mod go.sum

@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn judge_for(certificate: &CertificateDer<'_>, nonce: &[u8]) -> Result<(), String> {
-        let judge = verifier::judge(vec![Arc::new(Dummy(OID))]).unwrap();
+        let judge = verifier::judge(Arc::new(Dummy(OID)));
         let judged = judge.certificate(certificate, nonce);
         judged.map(drop).map_err(|refusal| refusal.to_string())
     }

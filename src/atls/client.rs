@@ -3,7 +3,6 @@
 use base::sync::lock;
 use std::fmt;
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -63,8 +62,7 @@ impl Client {
         self
     }
 
-    /// If a server knows the strong form, also has it judged by `judge`, although the old form of the
-    /// server proves nothing.
+    /// In the strong form, verifies the server by `judge`; in the old form the server proves nothing.
     pub fn verify_strong(mut self, judge: Option<Arc<dyn Judge>>) -> Self {
         self.strong_judge = judge;
         self
@@ -116,7 +114,6 @@ impl Client {
             offers_strong: self.forms != Forms::OnlyOld,
             nonce,
             accepted: OnceLock::new(),
-            bare: AtomicBool::new(false),
             failure: Mutex::new(None),
         });
         let config = self.config(&session)?;
@@ -199,8 +196,6 @@ struct Session {
     nonce: Vec<u8>,
     /// The server, if a judge has accepted it.
     accepted: OnceLock<Accepted>,
-    /// Whether the server's certificate has no document.
-    bare: AtomicBool,
     /// Why the issuer or the judge failed; rustls does not preserve this error.
     failure: Mutex<Option<Error>>,
 }
@@ -216,11 +211,9 @@ impl Session {
 
     /// Returns the accepted server after a handshake of the old form.
     fn old_form(&self) -> Result<Option<Accepted>, Error> {
-        match &self.judge {
-            Some(judge) if self.bare.load(Ordering::Relaxed) => {
-                Err(Error::Refused(judge.no_document()))
-            }
-            _ => Ok(self.accepted.get().cloned()),
+        match (&self.judge, self.accepted.get()) {
+            (Some(judge), None) => Err(Error::Refused(judge.no_document())),
+            (_, accepted) => Ok(accepted.cloned()),
         }
     }
 
@@ -242,7 +235,6 @@ impl ServerCertVerifier for Session {
         // in the strong form the exchange proves the server; `old_form` refuses such a certificate
         // in the old form
         if self.offers_strong && certificate::is_bare(leaf) {
-            self.bare.store(true, Ordering::Relaxed);
             return Ok(ServerCertVerified::assertion());
         }
         let Some(judge) = &self.judge else {

@@ -253,7 +253,7 @@ impl End<'_> {
         })
     }
 
-    /// Receives the proof of the peer and has it judged.
+    /// Receives the peer's proof and verifies it with the judge.
     fn verify(
         &self,
         pipe: &mut Pipe<'_, '_>,

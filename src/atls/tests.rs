@@ -19,7 +19,7 @@ use transport::Transport;
 use verifier::refusal::Kind;
 use verifier::{
     Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
-    Validator, judge,
+    Validator, judge, judge_of_any,
 };
 
 pub type Issuers = Option<Arc<dyn Issuer>>;
@@ -89,11 +89,11 @@ fn every_mode_carries_data_both_ways() {
     {
         let client = Client::new(
             if client_attests { issuer() } else { None },
-            judge(if server_attests { validators() } else { vec![] }),
+            judge_of_any(if server_attests { validators() } else { vec![] }),
         );
         let server = Server::new(
             if server_attests { issuer() } else { None },
-            judge(if client_attests { validators() } else { vec![] }),
+            judge_of_any(if client_attests { validators() } else { vec![] }),
         );
         let (client, server) = meet(client, server);
         greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
@@ -184,8 +184,8 @@ fn outcome(client: Result<Transport, Error>) -> Result<(), Error> {
 fn any_of_several_validators_may_know_the_variant() {
     let several = || -> Validators { vec![Arc::new(Dummy(OTHER_OID)), Arc::new(Dummy(OID))] };
     let (client, server) = meet(
-        Client::new(issuer(), judge(several())),
-        Server::new(issuer(), judge(several())),
+        Client::new(issuer(), judge_of_any(several())),
+        Server::new(issuer(), judge_of_any(several())),
     );
     greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
 }
@@ -193,7 +193,7 @@ fn any_of_several_validators_may_know_the_variant() {
 #[test]
 fn a_refused_server_does_not_learn_the_validator_s_reason() {
     let (client, server) = meet(
-        Client::new(None, judge(vec![Arc::new(Picky)])),
+        Client::new(None, Some(judge(Arc::new(Picky)))),
         Server::new(issuer(), None),
     );
     let error = client.err().unwrap();
@@ -214,7 +214,7 @@ fn a_refused_client_does_not_learn_the_validator_s_reason() {
     for _ in 0..40 {
         let (client, server) = part(
             Client::new(issuer(), None),
-            Server::new(None, judge(vec![Arc::new(Picky)])),
+            Server::new(None, Some(judge(Arc::new(Picky)))),
         );
         assert!(
             matches!(
@@ -231,7 +231,7 @@ fn a_refused_client_does_not_learn_the_validator_s_reason() {
 fn an_unknown_variant_is_refused_on_either_side() {
     let other = || -> Issuers { Some(Arc::new(Dummy(OTHER_OID))) };
     let (client, server) = part(
-        Client::new(None, judge(validators())),
+        Client::new(None, judge_of_any(validators())),
         Server::new(other(), None),
     );
     assert!(
@@ -240,7 +240,7 @@ fn an_unknown_variant_is_refused_on_either_side() {
     );
     let (client, server) = part(
         Client::new(other(), None),
-        Server::new(None, judge(validators())),
+        Server::new(None, judge_of_any(validators())),
     );
     assert!(
         server.refused().is_some() && matches!(client, Error::PeerRefused(_)),
@@ -253,16 +253,16 @@ fn a_side_without_attestation_is_refused_by_one_that_validates() {
     for mutual in [false, true] {
         let extra = || if mutual { validators() } else { vec![] };
         let (client, server) = part(
-            Client::new(issuer(), judge(validators())),
-            Server::new(None, judge(extra())),
+            Client::new(issuer(), judge_of_any(validators())),
+            Server::new(None, judge_of_any(extra())),
         );
         assert!(
             client.refused().is_some() && matches!(server, Error::PeerRefused(_)),
             "{client}; {server}"
         );
         let (client, server) = part(
-            Client::new(None, judge(extra())),
-            Server::new(issuer(), judge(validators())),
+            Client::new(None, judge_of_any(extra())),
+            Server::new(issuer(), judge_of_any(validators())),
         );
         assert!(
             server.refused().is_some() && matches!(client, Error::PeerRefused(_)),
@@ -274,7 +274,7 @@ fn a_side_without_attestation_is_refused_by_one_that_validates() {
 #[test]
 fn a_client_is_not_validated_by_a_server_without_validators() {
     let (client, server) = meet(
-        Client::new(Some(Arc::new(Broken)), judge(validators())),
+        Client::new(Some(Arc::new(Broken)), judge_of_any(validators())),
         Server::new(issuer(), None),
     );
     greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
@@ -283,7 +283,7 @@ fn a_client_is_not_validated_by_a_server_without_validators() {
 #[test]
 fn an_issuer_that_fails_is_an_error_of_this_machine() {
     let (client, server) = meet(
-        Client::new(None, judge(validators())),
+        Client::new(None, judge_of_any(validators())),
         Server::new(Some(Arc::new(Broken)), None),
     );
     let error = server.err().unwrap();
@@ -293,7 +293,7 @@ fn an_issuer_that_fails_is_an_error_of_this_machine() {
 
     let (client, server) = meet(
         Client::new(Some(Arc::new(Broken)), None),
-        Server::new(None, judge(validators())),
+        Server::new(None, judge_of_any(validators())),
     );
     assert!(matches!(client, Err(Error::Issuer(_))));
     assert!(server.is_err());
@@ -301,8 +301,8 @@ fn an_issuer_that_fails_is_an_error_of_this_machine() {
 
 #[test]
 fn one_client_serves_many_connections_at_once_and_so_does_one_server() {
-    let client = Arc::new(Client::new(issuer(), judge(validators())));
-    let server = Arc::new(Server::new(issuer(), judge(validators())));
+    let client = Arc::new(Client::new(issuer(), judge_of_any(validators())));
+    let server = Arc::new(Server::new(issuer(), judge_of_any(validators())));
     let threads: Vec<_> = (0..15)
         .map(|_| {
             let (near, far) = sockets();
@@ -323,8 +323,8 @@ fn one_client_serves_many_connections_at_once_and_so_does_one_server() {
 fn connections_in_a_row_all_succeed() {
     for _ in 0..200 {
         let (client, server) = meet(
-            Client::new(issuer(), judge(validators())),
-            Server::new(issuer(), judge(validators())),
+            Client::new(issuer(), judge_of_any(validators())),
+            Server::new(issuer(), judge_of_any(validators())),
         );
         greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
     }
@@ -340,7 +340,7 @@ fn a_server_issues_a_limited_number_of_documents_at_once() {
             let server = server.clone();
             thread::spawn(move || {
                 let far = thread::spawn(move || server.handshake(far, soon()));
-                Client::new(None, judge(validators()))
+                Client::new(None, judge_of_any(validators()))
                     .connect(near, soon())
                     .unwrap();
                 far.join().unwrap().unwrap();
@@ -360,7 +360,7 @@ fn a_client_that_waits_too_long_for_a_document_times_out() {
     let start = |deadline: Instant| {
         let (near, far) = sockets();
         let server = server.clone();
-        thread::spawn(move || Client::new(None, judge(validators())).connect(near, soon()));
+        thread::spawn(move || Client::new(None, judge_of_any(validators())).connect(near, soon()));
         thread::spawn(move || server.handshake(far, deadline))
     };
     let busy: Vec<_> = (0..server::MAX_ISSUING).map(|_| start(soon())).collect();
@@ -383,7 +383,7 @@ fn our_sides_select_the_strong_form_and_tls_13() {
         let (near, far) = sockets();
         let server =
             thread::spawn(move || Server::new(issuer(), None).establish(&far, soon()).unwrap());
-        let client = Client::new(None, judge(validators()));
+        let client = Client::new(None, judge_of_any(validators()));
         let client = if is_old { client.only_old() } else { client };
         let client = client.establish(&near, soon()).unwrap();
         for connection in [client, server.join().unwrap()] {
@@ -475,7 +475,7 @@ fn bytes_that_are_not_tls_are_reported_as_such_on_both_sides() {
     ] {
         let (mut near, far) = sockets();
         let server = thread::spawn(move || {
-            Server::new(issuer(), judge(validators()))
+            Server::new(issuer(), judge_of_any(validators()))
                 .handshake(far, soon())
                 .err()
                 .unwrap()
@@ -493,7 +493,7 @@ fn bytes_that_are_not_tls_are_reported_as_such_on_both_sides() {
 
         let (near, mut far) = sockets();
         let client = thread::spawn(move || {
-            Client::new(issuer(), judge(validators()))
+            Client::new(issuer(), judge_of_any(validators()))
                 .connect(near, soon())
                 .err()
                 .unwrap()
@@ -539,7 +539,7 @@ fn mutated_client_hellos_end_with_an_error_or_wait_for_more_but_never_panic() {
     for hello in mutations(&seed, 300) {
         let (mut near, far) = sockets();
         let server = thread::spawn(move || {
-            Server::new(issuer(), judge(validators())).handshake(far, soon())
+            Server::new(issuer(), judge_of_any(validators())).handshake(far, soon())
         });
         let _ = near.write_all(&hello);
         let _ = near.shutdown(Shutdown::Write);
@@ -565,12 +565,12 @@ fn no_two_connections_of_the_old_form_share_a_nonce_or_a_key() {
     let ends = || {
         let (near, far) = sockets();
         let server = thread::spawn(move || {
-            Server::new(issuer(), judge(validators()))
+            Server::new(issuer(), judge_of_any(validators()))
                 .only_old()
                 .establish(&far, soon())
                 .unwrap()
         });
-        let client = Client::new(issuer(), judge(validators()))
+        let client = Client::new(issuer(), judge_of_any(validators()))
             .establish(&near, soon())
             .unwrap();
         let certificate =

@@ -1,5 +1,5 @@
-//! How attested TLS has the evidence of a peer judged. The crate `verifier` has the judge. A program
-//! that links no verifier, such as `unlock`, has none, and accepts every peer.
+//! The interface by which attested TLS verifies a peer. The crate `verifier` implements it. A program
+//! that links no verifier, such as `unlock`, has no judge, and accepts every peer.
 
 use std::any::Any;
 use std::error::Error;
@@ -40,7 +40,7 @@ pub trait Judge: Send + Sync {
 pub trait ConnectionJudge {
     /// Returns what the peer must send.
     fn demand(&self) -> Demand;
-    /// Returns a challenge for the peer if one is required of it.
+    /// Returns the credential challenge, if the policy requires a certified attestation key.
     fn challenge(&mut self, peer: &Identity) -> Result<Option<Challenge>, Refused>;
     /// Judges the proof that the peer sent.
     fn proof(&self, presented: &Presented<'_>) -> Result<Accepted, Refused>;

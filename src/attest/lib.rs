@@ -1,7 +1,7 @@
 //! Attestation: documents that prove to a peer what software a machine runs.
 //!
-//! An [`Issuer`] makes a document on the machine itself. A [`Judge`] judges the document of a
-//! peer; the crate `verifier` has it. Attested TLS (the crate `atls`) transports a document in a
+//! An [`Issuer`] makes a document on the machine itself. [`Judge`] is the interface of the
+//! verifier, which the crate `verifier` implements. Attested TLS (the crate `atls`) transports a document in a
 //! certificate extension whose OID names the variant.
 //!
 //! Files: [`variant`] is the table of variants; the folder `platforms` has a folder for each vendor,

@@ -227,7 +227,7 @@ impl TicketRequester for Seeker {
             })?;
         // the error may be temporary: the TPM did not answer
         let judge = self.node.trust.judge().map_err(|error| error.to_string())?;
-        let connection = service.connect(self, verifier::judge(vec![judge.clone()]))?;
+        let connection = service.connect(self, Some(verifier::judge(judge.clone())))?;
         let Some(turn) = self.turns.take(TURN, &self.over) else {
             return Ok(());
         };

@@ -156,7 +156,7 @@ impl ServiceTrust {
 
     /// Returns the validator of one connection. The error may be temporary: the TPM does not
     /// answer.
-    pub fn judge(&self) -> Result<Arc<Judge>, Error> {
+    pub fn judge(&self) -> Result<Arc<ServiceValidator>, Error> {
         let images = self.images()?;
         let carried = Arc::new(Carried::default());
         let sources: Arc<dyn Sources> = carried.clone();
@@ -166,7 +166,7 @@ impl ServiceTrust {
                 .map_err(Error::Setting)
         };
         let any = validator(images.clone().of_any_image())?;
-        Ok(Arc::new(Judge {
+        Ok(Arc::new(ServiceValidator {
             takes_collateral: self.variant.collateral.is_some(),
             carried,
             images: validator(images)?,
@@ -257,7 +257,7 @@ fn of_image(mut registers: BTreeMap<u32, Measurement>) -> BTreeMap<u32, Measurem
 }
 
 /// Judges the proof of one join service.
-pub struct Judge {
+pub struct ServiceValidator {
     /// Whether the variant needs collateral, which the node does not fetch.
     takes_collateral: bool,
     /// The collateral that the service sent, as source for the validators.
@@ -270,7 +270,7 @@ pub struct Judge {
     proof: OnceLock<Proof>,
 }
 
-impl Judge {
+impl ServiceValidator {
     /// Returns what the service proved; `None` if it sent no evidence.
     pub fn proof(&self) -> Option<&Proof> {
         self.proof.get()
@@ -340,7 +340,7 @@ impl fmt::Display for Proof {
     }
 }
 
-/// See [`Judge::check_cluster`].
+/// See [`ServiceValidator::check_cluster`].
 fn check_cluster(
     pinned: Option<ClusterId>,
     proof: Option<&Proof>,
@@ -363,7 +363,7 @@ fn check_cluster(
     }
 }
 
-impl Validator for Judge {
+impl Validator for ServiceValidator {
     fn properties(&self) -> Properties {
         Properties {
             takes_collateral: self.takes_collateral,

@@ -249,7 +249,7 @@ impl Node {
     pub fn judged_by(endpoint: &Endpoint, validator: Arc<dyn Validator>) -> Node {
         Node {
             endpoint: endpoint.clone(),
-            client: atls::Client::new(None, verifier::judge(vec![validator])),
+            client: atls::Client::new(None, Some(verifier::judge(validator))),
         }
     }
 

@@ -3,9 +3,9 @@
 //!
 //! One thread lists the join services every 15 s; one thread per service requests the ticket. Each
 //! thread has its own jittered back-off from 1 s. A dead service therefore delays no other service,
-//! and a metadata service that hangs does not delay a ticket that has already arrived. A requester
-//! with a judge has it judge the evidence of a service in the strong form of attested TLS;
-//! Constellation's services have none. The [`TicketRequester`] checks each answer.
+//! and a metadata service that hangs does not delay a ticket that has already arrived. If the
+//! requester has a judge, the judge verifies the service's evidence in the strong form of attested
+//! TLS; Constellation's services have none. The [`TicketRequester`] checks each answer.
 //!
 //! ```text
 //!   sources ─► load balancer, other control planes ─► one thread each: connect, attest, TicketRequester::request
@@ -226,7 +226,7 @@ impl fmt::Display for JoinService {
 
 impl JoinService {
     /// Connects and attests this machine. The judge judges the evidence of a service in the
-    /// strong form of attested TLS; without validators this machine only proves itself.
+    /// strong form of attested TLS; without a judge this machine only proves itself.
     /// [`TicketRequester::finished`] ends the attempt, and later the connection, at once.
     pub fn connect<'a>(
         &self,
@@ -656,7 +656,7 @@ mod tests {
     fn a_server_that_refuses_the_attestation_is_recognized_by_its_tls_alert() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let service = JoinService(listener.local_addr().unwrap());
-        let server = atls::Server::new(None, verifier::judge(vec![Arc::new(RefuseAll)]));
+        let server = atls::Server::new(None, Some(verifier::judge(Arc::new(RefuseAll))));
         // Constellation's services send no evidence themselves
         let transport = Arc::new(server.only_old());
         let (router, limits) = (Router::new(), Limits::default());

@@ -18,13 +18,19 @@ use crate::{self_signed, sha256, wire};
 /// The PCR banks of which quotes are requested: policies have values of this one.
 const BANKS: [Bank; 1] = [Bank::Sha256];
 
+/// Returns the judge of a client or server that accepts only peers whose document this validator
+/// accepts.
+pub fn judge(validator: Arc<dyn Validator>) -> Arc<dyn Judge> {
+    Arc::new(Validators(vec![validator]))
+}
+
 /// Returns the judge of a client or server that accepts only peers whose document one of the
 /// `validators` accepts. **Without validators there is no judge: every peer is accepted.**
-pub fn judge(validators: Vec<Arc<dyn Validator>>) -> Option<Arc<dyn Judge>> {
+pub fn judge_of_any(validators: Vec<Arc<dyn Validator>>) -> Option<Arc<dyn Judge>> {
     (!validators.is_empty()).then(|| Arc::new(Validators(validators)) as Arc<dyn Judge>)
 }
 
-/// Returns the refusal of a peer, with which attested TLS failed.
+/// Returns the refusal in an error of attested TLS.
 pub fn refusal(refused: Refused) -> Refusal {
     match refused.downcast::<Refusal>() {
         Ok(refusal) => *refusal,
@@ -36,7 +42,8 @@ struct Validators(Vec<Arc<dyn Validator>>);
 
 impl Judge for Validators {
     fn certificate(&self, certificate: &[u8], nonce: &[u8]) -> Result<Accepted, Refused> {
-        Ok(accepted(Form::Old, self.verify(certificate, nonce)?))
+        let identified = self.of_connection().verify(certificate, nonce)?;
+        Ok(accepted(Form::Old, identified))
     }
 
     fn no_document(&self) -> Refused {
@@ -44,12 +51,8 @@ impl Judge for Validators {
     }
 
     fn connection(&self, peers: &'static [Role]) -> Box<dyn ConnectionJudge> {
-        let fixed = |validator: &Arc<dyn Validator>| {
-            let of_connection = validator.of_connection();
-            of_connection.unwrap_or_else(|| validator.clone())
-        };
         Box::new(OfConnection {
-            validators: Validators(self.0.iter().map(fixed).collect()),
+            validators: self.of_connection(),
             peers,
             challenge: None,
         })
@@ -68,6 +71,15 @@ fn accepted(form: Form, identified: Identified) -> Accepted {
 }
 
 impl Validators {
+    /// Returns the validators for one connection, whose policies no longer change.
+    fn of_connection(&self) -> Validators {
+        let fixed = |validator: &Arc<dyn Validator>| {
+            let of_connection = validator.of_connection();
+            of_connection.unwrap_or_else(|| validator.clone())
+        };
+        Validators(self.0.iter().map(fixed).collect())
+    }
+
     /// Returns the validator of the variant with this OID.
     fn of(&self, oid: &[u8]) -> Option<&Arc<dyn Validator>> {
         let mut all = self.0.iter();
@@ -131,7 +143,7 @@ struct OfConnection {
     validators: Validators,
     /// The roles in which the peer may prove itself.
     peers: &'static [Role],
-    /// What we require the peer's TPM to decrypt.
+    /// The credential challenge that this end sent.
     challenge: Option<Challenge>,
 }
 
@@ -198,5 +210,69 @@ impl OfConnection {
             ))),
             None => Err(Kind::Nonce.because("its attestation document is for another connection")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::validator::Properties;
+    use attest::Identity;
+
+    /// A validator whose policy has changed since the connection began, from the policy `before`.
+    struct Changed {
+        requires_strong: bool,
+        before: Option<Arc<dyn Validator>>,
+    }
+
+    impl Validator for Changed {
+        fn properties(&self) -> Properties {
+            Properties {
+                oid: &[0x06, 0x01, 0x2a],
+                challenges: self.requires_strong,
+                takes_collateral: false,
+                requires_strong: self.requires_strong,
+                believes_any_tpm: false,
+            }
+        }
+
+        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+            Ok(None)
+        }
+
+        fn judge(&self, _: &Evidence<'_>) -> Result<Identified, Refusal> {
+            Ok(Identified::default())
+        }
+
+        fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+            self.before.clone()
+        }
+    }
+
+    #[test]
+    fn a_connection_is_judged_by_one_policy() {
+        let before = Changed {
+            requires_strong: false,
+            before: None,
+        };
+        let changed = Changed {
+            requires_strong: true,
+            before: Some(Arc::new(before)),
+        };
+        let validators = Validators(vec![Arc::new(changed)]);
+        let connection = validators.connection(&[Role::Client]);
+        assert!(!connection.demand().challenges);
+        // both forms of attested TLS use these
+        let fixed = validators.of_connection();
+        assert!(!fixed.0[0].properties().requires_strong);
+    }
+
+    #[test]
+    fn a_refusal_of_another_type_keeps_its_text() {
+        let malformed = Kind::Malformed.because("too short");
+        assert_eq!(refusal(malformed.into()).kind, Kind::Malformed);
+        let other = refusal("a text".into());
+        assert_eq!(other.kind, Kind::Unproven);
+        assert_eq!(other.to_string(), "a text");
     }
 }

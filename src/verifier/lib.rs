@@ -5,8 +5,8 @@
 //!
 //! This crate re-exports the names of [`attest`], because validators use the types for evidence.
 //!
-//! Files: `validator.rs` has what a variant's validator implements, and `judge.rs` makes the judge of
-//! attested TLS of validators; [`variant`] is the table of variants; the folder `platforms` has a folder for each vendor,
+//! Files: `validator.rs` has what a variant's validator implements, and `judge.rs` builds the judge
+//! for attested TLS from validators; [`variant`] is the table of variants; the folder `platforms` has a folder for each vendor,
 //! with a file for each variant; [`vtpm`], [`td`] and [`snp`] are common to several of them;
 //! [`policy`] has what an operator requires: register values and keys, the requirements for clouds and
 //! hardware, and the names that a policy may contain; [`sources`] gets collateral, and [`carried`] has
@@ -39,7 +39,7 @@ pub mod wire;
 pub use attest::*;
 pub use hardware::claims::{PlatformClaims, Property, TcbPart};
 pub use hardware::{Refusal, claims, reasons, refusal};
-pub use judge::{judge, refusal as refusal_of};
+pub use judge::{judge, judge_of_any, refusal as refusal_of};
 pub use judged::{Measured, Variant};
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_document};
 pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};

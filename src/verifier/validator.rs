@@ -110,7 +110,7 @@ pub struct Session<'a> {
     pub digest: &'a [u8; 32],
     /// The secret of the challenge; empty if there is none.
     pub secret: &'a [u8],
-    /// The roles in which the peer may prove itself.
+    /// The identity that the peer sent in its offer.
     pub peer: &'a Identity,
     /// The collateral that the peer sent with the document. The document does not cover it.
     pub collateral: Option<&'a Collateral>,

@@ -142,7 +142,7 @@ impl Meeting {
         let (variant, tpm) = (&aws_sev_snp::VARIANT, self.node.location());
         let trust = ServiceTrust::new(Default::default(), Some(policy), variant, tpm);
         atls::Client::new(Some(aws(&self.node, Chip::new(|_| ()))), None)
-            .verify_strong(verifier::judge(vec![trust.judge().unwrap()]))
+            .verify_strong(Some(verifier::judge(trust.judge().unwrap())))
             .to_join_service()
             .require_strong()
     }

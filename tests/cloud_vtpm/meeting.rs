@@ -77,7 +77,7 @@ pub fn validator_with(
 /// Proves a machine to a caller, in the strong form and in the old form. Returns the reason for a refusal.
 pub fn prove(issuer: Arc<dyn Issuer>, validator: Arc<dyn Validator>) -> Result<(), String> {
     for is_old in [false, true] {
-        let client = atls::Client::new(None, verifier::judge(vec![validator.clone()]));
+        let client = atls::Client::new(None, Some(verifier::judge(validator.clone())));
         let client = if is_old { client.only_old() } else { client };
         let server = atls::Server::new(Some(issuer.clone()), None);
         meet(client, server)?;
@@ -86,7 +86,7 @@ pub fn prove(issuer: Arc<dyn Issuer>, validator: Arc<dyn Validator>) -> Result<(
     let client = atls::Client::new(Some(issuer), None);
     meet(
         client,
-        atls::Server::new(None, verifier::judge(vec![validator])),
+        atls::Server::new(None, Some(verifier::judge(validator))),
     )
 }
 

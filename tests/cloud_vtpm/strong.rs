@@ -72,7 +72,7 @@ fn trust_with(
 fn join(trust: &ServiceTrust, service: Arc<dyn Issuer>) -> Result<Proof, String> {
     let judge = trust.judge().unwrap();
     let client = atls::Client::new(None, None)
-        .verify_strong(verifier::judge(vec![judge.clone()]))
+        .verify_strong(Some(verifier::judge(judge.clone())))
         .require_strong();
     evidence::meet(&client, service)?;
     Ok(judge.proof().unwrap().clone())

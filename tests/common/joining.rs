@@ -147,7 +147,7 @@ impl Setting {
         let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
         let tls = form(atls::Server::new(
             None,
-            verifier::judge(vec![Arc::new(qemu_vtpm::validator(policy))]),
+            Some(verifier::judge(Arc::new(qemu_vtpm::validator(policy)))),
         ));
         JoinService {
             _server: Server::start("join", listener, Arc::new(tls), router, Limits::default())

@@ -141,14 +141,14 @@ fn a_machine_proves_itself_in_each_form_of_attested_tls_and_to_both_ends() {
     let machine = Machine::new(|_| ());
     let (issuer, judge) = (machine.issuer(), validator(&policy(json!({}))));
     for is_old in [false, true] {
-        let client = atls::Client::new(None, verifier::judge(vec![judge.clone()]));
+        let client = atls::Client::new(None, Some(verifier::judge(judge.clone())));
         let client = if is_old { client.only_old() } else { client };
         meet(client, atls::Server::new(Some(issuer.clone()), None)).unwrap();
     }
     let client = atls::Client::new(Some(issuer), None);
     meet(
         client,
-        atls::Server::new(None, verifier::judge(vec![judge])),
+        atls::Server::new(None, Some(verifier::judge(judge))),
     )
     .unwrap();
 
@@ -448,7 +448,7 @@ fn join(variant: &'static Variant, file: &Path, service: &Machine) -> Result<(),
     let node = Machine::new(|_| ()).register();
     let trust = ServiceTrust::new(settings, Some(policy), variant, node);
     let judge = trust.judge().map_err(|error| error.to_string())?;
-    let client = atls::Client::new(None, None).verify_strong(verifier::judge(vec![judge]));
+    let client = atls::Client::new(None, None).verify_strong(Some(verifier::judge(judge)));
     let host = Attester {
         issuer: service.issuer(),
         tpm: service.register(),

@@ -100,7 +100,7 @@ impl Meeting {
         let node = location(&self.node);
         let trust = ServiceTrust::new(Default::default(), None, &VARIANT, node);
         let client = atls::Client::new(None, None)
-            .verify_strong(verifier::judge(vec![trust.judge().unwrap()]))
+            .verify_strong(Some(verifier::judge(trust.judge().unwrap())))
             .to_join_service();
         evidence::meet(&client, issuer)
     }

@@ -204,7 +204,7 @@ fn refusal(make: impl FnOnce(&[u8]) -> Certificate + Send + 'static) -> Option<S
     let (near, far) = sockets();
     let server = thread::spawn(move || serve(far, make));
     let validator = qemu_vtpm::validator(Arc::new(policy()));
-    let client = Client::new(None, verifier::judge(vec![Arc::new(validator)]));
+    let client = Client::new(None, Some(verifier::judge(Arc::new(validator))));
     let deadline = Instant::now() + Duration::from_secs(60);
     let refused = client.connect(near, deadline).err();
     server.join().unwrap();

@@ -79,7 +79,7 @@ fn refusal(what: &str, sent: &[u8]) -> String {
         }
     });
     let validator = qemu_vtpm::validator(Arc::new(policy()));
-    let client = Client::new(None, None).verify_strong(verifier::judge(vec![Arc::new(validator)]));
+    let client = Client::new(None, None).verify_strong(Some(verifier::judge(Arc::new(validator))));
     let deadline = Instant::now() + Duration::from_secs(60);
     let (connected, held) = memory(|| client.connect(near, deadline).map(drop));
     server.join().unwrap();

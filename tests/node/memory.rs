@@ -114,7 +114,7 @@ where
     // as Constellation's, which proves nothing
     let tls = atls::Server::new(
         None,
-        verifier::judge(vec![Arc::new(qemu_vtpm::validator(policy))]),
+        Some(verifier::judge(Arc::new(qemu_vtpm::validator(policy)))),
     )
     .only_old();
     (
@@ -180,7 +180,7 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
         let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::validator(policy));
         let socket = TcpStream::connect(setting.node(9999)).unwrap();
         let deadline = Instant::now() + PATIENCE;
-        let transport = atls::Client::new(None, verifier::judge(vec![validator]))
+        let transport = atls::Client::new(None, Some(verifier::judge(validator)))
             .connect(socket, deadline)
             .unwrap();
         let kms = ClusterKms::new(Secret::new(key.to_vec()), Secret::new(vec![2; 32])).unwrap();

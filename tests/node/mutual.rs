@@ -393,7 +393,7 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     )));
     let node = || {
         atls::Client::new(Some(issuer.clone()), None)
-            .verify_strong(verifier::judge(vec![judge.clone()]))
+            .verify_strong(Some(verifier::judge(judge.clone())))
             .to_join_service()
     };
     let connect = |client: atls::Client| {

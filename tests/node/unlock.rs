@@ -334,7 +334,7 @@ fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers
     // as Constellation's, which proves nothing
     let tls = atls::Server::new(
         None,
-        verifier::judge(vec![Arc::new(qemu_vtpm::validator(policy))]),
+        Some(verifier::judge(Arc::new(qemu_vtpm::validator(policy)))),
     )
     .only_old();
     let _hanging = Server::start(

@@ -4,9 +4,6 @@
 
 use libfuzzer_sys::fuzz_target;
 
-// the included files use these paths
-use base::der;
-
 #[allow(dead_code)] // this fuzzer does not use everything in the files
 #[path = "../../../src/atls"]
 mod atls {
@@ -20,7 +17,7 @@ mod atls {
     use ring::rand::SystemRandom;
     use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
 
-    use super::der;
+    use base::der;
     use verifier::refusal::Kind;
     use verifier::{
         Challenge, Evidence, Identified, Identity, Oid, Properties, Refusal, Refused, Validator,
@@ -98,7 +95,7 @@ mod atls {
     }
 
     fn verify(certificate: &[u8]) -> Result<(), Refused> {
-        let judge = verifier::judge(vec![Arc::new(Dummy)]).expect("a judge");
+        let judge = verifier::judge(Arc::new(Dummy));
         judge.certificate(certificate, b"").map(drop)
     }
 

@@ -29,7 +29,7 @@ use transport::half_open::PeersTurn;
 use verifier::refusal::Kind;
 use verifier::{
     Challenge, Evidence, Identified, Identity, IssueError, Issuer, KeyName, Oid, Properties,
-    Refusal, Request, Role, Validator, judge,
+    Refusal, Request, Role, Validator, judge_of_any,
 };
 
 /// Alters a message, which is behind its length, of this end with this number. It is called once
@@ -304,7 +304,8 @@ fn exchange(proving: Proving, alteration: Alteration, time: Duration) -> [Accept
                 let end = End {
                     role,
                     issuer: issuer.as_deref(),
-                    judge: judge(proving.validators(role)).map(|it| it.connection(&Role::ALL)),
+                    judge: judge_of_any(proving.validators(role))
+                        .map(|it| it.connection(&Role::ALL)),
                     certificate: &certificate,
                 };
                 end.run(&mut connection, &mut peer, || Ok(()))

@@ -199,7 +199,7 @@ fn somebody_with_the_certificate_s_key_relays_in_the_old_form_but_not_in_the_str
     // attacker passed on
     let (near, mut far) = sockets();
     let victim = thread::spawn(move || {
-        Client::new(None, judge(validators()))
+        Client::new(None, judge_of_any(validators()))
             .only_old()
             .connect(near, soon())
     });
@@ -218,21 +218,24 @@ fn somebody_with_the_certificate_s_key_relays_in_the_old_form_but_not_in_the_str
             false => certificate::issue(None, &[]).unwrap(),
         };
         let genuine = thread::spawn(move || server.handshake(far, soon()));
-        let (victim, ()) = attack(Client::new(None, judge(validators())), move |socket| {
-            let mut victim = Taken::server(socket, certified, proto::attested::ALPN);
-            let mut server = Taken::client(near, proto::attested::ALPN);
-            let offer: Offer = victim.receive().unwrap();
-            server.send(&offer).unwrap();
-            let offer: Offer = server.receive().unwrap();
-            victim.send(&offer).unwrap();
-            let proof: Proof = server.receive().unwrap();
-            assert!(!proof.document.is_empty());
-            victim.send(&proof).unwrap();
-            assert!(matches!(
-                victim.receive::<Proof>(),
-                Err(Error::PeerRefused(rustls::AlertDescription::AccessDenied))
-            ));
-        });
+        let (victim, ()) = attack(
+            Client::new(None, judge_of_any(validators())),
+            move |socket| {
+                let mut victim = Taken::server(socket, certified, proto::attested::ALPN);
+                let mut server = Taken::client(near, proto::attested::ALPN);
+                let offer: Offer = victim.receive().unwrap();
+                server.send(&offer).unwrap();
+                let offer: Offer = server.receive().unwrap();
+                victim.send(&offer).unwrap();
+                let proof: Proof = server.receive().unwrap();
+                assert!(!proof.document.is_empty());
+                victim.send(&proof).unwrap();
+                assert!(matches!(
+                    victim.receive::<Proof>(),
+                    Err(Error::PeerRefused(rustls::AlertDescription::AccessDenied))
+                ));
+            },
+        );
         assert_eq!(
             refusal(victim),
             "its attestation document is for another connection"
@@ -246,7 +249,7 @@ fn somebody_with_the_certificate_s_key_relays_in_the_old_form_but_not_in_the_str
 fn a_client_s_proof_cannot_be_relayed_to_a_server_either() {
     let (near, far) = sockets();
     let genuine = thread::spawn(move || {
-        Server::new(None, judge(validators()))
+        Server::new(None, judge_of_any(validators()))
             .handshake(far, soon())
             .map(drop)
     });
@@ -293,7 +296,7 @@ fn a_document_in_the_certificate_of_a_man_in_the_middle_is_for_another_key() {
     let kept = Arc::new(Kept(Mutex::default()));
     let server = Server::new(Some(kept.clone()), None);
     let genuine = thread::spawn(move || server.handshake(far, soon()).map(drop));
-    let client = Client::new(None, judge(validators())).only_old();
+    let client = Client::new(None, judge_of_any(validators())).only_old();
     let (victim, ()) = attack(client, move |mut socket| {
         let name = String::from_utf8(server_name(&peek(&mut socket))).unwrap();
         let _server = Taken::client_with(near, ALPN_H2, name.try_into().unwrap());
@@ -328,7 +331,7 @@ fn a_document_of_an_earlier_connection_is_refused_in_both_forms() {
             true => Client::new(Some(issuer), None).only_old(),
             false => Client::new(Some(issuer), None),
         };
-        let server = || Server::new(None, judge(validators()));
+        let server = || Server::new(None, judge_of_any(validators()));
         let kept = Arc::new(Kept(Mutex::default()));
         let (first, accepted) = meet(client(kept.clone()), server());
         assert!(first.is_ok() && accepted.is_ok());
@@ -342,16 +345,19 @@ fn a_document_of_an_earlier_connection_is_refused_in_both_forms() {
 /// A server that has nothing to prove itself sends the client's own proof back.
 #[test]
 fn a_proof_cannot_be_reflected() {
-    let (victim, ()) = attack(Client::new(issuer(), judge(validators())), |socket| {
-        let bare = certificate::issue(None, &[]).unwrap();
-        let mut victim = Taken::server(socket, bare, proto::attested::ALPN);
-        let offer: Offer = victim.receive().unwrap();
-        // the same nonce, so that the document fits it
-        victim.send(&offer).unwrap();
-        // the client proves nothing before it has seen a proof
-        victim.send(&Proof::default()).unwrap();
-        assert!(victim.receive::<Proof>().is_err());
-    });
+    let (victim, ()) = attack(
+        Client::new(issuer(), judge_of_any(validators())),
+        |socket| {
+            let bare = certificate::issue(None, &[]).unwrap();
+            let mut victim = Taken::server(socket, bare, proto::attested::ALPN);
+            let offer: Offer = victim.receive().unwrap();
+            // the same nonce, so that the document fits it
+            victim.send(&offer).unwrap();
+            // the client proves nothing before it has seen a proof
+            victim.send(&Proof::default()).unwrap();
+            assert!(victim.receive::<Proof>().is_err());
+        },
+    );
     assert!(refusal(victim).starts_with("not JSON"));
     // and the roles differ in the user data
     let session = [1; 32];
@@ -430,7 +436,7 @@ fn an_offer_of_the_strong_form_that_is_stripped_on_the_way_ends_the_handshake() 
     let protocol: fn(&mut Vec<u8>) = |hello| replace(hello, proto::attested::ALPN, 0, b'x');
     let version: fn(&mut Vec<u8>) = |hello| replace(hello, b"\x00\x2b\x00\x03\x02\x03\x04", 6, 3);
     for accepted in [validators(), vec![]] {
-        let client = || Client::new(None, judge(accepted.clone()));
+        let client = || Client::new(None, judge_of_any(accepted.clone()));
         for (change, client) in [
             (protocol, client()),
             (version, client()),
@@ -441,7 +447,7 @@ fn an_offer_of_the_strong_form_that_is_stripped_on_the_way_ends_the_handshake() 
         }
     }
     // the test itself: without a change the same way works
-    for end in meet_through(|_| {}, Client::new(None, judge(validators()))) {
+    for end in meet_through(|_| {}, Client::new(None, judge_of_any(validators()))) {
         end.unwrap();
     }
 }
@@ -457,7 +463,7 @@ fn replace(hello: &mut [u8], bytes: &[u8], at: usize, new: u8) {
 #[test]
 fn a_server_with_only_tls_1_2_is_refused() {
     for accepted in [validators(), vec![]] {
-        let (victim, ()) = attack(Client::new(None, judge(accepted)), |socket| {
+        let (victim, ()) = attack(Client::new(None, judge_of_any(accepted)), |socket| {
             let mut config = ServerConfig::builder_with_provider(tls::provider())
                 .with_protocol_versions(&[&rustls::version::TLS12])
                 .unwrap()
@@ -476,7 +482,7 @@ fn a_client_with_only_tls_1_2_is_refused() {
     for issuer in [issuer(), None] {
         let (near, far) = sockets();
         let server = thread::spawn(move || {
-            Server::new(issuer, judge(validators()))
+            Server::new(issuer, judge_of_any(validators()))
                 .handshake(far, soon())
                 .map(drop)
         });
@@ -494,12 +500,12 @@ fn a_client_with_only_tls_1_2_is_refused() {
 #[test]
 fn an_end_that_requires_the_strong_form_refuses_the_old_one() {
     let (client, server) = meet(
-        Client::new(None, judge(validators())).require_strong(),
+        Client::new(None, judge_of_any(validators())).require_strong(),
         Server::new(issuer(), None).only_old(),
     );
     assert!(client.is_err() && server.is_err());
     let (client, server) = meet(
-        Client::new(None, judge(validators())).only_old(),
+        Client::new(None, judge_of_any(validators())).only_old(),
         Server::new(issuer(), None).require_strong(),
     );
     assert!(client.is_err() && server.is_err());
@@ -520,7 +526,7 @@ fn an_end_that_requires_the_strong_form_refuses_the_old_one() {
 /// does not pass.
 #[test]
 fn a_bare_certificate_proves_nothing_in_the_old_form() {
-    let (victim, _) = attack(Client::new(None, judge(validators())), |socket| {
+    let (victim, _) = attack(Client::new(None, judge_of_any(validators())), |socket| {
         drop(Taken::server(
             socket,
             certificate::issue(None, &[]).unwrap(),
@@ -552,7 +558,7 @@ fn an_offer_with_more_parts_than_a_tpm_has_is_refused_before_anything_is_proved(
     for (identity, banks) in many {
         let (near, far) = sockets();
         let genuine = thread::spawn(move || {
-            Server::new(issuer(), judge(validators()))
+            Server::new(issuer(), judge_of_any(validators()))
                 .handshake(far, soon())
                 .map(drop)
         });
@@ -588,7 +594,7 @@ fn messages_that_are_too_long_empty_or_out_of_order_end_the_exchange() {
     ] {
         let (near, far) = sockets();
         let genuine = thread::spawn(move || {
-            Server::new(issuer(), judge(validators()))
+            Server::new(issuer(), judge_of_any(validators()))
                 .handshake(far, soon())
                 .map(drop)
         });
@@ -610,7 +616,7 @@ fn messages_that_are_too_long_empty_or_out_of_order_end_the_exchange() {
 fn a_proof_has_a_limit_with_and_without_collateral() {
     use super::collateral::Taking;
     for (takes, limit) in [(false, 64 << 10), (true, 192 << 10)] {
-        let client = Client::new(None, judge(vec![Taking::new(takes)]));
+        let client = Client::new(None, Some(judge(Taking::new(takes))));
         let (victim, ()) = attack(client, move |socket| {
             let bare = certificate::issue(None, &[]).unwrap();
             let mut victim = Taken::server(socket, bare, proto::attested::ALPN);

@@ -79,7 +79,7 @@ fn collateral_goes_to_the_client_that_demands_it_as_long_as_it_is_not_too_long()
         let taking = Taking::new(takes);
         let bringing = Some(Arc::new(Bringing(collateral.clone())) as Arc<dyn Issuer>);
         let (client, server) = meet(
-            Client::new(None, judge(vec![taking.clone()])),
+            Client::new(None, Some(judge(taking.clone()))),
             Server::new(bringing, None),
         );
         greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();

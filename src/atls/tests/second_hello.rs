@@ -258,9 +258,9 @@ impl TwoFaced {
 /// Returns the servers that demand a proof.
 fn servers() -> [fn() -> Server; 3] {
     [
-        || Server::new(issuer(), judge(validators())),
-        || Server::new(None, judge(validators())),
-        || Server::new(issuer(), judge(validators())).require_strong(),
+        || Server::new(issuer(), judge_of_any(validators())),
+        || Server::new(None, judge_of_any(validators())),
+        || Server::new(issuer(), judge_of_any(validators())).require_strong(),
     ]
 }
 

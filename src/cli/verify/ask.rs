@@ -34,12 +34,12 @@ pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Resu
     });
     // only the exchange of the strong form calls the observer: a certificate by itself proves nothing
     let strong = atls::Client::new(None, None)
-        .verify_strong(verifier::judge(vec![observer.clone()]))
+        .verify_strong(Some(verifier::judge(observer.clone())))
         .to_any_server()
         .require_strong();
     let result = match connect(endpoint, strong, deadline) {
         Err(Attempted::Made(error)) if error.is_other_form() => {
-            let old = atls::Client::new(None, verifier::judge(vec![observer.clone()])).only_old();
+            let old = atls::Client::new(None, Some(verifier::judge(observer.clone()))).only_old();
             connect(endpoint, old, deadline)
         }
         result => result,

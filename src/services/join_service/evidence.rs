@@ -19,6 +19,7 @@ use prost::Message;
 use proto::attested::Collateral;
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};
+use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::{
     Identity, IssueError, Issuer, Oid, Refusal, Request, Role, Validator, Variant, wire,
@@ -215,9 +216,9 @@ impl Door {
         let issuer = issuer.map(Arc::new);
         let server = || match require_strong {
             true => {
-                atls::Server::new(None, verifier::judge(vec![validator.clone()])).require_strong()
+                atls::Server::new(None, Some(verifier::judge(validator.clone()))).require_strong()
             }
-            false => atls::Server::new(None, verifier::judge(vec![validator.clone()])),
+            false => atls::Server::new(None, Some(verifier::judge(validator.clone()))),
         };
         let mut proving = server();
         if let Some(issuer) = &issuer {
@@ -286,11 +287,10 @@ impl Door {
     /// Counts a refusal of a node's evidence.
     fn count(&self, result: &io::Result<Transport>) {
         let error = result.as_ref().err().and_then(attested);
-        let refused = error.and_then(atls::Error::refused);
-        if let Some(refusal) = refused.and_then(|it| it.downcast_ref::<Refusal>()) {
-            self.refusals
-                .with([verifier::reasons::name(refusal.kind)])
-                .inc();
+        if let Some(refused) = error.and_then(atls::Error::refused) {
+            let refusal = refused.downcast_ref::<Refusal>();
+            let kind = refusal.map_or(Kind::Unproven, |it| it.kind);
+            self.refusals.with([verifier::reasons::name(kind)]).inc();
         }
     }
 }

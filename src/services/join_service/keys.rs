@@ -458,7 +458,7 @@ impl Inner {
         let own = Instant::now() + HANDSHAKE_TIMEOUT;
         let deadline = deadline.map_or(own, |deadline| deadline.min(own));
         let client =
-            atls::Client::new(Some(issuer), verifier::judge(vec![members])).require_strong();
+            atls::Client::new(Some(issuer), Some(verifier::judge(members))).require_strong();
         Ok(client.connect(socket, deadline)?)
     }
 

@@ -227,7 +227,11 @@ impl Tickets {
         if call.is_cancelled() {
             return Err(TicketRefusal::gone());
         }
-        if let Some(stage) = call.claims::<Claims>().and_then(|claims| claims.stage)
+        let Some(claims) = call.claims::<Claims>() else {
+            let message = "this connection proves no machine: tickets are given over attested TLS";
+            return Err(TicketRefusal::denied("unproven", message));
+        };
+        if let Some(stage) = claims.stage
             && stage != expected
         {
             let message =

@@ -483,7 +483,7 @@ fn attested(
     // No client of Constellation uses this, so TLS 1.3 can be required. It does not reveal the
     // documents to the network.
     Ok((
-        Arc::new(atls::Server::new(Some(issuer), verifier::judge(vec![members])).require_strong()),
+        Arc::new(atls::Server::new(Some(issuer), Some(verifier::judge(members))).require_strong()),
         Membership {
             own,
             register,

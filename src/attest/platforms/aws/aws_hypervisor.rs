@@ -60,9 +60,10 @@ impl Documents for NitroTpm {
 /// DER.
 pub fn spki(tpm: &mut Tpm) -> Result<Vec<u8>, IssueError> {
     let key = tpm.attestation_key(KeySource::Own)?;
-    // the modulus is the last field, and the key has 2048 bits
+    // an own key is made from the template: RSA with 2048 bits, and the modulus is the last field
     let modulus = key.last_chunk::<256>();
-    let modulus = modulus.ok_or_else(|| IssueError::new("the attestation key has no modulus"))?;
+    let modulus = modulus
+        .ok_or_else(|| IssueError::new("the attestation key is shorter than its modulus"))?;
     Ok(rsa_spki(modulus))
 }
 
