@@ -310,11 +310,29 @@ impl Cluster {
         records.cloned().collect()
     }
 
-    /// Returns a node whose record has this address.
+    /// Returns a node whose record has this address. An IPv4 address also has a form as an IPv6 address.
     pub fn node_of_address(&self, address: IpAddr) -> Option<String> {
+        self.node_with(address, |_| true)
+    }
+
+    /// Returns a control plane whose record has this address.
+    pub fn control_plane_of_address(&self, address: IpAddr) -> Option<String> {
+        self.node_with(address, |record| record.control_plane)
+    }
+
+    fn node_with(
+        &self,
+        address: IpAddr,
+        is_one: impl Fn(&MachineRecord) -> bool,
+    ) -> Option<String> {
         let state = self.lock();
-        let record = (state.records.values())
-            .find(|record| !record.node.is_empty() && record.addresses.contains(&address));
+        let has_address = |record: &MachineRecord| {
+            let mut own = record.addresses.iter();
+            own.any(|own| own.to_canonical() == address.to_canonical())
+        };
+        let mut records = state.records.values();
+        let record =
+            records.find(|record| !record.node.is_empty() && is_one(record) && has_address(record));
         record.map(|record| record.node.clone())
     }
 

@@ -305,10 +305,19 @@ impl Approver {
                     }
                     Wanted::Address(address) => self.cluster.node_of_address(*address),
                 };
+                let control_plane = |address| self.cluster.control_plane_of_address(address);
                 let kubeadm = self.cluster.kubeadm();
-                serving::compare(&asked, record.as_deref(), is_there, kubeadm, owner, || {
-                    self.instances.aliases()
-                })
+                let aliases = || self.instances.aliases();
+                let record = record.as_deref();
+                serving::compare(
+                    &asked,
+                    record,
+                    is_there,
+                    kubeadm,
+                    owner,
+                    control_plane,
+                    aliases,
+                )
             },
         );
         (user, judgement)

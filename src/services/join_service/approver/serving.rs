@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A worker's request for a name or an address of the API server is left, even if the cloud says that it is the worker's: clients of
-//! the API server would trust its certificate.
+//! the API server would trust its certificate. So is one for an address with which another control plane has joined.
 //!
 //! A kubelet requests what its Node object says. A cloud's controller writes further names and
 //! addresses there: internal and external DNS names, external addresses, those of further network
@@ -77,7 +77,10 @@ impl Wanted {
                         .iter()
                         .any(|own| own.eq_ignore_ascii_case(name))
             }
-            Wanted::Address(address) => machine.addresses.contains(address),
+            Wanted::Address(address) => {
+                let mut own = machine.addresses.iter();
+                own.any(|own| own.to_canonical() == address.to_canonical())
+            }
         }
     }
 
@@ -163,13 +166,15 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
 
 /// Compares the request with the record of the node's join, and with the cloud's list of names and
 /// addresses. `owner` returns the node of this cluster with a name, or with an address in its
-/// record. `kubeadm` has the names of the API server. Calls `cloud` only if there is a record.
+/// record. `control_plane` returns the other control plane with an address in its record. `kubeadm` has the
+/// names of the API server. Calls `cloud` only if there is a record.
 pub fn compare(
     asked: &RequestedCertificate,
     record: Option<&MachineRecord>,
     is_there: bool,
     kubeadm: Result<Kubeadm, TicketRefusal>,
     owner: impl Fn(&Wanted) -> Option<String>,
+    control_plane: impl Fn(IpAddr) -> Option<String>,
     cloud: impl FnOnce() -> Option<Result<Arc<Aliases>, TicketRefusal>>,
 ) -> Judgement {
     let node = &asked.node;
@@ -200,10 +205,27 @@ pub fn compare(
             }
         }
     }
-    match cloud() {
+    let judgement = match cloud() {
         None => compare_with_record(asked, record, &map, owner),
         Some(Ok(machines)) => compare_with_cloud(asked, &machines, &map, owner),
         Some(Err(refusal)) => Leave("metadata", refusal.to_string()),
+    };
+    let of_other = |wanted: &Wanted| match wanted {
+        Wanted::Address(address) if !record.control_plane => {
+            Some((*address, control_plane(*address)?))
+        }
+        _ => None,
+    };
+    match (&judgement, asked.wanted.iter().find_map(of_other)) {
+        // not denied: the cloud may have given the address of a deleted machine to this one
+        (Approve(_), Some((address, other))) => Leave(
+            "api-server",
+            format!(
+                "the control plane {other} joined with {address}, where clients reach its API server, and {node} is not a control \
+                 plane; if the cloud gave the address to {node}, delete the record of {other}"
+            ),
+        ),
+        _ => judgement,
     }
 }
 
@@ -429,8 +451,12 @@ mod tests {
             ];
             of_m.contains(wanted).then(|| "m".to_owned())
         };
+        let plane = |address: IpAddr| {
+            let own = address.to_canonical().to_string() == "10.0.0.10";
+            own.then(|| "plane".to_owned())
+        };
         let cloud = cloud.map(|machines| machines.map(|machines| Arc::new(machines.clone())));
-        compare(&asked, record, true, Ok(kubeadm()), owner, || cloud)
+        compare(&asked, record, true, Ok(kubeadm()), owner, plane, || cloud)
     }
 
     /// The names and addresses that a cloud knows for this machine and for `other`.
@@ -489,8 +515,62 @@ mod tests {
         // without the cluster's configuration nobody knows these names
         let asked = examine(&good()).unwrap();
         let unknown = TicketRefusal::missing("kubeadm-config", "not there");
-        let judgement = compare(&asked, Some(&worker), true, Err(unknown), |_| None, || None);
+        let judgement = compare(
+            &asked,
+            Some(&worker),
+            true,
+            Err(unknown),
+            |_| None,
+            |_| None,
+            || None,
+        );
         assert_eq!(reason(judgement), "kubeadm-config");
+    }
+
+    #[test]
+    fn a_worker_gets_no_address_with_which_another_control_plane_joined() {
+        let own = [IP, "10.0.0.10", "::ffff:10.0.0.10"];
+        let (worker, cloud) = (record(&own), machines(&[], &own));
+        let plane = MachineRecord {
+            control_plane: true,
+            ..worker.clone()
+        };
+        for text in ["10.0.0.10", "::ffff:10.0.0.10"] {
+            for cloud in [Some(Ok(&cloud)), None] {
+                let judgement = judged(text, Some(&worker), cloud);
+                assert!(
+                    matches!(&judgement, Leave("api-server", why) if why.starts_with(&format!("the control plane plane joined with {text}"))),
+                    "{judgement:?}"
+                );
+            }
+            assert_eq!(
+                reason(judged(text, Some(&plane), Some(Ok(&cloud)))),
+                "approved"
+            );
+        }
+        // what is denied otherwise stays denied
+        let of_other = machines(&[], &[IP]);
+        let of_other = [
+            ("n".to_owned(), of_other["n"].clone()),
+            ("plane".to_owned(), cloud["n"].clone()),
+        ];
+        let of_other = of_other.into();
+        for text in ["10.0.0.10", "::ffff:10.0.0.10"] {
+            assert_eq!(
+                reason(judged(text, Some(&record(&[IP])), Some(Ok(&of_other)))),
+                "address"
+            );
+        }
+        // an IPv4 address in the form of IPv6, which a user of the cloud can set, is another machine's too
+        let twice = machines(&[], &[IP, "::ffff:10.0.0.8"]);
+        assert_eq!(
+            reason(judged(
+                "::ffff:10.0.0.8",
+                Some(&record(&[IP])),
+                Some(Ok(&twice))
+            )),
+            "unconfirmed"
+        );
     }
 
     #[test]
@@ -583,6 +663,7 @@ mod tests {
             Some(&bound),
             false,
             Ok(kubeadm()),
+            |_| None,
             |_| None,
             || None,
         );
