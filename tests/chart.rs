@@ -19,6 +19,7 @@ use kubernetes::yaml;
 use serde_json::{Value, json};
 use services::probe::serve_health;
 use support::program::Program;
+use tempfile::TempDir;
 
 const NAMESPACE: &str = "kube-system";
 /// The API group of the Prometheus operator.
@@ -155,9 +156,8 @@ fn each_value_is_in_the_schema_and_with_its_default_in_the_readme() {
     assert_eq!(rows.len(), wanted.len(), "the README has too many values");
 }
 
-#[test]
-#[ignore = "needs Helm: make kubernetes-api"]
-fn firstlight_apply_and_helm_make_the_same_objects() {
+/// Returns a folder with an operator's files: those of [`values`].
+fn operator() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let secret = json!({"key": base64(2), "salt": base64(3)});
     let state = json!({"version": 1, "measurementSalt": base64(1)});
@@ -170,6 +170,13 @@ fn firstlight_apply_and_helm_make_the_same_objects() {
         fs::write(&path, content).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     }
+    dir
+}
+
+#[test]
+#[ignore = "needs Helm: make kubernetes-api"]
+fn firstlight_apply_and_helm_make_the_same_objects() {
+    let dir = operator();
     let printed = Command::new(support::program::built("firstlight"))
         .args(["apply", "--print", "--policy", "policy.json"])
         .args(["--image", "example.com/a:1", "--cloud-provider", "QEMU"])
@@ -740,6 +747,95 @@ fn the_api_server_accepts_the_objects_with_every_value_set() {
     let dashboard = find(&accepted, "ConfigMap", "firstlight-dashboard");
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "2");
     assert_eq!(dashboard["data"]["firstlight.json"], DASHBOARD);
+}
+
+/// Returns an object without what the server or a manager writes.
+fn bare(object: &Value) -> Value {
+    let mut bare = object.clone();
+    let metadata = bare["metadata"].as_object_mut().unwrap();
+    for field in [
+        "managedFields",
+        "resourceVersion",
+        "generation",
+        "annotations",
+    ] {
+        metadata.remove(field);
+    }
+    bare["metadata"]["labels"]["app.kubernetes.io/managed-by"] = Value::Null;
+    bare["metadata"]["annotations"] = object["metadata"]["annotations"].clone();
+    if let Some(annotations) = bare["metadata"]["annotations"].as_object_mut() {
+        annotations.remove("deprecated.daemonset.template.generation");
+    }
+    bare
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
+fn firstlight_apply_keeps_the_values_that_helm_has_set() {
+    let cluster = Cluster::start();
+    let client = cluster.client(&Stop::new()).within(PATIENCE);
+    client.wait_ready(&mut |_| {}).unwrap();
+    let mut given = everything();
+    let clients = |app: &str| json!([{"podSelector": {"matchLabels": {"app": app}}}]);
+    for (service, name, value) in [
+        ("joinService", "nodePort", json!(30_091)),
+        ("joinService", "evidence", json!("")),
+        ("joinService", "collateral", json!("/var/cache")),
+        ("joinService", "kds", json!("https://kds.example")),
+        ("joinService", "metricsClients", clients("a")),
+        ("keyService", "metricsClients", clients("b")),
+        ("keyService", "clients", clients("c")),
+        (
+            "keyService",
+            "grants",
+            json!("kube-system/join-service=disk,ssh;anyone=id:s3proxy-kek"),
+        ),
+        ("keyService", "oldClientsUntil", json!("2099-12-31")),
+    ] {
+        given[service][name] = value;
+    }
+    // only Helm makes the others, and `apply` does not touch them
+    let objects = objects(&given);
+    let installed: Vec<_> = (objects.iter().filter(|object| !is_hook(object)))
+        .filter_map(|object| Some((Object::of(object).ok()?, object)))
+        .map(|(at, object)| (client.create(&at.collection(), object).unwrap(), at))
+        .collect();
+    assert_eq!(installed.len(), 31, "{installed:#?}");
+
+    let dir = operator();
+    fs::write(dir.path().join("admin.conf"), cluster.kubeconfig()).unwrap();
+    let applied = Command::new(support::program::built("firstlight"))
+        .args(["apply", "--policy=policy.json", "--image=example.com/a:2"])
+        .args(["--kubeconfig=admin.conf", "--skip-wait"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let told = text(&applied.stderr);
+    assert!(applied.status.success(), "{told}");
+    for (before, at) in installed {
+        let mut before = bare(&before);
+        let after = bare(&client.get(&at).unwrap());
+        if before["kind"] == "DaemonSet" {
+            let container = "/spec/template/spec/containers/0";
+            let container = before.pointer_mut(container).unwrap();
+            let new = &after["spec"]["template"]["spec"]["containers"][0];
+            for field in ["resources", "imagePullPolicy"] {
+                let said = format!(
+                    "{}: {field} becomes {}, the chart's, and was {}",
+                    at.name(),
+                    new[field],
+                    container[field]
+                );
+                assert!(told.contains(&said), "{said}: {told}");
+                container[field] = new[field].clone();
+            }
+        }
+        assert_eq!(before, after, "{at}");
+    }
+    assert!(
+        told.contains(r#"stays as it is: keyService.grants "kube-system/join-service=disk,ssh;anyone=id:s3proxy-kek""#),
+        "{told}"
+    );
 }
 
 /// Before the chart had the standard labels, objects had one of them. The API server refuses a DaemonSet with another selector than

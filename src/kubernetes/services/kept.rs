@@ -1,15 +1,19 @@
 //! The values of the chart with which Helm, an earlier run or Constellation installed the services
 //! of a cluster. If an installation does not name a value, the present value is kept.
 //!
-//! Only values that the operator of a cluster chooses are kept. What the chart itself decides, such
-//! as resources and paths, comes from the chart that `firstlight apply` installs.
+//! Values that the chart only adds to an object, such as annotations and environment variables, stay
+//! without this: a server-side apply does not remove fields of another manager. Resources and the pull
+//! policy come from the chart that `firstlight apply` installs ([`from_chart`]), because a new version
+//! may need more memory.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
 use super::super::NAMESPACE;
-use super::super::client::{self, Client, DAEMON_SETS, Resource, SERVICES, Selector};
+use super::super::client::{
+    self, Client, DAEMON_SETS, NETWORK_POLICIES, Resource, SERVICES, Selector,
+};
 use super::render;
 use machines::Cloud;
 
@@ -23,11 +27,13 @@ pub const OLD_CLIENTS_UNTIL: &str = "keyService.oldClientsUntil";
 pub const NODE_PORT: &str = "joinService.nodePort";
 pub const REQUIRE: &str = "joinService.require";
 /// The options of the join service that the operator's values set.
-const OPTIONS: [(&str, &str); 10] = [
+const OPTIONS: [(&str, &str); 12] = [
     ("--cloud-provider", CLOUD),
     ("--metadata", METADATA),
     ("--migrate-until", MIGRATE_UNTIL),
     ("--require", REQUIRE),
+    ("--evidence", "joinService.evidence"),
+    ("--collateral", "joinService.collateral"),
     ("--verification", "joinService.verification"),
     ("--verification-http", "joinService.verificationHttp"),
     ("--kds", "joinService.kds"),
@@ -35,22 +41,76 @@ const OPTIONS: [(&str, &str); 10] = [
     ("--tcb-update", "joinService.tcbUpdate"),
     ("--log-format", "logFormat"),
 ];
+/// Those of the key service.
+const KEY_OPTIONS: [(&str, &str); 2] = [
+    ("--grant", "keyService.grants"),
+    ("--old-clients-until", OLD_CLIENTS_UNTIL),
+];
+/// The fields of the join service's pods that have the names of their values. The key service's pods have the same.
+const POD_FIELDS: [&str; 4] = [
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "priorityClassName",
+];
+/// The ports in the NetworkPolicies, and which value has the clients that may connect there.
+const CLIENTS: [(&str, u16, &str); 3] = [
+    ("join-service", 9092, "joinService.metricsClients"),
+    ("key-service", 9000, "keyService.clients"),
+    ("key-service", 9092, "keyService.metricsClients"),
+];
+/// Fields of each service's container that come from the chart.
+const OF_CHART: [&str; 2] = ["resources", "imagePullPolicy"];
+
+/// The objects that have the values. Those that do not exist are null.
+#[derive(Default)]
+struct Present {
+    join_service: Value,
+    key_service: Value,
+    service: Value,
+    policies: Vec<Value>,
+}
 
 /// Returns the values of the present services that differ from those of the chart; none if there
 /// are no services.
 pub fn present(client: &Client) -> Result<Values, client::Error> {
-    let find =
-        |resource: &Resource| client.find(&resource.in_namespace(NAMESPACE).named("join-service"));
-    let Some(set) = find(&DAEMON_SETS)? else {
-        return Ok(Values::new());
+    let find = |resource: &Resource, name: &str| {
+        let found = client.find(&resource.in_namespace(NAMESPACE).named(name))?;
+        Ok::<_, client::Error>(found.unwrap_or_default())
     };
-    let service = find(&SERVICES)?.unwrap_or_default();
+    let present = Present {
+        join_service: find(&DAEMON_SETS, "join-service")?,
+        key_service: find(&DAEMON_SETS, "key-service")?,
+        service: find(&SERVICES, "join-service")?,
+        policies: vec![
+            find(&NETWORK_POLICIES, "join-service")?,
+            find(&NETWORK_POLICIES, "key-service")?,
+        ],
+    };
     let defaults = render::defaults().unwrap_or_default();
-    let mut values = of(&set, &service);
-    let until = old_clients_until(client)?;
-    values.extend(until.map(|until| (OLD_CLIENTS_UNTIL, until.into())));
+    let mut values = of(&present, &defaults);
     values.retain(|name, value| defaults.pointer(&pointer(name)) != Some(value));
     Ok(values)
+}
+
+/// Returns a sentence for each field of a service's container that the installation sets to the chart's value,
+/// from the object before it and after it.
+pub fn from_chart(before: &Value, after: &Value) -> Vec<String> {
+    let container = |set: &Value| set["spec"]["template"]["spec"]["containers"][0].clone();
+    let (before, after) = (container(before), container(after));
+    let changed = OF_CHART
+        .iter()
+        .filter(|field| !before[**field].is_null() && before[**field] != after[**field]);
+    changed
+        .map(|field| {
+            format!(
+                "{}: {field} becomes {}, the chart's, and was {}",
+                after["name"].as_str().unwrap_or_default(),
+                after[*field],
+                before[*field]
+            )
+        })
+        .collect()
 }
 
 /// Returns the last day on which the present key service serves clients without a token, if its
@@ -122,15 +182,16 @@ fn words(set: &Value) -> Vec<&str> {
 }
 
 /// Returns the chart values that produce these objects.
-fn of(set: &Value, service: &Value) -> Values {
-    let pod = &set["spec"]["template"]["spec"];
-    let words = words(set);
+fn of(present: &Present, defaults: &Value) -> Values {
     let mut values = Values::new();
-    for (option, name) in OPTIONS {
-        if let Some(value) = value_of(&words, option) {
-            values.insert(name, value.into());
+    let mut read = |set: &Value, options: &[(&str, &'static str)]| {
+        let words = words(set);
+        for (option, name) in options {
+            values.extend(value_of(&words, option).map(|value| (*name, value.into())));
         }
-    }
+    };
+    read(&present.join_service, &OPTIONS);
+    read(&present.key_service, &KEY_OPTIONS);
     // Constellation does not always write a cloud's name in lower case
     if let Some(Value::String(name)) = values.get_mut(CLOUD) {
         name.make_ascii_lowercase();
@@ -138,11 +199,48 @@ fn of(set: &Value, service: &Value) -> Values {
             values.remove(CLOUD);
         }
     }
-    let port = service.pointer("/spec/ports/0/nodePort");
+    let port = present.service.pointer("/spec/ports/0/nodePort");
     values.extend(port.map(|port| (NODE_PORT, port.clone())));
+    let pod = &present.join_service["spec"]["template"]["spec"];
     let secrets = pod.get("imagePullSecrets");
     values.extend(secrets.map(|secrets| ("imagePullSecrets", secrets.clone())));
+    if is_of_chart(&present.join_service) {
+        // the API server leaves out an empty value
+        let value = |name| pod.get(name).cloned().unwrap_or(empty(&defaults[name]));
+        values.extend(POD_FIELDS.map(|name| (name, value(name))));
+    }
+    for (service, port, name) in CLIENTS {
+        let policies = present.policies.iter();
+        let mut of_service = policies.filter(|policy| policy["metadata"]["name"] == service);
+        let policy = of_service.find(|policy| is_of_chart(policy));
+        values.extend(policy.and_then(|policy| Some((name, clients(policy, port)?))));
+    }
     values
+}
+
+/// Returns whether an object was installed from the chart, and not by Constellation.
+fn is_of_chart(object: &Value) -> bool {
+    let chart = object["metadata"]["labels"]["helm.sh/chart"].as_str();
+    chart.is_some_and(|chart| chart.starts_with("firstlight-"))
+}
+
+/// Returns an empty value of this type.
+fn empty(like: &Value) -> Value {
+    match like {
+        Value::Array(_) => json!([]),
+        Value::Object(_) => json!({}),
+        _ => json!(""),
+    }
+}
+
+/// Returns the clients that may connect to this port, if the policy limits them.
+fn clients(policy: &Value, port: u16) -> Option<Value> {
+    let mut rules = policy["spec"]["ingress"].as_array()?.iter();
+    let has_port = |rule: &&Value| {
+        let mut ports = rule["ports"].as_array().into_iter().flatten();
+        ports.any(|one| one["port"] == port)
+    };
+    rules.find(has_port)?.get("from").cloned()
 }
 
 /// Returns the value of an option in one of its two forms: `--name value` or `--name=value`.
@@ -181,34 +279,79 @@ mod tests {
 
     #[test]
     fn the_values_of_a_cluster_are_those_of_its_objects() {
+        let clients = |name: &str| json!([{"podSelector": {"matchLabels": {"app": name}}}]);
         let given = json!({
             "cloudProvider": "aws", "logFormat": "json", "imagePullSecrets": [{"name": "registry"}],
+            "nodeSelector": {"node-role.kubernetes.io/control-plane": "", "a": "b"}, "affinity": {"nodeAffinity": {}}, "tolerations": [], "priorityClassName": "",
             "joinService": {"nodePort": 30091, "require": "strong", "migrateUntil": "2027-01-31", "kds": "http://k",
-                "metadata": "http://m", "pcs": "https://p", "tcbUpdate": "standard", "verification": "a", "verificationHttp": "b"},
+                "metadata": "http://m", "pcs": "https://p", "tcbUpdate": "standard", "verification": "a", "verificationHttp": "b",
+                "evidence": "", "collateral": "/cache", "metricsClients": clients("a")},
+            "keyService": {"grants": "anyone=id:s3proxy-kek", "oldClientsUntil": "2027-01-31", "clients": clients("b"),
+                "metricsClients": clients("c")},
         });
+        let defaults = render::defaults().unwrap();
         let mut all = given.clone();
         all["image"] = "i".into();
-        let objects = render::objects(all).unwrap();
-        let named = |kind: &str| {
-            let is_it = |object: &&Value| {
-                object["kind"] == kind && object["metadata"]["name"] == "join-service"
-            };
-            objects.iter().find(is_it).unwrap()
+        let mut present = objects_of(all);
+        assert_eq!(nested(&of(&present, &defaults)), given);
+        // the API server leaves out empty values
+        let pod = &mut present.join_service["spec"]["template"]["spec"];
+        for name in ["tolerations", "priorityClassName"] {
+            pod.as_object_mut().unwrap().remove(name);
+        }
+        assert_eq!(nested(&of(&present, &defaults)), given);
+
+        // values that nobody has chosen are those of the chart
+        let mut values = of(&objects_of(json!({"image": "i"})), &defaults);
+        values.retain(|name, value| defaults.pointer(&pointer(name)) != Some(value));
+        assert_eq!(values, Values::new());
+    }
+
+    fn objects_of(values: Value) -> Present {
+        let objects = render::objects(values).unwrap();
+        let named = |kind: &str, name: &str| {
+            let is_it =
+                |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+            objects.iter().find(is_it).unwrap().clone()
         };
-        let values = of(named("DaemonSet"), named("Service"));
-        assert_eq!(nested(&values), given);
+        Present {
+            join_service: named("DaemonSet", "join-service"),
+            key_service: named("DaemonSet", "key-service"),
+            service: named("Service", "join-service"),
+            policies: ["join-service", "key-service"]
+                .map(|name| named("NetworkPolicy", name))
+                .into(),
+        }
     }
 
     #[test]
-    fn the_cloud_of_the_old_system_is_kept() {
+    fn limits_of_the_chart_are_said_when_they_replace_others() {
+        let set = |resources: Value| {
+            let container =
+                json!({"name": "key-service", "resources": resources, "imagePullPolicy": "Always"});
+            json!({"spec": {"template": {"spec": {"containers": [container]}}}})
+        };
+        let (before, after) = (set(json!({"limits": 1})), set(json!({"limits": 2})));
+        assert_eq!(
+            from_chart(&before, &after),
+            [r#"key-service: resources becomes {"limits":2}, the chart's, and was {"limits":1}"#]
+        );
+        assert_eq!(from_chart(&after, &after), [""; 0]);
+        assert_eq!(from_chart(&Value::Null, &after), [""; 0]);
+    }
+
+    #[test]
+    fn the_cloud_of_the_old_system_is_kept_and_not_its_tolerations() {
         let of = |name: &str| {
             let words = ["--cloud-provider=x", "--key-service-endpoint=y"]
                 .map(|word| word.replace('x', name));
             let container = json!({"name": "join-service", "args": words});
-            of(
-                &json!({"spec": {"template": {"spec": {"containers": [container]}}}}),
-                &json!({}),
-            )
+            let pod = json!({"containers": [container], "tolerations": [{"key": "a"}]});
+            let present = Present {
+                join_service: json!({"spec": {"template": {"spec": pod}}}),
+                ..Present::default()
+            };
+            of(&present, &render::defaults().unwrap())
         };
         assert_eq!(nested(&of("GCP")), json!({"cloudProvider": "gcp"}));
         assert_eq!(nested(&of("home")), json!({}));

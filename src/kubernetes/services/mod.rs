@@ -340,6 +340,12 @@ pub fn apply(
     }
     let wanted = without(settings.objects(&keeping, kept)?, options.skip);
     let changes = plan(client, wanted)?;
+    for change in &changes {
+        let before = change.before.iter();
+        for sentence in before.flat_map(|before| kept::from_chart(before, &change.after)) {
+            report(Report::Line(sentence));
+        }
+    }
     if options.is_dry_run {
         let changed = changes.iter().filter(|change| change.is_needed());
         return Ok(Applied {
