@@ -87,6 +87,7 @@ fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
         node_port: None,
         migrate_until: None,
         old_clients_until: None,
+        grants: None,
         metadata: None,
         require_strong: None,
     };

@@ -17,7 +17,8 @@ use base64::prelude::BASE64_STANDARD;
 use kms::ClusterKms;
 use kube_apiserver::{Cluster, play_controller};
 use kubernetes::client::{
-    CONFIG_MAPS, Client, DAEMON_SETS, NODES, Object, Resource, SECRETS, SERVICES, Selector,
+    CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Resource, SECRETS, SERVICES,
+    Selector,
 };
 use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Error, MetadataService, Options, Report, Settings};
@@ -39,6 +40,7 @@ fn settings(image: &str) -> Settings {
         node_port: None,
         migrate_until: None,
         old_clients_until: None,
+        grants: None,
         metadata: None,
         require_strong: None,
     }
@@ -633,6 +635,67 @@ fn a_key_service_of_constellation_is_replaced_only_when_it_is_decided_what_its_d
     for name in [driver, "other"] {
         client.delete(&sets.named(name)).unwrap();
     }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_its_key() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = empty();
+    let sets = DAEMON_SETS.in_namespace("kube-system");
+    let mut old = of_constellation("key-service", &[]);
+    old["spec"]["template"]["spec"]["containers"] =
+        json!([{"name": "key-service", "image": "a", "args": ["--port=9000"]}]);
+    client.create(&sets, &old).unwrap();
+    let labels = json!({"app": "s3proxy"});
+    let proxy = json!({"metadata": {"name": "s3proxy"}, "spec": {
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": {"containers": [
+            {"name": "s3proxy", "image": "ghcr.io/edgelesssys/constellation/s3proxy:v2.16.0", "args": ["--level=-1"]},
+        ]}},
+    }});
+    let proxies = DEPLOYMENTS.in_namespace("default");
+    client.create(&proxies, &proxy).unwrap();
+    let operator = Operator::new();
+    fs::write(
+        operator.0.path().join("firstlight-admin.conf"),
+        Cluster::shared().kubeconfig(),
+    )
+    .unwrap();
+
+    let until = ["--old-clients-until", "2099-12-31"];
+    for (more, advice) in [
+        (&[][..], "Give --old-clients-until DATE"),
+        (
+            &until,
+            "give --grants 'kube-system/join-service=disk,ssh,measurement;anyone=id:s3proxy-kek', or",
+        ),
+    ] {
+        let refused = operator.apply(&[&["--skip-wait"], more].concat());
+        let why = text(&refused.stderr);
+        assert!(
+            refused.status.code() == Some(1)
+                && why.contains(
+                    "default/s3proxy (Constellation's S3 proxy) asks the present key service"
+                )
+                && why.contains("Nothing was changed. ")
+                && why.contains(advice),
+            "{why}"
+        );
+        assert_eq!(image_of(&client, "key-service"), "a");
+    }
+    let grants = "kube-system/join-service=disk,ssh,measurement;anyone=id:s3proxy-kek";
+    let given = [&["--skip-wait", "--grants", grants], &until[..]].concat();
+    let served = operator.apply(&given);
+    assert!(served.status.success(), "{}", text(&served.stderr));
+    let again = operator.apply(&["--skip-wait"]);
+    let said = format!("stays as it is: keyService.grants \"{grants}\"");
+    assert!(
+        text(&again.stderr).contains(&said),
+        "{}",
+        text(&again.stderr)
+    );
+    client.delete(&proxies.named("s3proxy")).unwrap();
 }
 
 #[test]

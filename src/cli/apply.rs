@@ -1,7 +1,7 @@
 //! `firstlight apply`: installs or upgrades the services of the control planes in a cluster.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::addons::{self, ADDONS, Addons, How, Stage};
 use super::connect::and_known;
@@ -21,12 +21,17 @@ use base::options::Opt;
 use base::program;
 use kubernetes::client::Client;
 use kubernetes::services::migration::Migration;
-use kubernetes::services::{self, Applied, MetadataService, Phase, Report, Settings};
+use kubernetes::services::{
+    self, Applied, JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MetadataService, OldClients, Phase,
+    Report, Settings,
+};
 use serde_json::{Value, json};
 use verifier::sources::offline;
 use verifier::variant::DEFAULT;
 use verifier::{Policy, Variant};
 
+/// The grant of Constellation's S3 proxy: the only key for which it asks.
+const S3_PROXY_KEY: &str = "id:s3proxy-kek";
 /// The values of `apply --require`.
 const REQUIRE: [&str; 2] = ["strong", "any"];
 
@@ -102,6 +107,12 @@ pub const COMMAND: Command = Command {
             "DATE",
             "the last day, as 2027-01-31, on which the key service gives keys of volumes to CSI drivers of Constellation, which \
              show no token, or never; by default as before, and never in a new cluster",
+        ),
+        Opt::value(
+            "grants",
+            "CALLER=CLASS,..;..",
+            "the keys that each client of the key service may get (docs/services.md); by default as before, and in a new cluster \
+             those of the join service",
         ),
         Opt::value(
             "backups",
@@ -189,6 +200,7 @@ pub fn options(given: &Given) -> Result<Options, Error> {
             .transpose()?,
         migration: until(given, "migrate-until")?,
         old_clients: until(given, "old-clients-until")?,
+        grants: given.value("grants").map(program::text).transpose()?,
         metadata: match given.has("cloud-provider") || given.has("metadata") {
             true => Some(metadata_of(given)?),
             false => None,
@@ -241,6 +253,8 @@ pub struct Options {
     pub migration: Option<Migration>,
     /// The time until which the key service serves clients without a token.
     pub old_clients: Option<Migration>,
+    /// The keys that each client of the key service may get.
+    pub grants: Option<String>,
     /// The metadata service from which the join service gets the list of machines.
     pub metadata: Option<MetadataService>,
     /// The folder in which folders with saved manifests are created.
@@ -342,6 +356,7 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Erro
         node_port: options.node_port,
         migrate_until: options.migration.map(|until| until.to_string()),
         old_clients_until: options.old_clients.map(|until| until.to_string()),
+        grants: options.grants.clone(),
         metadata: options.metadata.clone(),
         // the policy has this requirement; a value of the chart has the same effect, and `--require
         // any` removes it
@@ -447,8 +462,8 @@ fn bring_services(
     if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
         check_named(client)?;
     }
-    if !options.skip_phases.contains(&Phase::Services) && options.old_clients.is_none() {
-        check_drivers(client)?;
+    if !options.skip_phases.contains(&Phase::Services) {
+        check_old_clients(client, options)?;
     }
     let settings = settings(options, Some(client))?;
     let how = services::Options {
@@ -464,18 +479,45 @@ fn bring_services(
     .map_err(Error::from)
 }
 
-/// Refuses to replace the key service of Constellation while drivers use it that would lose access
-/// to the keys of their volumes.
-fn check_drivers(client: &Client) -> Result<(), Error> {
-    match services::old_drivers(client)?.as_slice() {
-        [] => Ok(()),
-        drivers => Err(Error::failed(format!(
-            "{} mount volumes with keys of the present key service, and ask without a token: with the new key service they \
-             could mount none. Nothing was changed. Give --old-clients-until DATE to serve them through that day, or never \
-             (docs/migration.md)",
+/// Refuses to replace the key service of Constellation while clients use it that would lose access to their keys, unless
+/// the options say what such clients get.
+fn check_old_clients(client: &Client, options: &Options) -> Result<(), Error> {
+    let OldClients {
+        drivers,
+        s3_proxies,
+    } = services::old_clients(client)?;
+    let mut sentences = Vec::new();
+    if !drivers.is_empty() {
+        sentences.push(format!(
+            "{} mount volumes with keys of the present key service, and ask without a token: with the new key service they could \
+             mount none",
             drivers.join(", ")
-        ))),
+        ));
     }
+    if !s3_proxies.is_empty() {
+        sentences.push(format!(
+            "{} (Constellation's S3 proxy) asks the present key service for its key without a token: with the new key service it \
+             would get none",
+            s3_proxies.join(", ")
+        ));
+    }
+    let is_granted =
+        (options.grants.as_deref()).is_some_and(|grants| grants.contains(S3_PROXY_KEY));
+    let advice = match options.old_clients {
+        _ if sentences.is_empty() => return Ok(()),
+        None => "Give --old-clients-until DATE to serve them through that day, or never".to_owned(),
+        Some(until) if !s3_proxies.is_empty() && !is_granted && until.is_on(SystemTime::now()) => {
+            format!(
+                "The S3 proxy also needs a grant: give --grants '{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT};anyone={S3_PROXY_KEY}', \
+                 or remove the proxy"
+            )
+        }
+        Some(_) => return Ok(()),
+    };
+    Err(Error::failed(format!(
+        "{}. Nothing was changed. {advice} (docs/migration.md)",
+        sentences.join("; ")
+    )))
 }
 
 fn addon_failed(error: addons::Error) -> Error {

@@ -606,6 +606,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
         node_port: None,
         migration: None,
         old_clients: None,
+        grants: None,
         metadata: Some(kubernetes.metadata.clone()),
         backups: ".".into(),
         skip_wait: kubernetes.skip_wait,

@@ -17,6 +17,7 @@ pub fn settings(policy: &str) -> Settings {
         node_port: None,
         migrate_until: None,
         old_clients_until: None,
+        grants: None,
         metadata: None,
         require_strong: None,
     }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::super::NAMESPACE;
 use super::super::client::{
-    self, Client, DAEMON_SETS, NETWORK_POLICIES, Resource, SERVICES, Selector,
+    self, Client, DAEMON_SETS, DEPLOYMENTS, NETWORK_POLICIES, Resource, SERVICES, Selector,
 };
 use super::render;
 use machines::Cloud;
@@ -24,6 +24,7 @@ pub const CLOUD: &str = "cloudProvider";
 pub const METADATA: &str = "joinService.metadata";
 pub const MIGRATE_UNTIL: &str = "joinService.migrateUntil";
 pub const OLD_CLIENTS_UNTIL: &str = "keyService.oldClientsUntil";
+pub const GRANTS: &str = "keyService.grants";
 pub const NODE_PORT: &str = "joinService.nodePort";
 pub const REQUIRE: &str = "joinService.require";
 /// The options of the join service that the operator's values set.
@@ -43,7 +44,7 @@ const OPTIONS: [(&str, &str); 12] = [
 ];
 /// Those of the key service.
 const KEY_OPTIONS: [(&str, &str); 2] = [
-    ("--grant", "keyService.grants"),
+    ("--grant", GRANTS),
     ("--old-clients-until", OLD_CLIENTS_UNTIL),
 ];
 /// The fields of the join service's pods that have the names of their values. The key service's pods have the same.
@@ -121,21 +122,57 @@ pub fn old_clients_until(client: &Client) -> Result<Option<String>, client::Erro
     Ok(value_of(&words(&set), "--old-clients-until").map(str::to_owned))
 }
 
-/// Returns the CSI drivers of Constellation that lose access to the keys of their volumes when this
-/// cluster's key service is replaced. There are none if it is one of Firstlight.
-pub fn old_drivers(client: &Client) -> Result<Vec<String>, client::Error> {
+/// The clients of Constellation's key service that get no key from one of Firstlight, each as `NAMESPACE/NAME`.
+#[derive(Debug, Default)]
+pub struct OldClients {
+    /// The CSI drivers.
+    pub drivers: Vec<String>,
+    /// The S3 proxies.
+    pub s3_proxies: Vec<String>,
+}
+
+/// Returns the clients that lose access to their keys when this cluster's key service is replaced. There are none if it is
+/// one of Firstlight.
+pub fn old_clients(client: &Client) -> Result<OldClients, client::Error> {
     let at = DAEMON_SETS.in_namespace(NAMESPACE).named("key-service");
     let set = client.find(&at)?.unwrap_or_default();
     let words = words(&set);
     if words.is_empty() || words.contains(&"--clients") {
-        return Ok(Vec::new());
+        return Ok(OldClients::default());
     }
-    let found = client.list_keeping(&DAEMON_SETS.all(), &Selector::default(), driver)?;
-    Ok(found
-        .items
-        .iter()
-        .filter_map(|name| Some(name.as_str()?.to_owned()))
-        .collect())
+    let list = |resource: &Resource, keep: fn(Value) -> Value| {
+        let found = client.list_keeping(&resource.all(), &Selector::default(), keep)?;
+        let names = found.items.iter().filter_map(Value::as_str);
+        Ok::<_, client::Error>(names.map(str::to_owned).collect())
+    };
+    Ok(OldClients {
+        drivers: list(&DAEMON_SETS, |set| place_if(asks_a_key_service, &set))?,
+        s3_proxies: list(&DEPLOYMENTS, |set| place_if(is_s3_proxy, &set))?,
+    })
+}
+
+/// Reduces a set of pods to `NAMESPACE/NAME` if the `spec` of its pods is such a one.
+fn place_if(is_one: fn(&Value) -> bool, set: &Value) -> Value {
+    let name = |field: &str| set["metadata"][field].as_str().unwrap_or_default();
+    match is_one(&set["spec"]["template"]["spec"]) {
+        true => format!("{}/{}", name("namespace"), name("name")).into(),
+        false => Value::Null,
+    }
+}
+
+/// Returns whether this is the `spec` of a pod of Constellation's S3 proxy. Its chart names no key service, because its program
+/// knows the address, so the image tells, or the name of the port if the image has another name.
+fn is_s3_proxy(spec: &Value) -> bool {
+    let mut containers = spec["containers"].as_array().into_iter().flatten();
+    containers.any(|container| {
+        let image = container["image"].as_str().unwrap_or_default();
+        let image = image.split('@').next().unwrap_or_default();
+        let mut path = image.rsplit('/');
+        let name = path.next().unwrap_or_default().split(':').next();
+        let is_its_image = name == Some("s3proxy") && path.next() == Some("constellation");
+        let mut ports = container["ports"].as_array().into_iter().flatten();
+        is_its_image || ports.any(|port| port["name"] == "s3proxy-port")
+    })
 }
 
 /// Returns whether a pod with this `spec` asks a key service, as the drivers of Constellation do.
@@ -151,16 +188,6 @@ pub fn asks_a_key_service(spec: &Value) -> bool {
         let word = word.as_str().unwrap_or_default().trim_start_matches('-');
         word.starts_with("kms-addr")
     })
-}
-
-/// Returns the name of a DaemonSet if its pods ask a key service.
-fn driver(set: Value) -> Value {
-    let asks = asks_a_key_service(&set["spec"]["template"]["spec"]);
-    let name = |field: &str| set["metadata"][field].as_str().unwrap_or_default();
-    match asks {
-        true => format!("{}/{}", name("namespace"), name("name")).into(),
-        false => Value::Null,
-    }
 }
 
 /// Returns the attestation variant of the present services; `None` if there are none.
@@ -322,6 +349,33 @@ mod tests {
                 .map(|name| named("NetworkPolicy", name))
                 .into(),
         }
+    }
+
+    #[test]
+    fn the_s3_proxy_is_known_by_its_image_or_its_port() {
+        let spec = |image: &str, port: &str| {
+            let container =
+                json!({"image": image, "ports": [{"containerPort": 4433, "name": port}]});
+            json!({"containers": [{"image": "other"}, container]})
+        };
+        for (image, port, is_one) in [
+            (
+                "ghcr.io/edgelesssys/constellation/s3proxy:v2.16.0",
+                "",
+                true,
+            ),
+            (
+                "mirror.example:5000/constellation/s3proxy@sha256:00",
+                "",
+                true,
+            ),
+            ("mirror.example/own:1", "s3proxy-port", true),
+            ("andrewgaul/s3proxy:1", "http", false),
+            ("s3proxy", "", false),
+        ] {
+            assert_eq!(is_s3_proxy(&spec(image, port)), is_one, "{image} {port}");
+        }
+        assert!(!is_s3_proxy(&Value::Null));
     }
 
     #[test]

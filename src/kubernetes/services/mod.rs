@@ -96,6 +96,8 @@ pub struct Settings {
     /// The last day on which the key service gives keys of volumes to clients without a token. Empty
     /// for never.
     pub old_clients_until: Option<String>,
+    /// The keys that each client of the key service may get.
+    pub grants: Option<String>,
     /// The metadata service that lists the machines for the join service.
     pub metadata: Option<MetadataService>,
     /// Whether the join service refuses nodes of the old form of attested TLS, whatever the policy
@@ -132,6 +134,8 @@ impl Settings {
         values.extend(migrate_until.map(|day| (kept::MIGRATE_UNTIL, day.into())));
         let old_clients = self.old_clients_until.as_deref();
         values.extend(old_clients.map(|day| (kept::OLD_CLIENTS_UNTIL, day.into())));
+        let grants = self.grants.as_deref();
+        values.extend(grants.map(|grants| (kept::GRANTS, grants.into())));
         if let Some(MetadataService { cloud, url }) = &self.metadata {
             let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
             values.extend([(kept::CLOUD, text(cloud)), (kept::METADATA, text(url))]);
@@ -399,7 +403,9 @@ pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
     settings.objects(&settings.keeping, kept::Values::new())
 }
 
-pub use kept::{asks_a_key_service, old_clients_until, old_drivers, variant as present_variant};
+pub use kept::{
+    OldClients, asks_a_key_service, old_clients, old_clients_until, variant as present_variant,
+};
 pub use render::RenderError;
 
 /// Returns the attestation policy of a cluster, JSON; `None` if it has none.
@@ -683,6 +689,7 @@ mod tests {
             node_port: None,
             migrate_until: None,
             old_clients_until: None,
+            grants: None,
             metadata: None,
             require_strong: None,
         }
