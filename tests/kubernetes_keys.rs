@@ -3,7 +3,7 @@
 
 use common::kube_apiserver;
 use common::volumes::{self, DRIVER};
-use support::foreign::go_program;
+use support::foreign::{fetched, go_program};
 use support::program;
 
 use std::fs;
@@ -11,6 +11,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ::services::join_service::keys::{Auth, Error, KeyClient};
@@ -23,11 +24,14 @@ use booted_base::uuid::Uuid;
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use kms::ClusterKms;
-use kube_apiserver::Cluster;
-use kubernetes::client::{CONFIG_MAPS, Client, NAMESPACES, NODES, Object, PODS, SERVICE_ACCOUNTS};
+use kube_apiserver::{Cluster, PATIENCE};
+use kubernetes::client::{
+    CONFIG_MAPS, Client, NAMESPACES, NODES, Object, PODS, Resource, SERVICE_ACCOUNTS, Selector,
+};
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Settings};
+use kubernetes::yaml;
 use program::Program;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
@@ -43,7 +47,6 @@ fn client() -> Client {
     Cluster::shared().client(&Stop::new())
 }
 
-/// Creates a service account's token.
 /// Starts an API server of the test's own. Returns it when it answers.
 fn started() -> (Cluster, Client) {
     let cluster = Cluster::start();
@@ -55,6 +58,7 @@ fn started() -> (Cluster, Client) {
     (cluster, client)
 }
 
+/// Creates a service account's token.
 fn token(client: &Client, namespace: &str, account: &str, audience: &str) -> String {
     client
         .create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": namespace}}))
@@ -863,6 +867,23 @@ fn old_driver(address: SocketAddr, id: &str) -> Result<String, String> {
     }
 }
 
+/// Defines Cilium's objects about nodes by its own definition.
+fn define_cilium_nodes(client: &Client) -> Resource {
+    let file = "../../../pkg/k8s/apis/cilium.io/client/crds/v2/ciliumnodes.yaml";
+    let file = fetched("cilium-chart.sh").join(file);
+    let definition = yaml::document(&fs::read_to_string(file).unwrap()).unwrap();
+    let definitions = Resource::cluster("apiextensions.k8s.io", "v1", "customresourcedefinitions");
+    client.create(&definitions.all(), &definition).unwrap();
+    let nodes = Resource::cluster("cilium.io", "v2", "ciliumnodes");
+    let end = Instant::now() + PATIENCE;
+    // the server serves a new resource only some time after it accepted its definition
+    while let Err(error) = client.list(&nodes.all(), &Selector::default()) {
+        assert!(Instant::now() < end, "{error}");
+        thread::sleep(Duration::from_millis(200));
+    }
+    nodes
+}
+
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afterwards() {
@@ -932,6 +953,33 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     );
     give("192.0.2.9");
 
+    // in a tunnel of Cilium, the host of the driver has the address of its interface cilium_host
+    let address_of = |name: &str, kind: &str, ip: &str| {
+        let addresses = json!({"status": {"addresses": [{"type": kind, "address": ip}]}});
+        let at = NODES.named(name).subresource("status");
+        client.merge(&at, &addresses).unwrap();
+    };
+    address_of("worker", "InternalIP", "192.0.2.1");
+    refused(UUID, "127.0.0.1 is not the address of one node");
+    // the part of the pod network that Kubernetes gives to a node, which Cilium need not use
+    volumes::add_node(&client, "third", "192.0.2.3");
+    let subnet = json!({"spec": {"podCIDR": "127.0.0.0/24", "podCIDRs": ["127.0.0.0/24"]}});
+    client.merge(&NODES.named("third"), &subnet).unwrap();
+    refused(UUID, "no volume is attached to the node third");
+    let cilium = define_cilium_nodes(&client);
+    let addresses = |ip: &str| json!([{"type": "InternalIP", "ip": "127.0.0.1"}, {"type": "CiliumInternalIP", "ip": ip}]);
+    for (name, ip) in [("worker", "127.0.0.1"), ("third", "127.0.0.3")] {
+        let node = json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": name},
+            "spec": {"addresses": addresses(ip)}});
+        client.create(&cilium.all(), &node).unwrap();
+    }
+    assert_eq!(old_driver(address, UUID).unwrap(), DISK_KEY);
+    // two nodes with the same address
+    let same = json!({"spec": {"addresses": addresses("127.0.0.1")}});
+    client.merge(&cilium.named("third"), &same).unwrap();
+    refused(UUID, "127.0.0.1 is not the address of one node");
+    client.delete(&cilium.named("third")).unwrap();
+
     let disk = Uuid::parse(STATE_DISK).unwrap();
     machine_record::write_if_absent(
         &client,
@@ -951,7 +999,7 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     let text = metrics(&during);
     for line in [
         "firstlight_key_old_clients 1",
-        "firstlight_key_requests_total{class=\"old-volume\",result=\"given\"} 1",
+        "firstlight_key_requests_total{class=\"old-volume\",result=\"given\"} 2",
     ] {
         assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
     }

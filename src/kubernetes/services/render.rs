@@ -439,7 +439,8 @@ mod tests {
             json!([
                 {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]},
                 {"apiGroups": ["storage.k8s.io"], "resources": ["volumeattachments", "csidrivers"], "verbs": ["get", "list"]},
-                {"apiGroups": [""], "resources": ["nodes", "persistentvolumes", "persistentvolumeclaims", "pods"], "verbs": ["get", "list"]}
+                {"apiGroups": [""], "resources": ["nodes", "persistentvolumes", "persistentvolumeclaims", "pods"], "verbs": ["get", "list"]},
+                {"apiGroups": ["cilium.io"], "resources": ["ciliumnodes"], "verbs": ["list"]}
             ])
         );
         assert_eq!(

@@ -12,6 +12,17 @@
 //! The address proves as much as the cluster's network does: with a plugin that drops packets with
 //! a wrong source, it is that of the node. Without one, every pod can pose as every other one, but
 //! needs the answers to reach it.
+//!
+//! In a tunnel, the network of a host has an address among those of pods:
+//!
+//! | plugin | source address of the host at a pod of another node | where it is found |
+//! |---|---|---|
+//! | Cilium with a tunnel, IPv4 | that of its interface cilium_host (`createNodeRouteSpec` of Cilium) | CiliumNode, `CiliumInternalIP` |
+//! | flannel | an address of the node's part of the pod network | Node, `podCIDRs` |
+//! | any without a tunnel | the node's own | Node, `InternalIP` |
+//!
+//! Cilium need not use the `podCIDRs` of the Node: where there are CiliumNodes, only they count. Each agent of
+//! Cilium may change them, and routes by them.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,11 +34,14 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use super::volumes::VOLUME_ATTACHMENTS;
-use kubernetes::client::{Client, Error, NODES, PODS, Selector};
+use kubernetes::client::{Client, Error, NODES, PODS, Resource, Selector};
 use kubernetes::parameters::Subnet;
 use kubernetes::services::asks_a_key_service;
 use kubernetes::services::migration::Migration;
 use rpc::grpc::{Code, Status};
+
+/// What Cilium knows of each node.
+const CILIUM_NODES: Resource = Resource::cluster("cilium.io", "v2", "ciliumnodes");
 
 /// The timeout of each list. Clients of Constellation set no deadline.
 const TIME: Duration = Duration::from_secs(5);
@@ -39,7 +53,14 @@ const MAX_WAITING: usize = 8;
 pub struct OldClients {
     client: Client,
     until: Migration,
+    turns: Turns,
+}
+
+/// Lets one request at a time ask, while few wait.
+#[derive(Default)]
+struct Turns {
     turn: Mutex<()>,
+    /// Those that wait, and the one that asks.
     waiting: AtomicUsize,
 }
 
@@ -64,8 +85,7 @@ impl OldClients {
         OldClients {
             client: client.within(TIME),
             until,
-            turn: Mutex::new(()),
-            waiting: AtomicUsize::new(0),
+            turns: Turns::default(),
         }
     }
 
@@ -87,7 +107,7 @@ impl OldClients {
         let Some(address) = peer.map(|peer| peer.to_canonical()) else {
             return Err(denied("the address of the client is unknown".into()));
         };
-        let found = self.in_turn(|| self.find(address))?;
+        let found = self.turns.take(|| self.find(address))?;
         let found = found.map_err(|error| {
             log::error!("the API server does not say whose address {address} is: {error}");
             Status::new(
@@ -113,7 +133,7 @@ impl OldClients {
                 pods.join(", ")
             )));
         }
-        let volumes = self.in_turn(|| self.attached(node))?.map_err(|error| {
+        let volumes = self.turns.take(|| self.attached(node))?.map_err(|error| {
             log::error!("the API server does not say which volumes {node} has: {error}");
             Status::new(
                 Code::Unavailable,
@@ -126,22 +146,6 @@ impl OldClients {
         Ok(volumes)
     }
 
-    /// Asks the API server for one client at a time.
-    fn in_turn<T>(&self, ask: impl FnOnce() -> T) -> Result<T, Status> {
-        let others = self.waiting.fetch_add(1, Ordering::Relaxed);
-        let answer = (others < MAX_WAITING).then(|| {
-            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            ask()
-        });
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        answer.ok_or_else(|| {
-            Status::new(
-                Code::ResourceExhausted,
-                "too many clients without a token ask at the same time: try again",
-            )
-        })
-    }
-
     /// Returns the node with this address, and its pods with this address.
     fn find(&self, address: IpAddr) -> Result<Option<OldClient>, Error> {
         let selector = Selector::fields(&format!("status.podIP={address}"));
@@ -152,30 +156,7 @@ impl OldClients {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let mut nodes: BTreeSet<_> = pods.iter().map(|pod| text(&pod[0])).collect();
         if nodes.is_empty() {
-            let known =
-                self.client
-                    .list_keeping(&NODES.all(), &Selector::default(), name_and_addresses)?;
-            let has = |node: &&Value| {
-                let texts = |at: usize| {
-                    node[at]
-                        .as_array()
-                        .into_iter()
-                        .flatten()
-                        .filter_map(Value::as_str)
-                };
-                texts(1).any(|own| own.parse() == Ok(address))
-                    || texts(2).any(|subnet| {
-                        subnet
-                            .parse::<Subnet>()
-                            .is_ok_and(|subnet| subnet.contains(address))
-                    })
-            };
-            nodes = known
-                .items
-                .iter()
-                .filter(has)
-                .map(|node| text(&node[0]))
-                .collect();
+            nodes = self.nodes_with(address)?;
         }
         Ok(match (nodes.pop_first(), nodes.is_empty()) {
             (Some(node), true) => Some(OldClient {
@@ -185,6 +166,44 @@ impl OldClients {
             }),
             _ => None,
         })
+    }
+
+    /// Returns the nodes whose hosts may have this address.
+    fn nodes_with(&self, address: IpAddr) -> Result<BTreeSet<String>, Error> {
+        let list = |resource: &Resource, reduce| {
+            let found = self
+                .client
+                .list_keeping(&resource.all(), &Selector::default(), reduce);
+            found.map(|found| found.items)
+        };
+        let known = list(&NODES, name_and_addresses)?;
+        let of_cilium = match list(&CILIUM_NODES, name_and_cilium_addresses) {
+            // another network plugin
+            Err(error) if error.is_not_found() => Vec::new(),
+            other => other?,
+        };
+        let texts = |list: &Value| -> Vec<String> {
+            let texts = list.as_array().into_iter().flatten();
+            texts
+                .filter_map(|text| Some(text.as_str()?.to_owned()))
+                .collect()
+        };
+        let has_address =
+            |node: &&Value| texts(&node[1]).iter().any(|own| own.parse() == Ok(address));
+        let has_subnet = |node: &&Value| {
+            let mut subnets = texts(&node[2])
+                .into_iter()
+                .map(|text| text.parse::<Subnet>());
+            subnets.any(|subnet| subnet.is_ok_and(|subnet| subnet.contains(address)))
+        };
+        let by_subnet = of_cilium.is_empty();
+        let of_node = known
+            .iter()
+            .filter(|node| has_address(node) || by_subnet && has_subnet(node));
+        let all = of_node.chain(of_cilium.iter().filter(has_address));
+        Ok(all
+            .filter_map(|node| Some(node[0].as_str()?.to_owned()))
+            .collect())
     }
 
     /// Returns the names of the PersistentVolumes that are attached to this node.
@@ -198,6 +217,24 @@ impl OldClients {
         Ok(volumes
             .filter_map(|attached| Some(attached[1].as_str()?.to_owned()))
             .collect())
+    }
+}
+
+impl Turns {
+    /// Asks in turn. Refuses if too many wait.
+    fn take<T>(&self, ask: impl FnOnce() -> T) -> Result<T, Status> {
+        let others = self.waiting.fetch_add(1, Ordering::Relaxed);
+        let answer = (others < MAX_WAITING).then(|| {
+            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            ask()
+        });
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        answer.ok_or_else(|| {
+            Status::new(
+                Code::ResourceExhausted,
+                "too many clients without a token ask at the same time: try again",
+            )
+        })
     }
 }
 
@@ -230,6 +267,16 @@ fn name_and_addresses(node: Value) -> Value {
         .map(|address| &address["address"])
         .collect();
     json!([node["metadata"]["name"], internal, node["spec"]["podCIDRs"]])
+}
+
+/// Reduces a CiliumNode, which has the name of its node, to this name and the addresses of cilium_host.
+fn name_and_cilium_addresses(node: Value) -> Value {
+    let addresses = node["spec"]["addresses"].as_array().into_iter().flatten();
+    let own: Vec<_> = addresses
+        .filter(|address| address["type"] == "CiliumInternalIP")
+        .map(|address| &address["ip"])
+        .collect();
+    json!([node["metadata"]["name"], own])
 }
 
 /// Reduces an attachment to its node and its volume; null if it is not attached.
