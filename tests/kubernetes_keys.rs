@@ -854,6 +854,58 @@ fn without_attachments_the_pods_of_a_node_decide() {
     assert!(get(1).is_ok());
 }
 
+/// Starts the key service in a pod whose own token is this one.
+fn key_service_of_pod(cluster: &Cluster, token: &str) -> (Program, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, content) in [
+        ("mastersecret", &[0; 32][..]),
+        ("salt", &[0; 32]),
+        ("token", token.as_bytes()),
+        ("ca.crt", cluster.ca().0.as_bytes()),
+    ] {
+        fs::write(dir.path().join(name), content).unwrap();
+    }
+    let account = "/run/secrets/kubernetes.io/serviceaccount";
+    let pod = format!(
+        "mount -t tmpfs none /run && mkdir -p {account} && cp token ca.crt {account} && exec \"$@\""
+    );
+    let server = cluster.server();
+    let (host, port) = (server.strip_prefix("https://").unwrap().rsplit_once(':')).unwrap();
+    let mut command = Command::new("unshare");
+    command
+        .args(["--map-root-user", "--mount", "sh", "-c", &pod, "sh"])
+        .arg(support::program::built("key-service"))
+        .args(["--clients", "token", "--grant", GRANTS])
+        .args(["--listen", "127.0.0.1:0", "--master-secret", "mastersecret"])
+        .arg("--salt=salt")
+        .env("KUBERNETES_SERVICE_HOST", host)
+        .env("KUBERNETES_SERVICE_PORT", port)
+        .current_dir(dir.path());
+    (Program::start(&mut command), dir)
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_pod_whose_token_names_no_node_warns_that_it_serves_all_nodes() {
+    const ACCOUNT: (&str, &str) = ("kube-system", "key-service");
+    let (cluster, client) = started();
+    volumes::add_node(&client, "plane", "192.0.2.1");
+    let uid = volumes::add_pod(&client, ACCOUNT, "key-service-0", "plane", json!([]));
+    let audience = "https://kubernetes.default.svc";
+    let bound = volumes::token_of_pod(&client, ACCOUNT, "key-service-0", &uid, audience);
+    let unbound = token(&client, ACCOUNT.0, ACCOUNT.1, audience);
+    for (token, warns) in [(bound, false), (unbound, true)] {
+        let (program, _dir) = key_service_of_pod(&cluster, &token);
+        program.expect("serving data keys");
+        let said = program.output();
+        assert_eq!(
+            said.contains("PODS OF EVERY NODE GET KEYS IN PLAINTEXT"),
+            warns,
+            "{said}"
+        );
+    }
+}
+
 /// The client of Constellation's CSI drivers: grpc-go, in plaintext, without a token.
 fn old_driver(address: SocketAddr, id: &str) -> Result<String, String> {
     let program = go_program("csi_driver", env!("CARGO_TARGET_TMPDIR"));

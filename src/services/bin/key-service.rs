@@ -80,8 +80,9 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
         services::level_of_verbosity(given.verbosity),
         given.log_format,
     );
-    let (config, secret) = given.config()?;
+    // before the first message of the configuration
     let signals = services::prepare_service(level, format)?;
+    let (config, secret) = given.config()?;
     let service = KeyService::start(config).map_err(Failure::failed)?;
     let Some(secret) = read(&secret, &service, &signals)? else {
         return Ok(());

@@ -289,3 +289,52 @@ fn node_and_volume(attachment: Value) -> Value {
         false => Value::Null,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Barrier, mpsc};
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn one_client_is_answered_at_a_time_and_seven_wait() {
+        let turns = Turns::default();
+        let (entered, release) = (Barrier::new(2), Barrier::new(2));
+        let asked = AtomicUsize::new(0);
+        let (sender, answers) = mpsc::channel();
+        let (refused, before) = thread::scope(|scope| {
+            let first = || {
+                entered.wait();
+                release.wait();
+            };
+            scope.spawn(|| turns.take(first));
+            entered.wait();
+            let ask = |sender: mpsc::Sender<_>| {
+                let answer = turns.take(|| asked.fetch_add(1, Ordering::Relaxed));
+                sender.send(answer).unwrap();
+            };
+            for _ in 1..MAX_WAITING {
+                let sender = sender.clone();
+                scope.spawn(move || ask(sender));
+            }
+            let end = Instant::now() + Duration::from_secs(10);
+            while turns.waiting.load(Ordering::Relaxed) < MAX_WAITING && Instant::now() < end {
+                thread::yield_now();
+            }
+            scope.spawn(move || ask(sender));
+            let refused = answers.recv_timeout(Duration::from_secs(10));
+            let before = asked.load(Ordering::Relaxed);
+            release.wait();
+            (refused, before)
+        });
+        let refused = refused.expect("the ninth is refused at once").unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        assert_eq!(before, 0);
+        assert_eq!(answers.iter().filter(Result::is_ok).count(), 7);
+        // the place of a client that was answered or refused is free again
+        assert_eq!(turns.waiting.load(Ordering::Relaxed), 0);
+        assert_eq!(turns.take(|| 1).unwrap(), 1);
+    }
+}
