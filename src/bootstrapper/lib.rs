@@ -135,7 +135,7 @@ impl Bootstrapper {
     /// Runs the bootstrapper until it ends; the diagram at the top of this module shows this
     /// function.
     pub fn run(self) -> Result<Ending, Error> {
-        let what = format!("the TPM at {} to read PCR 15", self.tpm);
+        let what = format!("{:#} to read PCR 15", self.tpm);
         let is_marked = self
             .timeline
             .waiting_for(what, || attest::is_marked(&self.tpm));
@@ -143,7 +143,7 @@ impl Bootstrapper {
             return self.start_member();
         }
         let what = format!(
-            "the TPM at {} to give the values that join services must have",
+            "{:#} to give the values that join services must have",
             self.tpm
         );
         let trust = self

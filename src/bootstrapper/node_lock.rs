@@ -41,7 +41,7 @@ pub enum Locking {
 /// Why the lock was not taken.
 #[derive(Debug)]
 pub enum Error {
-    /// The TPM failed in an earlier attempt.
+    /// An earlier attempt failed.
     Broken,
     /// Another program has measured into PCR 15: which one, and what to do.
     ForeignWriter(String),
@@ -52,7 +52,9 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Broken => f.write_str("the TPM failed in an earlier attempt; reboot the node"),
+            Error::Broken => {
+                f.write_str("an earlier attempt to take the node lock failed; reboot the node")
+            }
             Error::ForeignWriter(writer) => f.write_str(writer),
             Error::Tpm(error) => error.fmt(f),
         }

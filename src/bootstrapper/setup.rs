@@ -74,7 +74,7 @@ impl Node {
         let ask = || peers::known(&*self.metadata, Peers::default()).peers;
         self.peers
             .get_or_init(|| self.timeline.waiting_for(what, ask));
-        let what = format!("the TPM at {} to extend PCR 15", self.tpm);
+        let what = format!("{:#} to extend PCR 15", self.tpm);
         let locking = self.timeline.waiting_for(what, || entrant.lock(cluster));
         if let Some(Locking::Taken) = locking {
             self.timeline

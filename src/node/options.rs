@@ -28,7 +28,7 @@ pub const OPTIONS: &Table<Options> = &[
      |it, _, value| put(&mut it.variant, text(value))),
     (Opt::value("metadata", "URL", "the metadata service; by default at the address that the cloud defines").setting(),
      |it, _, value| put(&mut it.metadata, text(value).map(Some))),
-    (Opt::value("tpm", "LOCATION", "device:/dev/tpmrm0 (the default if it exists) or swtpm:host=ADDRESS,port=PORT").setting(),
+    (Opt::value("tpm", "LOCATION", "device:/dev/tpmrm0 (the default if it exists) or swtpm:host=ADDRESS,port=PORT; with qemu-tdx tdx:FOLDER, with qemu-snp snp:FILE").setting(),
      |it, name, value| put(&mut it.tpm, parsed(name, value).map(Some))),
     (Opt::value("disk", "PATH", "the state disk; by default the disk with serial number \"state\"").setting(),
      |it, _, value| put(&mut it.disk, Ok(Some(value.into())))),

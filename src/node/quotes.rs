@@ -10,7 +10,7 @@ use sys::clock;
 /// Reports the name of this machine's attestation key. An operator accepts the machine by this
 /// name.
 pub fn announce_key(timeline: &Timeline, issuer: &dyn Issuer, tpm: &tpm::Location) {
-    let what = format!("the TPM at {tpm} to give its attestation key");
+    let what = format!("{tpm:#} to give its attestation key");
     match timeline.waiting_for(what, || issuer.machine()) {
         Ok(Some(machine)) => match machine.parse::<KeyName>() {
             Ok(name) => timeline.event("attestation-key", name),
@@ -49,7 +49,7 @@ impl Reported {
         let from = clock::since_boot();
         let document = match self.waiting.try_lock() {
             Ok(_reporting) => {
-                let what = format!("the TPM at {} to sign a quote", self.tpm);
+                let what = format!("{:#} to sign a quote", self.tpm);
                 self.timeline.waiting_for(what, issue)?
             }
             Err(_) => issue()?,

@@ -30,23 +30,23 @@ impl FromStr for Location {
             Some(("snp", file)) => return Ok(Location::Snp(file.into())),
             _ => {}
         }
-        let network = text.strip_prefix("swtpm:").and_then(|parameters| {
-            let value = |name| {
-                parameters
-                    .split(',')
-                    .find_map(|p: &str| p.strip_prefix(name)?.strip_prefix('='))
-            };
-            Some(Location::Swtpm(
-                value("host")?.parse().ok()?,
-                value("port")?.parse().ok()?,
-            ))
+        let network = text.strip_prefix("swtpm:").and_then(|words| {
+            let value = |name: &str| words.split(',').find_map(|word| word.strip_prefix(name));
+            let (host, port) = (value("host=")?, value("port=")?);
+            Some(Location::Swtpm(host.parse().ok()?, port.parse().ok()?))
         });
         network.ok_or("expected device:PATH, swtpm:host=ADDRESS,port=PORT, tdx:FOLDER or snp:FILE")
     }
 }
 
+/// `{:#}` also says what is at this location.
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() {
+            let is_tpm = matches!(self, Location::Device(_) | Location::Swtpm(..));
+            let what = if is_tpm { "TPM" } else { "registers" };
+            write!(f, "the {what} at ")?;
+        }
         match self {
             Location::Device(path) => write!(f, "device:{}", path.display()),
             Location::Swtpm(host, port) => write!(f, "swtpm:host={host},port={port}"),
@@ -69,6 +69,13 @@ mod tests {
             "snp:/run/a:b",
         ] {
             assert_eq!(text.parse::<Location>().unwrap().to_string(), text);
+        }
+        for (text, said) in [
+            ("device:/dev/a", "the TPM at device:/dev/a"),
+            ("tdx:/sys/a", "the registers at tdx:/sys/a"),
+            ("snp:/run/a", "the registers at snp:/run/a"),
+        ] {
+            assert_eq!(format!("{:#}", text.parse::<Location>().unwrap()), said);
         }
         assert_eq!(
             "swtpm:port=1,host=::1".parse(),

@@ -216,7 +216,7 @@ impl Unlock {
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
         // PCR 15 is extended before the kernel or any program reads the content of the disk
         let cluster = cluster_id(&opened.measurement_secret, &opened.measurement_salt);
-        let what = format!("the TPM at {} to extend PCR 15", self.tpm);
+        let what = format!("{:#} to extend PCR 15", self.tpm);
         self.timeline
             .waiting_for(what, || measure(&self.tpm, &cluster))?;
         self.timeline.event("measured", "cluster ID into PCR 15");
@@ -286,7 +286,7 @@ impl Unlock {
     /// Returns an error if systemd has measured into PCR 15: no cluster gives such a machine its
     /// key.
     fn check_cluster_register(&self) -> Result<(), Error> {
-        let what = format!("the TPM at {} to read PCR 15", self.tpm);
+        let what = format!("{:#} to read PCR 15", self.tpm);
         let writer = self
             .timeline
             .waiting_for(what, || attest::foreign_writer(&self.tpm));

@@ -143,7 +143,7 @@ const OPTIONS: &Table<Given> = &[
      |it, _, value| put(&mut it.config_dir, Ok(value.into()))),
     (Opt::value("attestation-variant", "VARIANT", "with attested: the attestation variant").one_of(&variant::NAMES).or(variant::DEFAULT),
      |it, _, value| put(&mut it.variant, text(value))),
-    (Opt::value("tpm", "LOCATION", "with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER [/dev/tpmrm0, else /dev/tpm0]"),
+    (Opt::value("tpm", "LOCATION", "with attested: device:PATH, swtpm:host=ADDRESS,port=PORT, tdx:FOLDER or snp:FILE [/dev/tpmrm0, else /dev/tpm0]"),
      |it, name, value| put(&mut it.tpm, parsed(name, value).map(Some))),
     (Opt::value("kubeconfig", "FILE", "with token, or if volume is granted: access to the Kubernetes API [the pod's service account]"),
      |it, _, value| put(&mut it.kubeconfig, Ok(Some(value.into())))),

@@ -91,7 +91,7 @@ pub const OPTIONS: &Table<Flags> = &[
      |it, _, value| put(&mut it.auth, text(value).map(Some))),
     (Opt::value("key-service-token", "FILE", "the file of the token, with token").or(TOKEN_FILE),
      |it, _, value| put(&mut it.token, Ok(Some(value.into())))),
-    (Opt::value("tpm", "LOCATION", "the TPM, with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER [/dev/tpmrm0, else /dev/tpm0]"),
+    (Opt::value("tpm", "LOCATION", "the TPM, with attested: device:PATH, swtpm:host=ADDRESS,port=PORT, tdx:FOLDER or snp:FILE [/dev/tpmrm0, else /dev/tpm0]"),
      |it, name, value| put(&mut it.tpm, parsed(name, value).map(Some))),
 ];
 
