@@ -249,8 +249,16 @@ fn an_addon_that_does_not_get_ready_is_taken_back_with_the_reason() {
 
 #[test]
 #[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
-fn a_node_without_a_network_plugin_is_named() {
+fn a_plugin_that_brings_no_network_is_taken_back_and_the_node_is_named() {
     let operator = Operator::new();
+    let list = |tag: &str| {
+        operator.list("net", tag, false);
+        let list = fs::read_to_string(operator.at("addons.yaml")).unwrap();
+        let list = list.replace("  chart:", "  before-services: true\n  chart:");
+        fs::write(operator.at("addons.yaml"), list).unwrap();
+    };
+    list("1");
+    succeeded(&operator.applied_with_controller("net", &[]));
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bare"}});
     operator
         .client
@@ -265,19 +273,15 @@ fn a_node_without_a_network_plugin_is_named() {
         .merge(&NODES.named("bare").subresource("status"), &status)
         .unwrap();
 
-    operator.list("net", "1", false);
-    let list = fs::read_to_string(operator.at("addons.yaml")).unwrap();
-    fs::write(
-        operator.at("addons.yaml"),
-        list.replace("  chart:", "  before-services: true\n  chart:"),
-    )
-    .unwrap();
+    list("2");
     let output = operator.applied_with_controller("net", &["--timeout", "3s"]);
     operator.client.delete(&NODES.named("bare")).unwrap();
     failed(
         &output,
         "add-on net is not ready after 3 s: no network plugin is installed on bare",
     );
+    failed(&output, "revision 1 of the add-on was restored");
+    assert_eq!(operator.image("net").unwrap(), "example.com/plugin:1");
     assert!(
         operator
             .client
