@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster test-network cloud-pages kubeadm kubernetes-api h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs reproducible-kernel
+.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster test-network cloud-pages kubeadm kubernetes-api h2spec proto fuzz check-deps deb release test-release reproducible reproducible-image deny docs reproducible-kernel
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -99,6 +99,10 @@ deb: setup build ## make Debian packages in target/deb, and check them with lint
 
 release: deb image ## collect the files of a release, with notes and checksums, in target/firstlight-VERSION (KEY=FILE: sign them with this SSH key)
 	@tools/release.sh
+
+test-release: deb image ## make a release, and do what docs/get-started.md says in its folder alone: with a virtual machine; needs root
+	@tools/setup.sh jq skopeo
+	cargo test --locked --test release -- --ignored --nocapture
 
 reproducible: deb ## check that two builds in different folders give the same bytes: programs, packages, initrds
 	@tools/reproducible.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Collects the files of a release: programs, Debian packages, container image, chart, bills of materials, notes, checksums.
 #
-#   tools/release.sh      prints the folder target/firstlight-VERSION, from target/dist and target/deb
+#   tools/release.sh      prints the folder target/firstlight-VERSION (RELEASE=FOLDER), from target/dist and target/deb
 #   KEY=FILE              signs the checksums with this SSH key (ssh-keygen -Y sign); the key may be in an agent or a token
 #
 # VERSION is the version in Cargo.toml. If the commit does not have the version's tag, +COMMIT follows it. The same commit gives the
@@ -27,7 +27,7 @@ for file in charts/firstlight/Chart.yaml packaging/changelog; do
 done
 SOURCE_DATE_EPOCH=$(source_date)
 
-out=$ROOT/target/firstlight-$version
+out=${RELEASE:-$ROOT/target/firstlight-$version}
 rm -rf "$out"
 mkdir -p "$out"
 for program in unlock bootstrapper join-service key-service firstlight; do

@@ -1,5 +1,5 @@
-//! Helpers of several tests that use our crates: add-ons, attested peers, a host that gives evidence, a real API server with volumes, a
-//! machine on loopback with its environment.
+//! Helpers of several tests that use our crates: add-ons, attested peers, a host that gives evidence, a real API server with volumes,
+//! servers that publish Kubernetes, a machine on loopback with its environment.
 
 pub mod addons;
 pub mod attested;
@@ -11,5 +11,6 @@ pub mod joining;
 pub mod kube_apiserver;
 pub mod long_certificate;
 pub mod manifests;
+pub mod published;
 pub mod setting;
 pub mod volumes;

@@ -1,107 +1,19 @@
 //! `firstlight components`: it makes the list of a version from servers like those of Kubernetes, and checks it.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 
+use common::published::{Published, VERSION, sha256};
 use serde_json::Value;
-use tempfile::TempDir;
-
-const VERSION: &str = "v1.34.4";
-
-/// The servers, each below a path of one server. The files that they publish are in a folder.
-struct Published {
-    server: Child,
-    url: String,
-    folder: TempDir,
-}
-
-impl Drop for Published {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-    }
-}
-
-impl Published {
-    fn start() -> Published {
-        let folder = tempfile::tempdir().unwrap();
-        let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let (certificate, key) = (folder.path().join("ca.pem"), folder.path().join("key.pem"));
-        fs::write(&certificate, own.cert.pem()).unwrap();
-        fs::write(&key, own.signing_key.serialize_pem()).unwrap();
-        let mut server = support::foreign::python()
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/components/server.py"))
-            .args([folder.path(), &certificate, &key])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut port = String::new();
-        let mut output = BufReader::new(server.stdout.take().unwrap());
-        output.read_line(&mut port).unwrap();
-        let published = Published {
-            server,
-            url: format!("https://localhost:{}", port.trim()),
-            folder,
-        };
-        for name in ["kubelet", "kubeadm", "kubectl"] {
-            let hash = sha256(format!("the program {name}").as_bytes());
-            published.write(
-                &format!("dl/{VERSION}/bin/linux/amd64/{name}.sha256"),
-                &hash,
-            );
-        }
-        for name in [
-            "kube-apiserver",
-            "kube-controller-manager",
-            "kube-scheduler",
-        ] {
-            let index = format!(r#"{{"schemaVersion":2,"manifests":[],"name":"{name}"}}"#);
-            published.write(&format!("v2/{name}/manifests/{VERSION}"), &index);
-        }
-        published.write("v2/etcd/manifests/3.6.4-0", r#"{"manifests":[]}"#);
-        published
-    }
-
-    /// Publishes a file.
-    fn write(&self, path: &str, content: &str) {
-        let path = self.folder.path().join("elsewhere").join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
-    }
-
-    fn list(&self, more: &[&str]) -> Output {
-        let downloads = format!("{}/dl", self.url);
-        let ca = self.folder.path().join("ca.pem");
-        let args = [
-            "components",
-            "--downloads",
-            &downloads,
-            "--registry",
-            &self.url,
-            "--timeout",
-            "30s",
-            "--ca",
-        ];
-        firstlight(
-            self.folder.path(),
-            &[&args[..], &[ca.to_str().unwrap()], more].concat(),
-        )
-    }
-}
 
 fn firstlight(folder: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(support::program::built("firstlight"));
     command.args(args).current_dir(folder).output().unwrap()
 }
 
-fn sha256(bytes: &[u8]) -> String {
-    let hash = ring::digest::digest(&ring::digest::SHA256, bytes);
-    hash.as_ref()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+fn make_list(published: &Published, more: &[&str]) -> Output {
+    published.list(&support::program::built("firstlight"), more)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -111,7 +23,7 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn a_list_has_the_published_hashes_and_a_node_can_check_them() {
     let published = Published::start();
-    let made = published.list(&[VERSION, "--etcd", "3.6.4-0"]);
+    let made = make_list(&published, &[VERSION, "--etcd", "3.6.4-0"]);
     assert!(made.status.success(), "{}", text(&made.stderr));
     let list: Vec<Value> = serde_json::from_slice(&made.stdout).unwrap();
     assert_eq!(list.len(), 9);
@@ -157,7 +69,7 @@ fn a_list_has_the_published_hashes_and_a_node_can_check_them() {
         );
     }
     // without a tag of etcd, the operator learns that no hash pins etcd
-    let made_without = published.list(&[VERSION]);
+    let made_without = make_list(&published, &[VERSION]);
     let list: Vec<Value> = serde_json::from_slice(&made_without.stdout).unwrap();
     assert_eq!(list.len(), 8);
     assert!(
@@ -227,7 +139,7 @@ fn a_list_has_the_published_hashes_and_a_node_can_check_them() {
 fn what_is_not_published_is_named() {
     let published = Published::start();
     let failure = |more: &[&str], code, expected: &str| {
-        let output = published.list(more);
+        let output = make_list(&published, more);
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{more:?}: {said}");
         assert!(said.contains(expected), "{more:?}: {said}");
