@@ -19,17 +19,10 @@ struct Inner {
 struct State {
     stopped: bool,
     next: u64,
-    sockets: Vec<(u64, TcpStream)>,
     actions: Vec<(u64, Action)>,
 }
 
 type Action = Box<dyn FnOnce() + Send>;
-
-/// Keeps a socket registered by [`Stop::hold`] until it is dropped.
-pub struct Held<'a> {
-    stop: &'a Stop,
-    number: u64,
-}
 
 /// Keeps an action registered by [`Stop::on_stop`] until it is dropped.
 pub struct OnStop {
@@ -52,15 +45,10 @@ impl Stop {
         Stop::default()
     }
 
-    /// Sets the signal: wakes all waits, shuts all registered sockets down and runs all registered
-    /// actions.
+    /// Sets the signal: wakes all waits and runs all registered actions, which shut sockets down, too.
     pub fn stop(&self) {
         let mut state = self.lock();
         state.stopped = true;
-        for (_, socket) in state.sockets.drain(..) {
-            // This fails if the peer has closed the socket already, which is fine.
-            let _ = socket.shutdown(Shutdown::Both);
-        }
         self.0.changed.notify_all();
         let actions = std::mem::take(&mut state.actions);
         // An action may take long, or use this signal.
@@ -91,17 +79,10 @@ impl Stop {
 
     /// Shuts `socket` down at the stop, or at once if it is stopped already, so that no thread
     /// stays blocked in it.
-    pub fn hold(&self, socket: &TcpStream) -> std::io::Result<Held<'_>> {
+    pub fn hold(&self, socket: &TcpStream) -> std::io::Result<OnStop> {
         let socket = socket.try_clone()?;
-        let mut state = self.lock();
-        let number = state.next;
-        state.next += 1;
-        if state.stopped {
-            let _ = socket.shutdown(Shutdown::Both);
-        } else {
-            state.sockets.push((number, socket));
-        }
-        Ok(Held { stop: self, number })
+        // This fails if the peer has closed the socket already, which is fine.
+        Ok(self.on_stop(move || drop(socket.shutdown(Shutdown::Both))))
     }
 
     /// Runs `action` at the stop, in the thread that stops, or at once if it is stopped already.
@@ -129,15 +110,6 @@ impl Stop {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.0.state)
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.stop
-            .lock()
-            .sockets
-            .retain(|(number, _)| *number != self.number);
     }
 }
 

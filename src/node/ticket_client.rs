@@ -28,7 +28,7 @@ use prost::Message;
 
 use attest::{Issuer, Judge};
 use base::backoff::Backoff;
-use base::stop::{Held, Stop};
+use base::stop::{OnStop, Stop};
 use machines::{Instance, Metadata, Role};
 use proto::join::{MAX_TICKET, NODE_PORT, RETRY_AFTER};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
@@ -228,11 +228,11 @@ impl JoinService {
     /// Connects and attests this machine. The judge judges the evidence of a service in the
     /// strong form of attested TLS; without a judge this machine only proves itself.
     /// [`TicketRequester::finished`] ends the attempt, and later the connection, at once.
-    pub fn connect<'a>(
+    pub fn connect(
         &self,
-        requester: &'a impl TicketRequester,
+        requester: &impl TicketRequester,
         judge: Option<Arc<dyn Judge>>,
-    ) -> Result<Connection<'a>, Failure> {
+    ) -> Result<Connection, Failure> {
         let finished = requester.finished();
         let socket = sys::net::connect(self.0, Instant::now() + CONNECT_TIMEOUT, &|| {
             finished.is_stopped()
@@ -265,12 +265,12 @@ impl JoinService {
 }
 
 /// A connection to a join service.
-pub struct Connection<'a> {
+pub struct Connection {
     channel: Channel,
-    _held: Held<'a>,
+    _held: OnStop,
 }
 
-impl Connection<'_> {
+impl Connection {
     /// Calls `method` of the join service.
     pub fn call<Q: Message, R: Message + Default>(
         &self,
