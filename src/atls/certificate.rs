@@ -12,7 +12,6 @@
 
 use std::sync::Arc;
 
-use ring::digest;
 use rustls::SignatureScheme;
 use rustls::crypto::ring::sign::any_ecdsa_type;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -32,9 +31,9 @@ pub const MAX_DOCUMENT: usize = 65_000;
 pub const REFUSED: rustls::Error =
     rustls::Error::InvalidCertificate(rustls::CertificateError::ApplicationVerificationFailure);
 
-/// The validity of a certificate in seconds since 1970: from the first second that a clock can have
-/// to 9999-12-31 23:59:59, which stands for "no end" (RFC 5280 §4.1.2.5).
-const VALIDITY: [u64; 2] = [0, 253_402_300_799];
+/// The validity of a certificate (Validity, DER): from the first second that a clock can have to
+/// 9999-12-31 23:59:59, which stands for "no end" (RFC 5280 §4.1.2.5).
+const VALIDITY: &[u8] = b"\x30\x20\x17\x0d700101000000Z\x18\x0f99991231235959Z";
 /// Common name of issuer and subject, as in Constellation. It is not checked.
 const NAME: &[u8] = b"Constellation";
 /// AlgorithmIdentifier of ecdsa-with-SHA256, 1.2.840.10045.4.3.2 (RFC 5758 §3.2).
@@ -43,8 +42,13 @@ const ECDSA_WITH_SHA256: &[u8] = &[
 ];
 
 /// Makes a new P-256 key and a certificate for it. If there is an `issuer`, the certificate
-/// contains a document for the peer that chose `nonce`.
-pub fn issue(issuer: Option<&dyn Issuer>, nonce: &[u8]) -> Result<Arc<CertifiedKey>, Error> {
+/// contains a document for the peer that chose `nonce`; `for_stranger` as in
+/// [`attest::Request::for_stranger`].
+pub fn issue(
+    issuer: Option<&dyn Issuer>,
+    nonce: &[u8],
+    for_stranger: bool,
+) -> Result<Arc<CertifiedKey>, Error> {
     let key = generate_key()?;
     let internal = |what: &str| Error::Internal(format!("the certificate's key {what}"));
     let public_key = key
@@ -53,9 +57,12 @@ pub fn issue(issuer: Option<&dyn Issuer>, nonce: &[u8]) -> Result<Arc<CertifiedK
     let extension = match issuer {
         None => Vec::new(),
         Some(issuer) => {
-            let document = issuer
-                .issue(&user_data(&public_key), nonce)
-                .map_err(Error::Issuer)?;
+            let user_data = user_data(&public_key);
+            let document = match for_stranger {
+                true => issuer.issue_for_stranger(&user_data, nonce),
+                false => issuer.issue(&user_data, nonce),
+            };
+            let document = document.map_err(Error::Issuer)?;
             if document.len() > MAX_DOCUMENT {
                 return Err(Error::Issuer(IssueError::new(format!(
                     "the document has {} bytes, more than the {MAX_DOCUMENT} that fit into a certificate",
@@ -99,14 +106,11 @@ fn generate_key() -> Result<Arc<dyn rustls::sign::SigningKey>, Error> {
 
 /// Returns the user data of a document: SHA-256 of the DER SubjectPublicKeyInfo.
 fn user_data(public_key: &[u8]) -> [u8; 32] {
-    let mut hash = [0; 32];
-    hash.copy_from_slice(digest::digest(&digest::SHA256, public_key).as_ref());
-    hash
+    attest::sha256(&[public_key])
 }
 
 /// Returns the TBSCertificate (RFC 5280 §4.1).
-fn to_be_signed(public_key: &[u8], extensions: &[u8], validity: [u64; 2]) -> Vec<u8> {
-    let [not_before, not_after] = validity;
+fn to_be_signed(public_key: &[u8], extensions: &[u8], validity: &[u8]) -> Vec<u8> {
     let mut serial = base::crypto::random::<16>();
     serial[0] = serial[0] & 0x7f | 0x40; // positive, in the shortest encoding
     let name = nonce::common_name(NAME);
@@ -117,10 +121,7 @@ fn to_be_signed(public_key: &[u8], extensions: &[u8], validity: [u64; 2]) -> Vec
             &der::element(der::INTEGER, &[&serial]),
             ECDSA_WITH_SHA256,
             &name,
-            &der::element(
-                der::SEQUENCE,
-                &[&der::time(not_before), &der::time(not_after)],
-            ),
+            validity,
             &name,
             public_key,
             extensions,
@@ -152,12 +153,13 @@ mod tests {
 
     use super::*;
     use crate::dummy::{Dummy, OID, OTHER_OID};
+    use booted_base::time::to_der;
     use support::mutation::mutations;
 
     const NONCE: &[u8] = &[9; 32];
 
     fn attested() -> CertificateDer<'static> {
-        issue(Some(&Dummy(OID)), NONCE).unwrap().cert[0].clone()
+        issue(Some(&Dummy(OID)), NONCE, false).unwrap().cert[0].clone()
     }
 
     fn judge_for(certificate: &CertificateDer<'_>, nonce: &[u8]) -> Result<(), String> {
@@ -229,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_certificate_without_issuer_has_no_extension_and_is_refused() {
-        let certificate = issue(None, NONCE).unwrap().cert[0].clone();
+        let certificate = issue(None, NONCE, false).unwrap().cert[0].clone();
         assert!(x509::extensions(&certificate).unwrap().is_empty());
         assert!(judge(&certificate).unwrap_err().contains("got no document"));
     }
@@ -302,8 +304,9 @@ mod tests {
             let key = generate_key().unwrap();
             let public_key = key.public_key().unwrap();
             let document = Dummy(OID).issue(&user_data(&public_key), NONCE).unwrap();
-            let validity = [issued - 7200, issued + 7200];
-            let body = to_be_signed(&public_key, &extensions(OID, &document), validity);
+            let validity = [issued - 7200, issued + 7200].map(to_der).concat();
+            let validity = der::element(der::SEQUENCE, &[&validity]);
+            let body = to_be_signed(&public_key, &extensions(OID, &document), &validity);
             let mut certificate = sign(key.as_ref(), body).to_vec();
             assert_eq!(judge(&certificate.clone().into()), Ok(()));
             // the signature is verified all the same
@@ -325,11 +328,11 @@ mod tests {
             }
         }
         assert!(matches!(
-            issue(Some(&Long(MAX_DOCUMENT + 1)), NONCE),
+            issue(Some(&Long(MAX_DOCUMENT + 1)), NONCE, false),
             Err(Error::Issuer(_))
         ));
         // webpki accepts the longest certificate, so the error is about the document
-        let certificate = issue(Some(&Long(MAX_DOCUMENT)), NONCE).unwrap().cert[0].clone();
+        let certificate = issue(Some(&Long(MAX_DOCUMENT)), NONCE, false).unwrap().cert[0].clone();
         assert!(judge(&certificate).unwrap_err().starts_with("not JSON"));
     }
 

@@ -219,7 +219,7 @@ impl Session {
 
     fn certify(&self, authorities: &[&[u8]]) -> Result<Arc<CertifiedKey>, Error> {
         let nonce = nonce::from_distinguished_names(authorities)?;
-        certificate::issue(self.issuer.as_deref(), &nonce)
+        certificate::issue(self.issuer.as_deref(), &nonce, false)
     }
 }
 

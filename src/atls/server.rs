@@ -25,11 +25,10 @@ use super::handshake::{self, Timed};
 use super::hello::HelloFilter;
 use super::provider::{OTHER_VERSION, SIGNATURES, VERSIONS};
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
-use attest::{Accepted, Form, Identity, IssueError, Issuer, Judge, Oid, Request, Role};
+use attest::{Accepted, Form, Issuer, Judge, Role};
 use base::network::{Network, canonical};
 use base::sync::lock;
 use base::turns::{self, Turns};
-use proto::attested::Collateral;
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};
 
@@ -64,7 +63,6 @@ impl Server {
     /// Makes a server that attests itself with `issuer`, and accepts only clients that the `judge`
     /// accepts. **Without a judge every client is accepted.**
     pub fn new(issuer: Option<Arc<dyn Issuer>>, judge: Option<Arc<dyn Judge>>) -> Self {
-        let issuer = issuer.map(|issuer| Arc::new(ForStrangers(issuer)) as Arc<dyn Issuer>);
         Server {
             strong_issuer: issuer.clone(),
             issuer,
@@ -210,7 +208,7 @@ impl Server {
         if let Some(certified) = self.bare.get() {
             return Ok(certified.clone());
         }
-        let made = certificate::issue(None, &[])?;
+        let made = certificate::issue(None, &[], true)?;
         Ok(self.bare.get_or_init(|| made).clone())
     }
 
@@ -328,7 +326,7 @@ impl Session {
 
     fn certify(&self) -> Result<Arc<CertifiedKey>, Error> {
         let _turn = self.issuer.as_ref().map(|_| self.turn()).transpose()?;
-        certificate::issue(self.issuer.as_deref(), &self.client_nonce)
+        certificate::issue(self.issuer.as_deref(), &self.client_nonce, true)
     }
 }
 
@@ -406,34 +404,5 @@ impl ClientCertVerifier for Session {
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("attested TLS server")
-    }
-}
-
-/// An issuer that makes all documents for peers that called this machine.
-struct ForStrangers(Arc<dyn Issuer>);
-
-impl Issuer for ForStrangers {
-    fn oid(&self) -> Oid {
-        self.0.oid()
-    }
-
-    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.0.issue_for_stranger(user_data, nonce)
-    }
-
-    fn identity(&self) -> Result<Identity, IssueError> {
-        self.0.identity()
-    }
-
-    fn known_identity(&self) -> Option<Identity> {
-        self.0.known_identity()
-    }
-
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
-        self.0.prove(request)
-    }
-
-    fn collateral(&self, document: &[u8]) -> Option<Collateral> {
-        self.0.collateral(document)
     }
 }

@@ -1,8 +1,6 @@
 //! The part of DER (ITU-T X.690 §10) that certificates and names need: single-byte tags and
 //! definite lengths.
 
-use crate::time::date;
-
 /// SEQUENCE, constructed.
 pub const SEQUENCE: u8 = 0x30;
 /// SET, constructed.
@@ -48,30 +46,6 @@ pub fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
         out.extend_from_slice(part);
     }
     out
-}
-
-/// Encodes seconds since 1970 as RFC 5280 §4.1.2.5 demands: UTCTime until 2049, GeneralizedTime
-/// from 2050.
-pub fn time(seconds: u64) -> Vec<u8> {
-    let (year, month, day) = date(seconds / 86_400);
-    let second = seconds % 86_400;
-    let rest = format!(
-        "{month:02}{day:02}{:02}{:02}{:02}Z",
-        second / 3600,
-        second / 60 % 60,
-        second % 60
-    );
-    if year < 2050 {
-        element(
-            UTC_TIME,
-            &[format!("{:02}", year % 100).as_bytes(), rest.as_bytes()],
-        )
-    } else {
-        element(
-            GENERALIZED_TIME,
-            &[format!("{year:04}").as_bytes(), rest.as_bytes()],
-        )
-    }
 }
 
 /// The input is not DER, or not the expected element.
@@ -165,26 +139,6 @@ mod tests {
             let mut reader = Reader::new(&bytes);
             assert_eq!(reader.expect(OCTET_STRING), Ok(&content[..]));
             assert_eq!(reader.end(), Ok(()));
-        }
-    }
-
-    #[test]
-    fn times_are_encoded_as_rfc_5280_demands() {
-        // The texts are from `date -u -d @...`.
-        for (seconds, text) in [
-            (0, &b"\x17\x0d700101000000Z"[..]),
-            (951_782_399, b"\x17\x0d000228235959Z"),
-            (951_782_400, b"\x17\x0d000229000000Z"),
-            (1_735_689_599, b"\x17\x0d241231235959Z"),
-            (1_795_240_800, b"\x17\x0d261121060000Z"),
-            (2_524_607_999, b"\x17\x0d491231235959Z"),
-            (2_524_608_000, b"\x18\x0f20500101000000Z"),
-            (4_107_542_400, b"\x18\x0f21000301000000Z"),
-        ] {
-            assert_eq!(
-                String::from_utf8_lossy(&time(seconds)),
-                String::from_utf8_lossy(text)
-            );
         }
     }
 

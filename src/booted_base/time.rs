@@ -3,7 +3,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use base::der::{GENERALIZED_TIME, Malformed, UTC_TIME};
+use base::der::{GENERALIZED_TIME, Malformed, UTC_TIME, element};
+use base::time::date;
 pub use base::time::seconds;
 
 /// Formats a time like `2026-11-21T14:00:00.000000Z`.
@@ -71,6 +72,30 @@ pub fn parse(text: &str) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(whole + Duration::from_micros(micros))
 }
 
+/// Encodes seconds since 1970 as RFC 5280 §4.1.2.5 demands: UTCTime until 2049, GeneralizedTime
+/// from 2050.
+pub fn to_der(seconds: u64) -> Vec<u8> {
+    let (year, month, day) = date(seconds / 86_400);
+    let second = seconds % 86_400;
+    let rest = format!(
+        "{month:02}{day:02}{:02}{:02}{:02}Z",
+        second / 3600,
+        second / 60 % 60,
+        second % 60
+    );
+    if year < 2050 {
+        element(
+            UTC_TIME,
+            &[format!("{:02}", year % 100).as_bytes(), rest.as_bytes()],
+        )
+    } else {
+        element(
+            GENERALIZED_TIME,
+            &[format!("{year:04}").as_bytes(), rest.as_bytes()],
+        )
+    }
+}
+
 /// Returns the seconds since 1970 of an element, its tag and its content, if it is a UTCTime or
 /// GeneralizedTime in the only form that RFC 5280 §4.1.2.5 allows.
 pub fn of_der((tag, text): (u8, &[u8])) -> Result<u64, Malformed> {
@@ -99,13 +124,33 @@ pub fn of_der((tag, text): (u8, &[u8])) -> Result<u64, Malformed> {
 
 #[cfg(test)]
 mod tests {
-    use base::der::{OCTET_STRING, Reader, time};
+    use base::der::{OCTET_STRING, Reader};
 
     use super::*;
     use support::mutation::mutations;
 
     fn at(seconds: u64) -> SystemTime {
         UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn times_are_encoded_as_rfc_5280_demands() {
+        // The texts are from `date -u -d @...`.
+        for (seconds, text) in [
+            (0, &b"\x17\x0d700101000000Z"[..]),
+            (951_782_399, b"\x17\x0d000228235959Z"),
+            (951_782_400, b"\x17\x0d000229000000Z"),
+            (1_735_689_599, b"\x17\x0d241231235959Z"),
+            (1_795_240_800, b"\x17\x0d261121060000Z"),
+            (2_524_607_999, b"\x17\x0d491231235959Z"),
+            (2_524_608_000, b"\x18\x0f20500101000000Z"),
+            (4_107_542_400, b"\x18\x0f21000301000000Z"),
+        ] {
+            assert_eq!(
+                String::from_utf8_lossy(&to_der(seconds)),
+                String::from_utf8_lossy(text)
+            );
+        }
     }
 
     #[test]
@@ -170,7 +215,7 @@ mod tests {
     #[test]
     fn both_forms_of_a_time_are_read_and_no_other() {
         for at in [0, 951_782_400, 1_795_240_800, 2_524_607_999, 2_524_608_000] {
-            let der = time(at);
+            let der = to_der(at);
             assert_eq!(of_der(Reader::new(&der).read().unwrap()), Ok(at));
         }
         for bad in [

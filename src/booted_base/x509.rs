@@ -144,7 +144,8 @@ pub fn common_name(name: &[u8]) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base::der::{PRINTABLE_STRING, element, time};
+    use crate::time::to_der;
+    use base::der::{PRINTABLE_STRING, element};
 
     /// Returns a certificate of the first second of 1970 with a common name and the key usage
     /// digitalSignature.
@@ -169,7 +170,7 @@ mod tests {
             element(INTEGER, &[&[1]]),
             empty,
             name(b"root"),
-            element(SEQUENCE, &[&time(0), &time(1)]),
+            element(SEQUENCE, &[&to_der(0), &to_der(1)]),
             name(b"leaf"),
             element(SEQUENCE, &[b"key"]),
             element(context(3), &[&element(SEQUENCE, &[&usage])]),

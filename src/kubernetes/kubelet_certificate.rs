@@ -27,7 +27,6 @@ use rustls::sign::SigningKey;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::parameters::NodeName;
-use base::der::time;
 use base::der::{self, Reader};
 use booted_base::file;
 use booted_base::time as instant;
@@ -232,7 +231,7 @@ impl Authority {
             since_epoch(now).saturating_sub(BACKDATED),
             since_epoch((now + VALIDITY).min(self.end)),
         );
-        let validity = [time(begin.as_secs()), time(end.as_secs())];
+        let validity = [begin, end].map(|it| instant::to_der(it.as_secs()));
         let body = der::element(
             der::SEQUENCE,
             &[

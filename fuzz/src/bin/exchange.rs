@@ -110,7 +110,7 @@ mod atls {
     }
 
     static KEY: LazyLock<Arc<CertifiedKey>> =
-        LazyLock::new(|| certificate::issue(None, &[]).expect("a certificate"));
+        LazyLock::new(|| certificate::issue(None, &[], false).expect("a certificate"));
 
     /// Returns a client and a server that have completed a handshake with each other.
     fn connected() -> [Connection; 2] {

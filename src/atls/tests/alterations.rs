@@ -269,7 +269,7 @@ type Accepted = Result<Option<verifier::Accepted>, Error>;
 
 /// Makes an exchange between two genuine ends. Returns what the client and the server accept.
 fn exchange(proving: Proving, alteration: Alteration, time: Duration) -> [Accepted; 2] {
-    let own = certificate::issue(None, &[]).unwrap();
+    let own = certificate::issue(None, &[], false).unwrap();
     let server = ServerConfig::builder_with_provider(altering(Role::Server, &alteration))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()

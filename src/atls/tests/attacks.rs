@@ -205,7 +205,7 @@ fn somebody_with_the_certificate_s_key_relays_in_the_old_form_but_not_in_the_str
     });
     let name = server_name(&peek(&mut far));
     let nonce = nonce::from_server_name(Some(&name)).unwrap();
-    let stolen = certificate::issue(Some(&Dummy(OID)), &nonce).unwrap();
+    let stolen = certificate::issue(Some(&Dummy(OID)), &nonce, false).unwrap();
     let _taken = Taken::server(far, stolen, ALPN_H2);
     assert!(victim.join().unwrap().is_ok());
 
@@ -215,7 +215,7 @@ fn somebody_with_the_certificate_s_key_relays_in_the_old_form_but_not_in_the_str
         let server = Server::new(issuer(), None);
         let certified = match is_stolen {
             true => server.bare().unwrap(),
-            false => certificate::issue(None, &[]).unwrap(),
+            false => certificate::issue(None, &[], false).unwrap(),
         };
         let genuine = thread::spawn(move || server.handshake(far, soon()));
         let (victim, ()) = attack(
@@ -254,7 +254,7 @@ fn a_client_s_proof_cannot_be_relayed_to_a_server_either() {
             .map(drop)
     });
     let (_, refused) = attack(Client::new(issuer(), None), move |socket| {
-        let bare = certificate::issue(None, &[]).unwrap();
+        let bare = certificate::issue(None, &[], false).unwrap();
         let mut victim = Taken::server(socket, bare, proto::attested::ALPN);
         let mut server = Taken::client(near, proto::attested::ALPN);
         server.send(&victim.receive::<Offer>().unwrap()).unwrap();
@@ -301,7 +301,7 @@ fn a_document_in_the_certificate_of_a_man_in_the_middle_is_for_another_key() {
         let name = String::from_utf8(server_name(&peek(&mut socket))).unwrap();
         let _server = Taken::client_with(near, ALPN_H2, name.try_into().unwrap());
         let document = kept.0.lock().unwrap()[0].clone();
-        let own = certificate::issue(Some(&Replayed(document)), &[]).unwrap();
+        let own = certificate::issue(Some(&Replayed(document)), &[], false).unwrap();
         assert!(Taken::try_server(socket, own, ALPN_H2).is_err());
     });
     genuine.join().unwrap().unwrap();
@@ -348,7 +348,7 @@ fn a_proof_cannot_be_reflected() {
     let (victim, ()) = attack(
         Client::new(issuer(), judge_of_any(validators())),
         |socket| {
-            let bare = certificate::issue(None, &[]).unwrap();
+            let bare = certificate::issue(None, &[], false).unwrap();
             let mut victim = Taken::server(socket, bare, proto::attested::ALPN);
             let offer: Offer = victim.receive().unwrap();
             // the same nonce, so that the document fits it
@@ -468,7 +468,9 @@ fn a_server_with_only_tls_1_2_is_refused() {
                 .with_protocol_versions(&[&rustls::version::TLS12])
                 .unwrap()
                 .with_no_client_auth()
-                .with_cert_resolver(Arc::new(Stolen(certificate::issue(None, &[]).unwrap())));
+                .with_cert_resolver(Arc::new(Stolen(
+                    certificate::issue(None, &[], false).unwrap(),
+                )));
             config.alpn_protocols = vec![proto::attested::ALPN.to_vec()];
             let server = ServerConnection::new(Arc::new(config)).unwrap();
             let _ = Taken::handshake(server, socket);
@@ -515,7 +517,9 @@ fn an_end_that_requires_the_strong_form_refuses_the_old_one() {
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
             .with_no_client_auth()
-            .with_cert_resolver(Arc::new(Stolen(certificate::issue(None, &[]).unwrap())));
+            .with_cert_resolver(Arc::new(Stolen(
+                certificate::issue(None, &[], false).unwrap(),
+            )));
         config.alpn_protocols = vec![];
         Taken::handshake(ServerConnection::new(Arc::new(config)).unwrap(), socket).unwrap();
     });
@@ -529,7 +533,7 @@ fn a_bare_certificate_proves_nothing_in_the_old_form() {
     let (victim, _) = attack(Client::new(None, judge_of_any(validators())), |socket| {
         drop(Taken::server(
             socket,
-            certificate::issue(None, &[]).unwrap(),
+            certificate::issue(None, &[], false).unwrap(),
             ALPN_H2,
         ));
     });
@@ -618,7 +622,7 @@ fn a_proof_has_a_limit_with_and_without_collateral() {
     for (takes, limit) in [(false, 64 << 10), (true, 192 << 10)] {
         let client = Client::new(None, Some(judge(Taking::new(takes))));
         let (victim, ()) = attack(client, move |socket| {
-            let bare = certificate::issue(None, &[]).unwrap();
+            let bare = certificate::issue(None, &[], false).unwrap();
             let mut victim = Taken::server(socket, bare, proto::attested::ALPN);
             let offer: Offer = victim.receive().unwrap();
             assert_eq!(offer.demand.as_ref().unwrap().collateral, takes);

@@ -148,7 +148,10 @@ fn issue(seed: &Secret) -> (CertificateDer<'static>, Arc<dyn rustls::sign::Signi
             &name,
             &der::element(
                 der::SEQUENCE,
-                &VALIDITY.map(der::time).each_ref().map(Vec::as_slice),
+                &VALIDITY
+                    .map(booted_base::time::to_der)
+                    .each_ref()
+                    .map(Vec::as_slice),
             ),
             &name,
             &info,
