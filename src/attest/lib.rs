@@ -35,7 +35,6 @@ pub mod variant;
 pub mod vtpm;
 pub mod wire;
 
-pub use base::boot::Stage;
 use base::text::{hex, printable};
 pub use cluster_id::{cluster_register, foreign_writer, is_marked, mark};
 pub use hash::{sha256, unhex};

@@ -1,6 +1,4 @@
-//! The stages of a boot, and checks of the kernel and of its command line.
-
-use std::fmt;
+//! Checks of the kernel and of its command line.
 
 /// Returns why a kernel command line is dangerous if it names a root file system without its hash;
 /// `None` if it does not (dm-verity: systemd-veritysetup-generator(8), or the kernel's
@@ -29,48 +27,6 @@ pub fn trusted_acpi(version: &str) -> Option<&'static str> {
         "the kernel lets code in the host's ACPI tables write its memory, and no PCR has these tables: the host can change what \
          runs. Take a kernel that confines them (docs/images/kernel.md)",
     )
-}
-
-/// A stage of a boot. systemd measures when the boot leaves the initramfs, so that a booted system
-/// cannot prove that it is an initramfs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// The initramfs after its `sysinit.target`, which opens the state disk: rejoin and recovery.
-    Initramfs,
-    /// The booted system after systemd-pcrphase.service: init, join, and members.
-    Booted,
-}
-
-impl Stage {
-    /// All stages, in the order of a boot.
-    pub const ALL: [Stage; 2] = [Stage::Initramfs, Stage::Booted];
-
-    /// Returns the keyword for command lines and files: `initramfs`, `booted`.
-    pub fn word(self) -> &'static str {
-        match self {
-            Stage::Initramfs => "initramfs",
-            Stage::Booted => "booted",
-        }
-    }
-
-    /// Returns the stage in words.
-    pub fn words(self) -> &'static str {
-        match self {
-            Stage::Initramfs => "initramfs",
-            Stage::Booted => "booted system",
-        }
-    }
-}
-
-/// Writes the stage for messages, with its article.
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let article = match self {
-            Stage::Initramfs => "an",
-            Stage::Booted => "a",
-        };
-        write!(f, "{article} {}", self.words())
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ pub mod child_output;
 pub mod file;
 pub mod phases;
 pub mod plain;
+pub mod stage;
 pub mod time;
 pub mod uuid;
 pub mod x509;

@@ -3,7 +3,7 @@
 
 use booted_base::phases::{self, OS_SEPARATOR, UNTIL_BOOTED};
 
-pub use base::boot::Stage;
+pub use booted_base::stage::Stage;
 
 use super::event_log::Log;
 

@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use super::check;
+
 /// Maximum time until a cancelled connect notices the cancellation.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -22,17 +24,9 @@ pub fn connect(
     } else {
         libc::AF_INET6
     };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: socket(2) takes no pointers.
-    let fd = unsafe {
-        libc::socket(
-            family,
-            libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
-            0,
-        )
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let fd = check(unsafe { libc::socket(family, kind, 0) })?;
     // SAFETY: `fd` is a new descriptor without another owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     match start_connect(&socket, address) {
@@ -81,11 +75,8 @@ fn start_connect(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
             unsafe { libc::connect(socket.as_raw_fd(), (&raw const name).cast(), len) }
         }
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    check(result)?;
+    Ok(())
 }
 
 fn wait_connected(
@@ -130,7 +121,7 @@ fn wait_connected(
 pub fn limit_send_buffer(socket: &impl AsRawFd, bytes: u32) -> io::Result<()> {
     let length = size_of::<u32>() as libc::socklen_t;
     // SAFETY: `bytes` is an int of four bytes that outlives the call.
-    let result = unsafe {
+    check(unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
@@ -138,12 +129,8 @@ pub fn limit_send_buffer(socket: &impl AsRawFd, bytes: u32) -> io::Result<()> {
             std::ptr::from_ref(&bytes).cast(),
             length,
         )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    })?;
+    Ok(())
 }
 
 /// Returns the addresses of a host name. Blocks for as long as the system's resolver takes.

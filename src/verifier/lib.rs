@@ -37,6 +37,7 @@ pub mod vtpm;
 pub mod wire;
 
 pub use attest::*;
+pub use booted_base::stage::Stage;
 pub use hardware::claims::{PlatformClaims, Property, TcbPart};
 pub use hardware::{Refusal, claims, reasons, refusal};
 pub use judge::{judge, judge_of_any, refusal as refusal_of};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use attest::{ClusterRegister, Form, Identity, KeyName, Oid, Stage};
+use attest::{ClusterRegister, Form, Identity, KeyName, Oid};
+use booted_base::stage::Stage;
 use hardware::claims::PlatformClaims;
 use proto::attested::Collateral;
 use tpm::{Credential, EndorsementKind};

@@ -37,7 +37,7 @@ use std::time::Duration;
 use base::child_process::{self, Cause};
 use base::stop::Stop;
 use sys::block::{self, PageBuffer};
-use sys::mount::{self as sys_mount, Flags};
+use sys::mount as sys_mount;
 
 /// Block size of the file system in bytes. All copies are multiples of it; it is also the
 /// encryption sector and the page size.
@@ -101,12 +101,8 @@ pub fn create(mapped: &Path, mke2fs: &Path, stop: &Stop) -> Result<(), Error> {
 /// Mounts the file system at the directory `at`, and creates the directory if necessary. Device
 /// nodes and set-user-ID programs are allowed.
 pub fn mount(mapped: &Path, at: &Path, read_only: bool) -> Result<(), Error> {
-    let flags = Flags {
-        read_only,
-        ..Flags::default()
-    };
     std::fs::create_dir_all(at)
-        .and_then(|()| sys_mount::mount(mapped, at, "ext4", flags, ""))
+        .and_then(|()| sys_mount::mount(mapped, at, c"ext4", read_only))
         .map_err(|error| {
             Error(format!(
                 "cannot mount the ext4 file system on {} at {}: {error}; the kernel log (dmesg) gives the reason",
