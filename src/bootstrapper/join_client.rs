@@ -13,6 +13,7 @@
 //! on the console and retries.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -38,7 +39,7 @@ use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
 use machines::{Instance, Role};
 use node::service_trust::Settings;
-use node::ticket_client::{self, Failure, JoinService, MetadataAnswer, Source, TicketRequester};
+use node::ticket_client::{self, Failure, JoinService, Listing, Source, TicketRequester};
 
 /// After this time the console says which sources have not answered.
 const FIRST_REMINDER: Duration = Duration::from_secs(10);
@@ -125,10 +126,16 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     });
     let over = seeker.over.clone();
     let _stopped = stop.on_stop(move || over.stop());
-    let sources = vec![Source::Metadata(node.metadata.clone())];
+    let source = Source {
+        name: "metadata",
+        list: Arc::new({
+            let seeker = seeker.clone();
+            move || Ok(seeker.list())
+        }),
+    };
     // thread creation may succeed later
     let client = loop {
-        match ticket_client::start(sources.clone(), seeker.clone()) {
+        match ticket_client::start(vec![source.clone()], seeker.clone()) {
             Ok(client) => break client,
             Err(error) => seeker.note(
                 "this machine",
@@ -176,6 +183,66 @@ struct Identity {
     request: IssueJoinTicketRequest,
 }
 
+impl Seeker {
+    /// Lists the load balancer and all control planes except this machine. An error of one request
+    /// does not hide the answers of the others.
+    fn list(&self) -> Listing {
+        let metadata = &*self.node.metadata;
+        let mut load_balancer = None;
+        let addresses = ticket_client::ask(self, "load balancer", || {
+            let host = metadata.load_balancer_endpoint()?;
+            let addresses = ticket_client::resolve(&host);
+            load_balancer = Some(host);
+            addresses
+        });
+        let peers = ticket_client::ask(self, "control planes", || Ok(metadata.peers()?));
+        let own = ticket_client::ask(self, "this machine", || Ok(metadata.own_instance()?));
+        let is_complete = addresses.is_some() && peers.is_some() && own.is_some();
+        let planes = peers.into_iter().flatten();
+        let planes = planes.filter(|peer| peer.role == Role::ControlPlane);
+        let mut hosts: Vec<IpAddr> = planes.filter_map(|peer| peer.vpc_ip).collect();
+        hosts.extend(addresses.into_iter().flatten());
+        hosts.sort();
+        hosts.dedup();
+        // an incomplete answer does not replace an earlier complete one
+        if let Some(own) = own {
+            // this machine runs no join service before it has its ticket
+            hosts.retain(|host| Some(*host) != own.vpc_ip);
+            self.update(own, load_balancer);
+        }
+        Listing {
+            hosts: hosts.iter().map(IpAddr::to_string).collect(),
+            is_complete,
+        }
+    }
+
+    /// Makes a new request when this machine's metadata changes: an operator may correct the
+    /// metadata while the node asks.
+    fn update(&self, own: Instance, load_balancer: Option<String>) {
+        let before = self.state().me.clone();
+        let is_same = |identity: &Arc<Identity>| {
+            identity.me == own
+                && (load_balancer.is_none() || identity.load_balancer == load_balancer)
+        };
+        if before.as_ref().is_some_and(is_same) {
+            return;
+        }
+        let what = format!("the disk {} to be read", self.node.disk.device.display());
+        let identity = self
+            .node
+            .timeline
+            .waiting_for(what, || Identity::new(own, load_balancer, &self.node));
+        match identity {
+            Ok(identity) => {
+                let mut state = self.state();
+                state.me = Some(Arc::new(identity));
+                state.notes.remove("this machine");
+            }
+            Err(refused) => self.note("this machine", &Failure::lasting(refused.to_string())),
+        }
+    }
+}
+
 impl TicketRequester for Seeker {
     const MAX_PAUSE: Duration = Duration::from_secs(30);
     const MAX_SERVER_PAUSE: Duration = Duration::from_secs(10 * 60);
@@ -190,34 +257,6 @@ impl TicketRequester for Seeker {
 
     fn demands(&self) -> &Settings {
         &self.node.trust.settings
-    }
-
-    /// Makes a new request when this machine's metadata changes: an operator may correct the
-    /// metadata while the node asks.
-    fn update_metadata(&self, answer: MetadataAnswer) {
-        // an incomplete answer does not replace an earlier complete one
-        let Some(own) = answer.own else { return };
-        let before = self.state().me.clone();
-        let is_same = |identity: &Arc<Identity>| {
-            identity.me == own
-                && (answer.load_balancer.is_none()
-                    || identity.load_balancer == answer.load_balancer)
-        };
-        if before.as_ref().is_some_and(is_same) {
-            return;
-        }
-        let what = format!("the disk {} to be read", self.node.disk.device.display());
-        let identity = self.node.timeline.waiting_for(what, || {
-            Identity::new(own, answer.load_balancer, &self.node)
-        });
-        match identity {
-            Ok(identity) => {
-                let mut state = self.state();
-                state.me = Some(Arc::new(identity));
-                state.notes.remove("this machine");
-            }
-            Err(refused) => self.note("this machine", &Failure::lasting(refused.to_string())),
-        }
     }
 
     fn request(&self, service: &JoinService) -> Result<(), Failure> {

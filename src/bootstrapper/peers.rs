@@ -14,9 +14,10 @@ use super::header_lock::HeaderLock;
 use super::state_disk;
 use base::stop::Stop;
 use base::timeline::Timeline;
+use cloud_api::Metadata;
 use disk::luks::Peers;
 use disk::state_disk::device;
-use machines::{Cloud, Metadata, Role};
+use machines::{Cloud, Role};
 use node::ending::Ending;
 
 /// The pause after a successful answer. It also limits how often the header is written.

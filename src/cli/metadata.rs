@@ -7,6 +7,7 @@ use std::sync::Mutex;
 
 use base::sync::lock;
 use cloud::Machines;
+use cloud_api::listed;
 use machines::Instance;
 use serde_json::{Value, json};
 use sys::signal::StopSignals;
@@ -117,16 +118,17 @@ fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<Answer> {
     let json = |value: Value| Answer::ok("application/json", value.to_string());
     match target.split('?').next()? {
         "/self" => {
-            let own = list.at(&[peer.to_canonical()]);
+            let own = listed::at(list, &[peer.to_canonical()]);
             own.inspect_err(|error| log::warn!("{peer}: {error}"))
                 .ok()
                 .map(|own| json(wire(&own)))
         }
-        "/peers" => Some(json(list.instances().iter().map(wire).collect())),
+        "/peers" => Some(json(listed::instances(list).iter().map(wire).collect())),
         "/endpoint" => Some(json(list.endpoint().into())),
         "/initsecrethash" => list
-            .init_secret_hash()
-            .map(|hash| Answer::ok("text/plain; charset=utf-8", hash.into())),
+            .init_secret_hash
+            .as_ref()
+            .map(|hash| Answer::ok("text/plain; charset=utf-8", hash.as_str().into())),
         _ => None,
     }
 }
@@ -165,11 +167,11 @@ mod tests {
         let expected = Machines::parse(LIST.as_bytes()).unwrap();
         let own = node.own_instance().unwrap();
         assert_eq!(own.name, "control-plane-0");
-        assert_eq!(node.peers().unwrap(), expected.instances());
+        assert_eq!(node.peers().unwrap(), listed::instances(&expected));
         assert_eq!(node.load_balancer_endpoint().unwrap(), "cluster.example");
         assert_eq!(
-            Some(&*node.init_secret_hash().unwrap()),
-            expected.init_secret_hash()
+            Some(node.init_secret_hash().unwrap()),
+            expected.init_secret_hash
         );
         // a change is served at once; an invalid list changes nothing
         std::fs::write(&machines, LIST.replace("cluster.example", "other.example")).unwrap();

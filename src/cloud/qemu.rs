@@ -14,7 +14,7 @@
 
 use std::net::IpAddr;
 
-use machines::{Error, Instance, Metadata, Role, is_host};
+use machines::{Error, Instance, Role, is_host};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -43,20 +43,15 @@ impl QemuMetadata {
     pub fn get(&self, path: &str, limit: u64) -> Result<(String, Vec<u8>), Error> {
         Ok((self.http.url(path), self.http.get(path, &[], limit)?))
     }
-}
 
-impl Metadata for QemuMetadata {
-    fn own_instance(&self) -> Result<Instance, Error> {
-        let (url, body) = self.get("self", MAX_BODY)?;
-        parse_self(&url, &body)
-    }
-
-    fn peers(&self) -> Result<Vec<Instance>, Error> {
+    /// Returns all machines with a valid description.
+    pub fn peers(&self) -> Result<Vec<Instance>, Error> {
         let (url, body) = self.get("peers", MAX_PEERS_BODY)?;
         parse_peers(&url, &body)
     }
 
-    fn load_balancer_endpoint(&self) -> Result<String, Error> {
+    /// Returns the host name or address under which all control planes are reached.
+    pub fn endpoint(&self) -> Result<String, Error> {
         let (url, body) = self.get("endpoint", MAX_BODY)?;
         parse_endpoint(&url, &body)
     }
@@ -183,6 +178,13 @@ mod tests {
         client
     }
 
+    impl QemuMetadata {
+        fn own(&self) -> Result<Instance, Error> {
+            let (url, body) = self.get("self", MAX_BODY)?;
+            parse_self(&url, &body)
+        }
+    }
+
     fn ok(body: &str) -> QemuMetadata {
         answering(
             format!(
@@ -201,7 +203,7 @@ mod tests {
             role: Role::ControlPlane,
             vpc_ip: Some("10.42.1.100".parse().unwrap()),
         };
-        assert_eq!(ok(SELF).own_instance().unwrap(), expected);
+        assert_eq!(ok(SELF).own().unwrap(), expected);
         assert_eq!(
             ok(&format!("[{SELF},{SELF}]\n")).peers().unwrap(),
             [expected.clone(), expected]
@@ -211,7 +213,7 @@ mod tests {
     #[test]
     fn a_null_list_and_missing_fields_are_tolerated() {
         assert_eq!(ok("null").peers().unwrap(), []);
-        let bare = ok(r#"{"name":"w"}"#).own_instance().unwrap();
+        let bare = ok(r#"{"name":"w"}"#).own().unwrap();
         assert_eq!(
             bare,
             Instance {
@@ -236,17 +238,14 @@ mod tests {
 
     #[test]
     fn the_endpoint_is_read() {
-        assert_eq!(
-            ok("\"10.42.1.100\"\n").load_balancer_endpoint().unwrap(),
-            "10.42.1.100"
-        );
+        assert_eq!(ok("\"10.42.1.100\"\n").endpoint().unwrap(), "10.42.1.100");
     }
 
     #[test]
     fn an_error_page_is_no_answer() {
         let client =
             answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nnot found".to_vec());
-        let error = client.load_balancer_endpoint().unwrap_err();
+        let error = client.endpoint().unwrap_err();
         assert!(
             matches!(&error, Error::Status { status: 404, body, .. } if body == "not found"),
             "{error}"
@@ -260,21 +259,21 @@ mod tests {
                 .to_vec(),
         );
         assert!(matches!(
-            client.own_instance(),
+            client.own(),
             Err(Error::Status { status: 302, .. })
         ));
     }
 
     #[test]
     fn nonsense_is_named_in_the_error() {
-        let error = ok("<html>").own_instance().unwrap_err().to_string();
+        let error = ok("<html>").own().unwrap_err().to_string();
         assert!(
             error.contains("/self") && error.contains("an instance") && error.contains("<html>"),
             "{error}"
         );
         // only the beginning of a long answer appears
         let error = ok(&format!("\"{}\"", "a".repeat(4000)))
-            .own_instance()
+            .own()
             .unwrap_err()
             .to_string();
         assert!(error.len() < 1000, "{error}");
@@ -287,16 +286,13 @@ mod tests {
             "",
         ] {
             assert!(
-                matches!(ok(body).own_instance(), Err(Error::Nonsense { .. })),
+                matches!(ok(body).own(), Err(Error::Nonsense { .. })),
                 "{body}"
             );
         }
         for body in ["\"\"", "7", "\"a b\"", "\"http://x/\"", "\"a..b\""] {
             assert!(
-                matches!(
-                    ok(body).load_balancer_endpoint(),
-                    Err(Error::Nonsense { .. })
-                ),
+                matches!(ok(body).endpoint(), Err(Error::Nonsense { .. })),
                 "{body}"
             );
         }
@@ -305,10 +301,7 @@ mod tests {
     #[test]
     fn a_body_without_end_is_cut_off() {
         let body = " ".repeat(MAX_BODY as usize + 1);
-        assert!(matches!(
-            ok(&body).own_instance(),
-            Err(Error::Unreachable { .. })
-        ));
+        assert!(matches!(ok(&body).own(), Err(Error::Unreachable { .. })));
     }
 
     #[test]
@@ -319,7 +312,7 @@ mod tests {
             .unwrap();
         let started = Instant::now();
         let http = Http::new(&format!("http://{port}/"));
-        let error = QemuMetadata { http }.own_instance().unwrap_err();
+        let error = QemuMetadata { http }.own().unwrap_err();
         assert!(
             error.to_string().contains(&format!("http://{port}/self")),
             "{error}"
@@ -345,10 +338,7 @@ mod tests {
             }
         });
         let started = Instant::now();
-        assert!(matches!(
-            client.own_instance(),
-            Err(Error::Unreachable { .. })
-        ));
+        assert!(matches!(client.own(), Err(Error::Unreachable { .. })));
         assert!(
             started.elapsed() < Duration::from_secs(2),
             "{:?}",

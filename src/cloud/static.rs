@@ -33,12 +33,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
 
 use base::text::quoted;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use machines::{Error, Instance, Metadata, Role, is_bcrypt, is_host};
+use machines::{Error, Role, is_bcrypt, is_host};
 use serde::Deserialize;
 
 /// The file with the list that an image contains.
@@ -158,21 +158,29 @@ pub fn oem_string(table: &[u8], prefix: &[u8]) -> Option<Vec<u8>> {
 pub struct Machines {
     #[serde(default)]
     endpoint: Option<String>,
+    /// The bcrypt hash of the init secret.
     #[serde(default, rename = "initSecretHash")]
-    init_secret_hash: Option<String>,
-    machines: Vec<Machine>,
+    pub init_secret_hash: Option<String>,
+    /// All machines.
+    pub machines: Vec<Machine>,
+    /// The name of this machine.
     #[serde(default, rename = "self")]
-    own: Option<String>,
+    pub own: Option<String>,
 }
 
+/// A machine of a list.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Machine {
-    name: String,
-    role: String,
-    address: String,
+pub struct Machine {
+    /// Its name.
+    pub name: String,
+    /// Its role, in the form of [`Role::parse`].
+    pub role: String,
+    /// Its address or DNS name.
+    pub address: String,
+    /// Its ID in the cloud; may be empty.
     #[serde(default, rename = "providerID")]
-    provider_id: String,
+    pub provider_id: String,
 }
 
 /// Why a list of machines gives no answer, as a clause.
@@ -265,45 +273,10 @@ impl Machines {
         Ok(list)
     }
 
-    fn control_planes(&self) -> impl Iterator<Item = &Machine> {
+    /// Returns all control planes.
+    pub fn control_planes(&self) -> impl Iterator<Item = &Machine> {
         let is_control_plane = |one: &&Machine| Role::parse(&one.role) == Role::ControlPlane;
         self.machines.iter().filter(is_control_plane)
-    }
-
-    /// Returns the machine that `self` names, or else [`Machines::at`].
-    fn own(&self, addresses: &[IpAddr]) -> Result<Instance, Problem> {
-        match &self.own {
-            Some(name) => {
-                let mut all = self.machines.iter();
-                let found = all.find(|one| one.name.eq_ignore_ascii_case(name));
-                Ok(found.expect("parse has checked it").instance())
-            }
-            None => self.at(addresses).map_err(|why| {
-                Problem::Unidentified(format!("{why}. Or name this machine in \"self\""))
-            }),
-        }
-    }
-
-    /// Returns the only machine that has one of these addresses. For a list that many machines
-    /// share, so `self` is ignored.
-    pub fn at(&self, own: &[IpAddr]) -> Result<Instance, Problem> {
-        let all = self.machines.iter().map(Machine::instance);
-        let mut here = all.filter(|one| one.vpc_ip.is_some_and(|address| own.contains(&address)));
-        match (here.next(), here.next()) {
-            (Some(one), None) => Ok(one),
-            (Some(one), Some(other)) => Err(Problem::Unidentified(format!(
-                "the addresses {own:?} are those of {} and of {}: correct the list",
-                one.name, other.name
-            ))),
-            (None, _) => Err(Problem::Unidentified(format!(
-                "no machine of the list has one of the addresses {own:?}: correct the list"
-            ))),
-        }
-    }
-
-    /// Returns all machines. A DNS name that cannot be resolved gives a machine without an address.
-    pub fn instances(&self) -> Vec<Instance> {
-        self.machines.iter().map(Machine::instance).collect()
     }
 
     /// Returns the host name or address under which all control planes are reached.
@@ -316,35 +289,6 @@ impl Machines {
                     .next()
                     .expect("parse has checked it")
                     .address
-            }
-        }
-    }
-
-    /// Returns the bcrypt hash of the init secret.
-    pub fn init_secret_hash(&self) -> Option<&str> {
-        self.init_secret_hash.as_deref()
-    }
-}
-
-impl Machine {
-    fn instance(&self) -> Instance {
-        Instance {
-            name: self.name.clone(),
-            provider_id: self.provider_id.clone(),
-            role: Role::parse(&self.role),
-            vpc_ip: self.address(),
-        }
-    }
-
-    fn address(&self) -> Option<IpAddr> {
-        if let Ok(address) = self.address.parse::<IpAddr>() {
-            return Some(address.to_canonical());
-        }
-        match (self.address.as_str(), 0).to_socket_addrs() {
-            Ok(mut found) => found.next().map(|address| address.ip()),
-            Err(error) => {
-                log::warn!("{}: {} has no address: {error}", self.name, self.address);
-                None
             }
         }
     }
@@ -384,25 +328,6 @@ impl ListedMetadata {
     }
 }
 
-impl Metadata for ListedMetadata {
-    fn own_instance(&self) -> Result<Instance, Error> {
-        let own = sys::interfaces::addresses()
-            .map_err(|error| self.failed(format!("this machine's addresses: {error}")))?;
-        let own: Vec<_> = own.into_iter().filter(|one| !one.is_loopback()).collect();
-        self.list()?
-            .own(&own)
-            .map_err(|problem| self.failed(problem))
-    }
-
-    fn peers(&self) -> Result<Vec<Instance>, Error> {
-        Ok(self.list()?.instances())
-    }
-
-    fn load_balancer_endpoint(&self) -> Result<String, Error> {
-        Ok(self.list()?.endpoint().to_owned())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use support::mutation::mutations;
@@ -417,10 +342,6 @@ mod tests {
                 {{"name":"control-plane-0","role":"control-plane","address":"10.0.0.11"}},
                 {{"name":"worker-0","role":"Worker","address":"fd00::2","providerID":"metal:///2"}}]}}"#
         )
-    }
-
-    fn address(text: &str) -> IpAddr {
-        text.parse().unwrap()
     }
 
     /// Returns the table with a structure of each of these types, with these strings.
@@ -439,65 +360,6 @@ mod tests {
             });
         }
         table
-    }
-
-    #[test]
-    fn a_machine_is_the_one_whose_address_it_has() {
-        let list = Machines::parse(list().as_bytes()).unwrap();
-        let own = list.at(&[address("192.0.2.1"), address("fd00::2")]);
-        let expected = Instance {
-            name: "worker-0".into(),
-            provider_id: "metal:///2".into(),
-            role: Role::Worker,
-            vpc_ip: Some(address("fd00::2")),
-        };
-        assert_eq!(own, Ok(expected));
-        let nowhere = list.own(&[address("192.0.2.1")]).unwrap_err();
-        assert!(
-            nowhere.to_string().contains("192.0.2.1") && nowhere.to_string().contains("\"self\""),
-            "{nowhere}"
-        );
-        // a list from a server is for many machines: none of them is "self"
-        let nowhere = list.at(&[address("192.0.2.1")]).unwrap_err();
-        assert!(
-            nowhere.to_string().contains("correct the list")
-                && !nowhere.to_string().contains("self"),
-            "{nowhere}"
-        );
-        let both = list.at(&[address("10.0.0.11"), address("fd00::2")]);
-        assert!(
-            both.unwrap_err()
-                .to_string()
-                .contains("those of control-plane-0 and of worker-0")
-        );
-        assert_eq!(list.endpoint(), "cluster.example");
-        assert_eq!(list.init_secret_hash(), Some(HASH));
-        assert_eq!(list.instances().len(), 2);
-    }
-
-    #[test]
-    fn a_machine_that_the_list_names_needs_no_address() {
-        let json = list().replacen('{', r#"{"self":"control-plane-0","#, 1);
-        let list = Machines::parse(json.as_bytes()).unwrap();
-        assert_eq!(list.own(&[]).unwrap().name, "control-plane-0");
-        let json = list_with_self("Control-Plane-0");
-        let list = Machines::parse(json.as_bytes()).unwrap();
-        assert_eq!(list.own(&[]).unwrap().name, "control-plane-0");
-    }
-
-    fn list_with_self(name: &str) -> String {
-        list().replacen('{', &format!(r#"{{"self":"{name}","#), 1)
-    }
-
-    #[test]
-    fn a_machine_is_found_by_its_address_in_any_form() {
-        let json = list().replace("10.0.0.11", "::ffff:10.0.0.11");
-        let list = Machines::parse(json.as_bytes()).unwrap();
-        let own = list.own(&[address("10.0.0.11")]).unwrap();
-        assert_eq!(
-            (own.name.as_str(), own.vpc_ip),
-            ("control-plane-0", Some(address("10.0.0.11")))
-        );
     }
 
     #[test]
@@ -611,12 +473,13 @@ mod tests {
     fn a_list_in_the_value_or_in_a_file_is_read() {
         let inline = format!("base64:{}", STANDARD.encode(list()));
         let list_at = client(Some(&inline)).unwrap();
-        assert_eq!(list_at.load_balancer_endpoint().unwrap(), "cluster.example");
-        assert_eq!(list_at.peers().unwrap().len(), 2);
+        let list_there = list_at.list().unwrap();
+        assert_eq!(list_there.endpoint(), "cluster.example");
+        assert_eq!(list_there.machines.len(), 2);
 
         let path = std::env::temp_dir().join(format!("machines-{}", std::process::id()));
         let list_at = client(Some(&format!("file:{}", path.display()))).unwrap();
-        let missing = list_at.peers().unwrap_err().to_string();
+        let missing = list_at.list().unwrap_err().to_string();
         let place = path.display().to_string();
         assert!(
             missing.contains(&place) && missing.contains("there is no list"),
@@ -624,7 +487,7 @@ mod tests {
         );
         // it may come later
         std::fs::write(&path, list()).unwrap();
-        assert_eq!(list_at.peers().unwrap().len(), 2);
+        assert_eq!(list_at.list().unwrap().machines.len(), 2);
         std::fs::remove_file(&path).unwrap();
     }
 

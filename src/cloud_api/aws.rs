@@ -16,7 +16,9 @@ use aws::xml::{Node, child, children, document, text_at};
 use aws::{Call, is_name, name, query};
 use cloud::http::{AWS, excerpt};
 use http::form;
-use machines::{Error, Instance, Metadata, Role};
+use machines::{Error, Instance, Role};
+
+use crate::Metadata;
 use serde::Deserialize;
 use serde_json::json;
 

@@ -23,7 +23,9 @@ use super::place::Place;
 use super::service::{Alias, Service, bcrypt_hash};
 use cloud::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
 use http::encoded;
-use machines::{Error, Instance, Metadata, Role};
+use machines::{Error, Instance, Role};
+
+use crate::Metadata;
 
 /// The clouds of Azure (`azEnvironment`) and their addresses of the API.
 const ENVIRONMENTS: [(&str, &str); 3] = [

@@ -25,7 +25,9 @@ use super::place::Place;
 use super::service::{Alias, Service, bcrypt_hash};
 use cloud::http::{GOOGLE, Http, MAX_BODY, excerpt};
 use http::encoded;
-use machines::{Error, Instance, Metadata, Role};
+use machines::{Error, Instance, Role};
+
+use crate::Metadata;
 
 /// The address of the API.
 const API: &str = "https://compute.googleapis.com";

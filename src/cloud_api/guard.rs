@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
-use machines::{Error, Instance, Metadata, Role, is_host};
+use machines::{Error, Instance, Role, is_host};
+
+use crate::Metadata;
 
 use crate::range::Range;
 use crate::service::{Alias, Service};

@@ -9,6 +9,7 @@ mod bearer;
 pub mod gcp;
 mod guard;
 mod https;
+pub mod listed;
 pub mod openstack;
 mod pages;
 mod place;
@@ -16,7 +17,7 @@ mod range;
 mod service;
 
 pub use range::Range;
-pub use service::{Alias, Made, Service, bcrypt_hash};
+pub use service::{Alias, Made, Metadata, Service, bcrypt_hash};
 
 use std::sync::Arc;
 

@@ -29,7 +29,9 @@ use super::range::Range;
 use super::service::{Alias, Service, bcrypt_hash};
 use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
 use http::encoded;
-use machines::{Error, Instance, Metadata, Role};
+use machines::{Error, Instance, Role};
+
+use crate::Metadata;
 
 /// The version of the metadata service. Constellation uses the same.
 const VERSION: &str = "openstack/2018-08-27";

@@ -1,17 +1,28 @@
-//! What a metadata service says besides what each boot asks: for an init, and for the certificates of
+//! What a metadata service says: to each boot of a fresh node, for an init, and for the certificates of
 //! kubelets.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use cloud::http::MAX_BODY;
-use cloud::{qemu, r#static};
-use machines::{Error, Metadata, is_bcrypt};
+use cloud::qemu;
+use machines::{Error, Instance, is_bcrypt};
 
 use crate::range::Range;
 
 /// A client of a metadata service, if the service's location is valid.
 pub type Made = Result<Arc<dyn Service>, Error>;
+
+/// The metadata service of the cloud in which this machine runs, as each boot asks it. Each call
+/// makes its requests without retries; the caller decides about retries.
+pub trait Metadata: Send + Sync {
+    /// Returns this machine.
+    fn own_instance(&self) -> Result<Instance, Error>;
+    /// Returns all machines of the cluster with a valid description, including this one.
+    fn peers(&self) -> Result<Vec<Instance>, Error>;
+    /// Returns the host name or address under which all control planes are reached.
+    fn load_balancer_endpoint(&self) -> Result<String, Error>;
+}
 
 /// A metadata service with all its answers. Each call makes its requests without retries.
 pub trait Service: Metadata {
@@ -54,20 +65,25 @@ pub fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
     }
 }
 
+impl Metadata for qemu::QemuMetadata {
+    fn own_instance(&self) -> Result<Instance, Error> {
+        let (url, body) = self.get("self", MAX_BODY)?;
+        qemu::parse_self(&url, &body)
+    }
+
+    fn peers(&self) -> Result<Vec<Instance>, Error> {
+        qemu::QemuMetadata::peers(self)
+    }
+
+    fn load_balancer_endpoint(&self) -> Result<String, Error> {
+        self.endpoint()
+    }
+}
+
 impl Service for qemu::QemuMetadata {
     fn init_secret_hash(&self) -> Result<String, Error> {
         let (url, body) = self.get("initsecrethash", MAX_BODY)?;
         bcrypt_hash(&format!("GET {url}"), &body)
-    }
-}
-
-impl Service for r#static::ListedMetadata {
-    fn init_secret_hash(&self) -> Result<String, Error> {
-        let list = self.list()?;
-        let hash = list.init_secret_hash().map(str::to_owned);
-        hash.ok_or_else(|| {
-            self.failed("it has no initSecretHash, so no operator can initialize this machine")
-        })
     }
 }
 

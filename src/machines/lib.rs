@@ -5,7 +5,6 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 /// The role of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -155,20 +154,6 @@ impl Cloud {
     pub fn has_external_provider(self) -> bool {
         matches!(self, Cloud::Aws | Cloud::Gcp | Cloud::Azure)
     }
-}
-
-/// The client of a metadata service, if its location is valid.
-pub type Made = Result<Arc<dyn Metadata>, Error>;
-
-/// The metadata service of the cloud in which this machine runs, as each boot asks it. Each call
-/// makes its requests without retries; the caller decides about retries.
-pub trait Metadata: Send + Sync {
-    /// Returns this machine.
-    fn own_instance(&self) -> Result<Instance, Error>;
-    /// Returns all machines of the cluster with a valid description, including this one.
-    fn peers(&self) -> Result<Vec<Instance>, Error>;
-    /// Returns the host name or address under which all control planes are reached.
-    fn load_balancer_endpoint(&self) -> Result<String, Error>;
 }
 
 /// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens,

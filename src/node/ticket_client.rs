@@ -29,7 +29,6 @@ use prost::Message;
 use attest::{Issuer, Judge};
 use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
-use machines::{Instance, Metadata, Role};
 use proto::join::{MAX_TICKET, NODE_PORT, RETRY_AFTER};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
 
@@ -74,9 +73,6 @@ pub trait TicketRequester: Send + Sync + 'static {
     fn issuer(&self) -> &Arc<dyn Issuer>;
     /// Returns this machine's requirements for a join service.
     fn demands(&self) -> &Settings;
-    /// Receives the answer of the metadata service: once before the first request, and again after
-    /// each listing.
-    fn update_metadata(&self, _answer: MetadataAnswer) {}
     /// Requests a ticket from one service. After an error the service is asked again.
     fn request(&self, service: &JoinService) -> Result<(), Failure>;
     /// Called if no host of the first listing has given a ticket when the next listing begins.
@@ -89,30 +85,21 @@ pub trait TicketRequester: Send + Sync + 'static {
     fn note(&self, source: &str, failure: &Failure);
 }
 
-/// What the metadata service says about this machine; `None` where it gave no answer.
-pub struct MetadataAnswer {
-    /// This machine.
-    pub own: Option<Instance>,
-    /// The host name or address under which all control planes are reached.
-    pub load_balancer: Option<String>,
-}
-
 /// A source of hosts that may have a join service.
 #[derive(Clone)]
-pub enum Source {
-    /// A metadata service, or a list of machines: it describes the whole cluster.
-    Metadata(Arc<dyn Metadata>),
-    /// Host names and addresses.
-    Hosts(Hosts),
-}
-
-/// Host names and addresses from one source.
-#[derive(Clone)]
-pub struct Hosts {
+pub struct Source {
     /// The name of the source, for people.
     pub name: &'static str,
-    /// Returns the hosts.
-    pub list: Arc<dyn Fn() -> Result<Vec<String>, Failure> + Send + Sync>,
+    /// Lists the hosts.
+    pub list: Arc<dyn Fn() -> Result<Listing, Failure> + Send + Sync>,
+}
+
+/// The hosts that a source lists.
+pub struct Listing {
+    /// Host names and addresses.
+    pub hosts: Vec<String>,
+    /// Whether the source knows no further hosts.
+    pub is_complete: bool,
 }
 
 /// Why a request gave no ticket.
@@ -306,12 +293,9 @@ fn request_from_all<R: TicketRequester>(sources: &[Source], requester: &Arc<R>) 
     while !finished.is_stopped() {
         let mut is_complete = false;
         for source in sources {
-            let listed = list(source, &**requester);
-            is_complete |= listed.is_complete;
-            if let Some(answer) = listed.answer {
-                requester.update_metadata(answer);
-            }
-            for host in listed.hosts {
+            let (hosts, knows_all) = resolve_all(source, &**requester);
+            is_complete |= knows_all;
+            for host in hosts {
                 if threads.len() < MAX_SERVICES
                     && let Entry::Vacant(unknown) = threads.entry(host)
                     && let Some(thread) = start_one(host, requester)
@@ -398,79 +382,30 @@ fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
     }
 }
 
-/// The result of one listing.
-struct Listing {
-    /// The answers of a metadata service.
-    answer: Option<MetadataAnswer>,
-    hosts: Vec<IpAddr>,
-    /// A metadata service has answered every request.
-    is_complete: bool,
-}
-
-fn list(source: &Source, requester: &impl TicketRequester) -> Listing {
-    match source {
-        Source::Metadata(metadata) => describe(&**metadata, requester),
-        Source::Hosts(hosts) => resolve_all(hosts, requester),
-    }
-}
-
-/// Lists the addresses of hosts except this machine's. A name that cannot be resolved does not hide
-/// the others.
-fn resolve_all(source: &Hosts, requester: &impl TicketRequester) -> Listing {
+/// Lists the addresses of hosts except this machine's, and returns whether they are all. A name that
+/// cannot be resolved does not hide the others.
+fn resolve_all(source: &Source, requester: &impl TicketRequester) -> (Vec<IpAddr>, bool) {
     let mut hosts = vec![];
-    ask(requester, source.name, || {
+    let is_complete = ask(requester, source.name, || {
+        let listing = (source.list)()?;
         let mut failed = None;
-        for host in (source.list)()? {
+        for host in listing.hosts {
             match resolve(&host) {
                 Ok(addresses) => hosts.extend(addresses),
                 Err(error) => failed = Some(error),
             }
         }
-        failed.map_or(Ok(()), Err)
+        failed.map_or(Ok(listing.is_complete), Err)
     });
     // this machine runs no join service before it has its ticket
     let own = sys::interfaces::addresses().unwrap_or_default();
     hosts.retain(|host| host.is_loopback() || !own.contains(host));
-    Listing {
-        answer: None,
-        hosts,
-        is_complete: false,
-    }
-}
-
-/// Lists the load balancer and all control planes except this machine. An error of one source does
-/// not hide the others.
-fn describe(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listing {
-    let mut load_balancer = None;
-    let addresses = ask(requester, "load balancer", || {
-        let host = metadata.load_balancer_endpoint()?;
-        let addresses = resolve(&host);
-        load_balancer = Some(host);
-        addresses
-    });
-    let peers = ask(requester, "control planes", || Ok(metadata.peers()?));
-    let own = ask(requester, "this machine", || Ok(metadata.own_instance()?));
-    let is_complete = addresses.is_some() && peers.is_some() && own.is_some();
-    let planes = peers.into_iter().flatten();
-    let planes = planes.filter(|peer| peer.role == Role::ControlPlane);
-    let mut hosts: Vec<IpAddr> = planes.filter_map(|peer| peer.vpc_ip).collect();
-    hosts.extend(addresses.into_iter().flatten());
-    if let Some(own) = &own {
-        // this machine runs no join service before it has its ticket
-        hosts.retain(|host| Some(*host) != own.vpc_ip);
-    }
-    hosts.sort();
-    hosts.dedup();
-    Listing {
-        answer: Some(MetadataAnswer { own, load_balancer }),
-        hosts,
-        is_complete,
-    }
+    (hosts, is_complete.unwrap_or_default())
 }
 
 /// Returns the addresses of a host name. The error says which DNS servers were asked, and for how
 /// long.
-fn resolve(host: &str) -> Result<Vec<IpAddr>, Failure> {
+pub fn resolve(host: &str) -> Result<Vec<IpAddr>, Failure> {
     let start = Instant::now();
     sys::net::resolve(host).map_err(|error| {
         let file = std::fs::read_to_string(RESOLV_CONF).unwrap_or_default();
@@ -493,7 +428,7 @@ fn dns_servers(file: &str) -> Vec<&str> {
 }
 
 /// Asks one source, and records the wait and the result; `None` after an error.
-fn ask<T>(
+pub fn ask<T>(
     requester: &impl TicketRequester,
     source: &str,
     question: impl FnOnce() -> Result<T, Failure>,

@@ -12,10 +12,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use cloud::{Own, peers::Tag};
 use disk::luks::{Fault, Header, Peers};
 use machines::{Cloud, Error};
-use node::ticket_client::{Failure, Hosts, Source};
+use node::ticket_client::{Failure, Listing, Source};
 
 /// Advice for a node whose sources lead to no join service.
 pub const MOVED: &str = "if all control planes have moved, name one of them by the setting peers or in the machine's tag \
@@ -32,15 +31,13 @@ impl Sources {
     /// metadata at this location. Sends no request.
     pub fn new(setting: &[String], cloud: Cloud, place: Option<&str>) -> Result<Sources, Error> {
         let mut before = fixed("setting peers", setting);
+        let own = cloud::own(cloud, place)?;
+        let lists = own.lists.into_iter();
+        let lists = lists.map(|(name, hosts)| source(name, move || Ok(hosts()?)));
         let mut after = vec![];
-        match cloud::own(cloud) {
-            Own::List(client) => before.push(Source::Metadata(client(place)?)),
-            Own::Service(client) => after.push(Source::Metadata(client(place)?)),
-            Own::Tag(ask) => {
-                let tag = Tag::new(ask, place)?;
-                let list = move || Ok(tag.hosts()?);
-                after.push(source("machine's tag", list));
-            }
+        match own.is_local {
+            true => before.extend(lists),
+            false => after.extend(lists),
         }
         Ok(Sources { before, after })
     }
@@ -89,10 +86,14 @@ fn source(
     name: &'static str,
     list: impl Fn() -> Result<Vec<String>, Failure> + Send + Sync + 'static,
 ) -> Source {
-    Source::Hosts(Hosts {
+    let list = move || {
+        let (hosts, is_complete) = (list()?, true);
+        Ok(Listing { hosts, is_complete })
+    };
+    Source {
         name,
         list: Arc::new(list),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -100,10 +101,8 @@ mod tests {
     use super::*;
 
     fn listed(sources: &[Source]) -> Vec<(&str, Result<Vec<String>, Failure>)> {
-        let hosts = sources.iter().map(|source| match source {
-            Source::Hosts(hosts) => (hosts.name, (hosts.list)()),
-            Source::Metadata(_) => ("metadata", Ok(vec![])),
-        });
+        let listed = |source: &Source| (source.list)().map(|listing| listing.hosts);
+        let hosts = sources.iter().map(|source| (source.name, listed(source)));
         hosts.collect()
     }
 
@@ -149,8 +148,11 @@ mod tests {
         for cloud in machines::ALL {
             let sources = Sources::new(&setting, cloud, None).unwrap();
             let count = (sources.before.len(), sources.after.len());
-            let is_list = matches!(cloud::own(cloud), Own::List(_));
-            let expected = if is_list { (3, 0) } else { (2, 1) };
+            let expected = match cloud {
+                Cloud::Static => (3, 0),
+                Cloud::Qemu => (2, 2),
+                _ => (2, 1),
+            };
             assert_eq!(count, expected, "{}", cloud.name());
         }
         assert!(Sources::new(&[], Cloud::Aws, Some("10.0.0.1")).is_err());

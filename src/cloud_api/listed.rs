@@ -1,0 +1,173 @@
+//! A list of machines as a metadata service: it shows which of its machines this one is.
+
+use std::net::{IpAddr, ToSocketAddrs};
+
+use cloud::r#static::{ListedMetadata, Machine};
+use cloud::{Machines, Problem};
+use machines::{Error, Instance, Role};
+
+use crate::{Metadata, Service};
+
+impl Metadata for ListedMetadata {
+    fn own_instance(&self) -> Result<Instance, Error> {
+        let addresses = sys::interfaces::addresses()
+            .map_err(|error| self.failed(format!("this machine's addresses: {error}")))?;
+        let addresses: Vec<_> = addresses
+            .into_iter()
+            .filter(|it| !it.is_loopback())
+            .collect();
+        own(&self.list()?, &addresses).map_err(|problem| self.failed(problem))
+    }
+
+    fn peers(&self) -> Result<Vec<Instance>, Error> {
+        Ok(instances(&self.list()?))
+    }
+
+    fn load_balancer_endpoint(&self) -> Result<String, Error> {
+        Ok(self.list()?.endpoint().to_owned())
+    }
+}
+
+impl Service for ListedMetadata {
+    fn init_secret_hash(&self) -> Result<String, Error> {
+        self.list()?.init_secret_hash.ok_or_else(|| {
+            self.failed("it has no initSecretHash, so no operator can initialize this machine")
+        })
+    }
+}
+
+/// Returns the machine that `self` names, or else [`at`].
+fn own(list: &Machines, addresses: &[IpAddr]) -> Result<Instance, Problem> {
+    match &list.own {
+        Some(name) => {
+            let mut all = list.machines.iter();
+            let found = all.find(|one| one.name.eq_ignore_ascii_case(name));
+            Ok(instance(found.expect("parse has checked it")))
+        }
+        None => at(list, addresses).map_err(|why| {
+            Problem::Unidentified(format!("{why}. Or name this machine in \"self\""))
+        }),
+    }
+}
+
+/// Returns the only machine that has one of these addresses. For a list that many machines share,
+/// so `self` is ignored.
+pub fn at(list: &Machines, own: &[IpAddr]) -> Result<Instance, Problem> {
+    let all = list.machines.iter().map(instance);
+    let mut here = all.filter(|one| one.vpc_ip.is_some_and(|address| own.contains(&address)));
+    match (here.next(), here.next()) {
+        (Some(one), None) => Ok(one),
+        (Some(one), Some(other)) => Err(Problem::Unidentified(format!(
+            "the addresses {own:?} are those of {} and of {}: correct the list",
+            one.name, other.name
+        ))),
+        (None, _) => Err(Problem::Unidentified(format!(
+            "no machine of the list has one of the addresses {own:?}: correct the list"
+        ))),
+    }
+}
+
+/// Returns all machines. A DNS name that cannot be resolved gives a machine without an address.
+pub fn instances(list: &Machines) -> Vec<Instance> {
+    list.machines.iter().map(instance).collect()
+}
+
+fn instance(machine: &Machine) -> Instance {
+    Instance {
+        name: machine.name.clone(),
+        provider_id: machine.provider_id.clone(),
+        role: Role::parse(&machine.role),
+        vpc_ip: address(machine),
+    }
+}
+
+fn address(Machine { name, address, .. }: &Machine) -> Option<IpAddr> {
+    if let Ok(address) = address.parse::<IpAddr>() {
+        return Some(address.to_canonical());
+    }
+    match (address.as_str(), 0).to_socket_addrs() {
+        Ok(mut found) => found.next().map(|address| address.ip()),
+        Err(error) => {
+            log::warn!("{name}: {address} has no address: {error}");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HASH: &str = "$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
+
+    fn list() -> String {
+        format!(
+            r#"{{"endpoint":"cluster.example","initSecretHash":"{HASH}","machines":[
+                {{"name":"control-plane-0","role":"control-plane","address":"10.0.0.11"}},
+                {{"name":"worker-0","role":"Worker","address":"fd00::2","providerID":"metal:///2"}}]}}"#
+        )
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_machine_is_the_one_whose_address_it_has() {
+        let list = Machines::parse(list().as_bytes()).unwrap();
+        let here = at(&list, &[address("192.0.2.1"), address("fd00::2")]);
+        let expected = Instance {
+            name: "worker-0".into(),
+            provider_id: "metal:///2".into(),
+            role: Role::Worker,
+            vpc_ip: Some(address("fd00::2")),
+        };
+        assert_eq!(here, Ok(expected));
+        let nowhere = own(&list, &[address("192.0.2.1")]).unwrap_err();
+        assert!(
+            nowhere.to_string().contains("192.0.2.1") && nowhere.to_string().contains("\"self\""),
+            "{nowhere}"
+        );
+        // a list from a server is for many machines: none of them is "self"
+        let nowhere = at(&list, &[address("192.0.2.1")]).unwrap_err();
+        assert!(
+            nowhere.to_string().contains("correct the list")
+                && !nowhere.to_string().contains("self"),
+            "{nowhere}"
+        );
+        let both = at(&list, &[address("10.0.0.11"), address("fd00::2")]);
+        assert!(
+            both.unwrap_err()
+                .to_string()
+                .contains("those of control-plane-0 and of worker-0")
+        );
+        assert_eq!(list.endpoint(), "cluster.example");
+        assert_eq!(list.init_secret_hash.as_deref(), Some(HASH));
+        assert_eq!(instances(&list).len(), 2);
+    }
+
+    #[test]
+    fn a_machine_that_the_list_names_needs_no_address() {
+        let json = list().replacen('{', r#"{"self":"control-plane-0","#, 1);
+        let list = Machines::parse(json.as_bytes()).unwrap();
+        assert_eq!(own(&list, &[]).unwrap().name, "control-plane-0");
+        let json = list_with_self("Control-Plane-0");
+        let list = Machines::parse(json.as_bytes()).unwrap();
+        assert_eq!(own(&list, &[]).unwrap().name, "control-plane-0");
+    }
+
+    fn list_with_self(name: &str) -> String {
+        list().replacen('{', &format!(r#"{{"self":"{name}","#), 1)
+    }
+
+    #[test]
+    fn a_machine_is_found_by_its_address_in_any_form() {
+        let json = list().replace("10.0.0.11", "::ffff:10.0.0.11");
+        let list = Machines::parse(json.as_bytes()).unwrap();
+        let own = own(&list, &[address("10.0.0.11")]).unwrap();
+        assert_eq!(
+            (own.name.as_str(), own.vpc_ip),
+            ("control-plane-0", Some(address("10.0.0.11")))
+        );
+    }
+}
