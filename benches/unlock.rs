@@ -167,14 +167,9 @@ fn map(
     let geometry = header.geometry().map_err(text)?;
     let mapping = Mapping {
         name: STATE,
-        luks_uuid: &geometry.uuid,
+        geometry: &geometry,
         device,
-        data_offset: geometry.data_offset,
-        sector_size: geometry.sector_size,
-        cipher: &geometry.cipher,
-        integrity: geometry.integrity.as_deref(),
         key: volume_key,
-        digest: geometry.digest_id,
     };
     device_mapper::open(&mapping, first_use)
         .map(|_| ())

@@ -451,8 +451,12 @@ fn we_open_what_cryptsetup_formats_at_any_argon2id_cost() {
             (uuid.trim(), 0)
         );
         assert_eq!(
-            (geometry.data_offset, geometry.key_size, geometry.integrity),
-            (16 << 20, 64, None)
+            (
+                geometry.data_offset,
+                geometry.key_size,
+                geometry.has_integrity
+            ),
+            (16 << 20, 64, false)
         );
 
         it.commit();

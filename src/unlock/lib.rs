@@ -353,14 +353,9 @@ impl Unlock {
             .map_err(|error| state_disk::Error::Luks(device.into(), error))?;
         let mapping = Mapping {
             name: MAPPING,
-            luks_uuid: &geometry.uuid,
+            geometry: &geometry,
             device,
-            data_offset: geometry.data_offset,
-            sector_size: geometry.sector_size,
-            cipher: &geometry.cipher,
-            integrity: geometry.integrity.as_deref(),
             key: volume_key,
-            digest: geometry.digest_id,
         };
         let what = format!("device-mapper to map the disk {}", device.display());
         let mapped = self

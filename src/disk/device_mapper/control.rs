@@ -32,7 +32,6 @@ const TARGET_SPEC_LEN: usize = 40;
 /// 4.x up to its own version.
 const INTERFACE_VERSION: [u32; 3] = [4, 0, 0];
 
-const DM_ACTIVE_PRESENT_FLAG: u32 = 1 << 5;
 /// Makes the kernel wipe its copies of the buffer.
 const DM_SECURE_DATA_FLAG: u32 = 1 << 15;
 
@@ -52,14 +51,6 @@ const REMOVE_INTERVAL: Duration = Duration::from_millis(100);
 /// The open control node.
 pub(super) struct Control(File);
 
-/// The status of a device in the kernel.
-#[derive(Debug)]
-pub(super) struct Status {
-    /// Whether a table is active, and not only loaded.
-    pub active: bool,
-    pub uuid: String,
-}
-
 /// The programs that may use a new device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Audience {
@@ -77,14 +68,11 @@ impl Control {
         file.map(Control).map_err(Error::Control)
     }
 
-    /// Returns the status of the device `name`; `None` if it does not exist.
-    pub fn status(&self, name: &str) -> Result<Option<Status>, Error> {
+    /// Returns the UUID of the device `name`; `None` if the device does not exist.
+    pub fn uuid(&self, name: &str) -> Result<Option<String>, Error> {
         let mut message = Message::new(name);
         match self.run(Command::DevStatus, &mut message) {
-            Ok(()) => Ok(Some(Status {
-                active: message.u32(FLAGS) & DM_ACTIVE_PRESENT_FLAG != 0,
-                uuid: message.string(UUID),
-            })),
+            Ok(()) => Ok(Some(message.string(UUID))),
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
             Err(error) => Err(kernel(name, "report the status", error)),
         }
@@ -285,10 +273,6 @@ impl Message {
         message
     }
 
-    fn u32(&self, field: Range<usize>) -> u32 {
-        u32::from_ne_bytes(self.0[field].try_into().expect("a field of 4 bytes"))
-    }
-
     fn u64(&self, field: Range<usize>) -> u64 {
         u64::from_ne_bytes(self.0[field].try_into().expect("a field of 8 bytes"))
     }
@@ -305,8 +289,7 @@ impl Message {
         String::from_utf8_lossy(bytes).into_owned()
     }
 
-    /// Sets a text field and truncates a longer value; [`super::crypt::Cipher::of`] has refused
-    /// such names before.
+    /// Sets a text field, and truncates a longer value.
     fn set_string(&mut self, field: Range<usize>, value: &str) {
         let len = value.len().min(field.len() - 1);
         self.0[field.start..field.start + len].copy_from_slice(&value.as_bytes()[..len]);
@@ -322,8 +305,8 @@ mod tests {
         let message =
             Message::with_table("state", "crypt", 483_712, b"capi:x :96:logon:y 0 254:0 0");
         assert_eq!(message.0.len() % 8, 0);
-        assert_eq!(message.u32(TARGET_COUNT), 1);
-        assert_eq!(message.u32(DATA_START), 312);
+        assert_eq!(message.0[TARGET_COUNT], 1_u32.to_ne_bytes());
+        assert_eq!(message.0[DATA_START], 312_u32.to_ne_bytes());
         assert_eq!(message.string(NAME), "state");
         let spec = &message.0[312..];
         assert_eq!(spec[..8], [0; 8]);

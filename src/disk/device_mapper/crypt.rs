@@ -8,6 +8,7 @@ use super::control::{Audience, Control, Device, kernel, refused, table_name};
 use super::error::Error;
 use super::integrity::Lower;
 use super::mapping::{HMAC_SHA256_LEN, Mapping, SECTOR};
+use crate::luks::SECTOR_SIZE;
 use sys::block;
 use sys::keyring::LogonKey;
 
@@ -16,90 +17,17 @@ use sys::keyring::LogonKey;
 const NO_WORKQUEUES: [&str; 2] = ["no_read_workqueue", "no_write_workqueue"];
 /// The kernel's name of the algorithm that encrypts and authenticates a sector.
 pub(super) const AEAD: &str = "authenc(hmac(sha256),xts(aes))";
-/// Maximum length of a name. It leaves room for `_dif` and for the prefix in the UUID field
-/// (DM_UUID_LEN is 129; `CRYPT-INTEGRITY-`, 32 digits, a dash).
-const NAME_MAX: usize = 64;
-
-/// The cipher of a mapping in kernel notation. Values of this type exist only for a mapping that
-/// was checked.
-#[derive(Debug)]
-pub(super) struct Cipher {
-    specification: String,
-}
-
-impl Cipher {
-    /// Checks every value of `mapping` that is part of a table.
-    pub fn of(mapping: &Mapping) -> Result<Cipher, Error> {
-        let invalid =
-            |reason: String| Error::Failed(format!("cannot map {:?}: {reason}", mapping.name));
-        let name_character = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-        if mapping.name.is_empty()
-            || mapping.name.len() > NAME_MAX
-            || !mapping.name.chars().all(name_character)
-        {
-            return Err(invalid(format!(
-                "a name consists of 1 to {NAME_MAX} letters, digits, '_', '-' or '.'"
-            )));
-        }
-        if matches!(mapping.name, "." | ".." | "control") {
-            return Err(invalid("this name is reserved in /dev/mapper".into()));
-        }
-        if mapping.plain_uuid().is_none() {
-            return Err(invalid(format!("{:?} is not a UUID", mapping.luks_uuid)));
-        }
-        let sector_size = u64::from(mapping.sector_size);
-        if !matches!(sector_size, 512 | 1024 | 2048 | 4096) {
-            return Err(invalid(format!(
-                "sector size {sector_size} instead of 512, 1024, 2048 or 4096"
-            )));
-        }
-        if !mapping.data_offset.is_multiple_of(4096) {
-            return Err(invalid(format!(
-                "data offset {} is not a multiple of 4096",
-                mapping.data_offset
-            )));
-        }
-        if mapping.cipher != "aes-xts-plain64" {
-            return Err(invalid(format!(
-                "cipher {:?} instead of \"aes-xts-plain64\"",
-                mapping.cipher
-            )));
-        }
-        let (specification, authentication_len) = match mapping.integrity {
-            None => ("aes-xts-plain64".into(), 0),
-            Some("hmac(sha256)") => (format!("capi:{AEAD}-plain64"), HMAC_SHA256_LEN),
-            Some(other) => {
-                return Err(invalid(format!(
-                    "integrity {other:?} instead of \"hmac(sha256)\""
-                )));
-            }
-        };
-        // XTS uses two AES keys (IEEE 1619)
-        if ![32 + authentication_len, 64 + authentication_len].contains(&mapping.key.len()) {
-            let expected = 64 + authentication_len;
-            return Err(invalid(format!(
-                "a volume key of {} bytes instead of {expected}",
-                mapping.key.len()
-            )));
-        }
-        Ok(Cipher { specification })
-    }
-}
 
 /// Maps dm-crypt directly on the disk.
-pub(super) fn map_disk<'c>(
-    control: &'c Control,
-    mapping: &Mapping,
-    cipher: &Cipher,
-) -> Result<Device<'c>, Error> {
+pub(super) fn map_disk<'c>(control: &'c Control, mapping: &Mapping) -> Result<Device<'c>, Error> {
     let failed = |doing, error| Error::of_disk(mapping.device, doing, error);
     let number =
         block::number(mapping.device).map_err(|error| failed("find the block device", error))?;
     let file =
         std::fs::File::open(mapping.device).map_err(|error| failed("open the disk", error))?;
     let bytes = block::size(&file).map_err(|error| failed("read the size of the disk", error))?;
-    let sector_size = u64::from(mapping.sector_size);
-    let data = bytes.saturating_sub(mapping.data_offset) / sector_size * sector_size;
+    let sector_size = u64::from(SECTOR_SIZE);
+    let data = bytes.saturating_sub(mapping.geometry.data_offset) / sector_size * sector_size;
     if data == 0 {
         let error = io::Error::new(
             io::ErrorKind::UnexpectedEof,
@@ -110,10 +38,8 @@ pub(super) fn map_disk<'c>(
     map(
         control,
         mapping,
-        cipher,
         data / SECTOR,
-        &format!("{} {}", table_name(number), mapping.data_offset / SECTOR),
-        None,
+        &format!("{} {}", table_name(number), mapping.start()),
     )
 }
 
@@ -121,38 +47,35 @@ pub(super) fn map_disk<'c>(
 pub(super) fn map_over<'c>(
     control: &'c Control,
     mapping: &Mapping,
-    cipher: &Cipher,
     lower: &Lower,
 ) -> Result<Device<'c>, Error> {
-    let tag = format!("integrity:{HMAC_SHA256_LEN}:aead");
     map(
         control,
         mapping,
-        cipher,
         lower.sectors,
         &format!("{} 0", lower.device.table_name()),
-        Some(tag),
     )
 }
 
 fn map<'c>(
     control: &'c Control,
     mapping: &Mapping,
-    cipher: &Cipher,
     sectors: u64,
     below: &str,
-    tag: Option<String>,
 ) -> Result<Device<'c>, Error> {
     let mut options: Vec<String> = NO_WORKQUEUES.map(String::from).into();
-    options.extend(tag);
-    if u64::from(mapping.sector_size) != SECTOR {
-        options.push(format!("sector_size:{}", mapping.sector_size));
-    }
-    let before = format!("{} ", cipher.specification);
+    options.push(format!("sector_size:{SECTOR_SIZE}"));
+    let before = match mapping.geometry.has_integrity {
+        true => {
+            options.push(format!("integrity:{HMAC_SHA256_LEN}:aead"));
+            format!("capi:{AEAD}-plain64 ")
+        }
+        false => "aes-xts-plain64 ".into(),
+    };
     // the initialization vector counts from 0 at the start of the segment (LUKS2 iv_tweak)
     let after = format!(" 0 {below} {} {}", options.len(), options.join(" "));
 
-    let uuid = mapping.plain_uuid().expect("checked by Cipher::of");
+    let uuid = mapping.plain_uuid();
     let device = control.create(
         mapping.name,
         &format!("CRYPT-LUKS2-{uuid}-{}", mapping.name),
@@ -181,7 +104,10 @@ fn load(
     before: &[u8],
     after: &[u8],
 ) -> io::Result<()> {
-    let description = format!("cryptsetup:{}-d{}", mapping.luks_uuid, mapping.digest);
+    let description = format!(
+        "cryptsetup:{}-d{}",
+        mapping.geometry.uuid, mapping.geometry.digest_id
+    );
     let unsupported = match LogonKey::add(&description, mapping.key.expose()) {
         Ok(_key) => {
             let reference = format!(":{}:logon:{description}", mapping.key.len());
@@ -240,91 +166,7 @@ pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
-    use base::crypto::Secret;
-
-    fn mapping(key: &Secret) -> Mapping<'_> {
-        Mapping {
-            name: "state",
-            luks_uuid: "6e3dd92b-087f-4aea-9f25-403a3d282404",
-            device: Path::new("/dev/null"),
-            data_offset: 16 << 20,
-            sector_size: 4096,
-            cipher: "aes-xts-plain64",
-            integrity: Some("hmac(sha256)"),
-            key,
-            digest: 0,
-        }
-    }
-
-    #[test]
-    fn only_values_that_fit_a_table_are_accepted() {
-        let (key, short) = (Secret::new(vec![7; 96]), Secret::new(vec![7; 65]));
-        let good = mapping(&key);
-        assert_eq!(
-            Cipher::of(&good).unwrap().specification,
-            "capi:authenc(hmac(sha256),xts(aes))-plain64"
-        );
-        let bad = [
-            Mapping { name: "", ..good },
-            Mapping {
-                name: "a b",
-                ..good
-            },
-            Mapping {
-                name: "../sda",
-                ..good
-            },
-            Mapping {
-                name: "control",
-                ..good
-            },
-            Mapping {
-                luks_uuid: "6e3dd92b-087f-4aea-9f25-403a3d28240",
-                ..good
-            },
-            Mapping {
-                luks_uuid: "6e3dd92b-087f-4aea-9f25-403a3d2824 4",
-                ..good
-            },
-            Mapping {
-                sector_size: 0,
-                ..good
-            },
-            Mapping {
-                sector_size: 8192,
-                ..good
-            },
-            Mapping {
-                data_offset: 1,
-                ..good
-            },
-            Mapping {
-                cipher: "cipher_null-ecb",
-                ..good
-            },
-            Mapping {
-                integrity: Some("none"),
-                ..good
-            },
-            Mapping {
-                integrity: None,
-                ..good
-            },
-            Mapping {
-                key: &short,
-                ..good
-            },
-        ];
-        for mapping in bad {
-            assert!(
-                matches!(Cipher::of(&mapping), Err(Error::Failed(_))),
-                "{mapping:?}"
-            );
-        }
-    }
 
     #[test]
     fn a_key_in_the_table_is_hexadecimal() {

@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use super::control::{Audience, Control, Device, kernel, refused, table_name};
 use super::error::Error;
 use super::mapping::{FirstUse, HMAC_SHA256_LEN, Mapping, SECTOR};
+use crate::luks::SECTOR_SIZE;
 use sys::block::{self, PageBuffer};
 
 /// Length of the superblock in bytes (SB_SECTORS).
@@ -21,6 +22,8 @@ const LAYOUT_FLAGS: u32 = 0x18;
 /// Sectors of the table that is loaded only to make the superblock: a size that fits every disk, as
 /// in cryptsetup.
 const SECTORS_BEFORE_SUPERBLOCK: u64 = 8;
+/// Sectors of a block, which is a sector of the encryption.
+const SECTORS_PER_BLOCK: u64 = SECTOR_SIZE as u64 / SECTOR;
 
 /// The integrity device and its size.
 pub(super) struct Lower<'c> {
@@ -41,7 +44,7 @@ pub(super) fn map<'c>(
     first_use: FirstUse,
 ) -> Result<Lower<'c>, Error> {
     let name = lower_name(mapping.name);
-    let uuid = mapping.plain_uuid().expect("checked by Cipher::of");
+    let uuid = mapping.plain_uuid();
     let number = block::number(mapping.device)
         .map_err(|error| Error::of_disk(mapping.device, "find the block device", error))?;
     // creates the device before anything is erased: the superblock of an active mapping must not
@@ -69,10 +72,9 @@ pub(super) fn map<'c>(
 /// made; without `fix_padding`, tags take more space.
 fn table(mapping: &Mapping, number: (u32, u32)) -> String {
     format!(
-        "{} {} {HMAC_SHA256_LEN} J 3 block_size:{} fix_padding fix_hmac",
+        "{} {} {HMAC_SHA256_LEN} J 3 block_size:{SECTOR_SIZE} fix_padding fix_hmac",
         table_name(number),
-        mapping.data_offset / SECTOR,
-        mapping.sector_size
+        mapping.start(),
     )
 }
 
@@ -85,7 +87,10 @@ fn erase_superblock(mapping: &Mapping) -> Result<(), Error> {
             .write(true)
             .custom_flags(flags)
             .open(mapping.device)?;
-        file.write_all_at(PageBuffer::new(SUPERBLOCK_LEN).bytes(), mapping.data_offset)?;
+        file.write_all_at(
+            PageBuffer::new(SUPERBLOCK_LEN).bytes(),
+            mapping.geometry.data_offset,
+        )?;
         file.sync_all()
     };
     erase().map_err(|error| {
@@ -105,14 +110,14 @@ fn read_superblock(mapping: &Mapping) -> Result<Superblock, Error> {
             .read(true)
             .custom_flags(libc::O_DIRECT)
             .open(mapping.device)?;
-        file.read_exact_at(buffer.bytes_mut(), mapping.data_offset)?;
+        file.read_exact_at(buffer.bytes_mut(), mapping.geometry.data_offset)?;
         block::size(&file)
     };
     let disk_len = read(&mut buffer).map_err(|error| {
         Error::of_disk(mapping.device, "read the dm-integrity superblock", error)
     })?;
-    let available = disk_len.saturating_sub(mapping.data_offset) / SECTOR;
-    Superblock::parse(buffer.bytes(), mapping.sector_size, available).map_err(|Unfit(reason)| {
+    let available = disk_len.saturating_sub(mapping.geometry.data_offset) / SECTOR;
+    Superblock::parse(buffer.bytes(), available).map_err(|Unfit(reason)| {
         Error::Failed(format!(
             "{}: no usable dm-integrity superblock at the data offset: {reason}",
             mapping.device.display()
@@ -138,7 +143,7 @@ pub(super) struct Unfit(pub String);
 impl Superblock {
     /// Parses the superblock. `available` is the number of sectors from the superblock to the end
     /// of the disk.
-    pub fn parse(bytes: &[u8], sector_size: u32, available: u64) -> Result<Superblock, Unfit> {
+    pub fn parse(bytes: &[u8], available: u64) -> Result<Superblock, Unfit> {
         let unfit = |why: String| Err(Unfit(why));
         let Some(field) = bytes.get(..64) else {
             return unfit("it is truncated".into());
@@ -162,11 +167,10 @@ impl Superblock {
             ));
         }
         let log2_sectors_per_block = field[28];
-        if 1_u64.checked_shl(log2_sectors_per_block.into()) != Some(u64::from(sector_size) / SECTOR)
-        {
+        if 1_u64.checked_shl(log2_sectors_per_block.into()) != Some(SECTORS_PER_BLOCK) {
             return unfit(format!(
                 "its blocks have 2^{log2_sectors_per_block} sectors of 512 bytes instead of {} (from the LUKS2 header)",
-                u64::from(sector_size) / SECTOR
+                SECTORS_PER_BLOCK
             ));
         }
         let provided_data_sectors = u64::from_le_bytes(field[16..24].try_into().expect("8 bytes"));
@@ -222,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_superblock_made_by_cryptsetup_is_understood() {
-        let parsed = Superblock::parse(&superblock(), 4096, AVAILABLE).unwrap();
+        let parsed = Superblock::parse(&superblock(), AVAILABLE).unwrap();
         assert_eq!(parsed.provided_data_sectors, 483_712);
     }
 
@@ -234,17 +238,17 @@ mod tests {
             bytes
         };
         let cases = [
-            (vec![0; SUPERBLOCK_LEN], 4096, "only zeros"),
-            (with(0, b'x'), 4096, "instead of \"integrt\""),
-            (with(8, 9), 4096, "version is 9"),
-            (with(10, 16), 4096, "tags have 16 bytes"),
-            (with(28, 200), 4096, "2^200 sectors"),
-            (with(23, 1), 4096, "the disk has 491520"),
-            (superblock(), 512, "instead of 1 (from"),
-            (superblock()[..63].to_vec(), 4096, "truncated"),
+            (vec![0; SUPERBLOCK_LEN], "only zeros"),
+            (with(0, b'x'), "instead of \"integrt\""),
+            (with(8, 9), "version is 9"),
+            (with(10, 16), "tags have 16 bytes"),
+            (with(28, 200), "2^200 sectors"),
+            (with(23, 1), "the disk has 491520"),
+            (with(28, 0), "instead of 8 (from"),
+            (superblock()[..63].to_vec(), "truncated"),
         ];
-        for (bytes, sector_size, reason) in cases {
-            let Unfit(refused) = Superblock::parse(&bytes, sector_size, AVAILABLE).unwrap_err();
+        for (bytes, reason) in cases {
+            let Unfit(refused) = Superblock::parse(&bytes, AVAILABLE).unwrap_err();
             assert!(
                 refused.contains(reason),
                 "{refused:?} does not contain {reason:?}"
@@ -261,7 +265,7 @@ mod tests {
                 bytes[random.below(64)] = random.next() as u8;
             }
             bytes.truncate(random.below(4097));
-            if let Ok(parsed) = Superblock::parse(&bytes, 4096, AVAILABLE) {
+            if let Ok(parsed) = Superblock::parse(&bytes, AVAILABLE) {
                 assert!((1..=AVAILABLE).contains(&parsed.provided_data_sectors));
             }
         }

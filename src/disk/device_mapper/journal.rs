@@ -24,8 +24,6 @@ const ENTRY_SECTORS: u64 = 8;
 const ENTRY_LEN: usize = 8 + 8 * 8 + 32;
 const ENTRIES_PER_SECTOR: usize = 4;
 const SECTION_SECTORS: u64 = ENTRY_SECTORS + ENTRY_SECTORS * ENTRIES_PER_SECTOR as u64 * 8;
-/// The block size in bytes to which this layout applies.
-const BLOCK_SIZE: u32 = 4096;
 /// The first commit ID. Each sector of the journal ends with 8 bytes: the commit ID of the round in
 /// which it was written, combined with the numbers of section and sector.
 const FIRST_COMMIT_ID: u64 = 0x1111_1111_1111_1111;
@@ -48,11 +46,7 @@ pub fn may_hold_data(
     let available = size.saturating_sub(data_offset + TAIL) / SECTOR;
     let mut superblock = vec![0; SUPERBLOCK_LEN.min(size.saturating_sub(data_offset) as usize)];
     read_at(disk, data_offset, &mut superblock)?;
-    let sections = match Superblock::parse(
-        &superblock,
-        BLOCK_SIZE,
-        size.saturating_sub(data_offset) / SECTOR,
-    ) {
+    let sections = match Superblock::parse(&superblock, size.saturating_sub(data_offset) / SECTOR) {
         Ok(superblock) if superblock.has_plain_journal => u64::from(superblock.journal_sections),
         Ok(_) => {
             return Ok(Some(

@@ -51,18 +51,24 @@ pub use mapping::{FirstUse, Mapping};
 /// [`Error::AlreadyActive`] if the name is in use, or if a killed process left the integrity device
 /// ([`close`] removes it); the existing mapping and the disk are not changed.
 pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
-    let cipher = crypt::Cipher::of(mapping)?;
+    let (length, expected) = (mapping.key.len(), mapping.geometry.key_size);
+    if length != expected {
+        return Err(Error::Failed(format!(
+            "cannot map {:?}: a volume key of {length} bytes instead of {expected}",
+            mapping.name
+        )));
+    }
     let control = Control::open()?;
-    if control.status(mapping.name)?.is_some() {
+    if control.uuid(mapping.name)?.is_some() {
         return Err(Error::AlreadyActive {
             name: mapping.name.into(),
         });
     }
-    if mapping.integrity.is_none() {
-        return Ok(crypt::map_disk(&control, mapping, &cipher)?.keep());
+    if !mapping.geometry.has_integrity {
+        return Ok(crypt::map_disk(&control, mapping)?.keep());
     }
     let lower = integrity::map(&control, mapping, first_use)?;
-    let upper = crypt::map_over(&control, mapping, &cipher, &lower)?;
+    let upper = crypt::map_over(&control, mapping, &lower)?;
     lower.device.keep();
     Ok(upper.keep())
 }
@@ -85,24 +91,17 @@ pub fn prepare() -> std::io::Result<()> {
 pub fn close(name: &str) -> Result<(), Error> {
     let control = Control::open()?;
     let lower_name = integrity::lower_name(name);
-    let (upper, lower) = (control.status(name)?, control.status(&lower_name)?);
+    let (upper, lower) = (control.uuid(name)?, control.uuid(&lower_name)?);
     if upper.is_none() && lower.is_none() {
         return Err(Error::NotActive { name: name.into() });
     }
     if let Some(upper) = upper {
-        crypt::require_ours(name, &upper.uuid)?;
+        crypt::require_ours(name, &upper)?;
         control.remove(name)?;
     }
     if let Some(lower) = lower {
-        integrity::require_ours(&lower_name, &lower.uuid)?;
+        integrity::require_ours(&lower_name, &lower)?;
         control.remove(&lower_name)?;
     }
     Ok(())
-}
-
-/// Returns whether a device of that name is mapped and usable, even if another program mapped it.
-pub fn is_active(name: &str) -> Result<bool, Error> {
-    Ok(Control::open()?
-        .status(name)?
-        .is_some_and(|status| status.active))
 }

@@ -34,7 +34,8 @@ const CIPHER: &str = "aes-xts-plain64";
 const HASH: &str = "sha256";
 const INTEGRITY: &str = "hmac(sha256)";
 const KDF: &str = "argon2id";
-const SECTOR_SIZE: u32 = 4096;
+/// Size of an encrypted sector in bytes.
+pub const SECTOR_SIZE: u32 = 4096;
 /// Key size in bytes of the cipher of a keyslot area: AES-256-XTS.
 pub(super) const AREA_KEY_LEN: usize = 64;
 /// Length in bytes of the salts of keyslot and digest, and of the digest (LUKS_SALTSIZE, SHA-256).
@@ -99,19 +100,16 @@ pub enum Integrity {
     Optional,
 }
 
-/// The parameters for the kernel's mapping of the data segment.
+/// The parameters for the kernel's mapping of the data segment. Its sectors have 4096 bytes, and its
+/// cipher is `aes-xts-plain64`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     /// UUID of the header, in lower case.
     pub uuid: String,
     /// Start of the segment in bytes. The segment extends to the end of the device.
     pub data_offset: u64,
-    /// Size of an encrypted sector in bytes.
-    pub sector_size: u32,
-    /// Cipher in the short notation of dm-crypt: `aes-xts-plain64`.
-    pub cipher: String,
-    /// Integrity: `hmac(sha256)`, or none.
-    pub integrity: Option<String>,
+    /// Whether its sectors are authenticated (`hmac(sha256)`).
+    pub has_integrity: bool,
     /// Length of the volume key in bytes: 96 with integrity, else 64.
     pub key_size: usize,
     /// Number of the digest of the volume key; cryptsetup uses it in the name of the key in a
@@ -202,10 +200,8 @@ impl Header {
         Ok(Geometry {
             uuid: self.uuid(),
             data_offset: metadata.segment.offset.0,
-            sector_size: metadata.segment.sector_size,
-            cipher: metadata.segment.encryption,
             key_size: metadata.key_size,
-            integrity: metadata.segment.integrity.map(|integrity| integrity.kind),
+            has_integrity: metadata.segment.integrity.is_some(),
             digest_id: metadata.digest_id,
         })
     }

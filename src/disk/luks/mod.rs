@@ -52,7 +52,7 @@ pub use device::Device;
 pub use error::{Error, Fault};
 pub use header::Header;
 pub use layout::{DATA_OFFSET, MIN_DEVICE_SIZE, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN};
-pub use metadata::{DiskState, Geometry, Integrity};
+pub use metadata::{DiskState, Geometry, Integrity, SECTOR_SIZE};
 pub use peers::Peers;
 pub use probe::{Probe, probe};
 pub use write::format;
