@@ -117,7 +117,7 @@ fn child_server() {
             panic!("on purpose")
         })
         .unary("/t.T/Wait", |call: &Call, request: Blob| {
-            call.wait_cancelled(Duration::from_millis(request.count.into()));
+            wait_cancelled(call, Duration::from_millis(request.count.into()));
             Ok(request)
         })
         .server_streaming(
@@ -129,7 +129,7 @@ fn child_server() {
             },
         )
         .client_streaming("/t.T/Ignore", |call: &Call, _: &mut Receiver<Blob>| {
-            call.wait_cancelled(Duration::from_secs(60));
+            wait_cancelled(call, Duration::from_secs(60));
             Ok(Blob::default())
         });
     let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
@@ -142,6 +142,14 @@ fn child_server() {
     println!("\nlistening on {}", server.local_addr());
     let _ = std::io::stdin().read(&mut [0]);
     server.stop(Duration::ZERO);
+}
+
+/// Waits for `time`, or until the caller no longer waits.
+fn wait_cancelled(call: &Call, time: Duration) {
+    let until = Instant::now() + time;
+    while !call.is_cancelled() && Instant::now() < until {
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 struct Target {

@@ -5,7 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server, Status, ask_health};
+use rpc::grpc::health::{CHECK, HealthCheckRequest, HealthCheckResponse, SERVING};
+use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server, Status};
 
 /// Maximum size of a request in bytes; it has only the name of a service.
 const MAX_REQUEST: usize = 256;
@@ -48,5 +49,13 @@ pub fn check_health(address: SocketAddr, timeout: Duration) -> Result<(), Status
         timeout: Some(timeout),
         ..CallOptions::default()
     };
-    ask_health(&channel, &options)
+    let of_the_server = HealthCheckRequest::default();
+    let answer: HealthCheckResponse = channel.unary(CHECK, &of_the_server, &options)?;
+    match answer.status {
+        SERVING => Ok(()),
+        other => Err(Status::new(
+            Code::Unavailable,
+            format!("the server's health is {other}, not {SERVING} (SERVING)"),
+        )),
+    }
 }

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::recover;
 use base::crypto::CLUSTER_ID_LEN;
 use proto::node::{self, TimelineRequest, TimelineResponse};
+use rpc::grpc::health::{CHECK, HealthCheckRequest, HealthCheckResponse};
 use rpc::grpc::{CallOptions, Channel, Status};
 use verifier::{Policy, Variant};
 
@@ -156,16 +157,6 @@ fn record(channel: &Channel) -> Result<String, Status> {
 /// Returns the services that the server lists; none for Constellation's nodes, which have no health
 /// service.
 fn services(channel: &Channel) -> Vec<&'static Service> {
-    #[derive(Clone, PartialEq, prost::Message)]
-    struct HealthCheckRequest {
-        #[prost(string, tag = "1")]
-        service: String,
-    }
-    #[derive(Clone, PartialEq, prost::Message)]
-    struct HealthCheckResponse {
-        #[prost(int32, tag = "1")]
-        status: i32,
-    }
     let options = CallOptions {
         timeout: Some(CALL_TIMEOUT),
         ..CallOptions::default()
@@ -174,8 +165,7 @@ fn services(channel: &Channel) -> Vec<&'static Service> {
         let request = HealthCheckRequest {
             service: service.name.into(),
         };
-        let answer: Result<HealthCheckResponse, Status> =
-            channel.unary("/grpc.health.v1.Health/Check", &request, &options);
+        let answer: Result<HealthCheckResponse, Status> = channel.unary(CHECK, &request, &options);
         answer.is_ok()
     };
     SERVICES.iter().filter(has).collect()

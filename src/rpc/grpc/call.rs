@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use prost::Message;
 
 use super::link::Link;
 use super::message;
 use super::metadata::Metadata;
-use super::session::{Request, ServerSide, Session};
+use super::session::{Request, ServerSide};
 use super::status::{Code, Status};
 use base::network::Network;
 use base::sync::lock;
@@ -85,23 +85,6 @@ impl Call {
         self.deadline
             .is_some_and(|deadline| deadline <= Instant::now())
             || self.link.lock().session.is_cancelled(self.stream)
-    }
-
-    /// Waits for `time` or until [`Call::is_cancelled`], whose result it returns.
-    pub fn wait_cancelled(&self, time: Duration) -> bool {
-        let until = Instant::now()
-            .checked_add(time)
-            .into_iter()
-            .chain(self.deadline)
-            .min();
-        let is_over =
-            |session: &mut Session<ServerSide>| session.is_cancelled(self.stream).then_some(());
-        drop(
-            self.link
-                .wait(self.link.lock(), self.stream, until, is_over)
-                .0,
-        );
-        self.is_cancelled()
     }
 
     /// Sets the custom metadata of the response's headers. This has no effect after the first

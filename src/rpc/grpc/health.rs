@@ -5,44 +5,32 @@
 use std::collections::HashSet;
 
 use super::call::Call;
-use super::client::{CallOptions, Channel};
 use super::router::Router;
 use super::status::{Code, Status};
 
 /// `HealthCheckResponse.ServingStatus.SERVING`.
-const SERVING: i32 = 1;
+pub const SERVING: i32 = 1;
 /// `HealthCheckResponse.ServingStatus.NOT_SERVING`: see [`Router::ready_when`].
 const NOT_SERVING: i32 = 2;
 
+/// Asks for the health of a service.
 #[derive(Clone, PartialEq, prost::Message)]
-struct HealthCheckRequest {
+pub struct HealthCheckRequest {
     /// An empty name means the server as a whole.
     #[prost(string, tag = "1")]
-    service: String,
+    pub service: String,
 }
 
+/// The health of a service.
 #[derive(Clone, PartialEq, prost::Message)]
-struct HealthCheckResponse {
+pub struct HealthCheckResponse {
+    /// `ServingStatus`, such as [`SERVING`].
     #[prost(int32, tag = "1")]
-    status: i32,
+    pub status: i32,
 }
 
-const CHECK: &str = "/grpc.health.v1.Health/Check";
-
-/// Asks whether the server as a whole is healthy.
-pub fn ask(channel: &Channel, options: &CallOptions) -> Result<(), Status> {
-    let request = HealthCheckRequest {
-        service: String::new(),
-    };
-    let answer: HealthCheckResponse = channel.unary(CHECK, &request, options)?;
-    match answer.status {
-        SERVING => Ok(()),
-        other => Err(Status::new(
-            Code::Unavailable,
-            format!("the server's health is {other}, not {SERVING} (SERVING)"),
-        )),
-    }
-}
+/// The method that answers [`HealthCheckRequest`].
+pub const CHECK: &str = "/grpc.health.v1.Health/Check";
 
 /// Adds the health service to `router`.
 pub(super) fn add(mut router: Router) -> Router {

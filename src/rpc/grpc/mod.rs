@@ -26,7 +26,7 @@ compile_error!("the server survives a panicking handler only if panics unwind");
 mod call;
 mod client;
 mod header_values;
-mod health;
+pub mod health;
 mod limits;
 mod link;
 mod message;
@@ -39,7 +39,6 @@ mod status;
 
 pub use call::Call;
 pub use client::{CallOptions, Channel, Keepalive, OpenCall};
-pub use health::ask as ask_health;
 pub use limits::Limits;
 pub use message::{decode, encode, encode_into};
 pub use metadata::Metadata;
