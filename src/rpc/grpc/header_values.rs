@@ -136,6 +136,12 @@ mod tests {
     }
 
     #[test]
+    fn padded_base64_is_accepted() {
+        assert_eq!(decode_bin(b"AQ=="), Some(vec![1]));
+        assert_eq!(decode_bin(b"AQ"), Some(vec![1]));
+    }
+
+    #[test]
     fn messages_survive_percent_encoding() {
         for message in ["", "plain", "100 % \t\n", "schlüssel 🔑 \u{7f}", "%41"] {
             let encoded = percent_encode(message);

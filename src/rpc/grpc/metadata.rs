@@ -1,6 +1,5 @@
 //! Custom metadata of a call: headers and trailers that the protocol does not define itself.
 
-use super::header_values::{decode_bin, encode_bin};
 use super::status::{Code, Status};
 use crate::h2::{Field, HeaderList, Indexing};
 
@@ -8,11 +7,10 @@ use crate::h2::{Field, HeaderList, Indexing};
 /// the overhead of two small allocations.
 const ENTRY_BYTES: usize = 128;
 
-/// Ordered key-value pairs. Keys are lower-case ASCII. A key that ends in `-bin` has a value of
-/// arbitrary bytes ([`Metadata::get_bin`]); the values of other keys are printable ASCII.
+/// Ordered key-value pairs. Keys are lower-case ASCII, values are printable ASCII. The value of a
+/// key that ends in `-bin` is base64: the caller encodes and decodes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
-    /// A `-bin` value is stored as base64, as on the wire.
     entries: Vec<(String, String)>,
 }
 
@@ -22,7 +20,7 @@ impl Metadata {
         Metadata::default()
     }
 
-    /// Returns the first value of `key`; for a `-bin` key, in base64.
+    /// Returns the first value of `key`.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.entries
             .iter()
@@ -30,20 +28,13 @@ impl Metadata {
             .map(|(_, value)| value.as_str())
     }
 
-    /// Returns the first value of the `-bin` key `key`, decoded; `None` also if it is not base64.
-    pub fn get_bin(&self, key: &str) -> Option<Vec<u8>> {
-        // A proxy may have joined several values with commas.
-        let first = self.get(key)?.split(',').next()?;
-        decode_bin(first.as_bytes())
-    }
-
-    /// Appends an ASCII entry. Errors with [`Code::InvalidArgument`] if the protocol cannot carry
+    /// Appends an entry. Errors with [`Code::InvalidArgument`] if the protocol cannot carry
     /// it or reserves the key.
     pub fn insert(&mut self, key: &str, value: &str) -> Result<(), Status> {
-        if !is_custom_key(key.as_bytes()) || key.ends_with("-bin") {
+        if !is_custom_key(key.as_bytes()) {
             return Err(Status::new(
                 Code::InvalidArgument,
-                format!("{key:?} cannot be the key of ASCII metadata"),
+                format!("{key:?} cannot be the key of metadata"),
             ));
         }
         if !is_ascii_value(value.as_bytes()) {
@@ -53,19 +44,6 @@ impl Metadata {
             ));
         }
         self.entries.push((key.to_owned(), value.to_owned()));
-        Ok(())
-    }
-
-    /// Appends a binary entry. Errors with [`Code::InvalidArgument`] unless `key` is legal and ends
-    /// in `-bin`.
-    pub fn insert_bin(&mut self, key: &str, value: &[u8]) -> Result<(), Status> {
-        if !is_custom_key(key.as_bytes()) || !key.ends_with("-bin") {
-            return Err(Status::new(
-                Code::InvalidArgument,
-                format!("{key:?} cannot be the key of binary metadata"),
-            ));
-        }
-        self.entries.push((key.to_owned(), encode_bin(value)));
         Ok(())
     }
 
@@ -145,28 +123,20 @@ mod tests {
         let mut metadata = Metadata::new();
         metadata.insert("x-a", "1").unwrap();
         metadata.insert("x-a", "2").unwrap();
-        metadata.insert_bin("x-bin", &[0xff, 0, 1]).unwrap();
+        metadata.insert("x-bin", "/wAB").unwrap();
         assert_eq!(metadata.get("x-a"), Some("1"));
-        assert_eq!(metadata.get_bin("x-bin"), Some(vec![0xff, 0, 1]));
+        assert_eq!(metadata.get("x-bin"), Some("/wAB"));
         assert_eq!(metadata.iter().count(), 3);
     }
 
     #[test]
     fn entries_without_a_wire_format_are_refused() {
         let mut metadata = Metadata::new();
-        for key in ["", "X-Upper", "grpc-status", ":path", "te", "a b", "x-bin"] {
+        for key in ["", "X-Upper", "grpc-status", ":path", "te", "a b"] {
             assert!(metadata.insert(key, "v").is_err(), "{key}");
         }
         for value in ["line\nbreak", "ü", " padded"] {
             assert!(metadata.insert("x-a", value).is_err(), "{value}");
         }
-        assert!(metadata.insert_bin("x-a", b"v").is_err());
-    }
-
-    #[test]
-    fn padded_base64_is_accepted() {
-        let mut metadata = Metadata::new();
-        metadata.receive(b"x-bin", b"AQ==");
-        assert_eq!(metadata.get_bin("x-bin"), Some(vec![1]));
     }
 }
