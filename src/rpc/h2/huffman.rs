@@ -1,4 +1,5 @@
-//! The Huffman code of HPACK (RFC 7541 §5.2 and Appendix B).
+//! Decodes the Huffman code of HPACK (RFC 7541 §5.2 and Appendix B). We send no string in it: the
+//! few bytes that it saves in the headers of a call are not worth an encoder.
 //!
 //! The code is canonical: codes of the same length are consecutive numbers in the order of their
 //! symbols, and shorter codes come first. So the table of lengths defines the code; the rest is
@@ -24,8 +25,6 @@ const LONGEST: usize = 30;
 const EOS: u16 = 256;
 
 struct Code {
-    /// The code of each symbol, right-aligned.
-    codes: [u32; 257],
     /// The symbols in the order of their codes.
     symbols: [u16; 257],
     /// For each length, the first code that is longer, left-aligned in 32 bits; 2^32 after the
@@ -40,7 +39,6 @@ struct Code {
 
 const fn build() -> Code {
     let mut code = Code {
-        codes: [0; 257],
         symbols: [0; 257],
         limits: [0; LONGEST + 1],
         offsets: [0; LONGEST + 1],
@@ -53,7 +51,6 @@ const fn build() -> Code {
         let mut symbol = 0;
         while symbol < LENGTHS.len() {
             if LENGTHS[symbol] as usize == length {
-                code.codes[symbol] = next;
                 code.symbols[index] = symbol as u16;
                 if length <= 8 {
                     let mut entry = (next as usize) << (8 - length);
@@ -75,34 +72,7 @@ const fn build() -> Code {
 
 static CODE: Code = build();
 
-/// Returns the length of the encoded `text` in bytes.
-pub(super) fn encoded_len(text: &[u8]) -> usize {
-    let bits: usize = text
-        .iter()
-        .map(|&byte| usize::from(LENGTHS[usize::from(byte)]))
-        .sum();
-    bits.div_ceil(8)
-}
-
-/// Appends the encoded `text`, padded with ones to a whole byte.
-pub(super) fn encode(text: &[u8], out: &mut Vec<u8>) {
-    let (mut bits, mut count) = (0u64, 0);
-    for &byte in text {
-        let length = u32::from(LENGTHS[usize::from(byte)]);
-        bits = bits << length | u64::from(CODE.codes[usize::from(byte)]);
-        count += length;
-        while count >= 8 {
-            count -= 8;
-            out.push((bits >> count) as u8);
-        }
-    }
-    if count > 0 {
-        out.push((bits << (8 - count)) as u8 | 0xff >> count);
-    }
-}
-
-/// Appends the decoded text. Returns `None` if [`encode`] cannot produce `code` (§5.2): it has an
-/// EOS, a padding longer than 7 bits, or a padding that is not all ones.
+/// Appends the decoded text. Returns `None` if no encoder may produce `code` (§5.2): it has an EOS, a padding longer than 7 bits, or a padding that is not all ones.
 pub(super) fn decode(code: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let mut input = code.iter();
     // The unread bits are left-aligned with ones behind them, so a legal padding looks like the
@@ -140,11 +110,24 @@ pub(super) fn decode(code: &[u8], out: &mut Vec<u8>) -> Option<()> {
 mod tests {
     use super::*;
 
+    /// Returns the code of a symbol, right-aligned, and its length.
+    fn code(symbol: u16) -> (u32, usize) {
+        let index = CODE.symbols.iter().position(|&it| it == symbol).unwrap();
+        let length = usize::from(LENGTHS[usize::from(symbol)]);
+        ((index as u32).wrapping_sub(CODE.offsets[length]), length)
+    }
+
     fn encoded(text: &[u8]) -> Vec<u8> {
-        let mut out = Vec::new();
-        encode(text, &mut out);
-        assert_eq!(out.len(), encoded_len(text));
-        out
+        let mut bits = String::new();
+        for &byte in text {
+            let (code, length) = code(byte.into());
+            bits += &format!("{code:0length$b}");
+        }
+        bits += &"1".repeat(bits.len().next_multiple_of(8) - bits.len());
+        let bytes = bits.as_bytes().chunks(8);
+        bytes
+            .map(|byte| u8::from_str_radix(str::from_utf8(byte).unwrap(), 2).unwrap())
+            .collect()
     }
 
     fn decoded(code: &[u8]) -> Option<Vec<u8>> {
@@ -162,10 +145,10 @@ mod tests {
                 .sum::<u64>(),
             1 << LONGEST
         );
-        assert_eq!(CODE.codes[usize::from(b'0')], 0);
-        assert_eq!(CODE.codes[usize::from(EOS)], 0x3fff_ffff);
-        assert_eq!(CODE.codes[22], 0x3fff_fffe);
-        assert_eq!(CODE.codes[usize::from(b'\\')], 0x7fff0);
+        assert_eq!(code(b'0'.into()), (0, 5));
+        assert_eq!(code(EOS), (0x3fff_ffff, 30));
+        assert_eq!(code(22), (0x3fff_fffe, 30));
+        assert_eq!(code(b'\\'.into()), (0x7fff0, 19));
     }
 
     #[test]
