@@ -60,12 +60,10 @@ impl Answer {
     /// Returns the content of a successful answer. An HTML page is the answer of a proxy, so it is
     /// an error.
     pub fn content(self) -> Result<Vec<u8>, Error> {
-        if self.status != 200 {
-            return Err(self.error());
-        }
         let media_type = self.field("Content-Type").unwrap_or_default();
-        match media_type.to_ascii_lowercase().starts_with("text/html") {
-            false => Ok(self.body),
+        let is_page = media_type.to_ascii_lowercase().starts_with("text/html");
+        match self.status == 200 && is_page {
+            false => self.successful(),
             true => Err(Error::Nonsense {
                 got: format!(
                     "text/html (a proxy may be in the way): {:?}",
@@ -74,6 +72,14 @@ impl Answer {
                 request: self.request,
                 expected: "an answer of the API",
             }),
+        }
+    }
+
+    /// Returns the body of a successful answer, whatever it is.
+    pub fn successful(self) -> Result<Vec<u8>, Error> {
+        match self.status {
+            200 => Ok(self.body),
+            _ => Err(self.error()),
         }
     }
 
@@ -124,34 +130,21 @@ impl Http {
 
     /// Returns the answer to GET, at most `limit` bytes.
     pub fn get(&self, path: &str, fields: Fields<'_>, limit: u64) -> Result<Vec<u8>, Error> {
-        self.successful("GET", path, fields, None, limit)
+        self.send("GET", path, fields, None, limit)?.successful()
     }
 
     /// Returns the answer to PUT without a body.
     pub fn put(&self, path: &str, fields: Fields<'_>) -> Result<Vec<u8>, Error> {
-        self.successful("PUT", path, fields, Some(b""), MAX_BODY)
+        self.send("PUT", path, fields, Some(b""), MAX_BODY)?
+            .successful()
     }
 
     /// Returns the answer to POST with JSON. The type is `application/json` without parameters:
     /// Azure refuses others.
     pub fn post_json(&self, path: &str, fields: Fields<'_>, json: &str) -> Result<Vec<u8>, Error> {
         let of_json = [fields, &[("Content-Type", "application/json")]].concat();
-        self.successful("POST", path, &of_json, Some(json.as_bytes()), MAX_BODY)
-    }
-
-    fn successful(
-        &self,
-        method: &str,
-        path: &str,
-        fields: Fields<'_>,
-        body: Option<&[u8]>,
-        limit: u64,
-    ) -> Result<Vec<u8>, Error> {
-        let answer = self.send(method, path, fields, body, limit)?;
-        match answer.status {
-            200 => Ok(answer.body),
-            _ => Err(answer.error()),
-        }
+        self.send("POST", path, &of_json, Some(json.as_bytes()), MAX_BODY)?
+            .successful()
     }
 
     /// Returns the answer of the first address that answers, at most `limit` bytes. An answer that
