@@ -305,11 +305,12 @@ mod tests {
         let asked = AtomicUsize::new(0);
         let (sender, answers) = mpsc::channel();
         let (refused, before) = thread::scope(|scope| {
-            let first = || {
-                entered.wait();
-                release.wait();
-            };
-            scope.spawn(|| turns.take(first));
+            scope.spawn(|| {
+                turns.take(|| {
+                    entered.wait();
+                    release.wait();
+                })
+            });
             entered.wait();
             let ask = |sender: mpsc::Sender<_>| {
                 let answer = turns.take(|| asked.fetch_add(1, Ordering::Relaxed));
