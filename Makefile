@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster test-network cloud-pages kubeadm kubernetes-api h2spec proto fuzz check-deps deb release test-release reproducible reproducible-image deny docs reproducible-kernel
+.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api h2spec proto fuzz check-deps deb release test-release reproducible reproducible-image deny docs reproducible-kernel
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -24,7 +24,7 @@ lint: setup ## check formatting, clippy, shell syntax, subjects of commits
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo clippy --locked --bench storm -- -D warnings # it is not one of "all targets": bench = false
 	@tools/subjects.sh
-	@for script in tools/*.sh tests/cluster/*.sh tests/network/*.sh initramfs/*.sh initramfs/close-host initramfs/dracut/*/init initramfs/dracut/*/*.sh systemd/*.sh packaging/*/post* .ci/run; do bash -n $$script || exit; done
+	@for script in tools/*.sh tests/cluster/*.sh tests/whole/*.sh tests/network/*.sh initramfs/*.sh initramfs/close-host initramfs/dracut/*/init initramfs/dracut/*/*.sh systemd/*.sh packaging/*/post* .ci/run; do bash -n $$script || exit; done
 
 unit: setup ## run the unit tests, and the tests against real peers that need no VM
 	cargo test --locked
@@ -61,6 +61,11 @@ test-network: setup ## boot two machines with flannel, and search the frames bet
 cloud-pages: setup ## run the commands of docs/clouds with the clouds' own clients: AWS's against moto, Azure's and OpenStack's with their parsers, libvirt's with libvirt
 	@tools/setup.sh qemu-utils jq libvirt-daemon libvirt-clients libvirt-daemon-driver-qemu virtinst libxml2-utils haproxy
 	cargo test --locked --test cloud_pages -- --ignored --nocapture --test-threads=2
+
+test-whole: setup image ## boot virtual machines with the image of mkosi, make a real Kubernetes cluster of them, cut their power; needs root
+	@tests/whole/prepare.sh >/dev/null
+	cargo test --locked --test whole --no-run
+	unshare --net cargo test --locked --offline --test whole -- --ignored --nocapture --test-threads=1
 
 kubeadm: setup ## check that kubeadm of the newest release, and of an older one, accepts our configurations
 	@tools/kubeadm.sh

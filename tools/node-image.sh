@@ -6,6 +6,7 @@
 #   tools/node-image.sh                prints the folder: disk.img (ext4, sparse), and cni-plugins.tgz as on it
 #   tools/node-image.sh packages       prints the packages; removed: the paths that the node lacks; system ROOT: installs into a root
 #                                      file system what the node has beside its packages. For tests/units.rs
+#   tools/node-image.sh debian         prints the path of an archive with its packages, and with CNI plugins
 #
 # Needs root (mmdebstrap, and mounts in a namespace). Kept in the cache until something that it is made of changes.
 . "$(dirname "$0")/lib.sh"
@@ -68,6 +69,7 @@ if [ ! -e "$debian.tar" ]; then
     "$SUITE" "$debian.$$.tar" "deb $(mirror) $SUITE main" >&2
   mv "$debian.$$.tar" "$debian.tar"
 fi
+if [ "${1:-}" = debian ]; then echo "$debian.tar"; exit; fi
 
 recipe=$({ echo "$debian $kubernetes"; stat -c '%s %Y' "$kubernetes"/bin/*
   cd "$ROOT"; find systemd mkosi initramfs/dracut "${settings#"$ROOT"/}" -type f | sort | xargs sha256sum

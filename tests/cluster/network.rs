@@ -84,6 +84,7 @@ impl Network {
         number
     }
 
+    #[allow(dead_code)] // not used by every test
     /// Sets the machine as which a program of this machine asks the metadata service, instead of a node.
     pub fn set_host(&self, name: &str, role: &str, address: Ipv4Addr) {
         let machine = json!({"Name": name, "ProviderID": "", "Role": role, "VPCIP": address});

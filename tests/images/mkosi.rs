@@ -4,20 +4,17 @@
 use super::DISK;
 use machine::flow::{self, INIT, PATIENCE, Setting};
 use machine::vm::{self, CARD, Firmware, Machine, Source, Vm};
-use machine::{Context, Failure, Result, dist, root, script};
+use machine::{Context, Failure, Result, root, script};
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use support::boot_image::{run, systemd_boot};
-use support::program::Program;
 
 /// The EFI system partition of the image, as mtools names it: after the partition table.
 const ESP_OFFSET: &str = "@@1M";
 const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
-/// Time limit of a phase of kubeadm, which has to be installed first.
-const KUBEADM: Duration = Duration::from_secs(900);
 /// Text that a person at the console could type, and the answer that only a shell would give.
 const TYPED: &str = "echo shell-$((6*7))";
 const ANSWER: &str = "shell-42";
@@ -95,42 +92,6 @@ fn the_image_of_mkosi_names_what_a_new_machine_lacks() -> Result<()> {
         said(&mut vm, step)?;
     }
     nobody_logs_in(&vm)
-}
-
-/// The image, and a disk with container images, because there is no registry.
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn kubeadm_of_the_image_makes_a_control_plane_up_to_its_kubelet() -> Result<()> {
-    let mut setting = setting("mkosi-kubernetes", &image_of("kubernetes")?, 768 << 20)?;
-    let store = script("tools/node-image.sh", &[])?;
-    let store = Path::new(&store).join("disk.img");
-    setting.machine.add_copy_of_disk("images", &store)?;
-    setting.machine.processors = 2;
-    setting.machine.memory = 3072;
-    let vm = flow::new_machine(&mut setting)?;
-    setting.accept(&flow::attestation_key(&vm)?)?;
-
-    let kubernetes = PathBuf::from(script("tools/kubernetes.sh", &[])?);
-    setting.write("components.json", components(&kubernetes)?.as_bytes())?;
-    let address = format!("127.0.0.1:{}", vm.ports[&INIT]);
-    let init = Program::start(
-        Command::new(dist("firstlight")?)
-            .current_dir(setting.machine.folder())
-            .args(["init", "--verbose", "--endpoint", &address])
-            .args(["--policy", "policy.json", "--init-secret", "init-secret"])
-            .args(["--components", "components.json", "--kubernetes-version"])
-            .arg(version(&kubernetes)?),
-    );
-    // the API server, which kubeadm expects within four minutes, needs more under emulation: docs/images/mkosi.md
-    for step in [
-        "[certs]",
-        "[kubeconfig]",
-        "[kubelet-start]",
-        "The kubelet is healthy",
-    ] {
-        println!("  {}", init.expect_within(step, KUBEADM));
-    }
-    Ok(())
 }
 
 /// The release permits no login: see [`nobody_logs_in`].
@@ -324,29 +285,6 @@ pub fn image() -> Result<PathBuf> {
 
 fn image_of(profile: &str) -> Result<PathBuf> {
     script("tools/mkosi.sh", &[Path::new(profile)]).map(PathBuf::from)
-}
-
-/// The version of the programs in a folder of tools/kubernetes.sh.
-fn version(kubernetes: &Path) -> Result<String> {
-    let name = kubernetes.to_string_lossy();
-    let version = name.rsplit_once("-v").map(|(_, version)| version);
-    version
-        .map(|version| format!("v{version}"))
-        .ok_or_else(|| Failure(format!("{name} does not end with a version")))
-}
-
-/// The list of components as for a release; the node finds them in its image.
-fn components(kubernetes: &Path) -> Result<String> {
-    let version = version(kubernetes)?;
-    let component = |name: &str| {
-        let hash = run(Command::new("sha256sum").arg(kubernetes.join("bin").join(name)));
-        serde_json::json!({
-            "url": format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}"),
-            "hash": format!("sha256:{}", &hash[..64]),
-            "install_path": format!("/run/state/bin/{name}"),
-        })
-    };
-    Ok(serde_json::json!(["kubelet", "kubeadm", "kubectl"].map(component)).to_string())
 }
 
 /// A machine with a blank state disk that boots `image`, and the policy that `firstlight measure` computes from it.

@@ -50,7 +50,7 @@ pub enum Firmware {
 }
 
 /// The network to which the network card is connected.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Network {
     /// IPv4 with DHCP; the host is [`HOST`].
     Ipv4,
@@ -58,6 +58,12 @@ pub enum Network {
     Ipv6,
     /// A network link without a peer.
     Nobody,
+    /// This host's tap device, to which the test gives a network.
+    Tap {
+        device: String,
+        /// The address of the machine's network card.
+        mac: String,
+    },
 }
 
 /// What the firmware starts.
@@ -348,7 +354,11 @@ impl Machine {
         }
         qemu.args(["-netdev", &network]);
         if !self.unplugged.iter().any(|name| name == CARD) {
-            qemu.args(["-device", &device(CARD)]);
+            let mac = match &self.network {
+                Network::Tap { mac, .. } => format!(",mac={mac}"),
+                _ => String::new(),
+            };
+            qemu.args(["-device", &(device(CARD) + &mac)]);
         }
         if self.random {
             qemu.args(["-device", "virtio-rng-pci"]);
@@ -436,7 +446,11 @@ impl Machine {
     /// QEMU's network, and for each open port of the guest the loopback port that leads to it.
     fn network_option(&self) -> Result<(String, BTreeMap<u16, u16>)> {
         let mut ports = BTreeMap::new();
-        let mut network = match self.network {
+        let mut network = match &self.network {
+            Network::Tap { device, .. } => {
+                let network = format!("tap,id=net,ifname={device},script=no,downscript=no");
+                return Ok((network, ports));
+            }
             Network::Nobody => return Ok(("hubport,id=net,hubid=0".to_owned(), ports)),
             Network::Ipv6 => {
                 let network = format!(

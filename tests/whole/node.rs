@@ -1,0 +1,112 @@
+//! A machine of the cluster: QEMU with OVMF, a TPM and a blank state disk.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use machine::script;
+use machine::vm::{Firmware, Machine, Network as Card, Source, Vm};
+
+use crate::PATIENCE;
+use crate::network::{BRIDGE, HOST, Network};
+use crate::servers::{ip, mac};
+
+/// The state disk: containerd's store, etcd, and everything else that a node keeps.
+const DISK: u64 = 16 << 30;
+/// In MiB.
+const MEMORY: u32 = 4096;
+
+pub struct Node {
+    machine: Machine,
+    vm: Option<Vm>,
+    started: Instant,
+    address: Ipv4Addr,
+}
+
+impl Node {
+    /// A machine that is switched off. The metadata service knows it by its address.
+    pub fn new(network: &Network, name: &str, role: &str) -> Node {
+        let number = network.add(name, role);
+        let device = format!("tap{number}");
+        ip(&["tuntap", "add", &device, "mode", "tap"]);
+        ip(&["link", "set", &device, "master", BRIDGE, "up"]);
+        let mut machine = Machine::new(&format!("whole-{name}")).unwrap();
+        machine.firmware = Firmware::Uefi;
+        machine.source = Source::Disk(image());
+        machine.memory = MEMORY;
+        machine.processors = 2;
+        machine.network = Card::Tap {
+            device,
+            mac: mac(number),
+        };
+        machine.add_disk("state", DISK).unwrap();
+        let [a, b, c, _] = HOST.octets();
+        Node {
+            machine,
+            vm: None,
+            started: Instant::now(),
+            address: Ipv4Addr::new(a, b, c, number),
+        }
+    }
+
+    pub fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    pub fn power_on(&mut self) {
+        self.started = Instant::now();
+        self.vm = Some(self.machine.boot().unwrap());
+    }
+
+    /// Cuts the power: what the machine has not written to its disk is lost.
+    pub fn cut_power(&mut self) {
+        self.vm = None;
+    }
+
+    /// Waits for a line of the console.
+    pub fn wait_for_line(&mut self, text: &str) {
+        let vm = self.vm.as_mut().expect("the machine is on");
+        let line = vm.console.wait_for(text, PATIENCE).unwrap();
+        self.lap(&line.text);
+    }
+
+    /// Prints what has happened, and how long after the power-on.
+    pub fn lap(&self, what: &str) {
+        println!("{:7.1} s  {what}", self.started.elapsed().as_secs_f64());
+    }
+
+    /// Returns the name of its TPM's key, which its console shows.
+    pub fn attestation_key(&self) -> String {
+        machine::flow::attestation_key(self.vm.as_ref().expect("the machine is on")).unwrap()
+    }
+}
+
+/// The disk image, built if need be.
+pub fn image() -> PathBuf {
+    script("tools/mkosi.sh", &["kubernetes".as_ref()])
+        .unwrap()
+        .into()
+}
+
+/// The policy that `firstlight measure` computes from the image.
+pub fn policy() -> String {
+    let image = image();
+    let options = ["--secure-boot", "off", "--units", "all"].map(AsRef::as_ref);
+    machine::vm::measured(&[&[image.as_os_str()], &options[..]].concat()).unwrap()
+}
+
+/// Runs a command to its end, and returns its standard output.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match output.status.success() {
+        true => Ok(text(&output.stdout)),
+        false => Err(format!(
+            "{command:?} ended with {}: {}{}",
+            output.status,
+            text(&output.stdout),
+            text(&output.stderr)
+        )),
+    }
+}

@@ -1,0 +1,352 @@
+//! An operator with `firstlight`, kubectl and Helm, and a folder for the files.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use machine::{dist, script};
+use serde_json::{Value, json};
+use support::boot_image::run;
+use tempfile::TempDir;
+
+use crate::node::{Node, output, policy};
+use crate::servers::{WEB, WORKLOAD, cni_plugins};
+use crate::{INIT_SECRET, PATIENCE};
+
+const IMAGE: &str = concat!("firstlight.local/services:", env!("CARGO_PKG_VERSION"));
+/// The limit for one request to the API server.
+const REQUEST: &str = "120s";
+
+pub struct Operator {
+    folder: TempDir,
+    kubernetes: PathBuf,
+    started: Instant,
+    address: String,
+}
+
+impl Operator {
+    /// An operator of a cluster whose first node is `first`.
+    pub fn new(first: &Node) -> Operator {
+        let kubernetes = script("tools/kubernetes.sh", &[]).unwrap().into();
+        let operator = Operator {
+            folder: TempDir::new().unwrap(),
+            kubernetes,
+            started: Instant::now(),
+            address: first.address(),
+        };
+        operator.file("policy.json", &policy());
+        operator.file("init-secret", INIT_SECRET);
+        operator.file("components.json", &operator.components().to_string());
+        operator
+    }
+
+    /// Adds a machine's TPM to the policy.
+    pub fn accept(&self, key: &str) {
+        self.firstlight(&["policy", "add-key", "policy.json", key]);
+    }
+
+    /// `firstlight init`, until our services run.
+    pub fn init(&self, first: &Node) {
+        let addons = Path::new(&script("tools/flannel.sh", &[]).unwrap()).join("addons.yaml");
+        let version = self.version();
+        self.firstlight(&[
+            "init",
+            "--verbose",
+            "--timeout",
+            "90m",
+            "--endpoint",
+            &self.address,
+            "--policy",
+            "policy.json",
+            "--init-secret",
+            "init-secret",
+            "--components",
+            "components.json",
+            "--kubernetes-version",
+            &version,
+            "--pod-cidr",
+            "10.244.0.0/16",
+            "--image",
+            IMAGE,
+            "--addons",
+            &addons.to_string_lossy(),
+        ]);
+        first.lap("init has ended");
+    }
+
+    /// `firstlight recover`: the only control plane gets the key of its disk from the operator.
+    pub fn recover(&self, node: &Node) {
+        self.firstlight(&[
+            "recover",
+            "--endpoint",
+            &node.address(),
+            "--policy",
+            "policy.json",
+        ]);
+        node.lap("recovered");
+    }
+
+    /// Gives the present policy to the join service.
+    pub fn apply_policy(&self) {
+        self.firstlight(&[
+            "apply",
+            "--policy",
+            "policy.json",
+            "--skip-phases",
+            "services",
+            "--timeout",
+            "30m",
+        ]);
+    }
+
+    /// Waits until this number of nodes is Ready, by what each kubelet said after this call, and each pod of kube-system runs.
+    pub fn wait_for_nodes(&self, number: usize) {
+        let is_true = |list: &Value, kind: &str| {
+            let conditions = list["status"]["conditions"].as_array();
+            conditions.is_some_and(|all| {
+                all.iter()
+                    .any(|it| it["type"] == kind && it["status"] == "True")
+            })
+        };
+        self.wait_for(&format!("{number} nodes that are ready"), || {
+            let nodes = self.list("nodes")?;
+            let ready = nodes.iter().filter(|node| is_true(node, "Ready")).count();
+            (ready == number)
+                .then_some(())
+                .ok_or(format!("{ready} are ready"))
+        });
+        self.wait_for("all pods of the system", || {
+            let pods =
+                self.list("pods --all-namespaces --field-selector metadata.namespace!=default")?;
+            let late: Vec<String> = pods
+                .iter()
+                .filter(|pod| !is_true(pod, "Ready"))
+                .map(|pod| format!("{} is {}", pod["metadata"]["name"], pod["status"]["phase"]))
+                .collect();
+            match late.is_empty() {
+                true => Ok(()),
+                false => Err(late.join(", ")),
+            }
+        });
+        if let Ok(list) = self.kubectl("get nodes,pods --all-namespaces --output wide") {
+            println!("{list}");
+        }
+    }
+
+    /// What users of a cluster with one node do.
+    pub fn allow_workloads_on_control_planes(&self) {
+        self.change("taint nodes --all node-role.kubernetes.io/control-plane:NoSchedule-");
+    }
+
+    /// A Deployment and a Service of the user: a web server that answers with the name of its pod and of its node.
+    pub fn deploy(&self) {
+        let serve = "mkdir -p /www && echo $NAME on $NODE >/www/index.html && exec /busybox httpd -f -p 8080 -h /www";
+        let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+        let labels = json!({"app": "web"});
+        let container = json!({
+            "name": "web", "image": WORKLOAD, "command": ["/busybox", "sh", "-c", serve.replace("mkdir", "/busybox mkdir")],
+            "env": [field("NAME", "metadata.name"), field("NODE", "spec.nodeName")],
+            "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "timeoutSeconds": 30},
+        });
+        let spread = json!([{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": labels}}]);
+        let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+            {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {
+                "replicas": 1, "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": {"containers": [container], "topologySpreadConstraints": spread}}}},
+            {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+                "spec": {"selector": labels, "ports": [{"port": 80, "targetPort": 8080}]}},
+        ]});
+        let file = self.file("web.json", &objects.to_string());
+        self.change(&format!("apply --filename {}", file.display()));
+        self.wait_for_replicas();
+    }
+
+    /// One more pod of the Deployment, which must run on the other node.
+    pub fn deploy_on_each_node(&self) {
+        self.change("scale deployment/web --replicas 2");
+        self.wait_for_replicas();
+    }
+
+    fn wait_for_replicas(&self) {
+        self.wait_for("the Deployment", || {
+            self.kubectl("rollout status deployment/web --timeout 60s")
+        });
+    }
+
+    /// A pod, on this node if it is given, asks the Service by its name until an answer has each of these words.
+    pub fn ask(&self, name: &str, node: Option<&str>, words: &[&str]) {
+        // busybox's wget, linked with glibc, ends with a segmentation fault on the emulated processor
+        let ask = r#"for i in $(/busybox seq 300); do
+            address=$(/busybox nslookup web.default.svc.cluster.local | /busybox awk '/^Address: /{print $2}')
+            (echo 'GET / HTTP/1.0'; echo; /busybox sleep 3) | /busybox nc "$address" 80
+        done"#;
+        let container =
+            json!({"name": "ask", "image": WORKLOAD, "command": ["/busybox", "sh", "-c", ask]});
+        let mut spec = json!({"restartPolicy": "Never", "containers": [container]});
+        if let Some(node) = node {
+            spec["nodeName"] = node.into();
+        }
+        let pod =
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+        let file = self.file("ask.json", &pod.to_string());
+        self.change(&format!("apply --filename {}", file.display()));
+        let said = self.wait_for(&format!("an answer to {name}"), || {
+            let said = self.kubectl(&format!("logs {name}"))?;
+            let answer = said
+                .lines()
+                .find(|line| words.iter().all(|word| line.contains(word)));
+            answer
+                .map(str::to_owned)
+                .ok_or(format!("its answers: {said}"))
+        });
+        println!("{name}: {said}");
+        self.change(&format!("delete pod {name} --now"));
+    }
+
+    /// Writes objects one after the other, and cuts the power of the only control plane between two of them. Returns the names of
+    /// those that the API server has confirmed.
+    pub fn cut_power_while_writing(&self, node: &mut Node) -> Vec<String> {
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let names = (0..).map(|number| format!("written-{number}"));
+                names
+                    .take_while(|name| {
+                        self.kubectl(&format!("create configmap {name} --from-literal is={name}"))
+                            .is_ok()
+                    })
+                    .collect::<Vec<_>>()
+            });
+            thread::sleep(Duration::from_secs(30));
+            node.cut_power();
+            println!("the power is cut");
+            writer.join().unwrap()
+        })
+    }
+
+    /// Checks that these objects are there.
+    pub fn expect_written(&self, names: &[String]) {
+        assert!(!names.is_empty(), "nothing was written");
+        let there = self.wait_for("the list of objects", || self.list("configmaps"));
+        for name in names {
+            let found = there.iter().find(|it| it["metadata"]["name"] == *name);
+            assert_eq!(
+                found.map(|it| &it["data"]["is"]),
+                Some(&json!(name)),
+                "{name} is lost or changed"
+            );
+        }
+        println!(
+            "all {} objects that were written before the power was cut are there",
+            names.len()
+        );
+    }
+
+    /// Repeats a change until the API server confirms it: on a slow machine kubectl gives up after 10 s without an answer to its TLS
+    /// handshake. What a lost attempt has removed already is "not found".
+    fn change(&self, arguments: &str) {
+        self.wait_for(arguments, || match self.kubectl(arguments) {
+            Err(why) if why.contains("not found") => Ok(String::new()),
+            other => other,
+        });
+    }
+
+    fn list(&self, what: &str) -> Result<Vec<Value>, String> {
+        let text = self.kubectl(&format!("get {what} --output json"))?;
+        let list: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        Ok(list["items"].as_array().cloned().unwrap_or_default())
+    }
+
+    fn kubectl(&self, arguments: &str) -> Result<String, String> {
+        let kubeconfig = self.folder.path().join("firstlight-admin.conf");
+        output(
+            Command::new(self.kubernetes.join("bin/kubectl"))
+                .arg("--kubeconfig")
+                .arg(kubeconfig)
+                .args(["--request-timeout", REQUEST])
+                .args(arguments.split(' ')),
+        )
+    }
+
+    /// Runs a command of `firstlight`, which prints what it does.
+    fn firstlight(&self, arguments: &[&str]) {
+        let helm = PathBuf::from(script("tools/helm.sh", &[]).unwrap());
+        let path = env::var("PATH").unwrap();
+        let path = format!("{}:{path}", helm.parent().unwrap().display());
+        let mut command = Command::new(dist("firstlight").unwrap());
+        command.current_dir(self.folder.path()).env("PATH", path);
+        let status = command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(
+            status.success(),
+            "firstlight {} ended with {status}",
+            arguments[0]
+        );
+    }
+
+    /// Repeats an action until it succeeds; the error is that of the last try.
+    fn wait_for<T>(&self, what: &str, mut action: impl FnMut() -> Result<T, String>) -> T {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let why = match action() {
+                Ok(value) => {
+                    let since = self.started.elapsed().as_secs_f64();
+                    println!("{since:7.1} s of the test: {what}");
+                    return value;
+                }
+                Err(why) => why,
+            };
+            assert!(
+                Instant::now() < end,
+                "no {what} within {} s: {why}",
+                PATIENCE.as_secs()
+            );
+            thread::sleep(Duration::from_secs(2));
+        }
+    }
+
+    /// Writes a file that only the operator can read.
+    fn file(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path
+    }
+
+    fn version(&self) -> String {
+        let folder = self.kubernetes.to_str().unwrap();
+        format!("v{}", folder.rsplit_once("-v").unwrap().1)
+    }
+
+    /// The list of components as for a release. The node finds the programs of Kubernetes in its image, and downloads the CNI plugins.
+    fn components(&self) -> Value {
+        let version = self.version();
+        let hash = |path: &Path| {
+            let sum = run(Command::new("sha256sum").arg(path));
+            format!("sha256:{}", &sum[..64])
+        };
+        let mut list: Vec<Value> = ["kubelet", "kubeadm", "kubectl"]
+            .iter()
+            .map(|name| {
+                json!({
+                    "url": format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}"),
+                    "hash": hash(&self.kubernetes.join("bin").join(name)),
+                    "install_path": format!("/run/state/bin/{name}"),
+                })
+            })
+            .collect();
+        let plugins = cni_plugins();
+        let name = plugins.file_name().unwrap().to_string_lossy();
+        list.push(json!({
+            "url": format!("http://{WEB}/{name}"), "hash": hash(&plugins), "install_path": "/opt/cni/bin", "extract": true,
+        }));
+        list.into()
+    }
+}

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Serves container images as a registry, for machines that pull their images from one: `crane` of go-containerregistry, built from the
+# Go module proxy. Go checks every module against the checksum database.
+#
+#   tools/registry.sh                               builds crane, and prints the program's path
+#   tools/registry.sh ADDRESS:PORT ARCHIVE..        serves the images of these archives until it is killed
+#
+# ARCHIVE is one of tools/image.sh. The host is left out of an image's name, as containerd does for a mirror: the image
+# registry.k8s.io/pause:3.10.1 is pause:3.10.1 here. The layers are not compressed: a machine without KVM would need long to unpack them.
+. "$(dirname "$0")/lib.sh"
+
+VERSION=v0.20.6
+crane=$CACHE/crane-$VERSION/crane
+if [ ! -x "$crane" ]; then
+  command -v go >/dev/null || die "go is missing: run tools/setup.sh"
+  mkdir -p "$CACHE/crane-$VERSION"
+  exec 9>"$CACHE/crane-$VERSION/lock"; flock 9
+  say "building crane $VERSION"
+  # build under another name, then rename: a file with the final name is complete
+  CGO_ENABLED=0 GOWORK=off GOFLAGS= GOBIN=$CACHE/crane-$VERSION/new nice -n 10 \
+    go install -p "${JOBS:-2}" -trimpath -ldflags "-s -w" "github.com/google/go-containerregistry/cmd/crane@$VERSION" >&2 ||
+    die "crane cannot be built"
+  mv "$CACHE/crane-$VERSION/new/crane" "$crane"
+  exec 9>&-
+fi
+if [ $# = 0 ]; then echo "$crane"; exit; fi
+
+address=$1; shift
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+trap exit TERM INT HUP
+mkdir "$work/blobs"
+# it ends with this script, in whichever way that ends
+setpriv --pdeathsig KILL "$crane" registry serve --address "$address" --disk "$work/blobs" >"$work/log" 2>&1 & server=$!
+
+# Adds the file $1 to the blobs of an image layout, and prints how a manifest describes it, as media type $2.
+blob() {
+  local hash size
+  hash=$(sha256sum <"$1" | cut -d' ' -f1) size=$(stat -c %s "$1")
+  mv "$1" "blobs/sha256/$hash"
+  printf '{"mediaType":"application/vnd.oci.image.%s","digest":"sha256:%s","size":%s}' "$2" "$hash" "$size"
+}
+for archive; do
+  rm -rf "$work/image"; mkdir -p "$work/image/blobs/sha256"
+  tar x -C "$work/image" -f "$archive"
+  name=$(sed 's/.*"RepoTags":\["\([^"]*\)"\].*/\1/' "$work/image/manifest.json")
+  (
+    cd "$work/image"; rm manifest.json
+    printf '{"imageLayoutVersion":"1.0.0"}' >oci-layout
+    printf '{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":%s,"layers":[%s]}' \
+      "$(blob config.json config.v1+json)" "$(blob layer.tar layer.v1.tar)" >manifest
+    printf '{"schemaVersion":2,"manifests":[%s]}' "$(blob manifest manifest.v1+json)" >index.json
+  )
+  "$crane" push --insecure "$work/image" "$address/${name#*/}" >/dev/null 2>"$work/error" ||
+    { cat "$work/error" "$work/log" >&2; die "the registry at $address does not take $name"; }
+  say "serving $name"
+done
+rm -rf "$work/image"
+say "serving $# images on $address"
+wait "$server"
