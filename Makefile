@@ -58,8 +58,8 @@ test-network: setup ## boot two machines with flannel, and search the frames bet
 	@tools/setup.sh iptables nftables containernetworking-plugins
 	cargo test --locked --test network -- --ignored --nocapture
 
-cloud-pages: setup ## run the commands of docs/clouds with the clouds' own clients: AWS's against moto, Azure's and OpenStack's with their parsers, libvirt's with libvirt
-	@tools/setup.sh qemu-utils jq libvirt-daemon libvirt-clients libvirt-daemon-driver-qemu virtinst libxml2-utils haproxy
+cloud-pages: setup ## run the commands of docs/clouds with the clouds' own clients: AWS's against moto, Azure's and OpenStack's with their parsers, libvirt's with libvirt; check infra/ with OpenTofu
+	@tools/setup.sh qemu-utils jq libvirt-daemon libvirt-clients libvirt-daemon-driver-qemu virtinst libxml2-utils haproxy dnsmasq-base xsltproc
 	cargo test --locked --test cloud_pages -- --ignored --nocapture --test-threads=2
 
 test-whole: setup image ## boot virtual machines with the image of mkosi, make a real Kubernetes cluster of them, cut their power; needs root

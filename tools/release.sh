@@ -40,8 +40,8 @@ tar c --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-ow
 # the section of the changelog about this version
 awk -v heading="## [$section]" 'index($0, "## [") == 1 { on = index($0, heading) == 1; next } on' CHANGELOG.md >"$out/NOTES.md"
 grep -q '[^[:space:]]' "$out/NOTES.md" || die "CHANGELOG.md says nothing below $section"
-# the documents, for readers who do not have the sources
-git ls-files -z -- '*.md' docs | grep -zv ^tests/ |
+# the documents and the modules for OpenTofu, for readers who do not have the sources
+git ls-files -z -- '*.md' docs infra | grep -zv ^tests/ |
   tar cz --null --files-from=- --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=a+rX,u+w,go-w \
     --transform="s|^|firstlight-docs-$number/|" >"$out/firstlight-docs-$number.tgz"
 cat >>"$out/NOTES.md" <<END
@@ -50,7 +50,7 @@ cat >>"$out/NOTES.md" <<END
 
 | file | |
 |---|---|
-| \`firstlight-docs-$number.tgz\` | the documents; begin with \`docs/get-started.md\`. Links of these notes are to files in it |
+| \`firstlight-docs-$number.tgz\` | the documents; begin with \`docs/get-started.md\`. Links of these notes are to files in it. \`infra\` in it has the modules for OpenTofu |
 | \`firstlight-linux-amd64\`, \`firstlight_${number}_amd64.deb\` | the operator's command |
 | \`firstlight-initramfs_${number}_amd64.deb\`, \`firstlight-node_${number}_amd64.deb\` | the packages of a node's image (\`docs/images.md\`) |
 | \`unlock-linux-amd64\`, \`bootstrapper-linux-amd64\` | the programs in them |

@@ -151,6 +151,126 @@ def describe():
     }
 
 
+def several(values):
+    return ",".join(sorted(str(value).lower() if isinstance(value, bool) else str(value) for value in values))
+
+
+def words(tags):
+    return several(f"{tag['Key']}={tag['Value']}" for tag in tags if not tag["Key"].startswith("aws:"))
+
+
+def metadata_options(options):
+    return several(options[name] for name in ("HttpTokens", "HttpPutResponseHopLimit", "InstanceMetadataTags"))
+
+
+def network_facts():
+    for one in ec2.describe_vpcs()["Vpcs"]:
+        if one["VpcId"] not in standard:
+            has_names = ec2.describe_vpc_attribute(VpcId=one["VpcId"], Attribute="enableDnsHostnames")["EnableDnsHostnames"]["Value"]
+            yield f"network {one['CidrBlock']} names {several([has_names])} tags {words(one['Tags'])}"
+    for kind, found in {
+        "internet gateway": ec2.describe_internet_gateways()["InternetGateways"],
+        "nat gateway": ec2.describe_nat_gateways()["NatGateways"],
+        "address": ec2.describe_addresses()["Addresses"],
+    }.items():
+        yield from (f"{kind} {words(one['Tags'])}" for one in found if one.get("Tags"))
+    subnets = {one["SubnetId"]: one for one in ec2.describe_subnets()["Subnets"] if one["VpcId"] not in standard}
+    yield from (f"subnet {one['CidrBlock']} in {one['AvailabilityZone']} tags {words(one['Tags'])}" for one in subnets.values())
+    for table in ec2.describe_route_tables()["RouteTables"]:
+        for route in table["Routes"]:
+            if table["VpcId"] not in standard and route["DestinationCidrBlock"] == "0.0.0.0/0":
+                name, way = ("private", "nat") if "NatGatewayId" in route else ("public", "internet")
+                yield f"table {name} tags {words(table['Tags'])}"
+                yield f"table {name} leads to 0.0.0.0/0 by {way}"
+                found = (one["SubnetId"] for one in table["Associations"] if "SubnetId" in one)
+                yield from (f"table {name} of subnet {subnets[one]['CidrBlock']}" for one in found)
+
+
+def firewall_facts(groups):
+    addresses = {f"{one['PublicIp']}/32": "nat" for one in ec2.describe_addresses()["Addresses"]}
+    for group in ec2.describe_security_groups()["SecurityGroups"]:
+        if group["GroupId"] in groups:
+            name = group["GroupName"]
+            yield f"group {name} tags {words(group['Tags'])}"
+            for rule in rules(group):
+                sources = [groups.get(source) or addresses.get(source, source) for source in rule["sources"]]
+                yield from (f"to {name}: {rule['protocol']} {rule['from']} {rule['to']} from {source}" for source in sources)
+            for rule in group["IpPermissionsEgress"]:
+                yield from (f"out of {name}: {rule['IpProtocol']} {one['CidrIp']}" for one in rule["IpRanges"])
+
+
+def role_facts():
+    for role in iam.list_roles()["Roles"]:
+        name = role["RoleName"]
+        yield f"role {name} for {several(one['Principal']['Service'] for one in role['AssumeRolePolicyDocument']['Statement'])}"
+        for policy in iam.list_role_policies(RoleName=name)["PolicyNames"]:
+            for statement in iam.get_role_policy(RoleName=name, PolicyName=policy)["PolicyDocument"]["Statement"]:
+                yield from (f"role {name} by {policy}: {action} {statement['Resource']}" for action in statement["Action"])
+    for profile in iam.list_instance_profiles()["InstanceProfiles"]:
+        yield f"profile {profile['InstanceProfileName']} of {profile['Roles'][0]['RoleName']}"
+
+
+def balancer_facts(groups):
+    for one in elb.describe_load_balancers()["LoadBalancers"]:
+        arn, name = one["LoadBalancerArn"], one["LoadBalancerName"]
+        attributes = elb.describe_load_balancer_attributes(LoadBalancerArn=arn)["Attributes"]
+        across = [it["Value"] for it in attributes if it["Key"] == "load_balancing.cross_zone.enabled"]
+        tags = words(elb.describe_tags(ResourceArns=[arn])["TagDescriptions"][0]["Tags"])
+        yield f"balancer {name} {one['Type']} internal {several([one['Scheme'] == 'internal'])} across zones {several(across)} tags {tags}"
+        zones = {it["SubnetId"]: it["CidrBlock"] for it in ec2.describe_subnets()["Subnets"]}
+        yield f"balancer {name} in {several(zones[it['SubnetId']] for it in one['AvailabilityZones'])}"
+        yield f"balancer {name} behind {several(groups[it] for it in one['SecurityGroups'])}"
+        for it in elb.describe_listeners(LoadBalancerArn=arn)["Listeners"]:
+            action = it["DefaultActions"][0]
+            yield f"listener {it['Protocol']} {it['Port']} {action['Type']} {action['TargetGroupArn'].split('/')[-2]}"
+    for group in elb.describe_target_groups()["TargetGroups"]:
+        found, name = target(group), group["TargetGroupName"]
+        attributes = found["attributes"]
+        yield f"targets {name} {group['Protocol']} {group['Port']} {group['TargetType']}"
+        yield f"targets {name} keep {attributes['preserve_client_ip.enabled']} delay {attributes['deregistration_delay.timeout_seconds']}"
+        yield (
+            f"targets {name} check {group['HealthCheckProtocol']} every {group['HealthCheckIntervalSeconds']}"
+            f" good {group['HealthyThresholdCount']} bad {group['UnhealthyThresholdCount']}"
+        )
+        yield from (f"targets {name} has control plane {number}" for number in range(len(found["targets"])))
+
+
+def machine_facts(groups):
+    subnets = {one["SubnetId"]: one["CidrBlock"] for one in ec2.describe_subnets()["Subnets"]}
+    reservations = ec2.describe_instances(Filters=[{"Name": "tag:constellation-role", "Values": ["control-plane"]}])["Reservations"]
+    for one in (it for reservation in reservations for it in reservation["Instances"]):
+        what = f"machine in {subnets[one['SubnetId']]}"
+        (disk,) = [it["Ebs"] for it in one["BlockDeviceMappings"] if it["DeviceName"] == "/dev/sdb"]
+        volume = ec2.describe_volumes(VolumeIds=[disk["VolumeId"]])["Volumes"][0]
+        yield f"{what} {one['InstanceType']} image {one['ImageId']} snp {seen['run_instances'][0]['CpuOptions']['AmdSevSnp']}"
+        yield f"{what} disk /dev/sdb {volume['Size']} {volume['VolumeType']} delete {several([disk['DeleteOnTermination']])}"
+        yield f"{what} profile {machine(one)['profile']} groups {several(groups[it['GroupId']] for it in one['SecurityGroups'])}"
+        yield f"{what} metadata {metadata_options(one['MetadataOptions'])} tags {words(one['Tags'])}"
+    for template in ec2.describe_launch_templates()["LaunchTemplates"]:
+        what = f"template {template['LaunchTemplateName']}"
+        found = ec2.describe_launch_template_versions(LaunchTemplateId=template["LaunchTemplateId"])["LaunchTemplateVersions"]
+        data = found[-1]["LaunchTemplateData"]
+        (disk,), (tags,) = data["BlockDeviceMappings"], data["TagSpecifications"]
+        volume = disk["Ebs"]
+        yield f"{what} {data['InstanceType']} image {data['ImageId']} snp {data['CpuOptions']['AmdSevSnp']}"
+        yield f"{what} disk {disk['DeviceName']} {volume['VolumeSize']} {volume['VolumeType']} delete {several([volume['DeleteOnTermination']])}"
+        yield f"{what} profile {data['IamInstanceProfile']['Name']} groups {several(groups[it] for it in data['SecurityGroupIds'])}"
+        yield f"{what} metadata {metadata_options(data['MetadataOptions'])} tags of {tags['ResourceType']} {words(tags['Tags'])}"
+    for group in scaling.describe_auto_scaling_groups()["AutoScalingGroups"]:
+        what, template = f"scaling {group['AutoScalingGroupName']}", group["LaunchTemplate"]
+        yield f"{what} {group['MinSize']} {group['MaxSize']} {group['DesiredCapacity']}"
+        yield f"{what} in {several(subnets[it] for it in group['VPCZoneIdentifier'].split(','))}"
+        yield f"{what} template {template['LaunchTemplateName']} {template['Version']}"
+        yield from (f"{what} tag {it['Key']}={it['Value']} {several([it['PropagateAtLaunch']])}" for it in group["Tags"])
+
+
+def facts():
+    """Returns what there is, as lines of text. tests/cloud_pages/infra/aws.rs makes the same lines of a plan of infra/aws."""
+    found = ec2.describe_security_groups()["SecurityGroups"]
+    groups = {one["GroupId"]: one["GroupName"] for one in found if one["VpcId"] not in standard and one["GroupName"] != "default"}
+    return [*network_facts(), *firewall_facts(groups), *role_facts(), *balancer_facts(groups), *machine_facts(groups)]
+
+
 def permissions():
     """Returns the credentials of each role, and lets moto check permissions from now on."""
     credentials = {}
@@ -179,6 +299,8 @@ for line in sys.stdin:
     match line.strip():
         case "describe":
             print(json.dumps(describe()), flush=True)
+        case "facts":
+            print(json.dumps({"facts": facts()}), flush=True)
         case "permissions":
             print(json.dumps(permissions()), flush=True)
         case "free":

@@ -193,6 +193,7 @@ fn the_page_of_aws_makes_a_cluster_in_moto_and_deletes_it() {
     }
     check_network(&found, &control_planes);
     let hash = control_planes[0]["tags"]["constellation-init-secret-hash"].as_str();
+    super::infra::aws::check(&moto.ask("facts"), control_planes[0], hash.unwrap());
     check_nodes(&mut moto, &found, hash.unwrap());
 
     work.check_init(found["balancers"][0]["name"].as_str().unwrap());

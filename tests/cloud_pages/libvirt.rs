@@ -8,6 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::work::Work;
 
+/// Starts the machine, and writes its description as libvirt has it.
+const VIRT_INSTALL: &str = "#!/bin/bash\n\
+    /usr/bin/virt-install \"$@\" && virsh dumpxml \"$2\" > \"page-$2.xml\"\n";
+
 /// Emulated firmware and kernel take half a minute on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(900);
 
@@ -16,6 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(900);
 fn the_page_of_libvirt_starts_a_machine_with_a_tpm() {
     let work = Work::new();
     fs::create_dir(work.path("run")).unwrap();
+    work.program("virt-install", VIRT_INSTALL);
     // libvirt's daemon for one user: it needs no rights, and changes nothing of the system. It is not root's, so the test is another
     // user here. All processes end with the test
     let mut user = Command::new("unshare");
@@ -38,4 +43,5 @@ fn the_page_of_libvirt_starts_a_machine_with_a_tpm() {
     let reserved = "<host mac='52:54:00:77:00:21' name='worker-1' ip='10.77.0.21'/>";
     assert!(network.contains(reserved), "{network}");
     run.end();
+    super::infra::libvirt::check(&work);
 }

@@ -2,6 +2,7 @@
 //! (`make cloud-pages`).
 
 mod aws;
+mod infra;
 mod libvirt;
 mod page;
 mod parsers;
