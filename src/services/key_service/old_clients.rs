@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
@@ -107,13 +107,12 @@ impl OldClients {
         let Some(address) = peer.map(|peer| peer.to_canonical()) else {
             return Err(denied("the address of the client is unknown".into()));
         };
-        let found = self.turns.take(|| self.find(address))?;
+        let turn = self.turns.take()?;
+        let found = self.find(address);
+        drop(turn);
         let found = found.map_err(|error| {
             log::error!("the API server does not say whose address {address} is: {error}");
-            Status::new(
-                Code::Unavailable,
-                "cannot check at the moment which node this client is on: try again",
-            )
+            unavailable("which node this client is on")
         })?;
         found.ok_or_else(|| {
             denied(format!(
@@ -133,12 +132,12 @@ impl OldClients {
                 pods.join(", ")
             )));
         }
-        let volumes = self.turns.take(|| self.attached(node))?.map_err(|error| {
+        let turn = self.turns.take()?;
+        let volumes = self.attached(node);
+        drop(turn);
+        let volumes = volumes.map_err(|error| {
             log::error!("the API server does not say which volumes {node} has: {error}");
-            Status::new(
-                Code::Unavailable,
-                "cannot check at the moment which volumes this node has: try again",
-            )
+            unavailable("which volumes this node has")
         })?;
         if volumes.is_empty() {
             return Err(denied(format!("no volume is attached to the node {node}")));
@@ -182,28 +181,18 @@ impl OldClients {
             Err(error) if error.is_not_found() => Vec::new(),
             other => other?,
         };
-        let texts = |list: &Value| -> Vec<String> {
-            let texts = list.as_array().into_iter().flatten();
-            texts
-                .filter_map(|text| Some(text.as_str()?.to_owned()))
-                .collect()
+        let has_address = |node: &Value| strings(&node[1]).any(|own| own.parse() == Ok(address));
+        let has_subnet = |node: &Value| {
+            let mut subnets = strings(&node[2]).filter_map(|text| text.parse::<Subnet>().ok());
+            subnets.any(|subnet| subnet.contains(address))
         };
-        let has_address =
-            |node: &&Value| texts(&node[1]).iter().any(|own| own.parse() == Ok(address));
-        let has_subnet = |node: &&Value| {
-            let mut subnets = texts(&node[2])
-                .into_iter()
-                .map(|text| text.parse::<Subnet>());
-            subnets.any(|subnet| subnet.is_ok_and(|subnet| subnet.contains(address)))
-        };
-        let by_subnet = of_cilium.is_empty();
-        let of_node = known
-            .iter()
-            .filter(|node| has_address(node) || by_subnet && has_subnet(node));
-        let all = of_node.chain(of_cilium.iter().filter(has_address));
-        Ok(all
-            .filter_map(|node| Some(node[0].as_str()?.to_owned()))
-            .collect())
+        let mut names = BTreeSet::new();
+        for node in known.iter().chain(&of_cilium) {
+            if has_address(node) || of_cilium.is_empty() && has_subnet(node) {
+                names.extend(node[0].as_str().map(str::to_owned));
+            }
+        }
+        Ok(names)
     }
 
     /// Returns the names of the PersistentVolumes that are attached to this node.
@@ -221,21 +210,47 @@ impl OldClients {
 }
 
 impl Turns {
-    /// Asks in turn. Refuses if too many wait.
-    fn take<T>(&self, ask: impl FnOnce() -> T) -> Result<T, Status> {
-        let others = self.waiting.fetch_add(1, Ordering::Relaxed);
-        let answer = (others < MAX_WAITING).then(|| {
-            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            ask()
-        });
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        answer.ok_or_else(|| {
-            Status::new(
+    /// Waits until it is the caller's turn. Refuses if too many wait.
+    fn take(&self) -> Result<Turn<'_>, Status> {
+        let place = Place(&self.waiting);
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
+            return Err(Status::new(
                 Code::ResourceExhausted,
                 "too many clients without a token ask at the same time: try again",
-            )
+            ));
+        }
+        Ok(Turn {
+            _alone: self.turn.lock().unwrap_or_else(PoisonError::into_inner),
+            _place: place,
         })
     }
+}
+
+/// The turn of one request, until it is dropped.
+struct Turn<'a> {
+    _alone: MutexGuard<'a, ()>,
+    _place: Place<'a>,
+}
+
+/// One of those that wait or ask.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Returns the texts of a list.
+fn strings(list: &Value) -> impl Iterator<Item = &str> {
+    let all = list.as_array().into_iter().flatten();
+    all.filter_map(Value::as_str)
+}
+
+/// Returns the error of a client of which the API server does not say this.
+fn unavailable(what: &str) -> Status {
+    let message = format!("cannot check at the moment {what}: try again");
+    Status::new(Code::Unavailable, message)
 }
 
 fn denied(why: String) -> Status {
@@ -261,22 +276,22 @@ fn node_name_and_kind(pod: Value) -> Value {
 
 /// Reduces a node to its name, its internal addresses and the networks of its pods.
 fn name_and_addresses(node: Value) -> Value {
-    let addresses = node["status"]["addresses"].as_array().into_iter().flatten();
-    let internal: Vec<_> = addresses
-        .filter(|address| address["type"] == "InternalIP")
-        .map(|address| &address["address"])
-        .collect();
+    let internal = addresses(&node["status"], "InternalIP", "address");
     json!([node["metadata"]["name"], internal, node["spec"]["podCIDRs"]])
 }
 
 /// Reduces a CiliumNode, which has the name of its node, to this name and the addresses of cilium_host.
 fn name_and_cilium_addresses(node: Value) -> Value {
-    let addresses = node["spec"]["addresses"].as_array().into_iter().flatten();
-    let own: Vec<_> = addresses
-        .filter(|address| address["type"] == "CiliumInternalIP")
-        .map(|address| &address["ip"])
-        .collect();
+    let own = addresses(&node["spec"], "CiliumInternalIP", "ip");
     json!([node["metadata"]["name"], own])
+}
+
+/// Returns the addresses of this type, which are in this field of a node.
+fn addresses<'a>(part: &'a Value, kind: &str, field: &str) -> Vec<&'a Value> {
+    let all = part["addresses"].as_array().into_iter().flatten();
+    all.filter(|address| address["type"] == kind)
+        .map(|address| &address[field])
+        .collect()
 }
 
 /// Reduces an attachment to its node and its volume; null if it is not attached.
@@ -306,14 +321,15 @@ mod tests {
         let (sender, answers) = mpsc::channel();
         let (refused, before) = thread::scope(|scope| {
             scope.spawn(|| {
-                turns.take(|| {
-                    entered.wait();
-                    release.wait();
-                })
+                let _turn = turns.take();
+                entered.wait();
+                release.wait();
             });
             entered.wait();
             let ask = |sender: mpsc::Sender<_>| {
-                let answer = turns.take(|| asked.fetch_add(1, Ordering::Relaxed));
+                let answer = turns.take().map(|_turn| {
+                    asked.fetch_add(1, Ordering::Relaxed);
+                });
                 sender.send(answer).unwrap();
             };
             for _ in 1..MAX_WAITING {
@@ -336,6 +352,6 @@ mod tests {
         assert_eq!(answers.iter().filter(Result::is_ok).count(), 7);
         // the place of a client that was answered or refused is free again
         assert_eq!(turns.waiting.load(Ordering::Relaxed), 0);
-        assert_eq!(turns.take(|| 1).unwrap(), 1);
+        assert!(turns.take().is_ok());
     }
 }
