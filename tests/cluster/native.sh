@@ -42,7 +42,8 @@ inside() {
   for file in null zero full random urandom tty kmsg; do
     : >"$root/dev/$file"; mount --bind "/dev/$file" "$root/dev/$file"
   done
-  : >"$root/dev/console"; mount --bind /dev/null "$root/dev/console"
+  # a device of its own: the node's systemd changes its owner and mode
+  mknod -m 600 "$root/dev/console" c 1 3
 
   mount -t tmpfs -o mode=755 tmpfs "$root/sys/fs/cgroup"
   if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
