@@ -51,6 +51,7 @@ mkosi: setup build ## build a node's disk image with mkosi: Debian 13, verified 
 test-cluster: setup image ## make a real Kubernetes cluster whose nodes run in Linux namespaces; needs root
 	@tools/node-image.sh >/dev/null
 	@tools/kubernetes-next.sh >/dev/null
+	@tools/etcd-tools.sh >/dev/null
 	cargo test --locked --test cluster --no-run
 	unshare --net cargo test --locked --offline --test cluster -- --ignored --nocapture --test-threads=1
 

@@ -85,6 +85,22 @@ impl Network {
     }
 
     #[allow(dead_code)] // not used by every test
+    /// Takes the hash of the init secret away: machines of a launch template have none.
+    pub fn forget_init_secret(&self) {
+        self.metadata.set_init_secret_hash("");
+    }
+
+    #[allow(dead_code)] // not used by every test
+    /// Removes a machine from the list.
+    pub fn remove(&self, address: Ipv4Addr) {
+        let mut machines = self.machines.lock().unwrap();
+        machines.retain(|machine| machine["VPCIP"] != json!(address));
+        self.metadata.set_peers(&json!(*machines).to_string());
+        let mut control_planes = self.control_planes.lock().unwrap();
+        control_planes.retain(|other| *other != address);
+    }
+
+    #[allow(dead_code)] // not used by every test
     /// Sets the machine as which a program of this machine asks the metadata service, instead of a node.
     pub fn set_host(&self, name: &str, role: &str, address: Ipv4Addr) {
         let machine = json!({"Name": name, "ProviderID": "", "Role": role, "VPCIP": address});

@@ -112,6 +112,13 @@ impl Node {
         time::parse(&time::seconds(self.booted.1)).unwrap()
     }
 
+    /// Deletes the machine as a cloud does: its power is cut, and the list of machines lacks it.
+    pub fn delete(&mut self) {
+        self.power_off();
+        self.network.remove(self.address());
+        fs::remove_file(self.dir.path().join("disk")).unwrap();
+    }
+
     /// Switches the power off and on, except for the TPM, whose PCR 15 keeps the cluster's ID as after an unlock.
     pub fn reboot(&mut self) {
         end(&mut self.process.borrow_mut());
@@ -133,8 +140,17 @@ impl Node {
         let mut policy: Value = serde_json::from_str(policy).unwrap();
         policy["attestationKeys"] = json!(*self.network.keys.lock().unwrap());
         self.put(FILE, policy.to_string().as_bytes(), 0o644);
+        self.start_with(&format!("service-policy={FILE}"));
+    }
+
+    /// Starts `bootstrapper` as a launch template does: the settings name only the cluster.
+    pub fn start_as_member_of(&self, cluster_id: &[u8]) {
+        self.start_with(&format!("cluster-id={}", hex(cluster_id)));
+    }
+
+    fn start_with(&self, setting: &str) {
         let settings = format!(
-            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents={COMPONENTS}\nrequire=strong\nservice-policy={FILE}\n",
+            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents={COMPONENTS}\nrequire=strong\n{setting}\n",
             self.tpm.borrow().location()
         );
         self.put("/etc/firstlight/node.conf", settings.as_bytes(), 0o644);
@@ -367,7 +383,8 @@ impl Node {
         sum.trim().parse().unwrap()
     }
 
-    fn put(&self, path: &str, content: &[u8], mode: u32) {
+    /// Writes a file into the node.
+    pub fn put(&self, path: &str, content: &[u8], mode: u32) {
         let pid = text(&self.dir.path().join("pid"));
         let path = PathBuf::from(format!("/proc/{}/root{path}", pid.trim()));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -478,6 +495,10 @@ fn start(dir: &Path, logs: &Path, name: &str, number: u8) -> Child {
 
 /// The script stops the node, and removes what it has made.
 fn end(process: &mut Child) {
+    // after its end, another process may have its number
+    if process.try_wait().unwrap().is_some() {
+        return;
+    }
     let _ = Command::new("kill").arg(process.id().to_string()).status();
     let _ = process.wait();
 }
