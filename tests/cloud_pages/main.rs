@@ -1,5 +1,5 @@
-//! Runs the commands of docs/clouds/*.md, as these pages have them. The clients and emulators come from Python's package index
-//! (`make cloud-pages`).
+//! Runs the commands of docs/clouds/*.md, as these pages have them, and compares what they make with what the modules below infra/ make.
+//! The clients and emulators come from Python's package index, OpenTofu from the Go module proxy (`make cloud-pages`).
 
 mod aws;
 mod infra;
