@@ -12,7 +12,7 @@ locals {
 
 resource "libvirt_network" "firstlight" {
   name      = "firstlight"
-  mode      = "nat"
+  mode      = "route"
   bridge    = "firstlight0"
   addresses = ["10.77.0.0/24"]
   autostart = true

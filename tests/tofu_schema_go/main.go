@@ -61,7 +61,7 @@ func (s schema) protocol() *tfprotov6.Schema {
 func (b block) protocol() *tfprotov6.SchemaBlock {
 	made := &tfprotov6.SchemaBlock{}
 	for name, one := range b.Attributes {
-		kind, err := tftypes.ParseJSONType(one.Type) //nolint:staticcheck // the form of a schema's types
+		kind, err := tftypes.ParseJSONType(one.Type)
 		if err != nil {
 			log.Fatalf("%s: %v", name, err)
 		}

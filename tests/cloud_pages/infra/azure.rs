@@ -177,9 +177,9 @@ pub fn check(work: &Work) {
     let group = calls.iter().find(|call| call.words == "group create");
     let cluster = group.unwrap().values("name")[0].clone();
     let tags = calls.iter().flat_map(|call| call.values("tags"));
-    let hash = tags.filter_map(|tag| tag.strip_prefix("constellation-init-secret-hash="));
+    let mut hash = tags.filter_map(|tag| tag.strip_prefix("constellation-init-secret-hash="));
     let variables = json!({"cluster": cluster, "subscription": "az-result", "region": "westeurope", "image": "az-result",
-        "operators": ["203.0.113.7/32"], "init_secret_hash": hash.last().unwrap(), "unused_key": "ssh-ed25519 AAAA"});
+        "operators": ["203.0.113.7/32"], "init_secret_hash": hash.next_back().unwrap(), "unused_key": "ssh-ed25519 AAAA"});
 
     let mut page = Facts::from([init_of_page("azure")]);
     // the hash is taken away again

@@ -234,9 +234,9 @@ pub fn check(work: &Work) {
         .filter_map(|call| call.words.strip_prefix("compute images create "));
     let cluster = names.next().unwrap();
     let metadata = calls.iter().flat_map(|call| call.values("metadata"));
-    let hash = metadata.filter_map(|it| it.strip_prefix("constellation-init-secret-hash="));
+    let mut hash = metadata.filter_map(|it| it.strip_prefix("constellation-init-secret-hash="));
     let variables = json!({"cluster": cluster, "project": "my-project", "region": "europe-west3",
-        "init_secret_hash": hash.last().unwrap(), "control_planes": 3, "workers": 2});
+        "init_secret_hash": hash.next_back().unwrap(), "control_planes": 3, "workers": 2});
     let mut plan = Module::new("gcp").plan_with_names(&variables);
     let mut page = Facts::from([init_of_page("gcp")]);
     for call in &mut calls {

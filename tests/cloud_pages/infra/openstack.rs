@@ -134,10 +134,10 @@ pub fn check(work: &Work) {
         .filter_map(|call| call.words.strip_prefix("image create "));
     let cluster = names.next().unwrap();
     let properties = calls.iter().flat_map(|call| call.values("property"));
-    let hash = properties.filter_map(|it| it.strip_prefix("constellation-init-secret-hash="));
+    let mut hash = properties.filter_map(|it| it.strip_prefix("constellation-init-secret-hash="));
     // the page gives names where the module wants IDs
     let variables = json!({"cluster": cluster, "auth_url": "u", "region": "r", "image": cluster, "flavor": "m1.large",
-        "outside_id": "public", "operators": ["203.0.113.7/32"], "init_secret_hash": hash.last().unwrap(), "control_planes": 3,
+        "outside_id": "public", "operators": ["203.0.113.7/32"], "init_secret_hash": hash.next_back().unwrap(), "control_planes": 3,
         "workers": 2});
     let plan = Module::new("openstack").plan_with_names(&variables);
 
