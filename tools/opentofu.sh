@@ -3,7 +3,7 @@
 #
 #   bin/tofu   OpenTofu
 #   plugins    a mirror for `tofu init` with the genuine providers of OpenStack and libvirt, and for AWS, Azure and Google Cloud
-#              tests/tofu_schema_go, which has only the schema of a provider: the genuine ones are no Go modules that the proxy serves
+#              tests/tofu_schema_go, which has only the schema of a provider: the Go module proxy does not serve the genuine ones
 #   schemas    the same mirror, with tests/tofu_schema_go for OpenStack too
 #   bindings   archives of which tests/cloud_pages/schemas.py makes the schemas of these three
 #
@@ -38,7 +38,7 @@ build() { # FILE MODULE VERSION PACKAGE
   local module
   say "building $2 $3"
   module=$(go mod download -json "$2@$3" | sed -n 's/^\t"Dir": "\(.*\)",\?$/\1/p')
-  [ -d "$module" ] || die "$2 $3 is not to be had from the Go module proxy"
+  [ -d "$module" ] || die "$2 $3 cannot be downloaded from the Go module proxy"
   cp -r --no-preserve=mode "$module" "$folder/source"
   (cd "$folder/source" && nice -n 10 go build -p "${JOBS:-2}" -trimpath -buildvcs=false -o "$1" \
     -ldflags "-s -w -X github.com/opentofu/opentofu/version.dev=no" "$4" >&2) || die "$2 cannot be built"
