@@ -231,7 +231,7 @@ resource "aws_instance" "control_plane" {
   iam_instance_profile   = aws_iam_instance_profile.node["control-plane"].name
   tags = merge(
     { Name = "${var.cluster}-control-plane", constellation-uid = var.cluster, constellation-role = "control-plane", KubernetesCluster = var.cluster },
-    count.index == 0 ? { constellation-init-secret-hash = var.init_secret_hash } : {},
+    count.index == 0 && var.init_secret_hash != null ? { constellation-init-secret-hash = var.init_secret_hash } : {},
   )
 
   dynamic "cpu_options" {
@@ -255,12 +255,13 @@ resource "aws_instance" "control_plane" {
     instance_metadata_tags      = "enabled"
   }
 
-  # the network must be complete before the machine asks for its peers
-  depends_on = [aws_route.private, aws_route_table_association.private]
+  # network and permissions must be complete before the machine asks for its peers
+  depends_on = [aws_iam_role_policy.node, aws_route.private, aws_route_table_association.private]
 
   lifecycle {
-    # another image must not replace all control planes at once: docs/day-two/upgrade.md
-    ignore_changes = [ami]
+    # A change of these must not replace or stop all control planes at once: infra/README.md. The provider also takes a volume that the
+    # CSI driver has attached for a change of ebs_block_device.
+    ignore_changes = [ami, cpu_options, ebs_block_device, instance_type]
   }
 }
 
@@ -310,7 +311,7 @@ resource "aws_autoscaling_group" "worker" {
   max_size            = var.max_workers
   desired_capacity    = var.workers
   vpc_zone_identifier = aws_subnet.private[*].id
-  depends_on          = [aws_route.private, aws_route_table_association.private]
+  depends_on          = [aws_iam_role_policy.node, aws_route.private, aws_route_table_association.private]
 
   launch_template {
     id      = aws_launch_template.worker.id

@@ -22,7 +22,7 @@ variable "zones" {
 
 variable "image" {
   type        = string
-  description = "ID of the registered image (docs/clouds/aws.md, step 3)."
+  description = "ID of the registered image (docs/clouds/aws.md, step 3). A changed value applies only to machines that are created afterwards."
 }
 
 variable "operators" {
@@ -32,7 +32,8 @@ variable "operators" {
 
 variable "init_secret_hash" {
   type        = string
-  description = "What `firstlight hash-secret init-secret.txt` prints."
+  default     = null
+  description = "What `firstlight hash-secret init-secret.txt` prints. After `firstlight init` without a value, so that nobody can initialize another machine."
 }
 
 variable "control_planes" {
@@ -61,19 +62,19 @@ variable "max_workers" {
 variable "instance_type" {
   type        = string
   default     = "m6a.xlarge"
-  description = "Type of the instances."
+  description = "Type of the instances. A changed value applies only to machines that are created afterwards."
 }
 
 variable "sev_snp" {
   type        = bool
   default     = true
-  description = "Instances with AMD SEV-SNP (aws-sev-snp). With false, AWS can read their memory (aws-nitro-tpm)."
+  description = "Instances with AMD SEV-SNP (aws-sev-snp). With false, AWS can read their memory (aws-nitro-tpm). A changed value applies only to machines that are created afterwards."
 }
 
 variable "state_disk_gigabytes" {
   type        = number
   default     = 50
-  description = "Size of a node's state disk."
+  description = "Size of a node's state disk. A changed value applies only to machines that are created afterwards."
 }
 
 variable "policies" {

@@ -20,7 +20,7 @@ variable "region" {
 
 variable "image" {
   type        = string
-  description = "ID of the version of the image in the gallery (docs/clouds/azure.md, step 3)."
+  description = "ID of the version of the image in the gallery (docs/clouds/azure.md, step 3). A changed value applies only to machines that are created afterwards."
 }
 
 variable "operators" {
@@ -31,25 +31,25 @@ variable "operators" {
 variable "init_secret_hash" {
   type        = string
   default     = null
-  description = "What `firstlight hash-secret init-secret.txt` prints. After `firstlight init` without a value, so that nobody can initialize further machines."
+  description = "What `firstlight hash-secret init-secret.txt` prints. After `firstlight init` without a value, so that nobody can initialize another machine."
 }
 
 variable "size" {
   type        = string
   default     = "Standard_DC4as_v5"
-  description = "Size of the machines."
+  description = "Size of the machines. A changed value applies only to machines that are created afterwards."
 }
 
 variable "confidential" {
   type        = bool
   default     = true
-  description = "Machines with AMD SEV-SNP or Intel TDX, by their size. With false, Azure can read their memory (azure-trustedlaunch)."
+  description = "Machines with AMD SEV-SNP or Intel TDX, by their size. With false, Azure can read their memory (azure-trustedlaunch). A change replaces the scale sets, and deletes all machines."
 }
 
 variable "state_disk_gigabytes" {
   type        = number
   default     = 50
-  description = "Size of a node's state disk."
+  description = "Size of a node's state disk. A changed value applies only to machines that are created afterwards."
 }
 
 variable "unused_key" {

@@ -12,5 +12,11 @@ terraform {
 provider "azurerm" {
   subscription_id = var.subscription
 
-  features {}
+  features {
+    virtual_machine_scale_set {
+      # by default the provider replaces or reimages all machines of a scale set at once when the image changes
+      reimage_on_manual_upgrade    = false
+      roll_instances_when_required = false
+    }
+  }
 }

@@ -175,6 +175,11 @@ resource "google_compute_disk" "state" {
   zone  = local.zones[count.index % length(local.zones)]
   type  = "pd-balanced"
   size  = var.state_disk_gigabytes
+
+  lifecycle {
+    # a smaller size must not replace the disks of all control planes
+    ignore_changes = [size]
+  }
 }
 
 resource "google_compute_instance" "control_plane" {
@@ -185,7 +190,7 @@ resource "google_compute_instance" "control_plane" {
   min_cpu_platform = var.min_cpu_platform
   tags             = [local.node, local.control_plane]
   labels           = local.labels["control-plane"]
-  metadata         = count.index == 0 ? { constellation-init-secret-hash = var.init_secret_hash } : {}
+  metadata         = count.index == 0 && var.init_secret_hash != null ? { constellation-init-secret-hash = var.init_secret_hash } : {}
 
   boot_disk {
     initialize_params {
@@ -225,12 +230,20 @@ resource "google_compute_instance" "control_plane" {
   depends_on = [google_compute_router_nat.cluster, google_project_iam_member.node]
 
   lifecycle {
-    # another image must not replace all control planes at once: docs/day-two/upgrade.md
-    ignore_changes = [boot_disk[0].initialize_params[0].image]
+    # A change of these must not replace or stop all control planes at once: infra/README.md. The provider also takes a disk that the CSI
+    # driver has attached for a change of attached_disk.
+    ignore_changes = [
+      attached_disk,
+      boot_disk[0].initialize_params[0].image,
+      confidential_instance_config,
+      machine_type,
+      min_cpu_platform,
+    ]
   }
 }
 
-# Workers: a group of machines from a template.
+# Workers: a group of machines from a template. A change makes a new template. Google Cloud refuses to delete the old one as long as a
+# machine of the group uses it: then `tofu apply` ends with an error, and a later one deletes it.
 
 resource "google_compute_instance_template" "worker" {
   name_prefix      = "${var.cluster}-worker-"

@@ -28,12 +28,13 @@ variable "zones" {
 variable "image" {
   type        = string
   default     = null
-  description = "Name of the registered image (docs/clouds/gcp.md, step 3). By default that of the cluster."
+  description = "Name of the registered image (docs/clouds/gcp.md, step 3). By default that of the cluster. A changed value applies only to machines that are created afterwards."
 }
 
 variable "init_secret_hash" {
   type        = string
-  description = "What `firstlight hash-secret init-secret.txt` prints."
+  default     = null
+  description = "What `firstlight hash-secret init-secret.txt` prints. After `firstlight init` without a value, so that nobody can initialize another machine."
 }
 
 variable "control_planes" {
@@ -56,25 +57,25 @@ variable "workers" {
 variable "machine_type" {
   type        = string
   default     = "n2d-standard-4"
-  description = "Type of the machines."
+  description = "Type of the machines. A changed value applies only to machines that are created afterwards."
 }
 
 variable "min_cpu_platform" {
   type        = string
   default     = "AMD Milan"
-  description = "The oldest processor that the machines may get."
+  description = "The oldest processor that the machines may get. A changed value applies only to machines that are created afterwards."
 }
 
 variable "confidential_type" {
   type        = string
   default     = "SEV_SNP"
-  description = "SEV_SNP (gcp-sev-snp), or SEV (gcp-sev-es)."
+  description = "SEV_SNP (gcp-sev-snp), or SEV (gcp-sev-es). A changed value applies only to machines that are created afterwards."
 }
 
 variable "state_disk_gigabytes" {
   type        = number
   default     = 50
-  description = "Size of a node's state disk."
+  description = "Size of a node's state disk. A changed value applies only to machines that are created afterwards."
 }
 
 variable "policies" {

@@ -1,5 +1,5 @@
 <?xml version="1.0"?>
-<!-- Adds to a machine what the provider has no words for. -->
+<!-- Adds to a machine settings that the provider does not support. -->
 <xsl:stylesheet version="1.0" xmlns:xsl="http://www.w3.org/1999/XSL/Transform">
   <xsl:template match="@*|node()">
     <xsl:copy><xsl:apply-templates select="@*|node()"/></xsl:copy>

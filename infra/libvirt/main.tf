@@ -24,6 +24,11 @@ resource "libvirt_network" "firstlight" {
   xml {
     xslt = file("${path.module}/network.xslt")
   }
+
+  lifecycle {
+    # another version of the file must not replace the network
+    ignore_changes = [xml]
+  }
 }
 
 # Disks: the image, and a blank state disk.
@@ -35,6 +40,10 @@ resource "libvirt_pool" "firstlight" {
   target {
     path = var.folder
   }
+
+  lifecycle {
+    ignore_changes = [target]
+  }
 }
 
 resource "libvirt_volume" "image" {
@@ -45,7 +54,7 @@ resource "libvirt_volume" "image" {
   format   = "raw"
 
   lifecycle {
-    # another image must not replace all machines at once: docs/day-two/upgrade.md
+    # another image must not replace all disks at once: infra/README.md
     ignore_changes = [source]
   }
 }
@@ -60,9 +69,13 @@ resource "libvirt_volume" "state" {
   xml {
     xslt = file("${path.module}/volume.xslt")
   }
+
+  lifecycle {
+    ignore_changes = [size, xml]
+  }
 }
 
-# Machines: UEFI without Secure Boot, a TPM 2.0, no graphics. machine.xslt adds what the provider has no words for.
+# Machines: UEFI without Secure Boot, a TPM 2.0, no graphics. machine.xslt adds settings that the provider does not support.
 
 resource "libvirt_domain" "machine" {
   for_each = local.machines
@@ -113,7 +126,17 @@ resource "libvirt_domain" "machine" {
   }
 
   lifecycle {
-    # the provider reads them from the leases, and a machine that is off has none
-    ignore_changes = [network_interface[0].addresses]
+    ignore_changes = [
+      # the provider reads them from the leases, and a machine that is off has none
+      network_interface[0].addresses,
+      # a change of these must not replace all machines at once: infra/README.md
+      cpu,
+      firmware,
+      memory,
+      nvram,
+      type,
+      vcpu,
+      xml,
+    ]
   }
 }

@@ -1,9 +1,11 @@
 output "machines" {
-  value = jsonencode({
-    endpoint       = "10.77.0.1"
-    initSecretHash = var.init_secret_hash
-    machines       = [for node in local.nodes : { name = node.name, role = node.role, address = local.machines[node.name].address }]
-  })
+  value = jsonencode(merge(
+    {
+      endpoint = "10.77.0.1"
+      machines = [for node in local.nodes : { name = node.name, role = node.role, address = local.machines[node.name].address }]
+    },
+    var.init_secret_hash == null ? {} : { initSecretHash = var.init_secret_hash },
+  ))
   description = "machines.json of docs/clouds/libvirt.md, step 3."
 }
 

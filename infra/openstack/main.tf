@@ -140,6 +140,7 @@ resource "openstack_identity_application_credential_v3" "control_plane" {
 }
 
 locals {
+  init_secret = var.init_secret_hash == null ? {} : { constellation-init-secret-hash = var.init_secret_hash }
   worker_data = { openstack-load-balancer-endpoint = openstack_networking_floatingip_v2.cluster.address }
   control_plane_data = merge(local.worker_data, {
     openstack-auth-url                      = var.auth_url
@@ -162,7 +163,7 @@ resource "openstack_compute_instance_v2" "control_plane" {
   tags            = [local.tag, "constellation-role-control-plane"]
   metadata = merge(
     { constellation-uid = var.cluster, constellation-role = "control-plane" },
-    count.index == 0 ? { constellation-init-secret-hash = var.init_secret_hash } : {},
+    count.index == 0 ? local.init_secret : {},
   )
   depends_on = [openstack_networking_router_interface_v2.cluster]
 
@@ -188,8 +189,9 @@ resource "openstack_compute_instance_v2" "control_plane" {
   }
 
   lifecycle {
-    # another image must not replace all control planes at once: docs/day-two/upgrade.md
-    ignore_changes = [image_id, block_device]
+    # A change of these must not replace or stop all control planes at once: infra/README.md. The provider replaces a server for another
+    # image, block device or user data, and resizes it for another flavor.
+    ignore_changes = [image_id, block_device, user_data, flavor_name]
   }
 }
 
@@ -226,6 +228,6 @@ resource "openstack_compute_instance_v2" "worker" {
   }
 
   lifecycle {
-    ignore_changes = [image_id, block_device]
+    ignore_changes = [image_id, block_device, user_data, flavor_name]
   }
 }

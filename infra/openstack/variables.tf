@@ -10,22 +10,22 @@ variable "cluster" {
 
 variable "auth_url" {
   type        = string
-  description = "Address of Keystone, for the control planes: `openstack configuration show -f value -c auth.auth_url`."
+  description = "Address of Keystone, for the control planes: `openstack configuration show -f value -c auth.auth_url`. A changed value applies only to machines that are created afterwards."
 }
 
 variable "region" {
   type        = string
-  description = "Name of the region, for the control planes: `openstack configuration show -f value -c region_name`."
+  description = "Name of the region, for the control planes: `openstack configuration show -f value -c region_name`. A changed value applies only to machines that are created afterwards."
 }
 
 variable "image" {
   type        = string
-  description = "ID of the registered image (docs/clouds/openstack.md, step 3)."
+  description = "ID of the registered image (docs/clouds/openstack.md, step 3). A changed value applies only to machines that are created afterwards."
 }
 
 variable "flavor" {
   type        = string
-  description = "Name of a flavor with four processors and 8 GiB of memory."
+  description = "Name of a flavor with four processors and 8 GiB of memory. A changed value applies only to machines that are created afterwards."
 }
 
 variable "outside" {
@@ -46,7 +46,8 @@ variable "operators" {
 
 variable "init_secret_hash" {
   type        = string
-  description = "What `firstlight hash-secret init-secret.txt` prints."
+  default     = null
+  description = "What `firstlight hash-secret init-secret.txt` prints. After `firstlight init` without a value, so that nobody can initialize another machine."
 }
 
 variable "control_planes" {
@@ -69,7 +70,7 @@ variable "workers" {
 variable "state_disk_gigabytes" {
   type        = number
   default     = 50
-  description = "Size of a node's state disk."
+  description = "Size of a node's state disk. A changed value applies only to machines that are created afterwards."
 }
 
 variable "policies" {

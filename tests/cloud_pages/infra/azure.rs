@@ -226,6 +226,13 @@ pub fn check(work: &Work) {
             );
         }
     });
+    // by default the provider replaces or reimages all machines when the image changes
+    let features =
+        &plan.0["configuration"]["provider_config"]["azurerm"]["expressions"]["features"];
+    let setting = &features[0]["virtual_machine_scale_set"][0];
+    for name in ["reimage_on_manual_upgrade", "roll_instances_when_required"] {
+        assert_eq!(setting[name]["constant_value"], false, "{name}: {features}");
+    }
     compare("azure", &page, &plan.facts(MODULE));
 }
 

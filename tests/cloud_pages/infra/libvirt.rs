@@ -24,12 +24,16 @@ pub fn check(work: &Work) {
     variables["control_planes"] = json!(3);
     variables["workers"] = json!(2);
     fs::write(place("later.tfvars.json"), variables.to_string()).unwrap();
+    // other values, which count only for machines that are made afterwards
+    let changed = json!({"image": place("other.raw"), "init_secret_hash": null, "memory": 2048, "hypervisor": "kvm",
+        "state_disk_gibibytes": 40, "folder": place("other"), "consoles": place("other"), "variables": place("other")});
+    fs::write(place("changed.tfvars.json"), changed.to_string()).unwrap();
     let script = format!("{ROOT}/tests/cloud_pages/infra/libvirt.sh");
     let mut command = Command::new(script);
     command.arg(fetched("opentofu.sh").join("bin/tofu"));
     command
         .arg(folder.path())
-        .args([place("now.tfvars.json"), place("later.tfvars.json")]);
+        .args(["now", "later", "changed"].map(|name| place(&format!("{name}.tfvars.json"))));
     module.environment(Provider::Usual, &mut command);
     run(&mut command);
 
@@ -45,6 +49,10 @@ pub fn check(work: &Work) {
 
     let read = |name: &str| fs::read_to_string(place(name)).unwrap();
     let later = Plan::read(&read("later.json"));
+    later.only(&["create", "no-op"]);
+    let changed = Plan::read(&read("changed.json"));
+    changed.only(&["no-op"]);
+    assert!(!changed.output("machines").contains("initSecretHash"));
     let mut made = Facts::from([init(later.output("init"), "ENDPOINT")]);
     made.extend(machine(&read("machine.xml")));
     made.extend(network(&read("network.xml")));

@@ -3,16 +3,16 @@
 # root, and an environment for OpenTofu. libvirt has mounts, a network and processes of its own, which end with the script: the system's
 # libvirt does not change.
 #
-#   libvirt.sh TOFU FOLDER VARIABLES LATER     in the folder of the module
+#   libvirt.sh TOFU FOLDER VARIABLES LATER CHANGED     in the folder of the module
 #
-# VARIABLES and LATER are files with variables; the second one has more machines. Writes into FOLDER the XML of what libvirt made, and
-# what OpenTofu plans for LATER.
+# These are files with variables: LATER has more machines, CHANGED other values for the same machines. Writes into FOLDER the XML of what
+# libvirt made, and what OpenTofu plans for LATER and CHANGED.
 set -euo pipefail
 
 if [ "$1" != inside ]; then
   exec unshare --mount --net --pid --fork --kill-child --mount-proc bash "$0" inside "$@"
 fi
-tofu=$2 folder=$3 variables=$4 later=$5
+tofu=$2 folder=$3 variables=$4 later=$5 changed=$6
 
 for place in /run /var/lib /var/log; do mount -t tmpfs tmpfs $place; done
 mkdir -p /var/lib/libvirt/qemu/nvram /var/lib/swtpm-localca /var/log/libvirt/qemu /var/log/swtpm
@@ -51,5 +51,7 @@ virsh net-dumpxml firstlight >"$folder/network.xml"
 "$tofu" plan -input=false -detailed-exitcode -var-file="$variables"
 "$tofu" plan -input=false -out=later -var-file="$later"
 "$tofu" show -json later >"$folder/later.json"
+"$tofu" plan -input=false -out=changed -var-file="$changed"
+"$tofu" show -json changed >"$folder/changed.json"
 "$tofu" destroy -input=false -auto-approve -var-file="$variables"
 [ -z "$(virsh list --all --name)$(virsh net-list --all --name)$(virsh pool-list --all --name)" ]
