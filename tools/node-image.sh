@@ -3,7 +3,7 @@
 # files, units and presets. In addition the disk has the folder `state` in place of the encrypted state disk, and in it containerd's
 # store with each container image unpacked, so that a node needs no registry. docs/testing-kubernetes.md lists all differences.
 #
-#   tools/node-image.sh                prints the folder: disk.img (ext4, sparse), and cni-plugins.tgz as on it
+#   tools/node-image.sh                prints the folder: system.img, state.img (ext4, sparse), and cni-plugins.tgz as in the system
 #   tools/node-image.sh packages       prints the packages; removed: the paths that the node lacks; system ROOT: installs into a root
 #                                      file system what the node has beside its packages. For tests/units.rs
 #   tools/node-image.sh debian         prints the path of an archive with its packages, and with CNI plugins
@@ -75,7 +75,7 @@ recipe=$({ echo "$debian $kubernetes"; stat -c '%s %Y' "$kubernetes"/bin/*
   cd "$ROOT"; find systemd mkosi initramfs/dracut "${settings#"$ROOT"/}" -type f | sort | xargs sha256sum
   cat "$ROOT"/tools/{node-image,kubernetes-images,flannel,image,lib}.sh; } | sha256sum | cut -c1-12)
 image=$CACHE/node-$recipe
-if [ -e "$image/disk.img" ]; then echo "$image"; exit; fi
+if [ -e "$image/state.img" ]; then echo "$image"; exit; fi
 
 work=$(mktemp -d "$CACHE/node-work.XXXX")
 trap 'rm -rf --one-file-system "$work"' EXIT
@@ -124,9 +124,13 @@ rm -rf "$root/images"
 
 for path in $(removed); do rm -rf "$root"$path; done
 
-truncate -s "$SIZE" "$work/image/disk.img"
-SOURCE_DATE_EPOCH=1 mke2fs -q -t ext4 -E root_owner=0:0,nodiscard -d "$root" -L node "$work/image/disk.img"
+# nodes share the system, and each has a copy of the state
+mv "$root/state" "$work/state"
+for part in system:root state:state; do
+  truncate -s "$SIZE" "$work/image/${part%:*}.img"
+  SOURCE_DATE_EPOCH=1 mke2fs -q -t ext4 -E root_owner=0:0,nodiscard -d "$work/${part#*:}" "$work/image/${part%:*}.img"
+done
 for old in "$CACHE"/node-????????????; do rm -rf "$old"; done
 mv "$work/image" "$image"
-say "the node's disk: $(du -m "$image/disk.img" | cut -f1) MiB"
+say "in MiB: $(cd "$image" && du -m ./*.img | paste -sd ' ')"
 echo "$image"

@@ -5,8 +5,8 @@
 #
 #   tests/cluster/native.sh FOLDER NAME BRIDGE GATEWAY NUMBER    runs the node until it is killed
 #
-# FOLDER is the caller's: `disk` (a copy, which is written to), `state.img` (the file in place of the state disk), `files` (copied over
-# the root file system). FOLDER/pid is the node's PID 1 when it is up. GATEWAY is this machine on the BRIDGE, the first address
+# FOLDER is the caller's: `system` (the root file system), `disk` (what a state disk holds, which is written to), `state.img` (the file
+# in place of the encrypted state disk), `files` (copied over the root file system). FOLDER/pid is the node's PID 1 when it is up. GATEWAY is this machine on the BRIDGE, the first address
 # of a /24; the node has the one with NUMBER in its place. Needs root. Nothing of this machine is changed but for a veth pair and a
 # cgroup, both gone afterwards: the node sees /proc/sys read-only except for its own network's part, and its own copy of what the
 # kubelet sets.
@@ -18,7 +18,7 @@ inside() {
   local address=${gateway%.*}.$number
   mount --make-rprivate /
   mkdir -p "$root" "$folder/image" "$folder/volatile"
-  mount -o loop "$folder/disk" "$folder/image"
+  mount -o loop,ro "$folder/system" "$folder/image"
   mount -t tmpfs -o mode=755 tmpfs "$folder/volatile"
   mkdir "$folder"/volatile/{upper,work}
   mount -t overlay -o "lowerdir=$folder/image,upperdir=$folder/volatile/upper,workdir=$folder/volatile/work" overlay "$root"
@@ -31,7 +31,7 @@ inside() {
   # for the tests: the image has no shell
   cp "$(command -v busybox)" "$root/run/sh"
   mkdir "$root/run/state"
-  mount --bind "$folder/image/state" "$root/run/state"
+  mount -o loop "$folder/disk" "$root/run/state"
   : >"$root/run/state.img"; mount --bind "$folder/state.img" "$root/run/state.img"
 
   mount -t tmpfs -o mode=755 tmpfs "$root/dev"

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fs;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -49,18 +49,19 @@ pub struct Node {
 impl Node {
     /// Starts a fresh machine with a formatted disk, as its initramfs leaves it; `name` is its name in the metadata.
     pub fn boot(network: &'static Network, test: &str, name: &str, role: &str) -> Node {
-        let image = PathBuf::from(tool("node-image.sh", &[])).join("disk.img");
-        let cache = image.parent().and_then(Path::parent).unwrap();
+        let image = PathBuf::from(tool("node-image.sh", &[]));
+        let cache = image.parent().unwrap();
         let dir = TempDir::with_prefix_in("cluster.", cache).unwrap();
         let status = Command::new("cp")
             .arg("--sparse=always")
-            .arg(image)
+            .arg(image.join("state.img"))
             .arg(dir.path().join("disk"))
             .status()
             .unwrap();
         assert!(status.success());
 
         let dir_of = |path: &str| dir.path().join(path);
+        symlink(image.join("system.img"), dir_of("system")).unwrap();
         fs::create_dir_all(dir_of("files/usr/bin")).unwrap();
         let bootstrapper = Path::new(ROOT).join("target/dist/bootstrapper");
         fs::copy(bootstrapper, dir_of("files/usr/bin/bootstrapper")).unwrap();
