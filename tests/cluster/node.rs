@@ -320,12 +320,13 @@ impl Node {
             self.put(&format!("{COMPONENTS}/{name}"), &program, 0o755);
         }
         let of_control_plane = [
+            "etcd",
             "kube-apiserver",
             "kube-controller-manager",
             "kube-scheduler",
         ];
         let names = of_control_plane.iter().filter(|_| self.is_control_plane);
-        for name in names.chain(&["kube-proxy", "pause"]) {
+        for name in names.chain(&["coredns", "kube-proxy", "pause"]) {
             let archive = fs::read(images.join(format!("{name}.tar"))).unwrap();
             self.put("/run/image.tar", &archive, 0o600);
             self.sh("ctr --namespace k8s.io images import /run/image.tar && rm /run/image.tar");
