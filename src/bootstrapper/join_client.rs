@@ -127,7 +127,7 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     let over = seeker.over.clone();
     let _stopped = stop.on_stop(move || over.stop());
     let source = Source {
-        name: "metadata",
+        name: "list of machines",
         list: Arc::new({
             let seeker = seeker.clone();
             move || Ok(seeker.list())

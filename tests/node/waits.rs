@@ -89,6 +89,21 @@ fn bootstrapper_names_a_metadata_service_that_does_not_answer() {
 }
 
 #[test]
+fn the_first_machine_says_once_that_it_knows_no_other_control_plane() {
+    const ALONE: &str = "waiting: for a cluster: metadata: no other control plane is known";
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    let node = Program::start(&mut setting.bootstrapper(&disk));
+    // repeated on purpose with all that the node waits for; before that it lists at least twice
+    node.expect(" waiting: for a cluster or an init since ");
+    let output = node.output();
+    let (before, _) = output
+        .split_once(" waiting: for a cluster or an init since ")
+        .unwrap();
+    assert_eq!(before.matches(ALONE).count(), 1, "{output}");
+}
+
+#[test]
 fn unlock_names_a_join_service_that_does_not_answer() {
     let setting = Setting::new();
     let disk = setting.initialized_disk();
