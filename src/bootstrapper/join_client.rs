@@ -128,6 +128,7 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     let _stopped = stop.on_stop(move || over.stop());
     let source = Source {
         name: "list of machines",
+        goes_on: false,
         list: Arc::new({
             let seeker = seeker.clone();
             move || Ok(seeker.list())

@@ -13,8 +13,8 @@
 //!      └─────────────────────────────────────────                  └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! The first listing ends at the first [`Source`] that names a host. Each later one uses all
-//! sources, because the hosts known so far gave no ticket.
+//! The first listing ends at the first [`Source`] that names a host, unless the source goes on. Each
+//! later one uses all sources, because the hosts known so far gave no ticket.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -90,6 +90,8 @@ pub trait TicketRequester: Send + Sync + 'static {
 pub struct Source {
     /// The name of the source, for people.
     pub name: &'static str,
+    /// Whether the first listing goes on to the next source in any case.
+    pub goes_on: bool,
     /// Lists the hosts.
     pub list: Arc<dyn Fn() -> Result<Listing, Failure> + Send + Sync>,
 }
@@ -291,10 +293,10 @@ fn request_from_all<R: TicketRequester>(sources: &[Source], requester: &Arc<R>) 
     let mut backoff = Backoff::new(FIRST_PAUSE, LIST_INTERVAL);
     let mut is_first = true;
     while !finished.is_stopped() {
-        let mut is_complete = false;
+        let mut is_complete = true;
         for source in sources {
             let (hosts, knows_all) = resolve_all(source, &**requester);
-            is_complete |= knows_all;
+            is_complete &= knows_all;
             for host in hosts {
                 if threads.len() < MAX_SERVICES
                     && let Entry::Vacant(unknown) = threads.entry(host)
@@ -303,17 +305,16 @@ fn request_from_all<R: TicketRequester>(sources: &[Source], requester: &Arc<R>) 
                     unknown.insert(thread);
                 }
             }
-            if finished.is_stopped() || (is_first && !threads.is_empty()) {
+            let is_enough = is_first && !threads.is_empty() && !source.goes_on;
+            if finished.is_stopped() || is_enough {
                 break;
             }
         }
         if !threads.is_empty() {
             requester.answered("metadata");
         } else if is_complete {
-            requester.note(
-                "metadata",
-                &Failure::from("no other control plane is known".to_owned()),
-            );
+            let alone = Failure::from("no other control plane is known".to_owned());
+            requester.note("metadata", &alone);
         }
         if threads.is_empty() {
             requester.unanswered();
@@ -449,6 +450,7 @@ pub fn ask<T>(
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::sync::Mutex;
 
     use attest::{Identity, IssueError, Oid};
     use rpc::grpc::{Limits, Router, Server};
@@ -559,6 +561,105 @@ mod tests {
     const TEST_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
 
     struct Requester(Stop, Arc<dyn Issuer>, Settings);
+
+    /// Records one listing, and makes no connection.
+    #[derive(Default)]
+    struct Asking {
+        finished: Stop,
+        settings: Settings,
+        asked: Mutex<Vec<String>>,
+        notes: Mutex<Vec<String>>,
+    }
+
+    impl TicketRequester for Asking {
+        const MAX_PAUSE: Duration = FIRST_PAUSE;
+        const MAX_SERVER_PAUSE: Duration = FIRST_PAUSE;
+
+        fn finished(&self) -> &Stop {
+            &self.finished
+        }
+
+        fn issuer(&self) -> &Arc<dyn Issuer> {
+            unreachable!("no connection is made")
+        }
+
+        fn demands(&self) -> &Settings {
+            &self.settings
+        }
+
+        fn request(&self, _: &JoinService) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn unanswered(&self) {
+            self.finished.stop();
+        }
+
+        fn asked(&self, source: &str) {
+            if !source.starts_with("join service") {
+                self.asked.lock().unwrap().push(source.into());
+            }
+        }
+
+        fn answered(&self, source: &str) {
+            if source == "metadata" {
+                self.finished.stop();
+            }
+        }
+
+        fn note(&self, source: &str, failure: &Failure) {
+            let note = format!("{source}: {}", failure.text);
+            self.notes.lock().unwrap().push(note);
+        }
+    }
+
+    /// A name, whether the first listing goes on, and the hosts or an error.
+    type TestSource = (&'static str, bool, Result<&'static str, &'static str>);
+
+    /// Asks these sources in one listing, and returns the names of those that were asked, and the
+    /// notes.
+    fn list_once(sources: &[TestSource]) -> (Vec<String>, Vec<String>) {
+        let source = |&(name, goes_on, answer): &TestSource| {
+            let list = move || {
+                let hosts = answer.map_err(|why| Failure::from(why.to_owned()))?;
+                let hosts = hosts.split_whitespace().map(str::to_owned).collect();
+                let is_complete = true;
+                Ok(Listing { hosts, is_complete })
+            };
+            Source {
+                name,
+                goes_on,
+                list: Arc::new(list),
+            }
+        };
+        let asking = Arc::new(Asking::default());
+        request_from_all(&sources.iter().map(source).collect::<Vec<_>>(), &asking);
+        let take = |list: &Mutex<Vec<String>>| std::mem::take(&mut *list.lock().unwrap());
+        (take(&asking.asked), take(&asking.notes))
+    }
+
+    #[test]
+    fn no_other_control_plane_is_known_only_if_every_source_has_answered() {
+        let (asked, notes) = list_once(&[("a", false, Ok("")), ("b", false, Ok(""))]);
+        assert_eq!(asked, ["a", "b"]);
+        assert_eq!(notes, ["metadata: no other control plane is known"]);
+        for (one, other, expected) in [
+            (Ok(""), Err("down"), "b: down"),
+            (Err("down"), Ok(""), "a: down"),
+        ] {
+            let (_, notes) = list_once(&[("a", false, one), ("b", false, other)]);
+            assert_eq!(notes, [expected]);
+        }
+    }
+
+    #[test]
+    fn the_first_listing_ends_at_a_host_unless_the_source_goes_on() {
+        const HOST: Result<&str, &str> = Ok("127.0.0.1");
+        for (goes_on, expected) in [(true, &["a", "b"][..]), (false, &["a"])] {
+            let sources = [("a", goes_on, HOST), ("b", false, HOST), ("c", false, HOST)];
+            assert_eq!(list_once(&sources).0, expected);
+        }
+    }
 
     impl TicketRequester for Requester {
         const MAX_PAUSE: Duration = FIRST_PAUSE;

@@ -7,11 +7,14 @@
 //! 4. the metadata of the machine itself, by plain HTTP: the tag [`TAG`](cloud::peers::TAG), or a
 //!    service that describes all machines
 //!
+//! A service has several lists: the first listing asks for all of them.
+//!
 //! No source is trusted: a wrong host does not have the key that opens the disk.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use cloud::Own;
 use disk::luks::{Fault, Header, Peers};
 use machines::{Cloud, Error};
 use node::ticket_client::{Failure, Listing, Source};
@@ -30,15 +33,13 @@ impl Sources {
     /// Returns the sources of a machine in this cloud: the hosts in the setting `peers`, and the
     /// metadata at this location. Sends no request.
     pub fn new(setting: &[String], cloud: Cloud, place: Option<&str>) -> Result<Sources, Error> {
-        let mut before = fixed("setting peers", setting);
-        let own = cloud::own(cloud, place)?;
-        let lists = own.lists.into_iter();
-        let lists = lists.map(|(name, hosts)| source(name, move || Ok(hosts()?)));
-        let mut after = vec![];
-        match own.is_local {
-            true => before.extend(lists),
-            false => after.extend(lists),
-        }
+        let (mut before, mut after) = (fixed("setting peers", setting), vec![]);
+        let Own { is_local, lists } = cloud::own(cloud, place)?;
+        let group = if is_local { &mut before } else { &mut after };
+        group.extend(lists.into_iter().map(|(name, hosts)| Source {
+            goes_on: !is_local,
+            ..source(name, move || Ok(hosts()?))
+        }));
         Ok(Sources { before, after })
     }
 
@@ -92,6 +93,7 @@ fn source(
     };
     Source {
         name,
+        goes_on: false,
         list: Arc::new(list),
     }
 }
@@ -154,6 +156,8 @@ mod tests {
                 _ => (2, 1),
             };
             assert_eq!(count, expected, "{}", cloud.name());
+            assert!(sources.before.iter().all(|source| !source.goes_on));
+            assert!(sources.after.iter().all(|source| source.goes_on));
         }
         assert!(Sources::new(&[], Cloud::Aws, Some("10.0.0.1")).is_err());
     }
