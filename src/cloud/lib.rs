@@ -48,8 +48,12 @@ pub fn own(cloud: Cloud, place: Option<&str>) -> Result<Own, Error> {
 fn of_list(list: r#static::ListedMetadata) -> Own {
     let hosts = move || {
         let list = list.list()?;
-        let planes = list.control_planes().map(|one| one.address.clone());
-        Ok(planes.chain([list.endpoint().to_owned()]).collect())
+        let own = list.this().map(|one| &*one.address);
+        let planes = list.control_planes().map(|one| &*one.address);
+        let hosts = planes.chain([list.endpoint()]);
+        // this machine has no join service before it has its key
+        let others = hosts.filter(|host| Some(*host) != own);
+        Ok(others.map(str::to_owned).collect())
     };
     Own {
         is_local: true,
@@ -73,5 +77,66 @@ fn of_service(service: qemu::QemuMetadata) -> Own {
             ("load balancer", Arc::new(endpoint)),
             ("control planes", Arc::new(planes)),
         ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use support::metadata::MetadataServer;
+
+    use super::*;
+
+    fn listed(own: Own) -> Vec<(&'static str, Vec<String>)> {
+        let lists = own.lists.into_iter();
+        lists.map(|(name, list)| (name, list().unwrap())).collect()
+    }
+
+    #[test]
+    fn a_list_of_machines_gives_the_endpoint_and_the_other_control_planes() {
+        let machines = r#""machines":[{"name":"w","role":"worker","address":"10.0.0.9"},
+            {"name":"a","role":"control-plane","address":"10.0.0.1"},
+            {"name":"b","role":"control-plane","address":"b.example"}]"#;
+        for (more, expected) in [
+            ("", &["10.0.0.1", "b.example", "10.0.0.1"][..]),
+            (
+                r#","endpoint":"c.example""#,
+                &["10.0.0.1", "b.example", "c.example"],
+            ),
+            (r#","self":"w""#, &["10.0.0.1", "b.example", "10.0.0.1"]),
+            // not this machine, neither by its name nor as the endpoint
+            (r#","self":"A""#, &["b.example"]),
+            (
+                r#","self":"b","endpoint":"c.example""#,
+                &["10.0.0.1", "c.example"],
+            ),
+        ] {
+            let place = format!(
+                "base64:{}",
+                STANDARD.encode(format!("{{{machines}{more}}}"))
+            );
+            let own = own(Cloud::Static, Some(&place)).unwrap();
+            assert!(own.is_local);
+            let expected = expected.iter().map(|host| (*host).to_owned()).collect();
+            assert_eq!(listed(own), [("list of machines", expected)], "{more}");
+        }
+    }
+
+    #[test]
+    fn a_service_gives_the_endpoint_and_the_control_planes() {
+        let server = MetadataServer::start(([127, 0, 0, 1], 0).into());
+        server.set_endpoint("lb.example");
+        server.set_peers(
+            r#"[{"Name":"w","ProviderID":"qemu:///w","Role":"Worker","VPCIP":"10.0.0.9"},
+                {"Name":"a","ProviderID":"qemu:///a","Role":"ControlPlane","VPCIP":"10.0.0.1"}]"#,
+        );
+        let own = own(Cloud::Qemu, Some(&format!("http://{}", server.address))).unwrap();
+        assert!(!own.is_local);
+        let expected = [
+            ("load balancer", vec!["lb.example".to_owned()]),
+            ("control planes", vec!["10.0.0.1".to_owned()]),
+        ];
+        assert_eq!(listed(own), expected);
     }
 }

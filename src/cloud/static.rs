@@ -279,6 +279,13 @@ impl Machines {
         self.machines.iter().filter(is_control_plane)
     }
 
+    /// Returns the machine that `self` names.
+    pub fn this(&self) -> Option<&Machine> {
+        let name = self.own.as_ref()?;
+        let mut all = self.machines.iter();
+        all.find(|one| one.name.eq_ignore_ascii_case(name))
+    }
+
     /// Returns the host name or address under which all control planes are reached.
     pub fn endpoint(&self) -> &str {
         match &self.endpoint {

@@ -38,12 +38,8 @@ impl Service for ListedMetadata {
 
 /// Returns the machine that `self` names, or else [`at`].
 fn own(list: &Machines, addresses: &[IpAddr]) -> Result<Instance, Problem> {
-    match &list.own {
-        Some(name) => {
-            let mut all = list.machines.iter();
-            let found = all.find(|one| one.name.eq_ignore_ascii_case(name));
-            Ok(instance(found.expect("parse has checked it")))
-        }
+    match list.this() {
+        Some(this) => Ok(instance(this)),
         None => at(list, addresses).map_err(|why| {
             Problem::Unidentified(format!("{why}. Or name this machine in \"self\""))
         }),

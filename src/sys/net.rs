@@ -133,11 +133,12 @@ pub fn limit_send_buffer(socket: &impl AsRawFd, bytes: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the addresses of a host name. Blocks for as long as the system's resolver takes.
+/// Returns the addresses of a host name; one that is mapped into IPv6 becomes an IPv4 address. Blocks
+/// for as long as the system's resolver takes.
 pub fn resolve(host: &str) -> io::Result<Vec<IpAddr>> {
-    (host, 0)
-        .to_socket_addrs()
-        .map(|addresses| addresses.map(|address| address.ip()).collect())
+    let addresses = (host, 0).to_socket_addrs()?;
+    let addresses = addresses.map(|address| address.ip().to_canonical());
+    Ok(addresses.collect())
 }
 
 #[cfg(test)]
@@ -149,6 +150,13 @@ mod tests {
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(5)
+    }
+
+    #[test]
+    fn one_address_has_one_form() {
+        for host in ["192.0.2.1", "::ffff:192.0.2.1", "::ffff:c000:201"] {
+            assert_eq!(resolve(host).unwrap(), [IpAddr::from([192, 0, 2, 1])]);
+        }
     }
 
     #[test]
