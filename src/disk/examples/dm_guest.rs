@@ -86,13 +86,14 @@ fn run(arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Returns whether the kernel has a device of this name that is not suspended.
+/// Returns whether the kernel has a device of this name that has a table and is not suspended.
 fn is_active(name: &str) -> bool {
     let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let read = |device: &fs::DirEntry, file| fs::read_to_string(device.path().join(file));
     devices
         .filter(|device| read(device, "dm/name").is_ok_and(|found| found.trim() == name))
-        .any(|device| read(&device, "dm/suspended").is_ok_and(|found| found.trim() == "0"))
+        .filter(|device| read(device, "dm/suspended").is_ok_and(|found| found.trim() == "0"))
+        .any(|device| read(&device, "size").is_ok_and(|found| found.trim() != "0"))
 }
 
 fn said<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, String> {

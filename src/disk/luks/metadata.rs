@@ -101,7 +101,8 @@ pub enum Integrity {
 }
 
 /// The parameters for the kernel's mapping of the data segment. Its sectors have 4096 bytes, and its
-/// cipher is `aes-xts-plain64`.
+/// cipher is `aes-xts-plain64`. `Header::geometry` makes it from checked fields, and nothing checks
+/// them again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     /// UUID of the header, in lower case.
