@@ -148,7 +148,7 @@ fn child_server() {
 fn wait_cancelled(call: &Call, time: Duration) {
     let until = Instant::now() + time;
     while !call.is_cancelled() && Instant::now() < until {
-        thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(50));
     }
 }
 

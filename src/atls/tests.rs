@@ -121,6 +121,33 @@ impl Validator for Picky {
     }
 }
 
+/// Gives strangers another document than [`Issuer::issue`] does.
+struct TwoDocuments;
+
+impl Issuer for TwoDocuments {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn issue(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, IssueError> {
+        Ok(b"not for strangers".to_vec())
+    }
+
+    fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        Dummy(OID).issue(user_data, nonce)
+    }
+}
+
+#[test]
+fn a_server_makes_the_document_of_its_certificate_for_a_stranger() {
+    let issuer: Issuers = Some(Arc::new(TwoDocuments));
+    let (client, server) = meet(
+        Client::new(None, judge_of_any(validators())),
+        Server::new(issuer, None).only_old(),
+    );
+    greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
+}
+
 /// Issues documents slowly, and counts how many are issued at the same time.
 struct Slow {
     now: AtomicUsize,

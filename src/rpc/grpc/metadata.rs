@@ -8,7 +8,7 @@ use crate::h2::{Field, HeaderList, Indexing};
 const ENTRY_BYTES: usize = 128;
 
 /// Ordered key-value pairs. Keys are lower-case ASCII, values are printable ASCII. The value of a
-/// key that ends in `-bin` is base64: the caller encodes and decodes it.
+/// key that ends in `-bin` must be base64: the caller encodes and decodes it, and nothing checks it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     entries: Vec<(String, String)>,

@@ -72,7 +72,8 @@ const fn build() -> Code {
 
 static CODE: Code = build();
 
-/// Appends the decoded text. Returns `None` if no encoder may produce `code` (§5.2): it has an EOS, a padding longer than 7 bits, or a padding that is not all ones.
+/// Appends the decoded text. Returns `None` if no encoder may produce `code` (§5.2): it has an EOS, a
+/// padding longer than 7 bits, or a padding that is not all ones.
 pub(super) fn decode(code: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let mut input = code.iter();
     // The unread bits are left-aligned with ones behind them, so a legal padding looks like the
@@ -149,6 +150,26 @@ mod tests {
         assert_eq!(code(EOS), (0x3fff_ffff, 30));
         assert_eq!(code(22), (0x3fff_fffe, 30));
         assert_eq!(code(b'\\'.into()), (0x7fff0, 19));
+        // one code of each other length above 8
+        for (symbol, expected) in [
+            (u16::from(b'!'), (0x3f8, 10)),
+            (b'|'.into(), (0x7fc, 11)),
+            (b'#'.into(), (0xffa, 12)),
+            (0, (0x1ff8, 13)),
+            (b'^'.into(), (0x3ffc, 14)),
+            (b'<'.into(), (0x7ffc, 15)),
+            (128, (0xf_ffe6, 20)),
+            (153, (0x1f_ffdc, 21)),
+            (129, (0x3f_ffd2, 22)),
+            (1, (0x7f_ffd8, 23)),
+            (9, (0xff_ffea, 24)),
+            (199, (0x1ff_ffec, 25)),
+            (192, (0x3ff_ffe0, 26)),
+            (203, (0x7ff_ffde, 27)),
+            (2, (0xfff_ffe2, 28)),
+        ] {
+            assert_eq!(code(symbol), expected, "{symbol}");
+        }
     }
 
     #[test]
