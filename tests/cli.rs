@@ -797,6 +797,40 @@ fn apply_makes_the_policy_of_the_cluster_require_the_strong_form() {
     );
 }
 
+#[test]
+fn apply_refuses_grants_with_which_the_key_service_would_not_start() {
+    let dir = workspace();
+    let refused = |grants: &str| {
+        let policy = ["--policy=policy.json", "--image=x.y/z:1"];
+        failure(
+            dir.path(),
+            &[&["apply", "--grants", grants], &policy[..]].concat(),
+        )
+    };
+    for (grants, why) in [
+        ("", "\"\": expected at least one grant"),
+        ("anyone", "\"anyone\": expected CALLER=CLASS,CLASS.."),
+        ("a=disk", "\"a\": expected NAMESPACE/NAME"),
+        ("a/b=disks", "\"disks\": expected disk, volume"),
+        ("a/b=disk;a/b=ssh", "\"a/b\": this caller has two grants"),
+        (
+            "a/b=disk;local=disk",
+            "\"local\": expected NAMESPACE/NAME or anyone",
+        ),
+        (
+            "member=disk",
+            "\"member\": expected NAMESPACE/NAME or anyone",
+        ),
+    ] {
+        let (code, stderr) = refused(grants);
+        assert_eq!(code, 2, "{stderr}");
+        assert!(stderr.contains(&format!("--grants: {why}")), "{stderr}");
+    }
+    // the next error is another one: the master secret is missing
+    let (code, stderr) = refused("a/b=disk,id:c; anyone=id:s3proxy-kek");
+    assert!(code != 2 && !stderr.contains("--grants"), "{stderr}");
+}
+
 /// Without a list of components `init` asks the servers of Kubernetes. Here they are behind a proxy that does not answer.
 #[test]
 fn an_init_without_a_list_of_components_makes_it_or_says_what_to_give() {

@@ -668,7 +668,7 @@ fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_
         (&[][..], "Give --old-clients-until DATE"),
         (
             &until,
-            "give --grants 'kube-system/join-service=disk,ssh,measurement;anyone=id:s3proxy-kek', or",
+            "give --grants 'kube-system/join-service=disk,ssh,measurement;anyone=id:s3proxy-kek', which gives its key to every pod, or",
         ),
     ] {
         let refused = operator.apply(&[&["--skip-wait"], more].concat());

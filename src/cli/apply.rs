@@ -20,6 +20,7 @@ use super::{files, interrupt, kubeconfig};
 use base::options::Opt;
 use base::program;
 use kubernetes::client::Client;
+use kubernetes::services::grants::{self, ANYONE, LOCAL, MEMBER};
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{
     self, Applied, JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MetadataService, OldClients, Phase,
@@ -30,7 +31,7 @@ use verifier::sources::offline;
 use verifier::variant::DEFAULT;
 use verifier::{Policy, Variant};
 
-/// The grant of Constellation's S3 proxy: the only key for which it asks.
+/// What is granted to Constellation's S3 proxy: the only key for which it asks.
 const S3_PROXY_KEY: &str = "id:s3proxy-kek";
 /// The values of `apply --require`.
 const REQUIRE: [&str; 2] = ["strong", "any"];
@@ -200,7 +201,7 @@ pub fn options(given: &Given) -> Result<Options, Error> {
             .transpose()?,
         migration: until(given, "migrate-until")?,
         old_clients: until(given, "old-clients-until")?,
-        grants: given.value("grants").map(program::text).transpose()?,
+        grants: grants_of(given)?,
         metadata: match given.has("cloud-provider") || given.has("metadata") {
             true => Some(metadata_of(given)?),
             false => None,
@@ -220,6 +221,24 @@ fn until(given: &Given, option: &'static str) -> Result<Option<Migration>, Error
         Some(never) if never == "never" => Some(Migration::default()),
         date => date.map(|date| program::parsed(option, date)).transpose()?,
     })
+}
+
+/// Returns the text of `--grants`. Refuses one with which the key service would not start.
+fn grants_of(given: &Given) -> Result<Option<String>, Error> {
+    let text = given.value("grants").map(program::text).transpose()?;
+    if let Some(text) = &text {
+        let grants =
+            grants::parse(text).map_err(|error| Error::Usage(format!("--grants: {error}")))?;
+        if let Some((caller, _)) = grants
+            .iter()
+            .find(|(caller, _)| [LOCAL, MEMBER].contains(caller))
+        {
+            return Err(Error::Usage(format!(
+                "--grants: {caller:?}: expected NAMESPACE/NAME or {ANYONE}, because the clients of this key service show tokens"
+            )));
+        }
+    }
+    Ok(text)
 }
 
 /// The options of the command line.
@@ -501,15 +520,19 @@ fn check_old_clients(client: &Client, options: &Options) -> Result<(), Error> {
             s3_proxies.join(", ")
         ));
     }
-    let is_granted =
-        (options.grants.as_deref()).is_some_and(|grants| grants.contains(S3_PROXY_KEY));
+    let granted = options
+        .grants
+        .as_deref()
+        .and_then(|text| grants::parse(text).ok());
+    let is_granted = (granted.iter().flatten())
+        .any(|(caller, items)| *caller == ANYONE && items.contains(&S3_PROXY_KEY));
     let advice = match options.old_clients {
         _ if sentences.is_empty() => return Ok(()),
         None => "Give --old-clients-until DATE to serve them through that day, or never".to_owned(),
         Some(until) if !s3_proxies.is_empty() && !is_granted && until.is_on(SystemTime::now()) => {
             format!(
-                "The S3 proxy also needs a grant: give --grants '{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT};anyone={S3_PROXY_KEY}', \
-                 or remove the proxy"
+                "The S3 proxy also needs a grant: give --grants '{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT};{ANYONE}={S3_PROXY_KEY}', \
+                 which gives its key to every pod, or remove the proxy"
             )
         }
         Some(_) => return Ok(()),

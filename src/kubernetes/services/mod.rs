@@ -22,6 +22,7 @@
 //! The account of the key service may ask the API server for the owner of a caller's token, and on
 //! which node a volume is. The account of the join service may do what a ticket needs.
 
+pub mod grants;
 mod kept;
 pub mod master_secret;
 pub mod migration;

@@ -12,7 +12,6 @@
 //! Attestation does not distinguish a worker from a control plane. So a member gets neither the SSH
 //! authority of all nodes nor the measurement secret, even if the operator grants them.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -21,20 +20,15 @@ use base::crypto::{
 };
 use booted_base::uuid::Uuid;
 use kubernetes::services::JOIN_SERVICE_ACCOUNT;
-
-/// A program of the key service's own machine.
-pub const LOCAL: &str = "local";
-/// Another machine of the cluster.
-pub const MEMBER: &str = "member";
-/// Any client, without authentication.
-pub const ANYONE: &str = "anyone";
+use kubernetes::services::grants::parse;
+pub use kubernetes::services::grants::{ANYONE, InvalidGrants, LOCAL, MEMBER};
 
 /// The beginning of the ids of volumes of CSI drivers.
 pub const VOLUME_PREFIX: &str = "volume-";
 
 /// The class of a key. The id determines it, except that the cluster's records distinguish
 /// [`Class::Disk`] and [`Class::Volume`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// The key of a state disk or a volume. The id is a LUKS2 UUID.
     Disk,
@@ -75,6 +69,10 @@ const NEVER_A_MEMBERS: [&str; 4] = [
     MEASUREMENT_SECRET_ID,
 ];
 
+/// Why members do not get them.
+const NOT_FOR_MEMBERS: &str =
+    "member may not have keys of this class: a worker is a member as well; use local";
+
 impl Class {
     /// Returns the class of the key with this id. A UUID is [`Class::Disk`], because the id does
     /// not tell whether it is a volume's.
@@ -105,17 +103,17 @@ impl Class {
 
 /// The classes and ids that are granted to each caller. Other callers get nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Grants(BTreeMap<String, Grant>);
+pub struct Grants(Vec<(String, Grant)>);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Grant {
-    classes: BTreeSet<Class>,
-    ids: BTreeSet<String>,
+    classes: Vec<Class>,
+    ids: Vec<String>,
 }
 
 impl Grant {
     fn allows(&self, id: &str) -> bool {
-        self.classes.contains(&Class::of(id)) || self.ids.contains(id)
+        self.classes.contains(&Class::of(id)) || self.ids.iter().any(|own| own == id)
     }
 }
 
@@ -123,7 +121,7 @@ impl Grants {
     /// Returns the class as which `caller` gets the key of this id, or `None` if it is not granted.
     /// For [`Class::Volume`], the key of a state disk must still be refused.
     pub fn allow(&self, caller: &str, id: &str) -> Option<Class> {
-        let grant = self.0.get(caller)?;
+        let (_, grant) = self.0.iter().find(|(name, _)| name == caller)?;
         match Class::of(id) {
             // Of all pods, only the join service needs keys of state disks.
             Class::Disk
@@ -143,104 +141,45 @@ impl Grants {
     /// Returns whether the class of keys of volumes is granted by its name.
     pub fn have_volumes(&self) -> bool {
         self.0
-            .values()
-            .any(|grant| grant.classes.contains(&Class::Volume))
+            .iter()
+            .any(|(_, grant)| grant.classes.contains(&Class::Volume))
     }
 
     /// Returns all callers with a grant.
     pub fn callers(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
+        self.0.iter().map(|(caller, _)| caller.as_str())
     }
 }
-
-/// Why a text is not a list of grants.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Invalid {
-    /// There is no grant.
-    Empty,
-    /// A part is not `CALLER=CLASS,CLASS..`.
-    Form(String),
-    /// A name that no caller can have.
-    Caller(String),
-    /// A name that no class has.
-    Class(String),
-    /// A caller has two grants.
-    Twice(String),
-    /// Members may not have keys of this class.
-    OfMembers(Class),
-}
-
-impl fmt::Display for Invalid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Invalid::Empty => f.write_str("expected at least one grant, CALLER=CLASS,CLASS.."),
-            Invalid::Form(part) => write!(f, "{part:?}: expected CALLER=CLASS,CLASS.."),
-            Invalid::Caller(caller) => write!(
-                f,
-                "{caller:?} is not a caller: expected NAMESPACE/NAME, {LOCAL}, {MEMBER} or {ANYONE}"
-            ),
-            Invalid::Class(item) => write!(
-                f,
-                "{item:?}: expected disk, volume, ssh, ssh-users, measurement, other or id:NAME"
-            ),
-            Invalid::Twice(caller) => write!(f, "{caller} has two grants"),
-            Invalid::OfMembers(class) => write!(
-                f,
-                "{MEMBER} may not have {}: a worker is a member as well; use {LOCAL}",
-                class.name()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for Invalid {}
 
 impl FromStr for Grants {
-    type Err = Invalid;
+    type Err = InvalidGrants;
 
-    fn from_str(text: &str) -> Result<Grants, Invalid> {
-        let mut grants: BTreeMap<String, Grant> = BTreeMap::new();
-        for part in text
-            .split(';')
-            .map(str::trim)
-            .filter(|part| !part.is_empty())
-        {
-            let (caller, items) = part
-                .split_once('=')
-                .ok_or_else(|| Invalid::Form(part.into()))?;
-            let (caller, mut grant) = (caller.trim(), Grant::default());
-            if !is_caller(caller) {
-                return Err(Invalid::Caller(caller.into()));
-            }
-            for item in items.split(',').map(str::trim) {
-                match (
-                    CLASSES.into_iter().find(|class| class.name() == item),
-                    item.strip_prefix("id:"),
-                ) {
-                    (Some(class), _) => drop(grant.classes.insert(class)),
-                    (None, Some(id)) if !id.is_empty() => drop(grant.ids.insert(id.into())),
-                    _ => return Err(Invalid::Class(item.into())),
+    fn from_str(text: &str) -> Result<Grants, InvalidGrants> {
+        let mut grants = Vec::new();
+        for (caller, items) in parse(text)? {
+            let mut grant = Grant::default();
+            for item in items {
+                match CLASSES.into_iter().find(|class| class.name() == item) {
+                    Some(class) => grant.classes.push(class),
+                    None => grant
+                        .ids
+                        .extend(item.strip_prefix("id:").map(str::to_owned)),
                 }
             }
             if caller == MEMBER
                 && let Some(id) = NEVER_A_MEMBERS.into_iter().find(|id| grant.allows(id))
             {
-                return Err(Invalid::OfMembers(Class::of(id)));
+                return Err(InvalidGrants::new(Class::of(id).name(), NOT_FOR_MEMBERS));
             }
-            if grants.insert(caller.into(), grant).is_some() {
-                return Err(Invalid::Twice(caller.into()));
-            }
+            grants.push((caller.to_owned(), grant));
         }
-        match grants.is_empty() {
-            true => Err(Invalid::Empty),
-            false => Ok(Grants(grants)),
-        }
+        Ok(Grants(grants))
     }
 }
 
 impl fmt::Display for Grants {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let entry = |(caller, grant): (&String, &Grant)| {
+        let entry = |(caller, grant): &(String, Grant)| {
             let classes = grant.classes.iter().map(|class| class.name().to_owned());
             let items: Vec<_> = classes
                 .chain(grant.ids.iter().map(|id| format!("id:{id}")))
@@ -248,20 +187,6 @@ impl fmt::Display for Grants {
             format!("{caller}={}", items.join(","))
         };
         f.write_str(&self.0.iter().map(entry).collect::<Vec<_>>().join(";"))
-    }
-}
-
-fn is_caller(text: &str) -> bool {
-    // Names of Kubernetes objects consist of letters, digits, '-' and '.'.
-    let is_name = |name: &str| {
-        !name.is_empty()
-            && name
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b))
-    };
-    match text.split_once('/') {
-        Some((namespace, name)) => is_name(namespace) && is_name(name),
-        None => [LOCAL, MEMBER, ANYONE].contains(&text),
     }
 }
 
@@ -369,34 +294,41 @@ mod tests {
 
     #[test]
     fn an_invalid_grant_is_refused_with_its_reason() {
-        let (form, caller) = (Invalid::Form, Invalid::Caller);
-        let (class, of_members) = (Invalid::Class, Invalid::OfMembers);
-        for (text, why) in [
-            ("", Invalid::Empty),
-            (" ; ", Invalid::Empty),
-            ("a", form("a".into())),
-            ("a=disk", caller("a".into())),
-            ("A/b=disk", caller("A/b".into())),
-            ("a/b/c=disk", caller("a/b/c".into())),
-            ("a/b=disks", class("disks".into())),
-            ("a/b=", class("".into())),
-            ("a/b=id:", class("id:".into())),
-            ("a/b=disk; a/b=ssh", Invalid::Twice("a/b".into())),
-            ("member=disk,ssh", of_members(Class::Ssh)),
-            ("member=ssh-users", of_members(Class::SshUsers)),
+        let (caller, class) = ("expected NAMESPACE/NAME", "expected disk, volume");
+        for (text, part, why) in [
+            ("", "", "at least one grant"),
+            (" ; ", " ; ", "at least one grant"),
+            ("a", "a", "expected CALLER="),
+            ("a=disk", "a", caller),
+            ("A/b=disk", "A/b", caller),
+            ("a/b/c=disk", "a/b/c", caller),
+            ("a/b=disks", "disks", class),
+            ("a/b=", "", class),
+            ("a/b=id:", "id:", class),
+            ("a/b=disk; a/b=ssh", "a/b", "two grants"),
+            ("member=disk,ssh", "ssh", NOT_FOR_MEMBERS),
+            ("member=ssh-users", "ssh-users", NOT_FOR_MEMBERS),
             (
                 "local=disk;member=id:ca_emergency_ssh",
-                of_members(Class::SshUsers),
+                "ssh-users",
+                NOT_FOR_MEMBERS,
             ),
-            ("member=id:ca_emergency_ssh_host", of_members(Class::Ssh)),
-            ("member=measurement", of_members(Class::Measurement)),
+            ("member=id:ca_emergency_ssh_host", "ssh", NOT_FOR_MEMBERS),
+            ("member=measurement", "measurement", NOT_FOR_MEMBERS),
             (
                 "member=id:measurementSecret",
-                of_members(Class::Measurement),
+                "measurement",
+                NOT_FOR_MEMBERS,
             ),
         ] {
-            assert_eq!(text.parse::<Grants>(), Err(why), "{text}");
+            let error = text.parse::<Grants>().unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("{part:?}: ")) && error.contains(why),
+                "{text}: {error}"
+            );
         }
+        let names = kubernetes::services::grants::CLASSES;
+        assert_eq!(CLASSES.map(Class::name), names);
     }
 
     #[test]
