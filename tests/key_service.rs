@@ -461,6 +461,30 @@ fn a_node_that_returns_while_the_external_kms_is_away_learns_why_it_waits() {
     join.expect("\"reason\":\"keys-waiting\"");
 }
 
+/// `firstlight apply --old-clients-until never` keeps the grants, and so this service must start.
+#[test]
+fn a_grant_for_clients_without_a_token_may_stay_when_they_are_served_no_longer() {
+    let dir = config(0, &policy());
+    let ca = rcgen::generate_simple_self_signed(vec!["a".into()]).unwrap();
+    let ca = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, ca.cert.pem());
+    // it starts while the API server does not answer
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: a\nclusters:\n- name: a\n  cluster: {{server: 'https://127.0.0.1:1', \
+         certificate-authority-data: {ca}}}\nusers:\n- name: a\n  user: {{token: a}}\ncontexts:\n- name: a\n  \
+         context: {{cluster: a, user: a}}\n"
+    );
+    fs::write(dir.path().join("kubeconfig"), kubeconfig).unwrap();
+    let mut command = Command::new(support::program::built("key-service"));
+    command
+        .args(["--clients=token", "--listen=127.0.0.1:0"])
+        .args(["--kubeconfig=kubeconfig", "--master-secret=mastersecret"])
+        .args(["--salt=salt", "--grant"])
+        .arg("kube-system/join-service=disk,ssh,measurement;anyone=id:s3proxy-kek")
+        .current_dir(dir.path());
+    let (program, _) = start(&mut command);
+    program.expect("the grant for anyone has no effect");
+}
+
 /// grpc.health.v1; 1 is SERVING. An empty request asks for the health of the server as a whole.
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckResponse {

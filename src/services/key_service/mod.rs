@@ -159,7 +159,16 @@ impl Clients {
     /// Returns the grants of the operator, else the default. Fails if they name a caller that cannot exist.
     fn granted(&self, grants: Option<Grants>, has_old_clients: bool) -> Result<Grants, Error> {
         let grants = grants.unwrap_or_else(|| self.default_grants());
-        let can_have = |caller: &str| self.can_have(caller) || has_old_clients && caller == ANYONE;
+        // `apply --old-clients-until never` keeps the grants
+        let can_have = |caller: &str| self.can_have(caller) || caller == ANYONE;
+        if !has_old_clients
+            && !self.can_have(ANYONE)
+            && grants.callers().any(|caller| caller == ANYONE)
+        {
+            log::warn!(
+                "the grant for anyone has no effect: clients without a token are not served (--old-clients-until)"
+            );
+        }
         if let Some(caller) = grants.callers().find(|caller| !can_have(caller)) {
             return Err(Error::Grant(caller.to_owned()));
         }
@@ -227,7 +236,7 @@ impl Others {
             let address = open("key-service-old", at, plain(), Door::Old)?;
             log::warn!(
                 "CLIENTS WITHOUT A TOKEN GET KEYS OF VOLUMES IN PLAINTEXT on {address}, as in Constellation, through {until} \
-                 (--old-clients-until): their node is known only by its address"
+                 (--old-clients-until): their node is known only by its address, which a packet from outside of the cluster can get, too"
             );
         }
         Ok(Others { servers, tls })
@@ -1047,5 +1056,16 @@ mod tests {
             error.contains("\"kube-system/join-service\" cannot be a caller"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_grant_for_anyone_may_stay_when_old_clients_end() {
+        for (grants, accepted) in [("anyone=id:a", true), ("anyone=id:a;local=disk", false)] {
+            for has_old_clients in [false, true] {
+                let grants = Some(grants.parse().unwrap());
+                let granted = Clients::Token.granted(grants, has_old_clients);
+                assert_eq!(granted.is_ok(), accepted, "{has_old_clients}");
+            }
+        }
     }
 }
