@@ -18,11 +18,15 @@
 //! | plugin | source address of the host at a pod of another node | where it is found |
 //! |---|---|---|
 //! | Cilium with a tunnel, IPv4 | that of its interface cilium_host (`createNodeRouteSpec` of Cilium) | CiliumNode, `CiliumInternalIP` |
-//! | flannel | an address of the node's part of the pod network | Node, `podCIDRs` |
+//! | flannel | the first address of the node's part of the pod network (flannel.1), or the second one (cni0) | Node, `podCIDRs` |
 //! | any without a tunnel | the node's own | Node, `InternalIP` |
 //!
-//! Cilium need not use the `podCIDRs` of the Node: where there are CiliumNodes, only they count. Each agent of
-//! Cilium may change them, and routes by them.
+//! Cilium need not use the `podCIDRs` of the Node: where there are CiliumNodes, only they count in place of
+//! `podCIDRs`. Each agent of Cilium may change them, and routes by them.
+//!
+//! A packet from outside of the cluster can have such an address, too: if a node receives one for the ClusterIP of the
+//! Service, kube-proxy gives it the node's own address, or that of cilium_host, as its source. So whoever can send packets
+//! to a node, such as the network of its host, can pose as a driver of that node, and reads the answer, which is plaintext.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -182,13 +186,9 @@ impl OldClients {
             other => other?,
         };
         let has_address = |node: &Value| strings(&node[1]).any(|own| own.parse() == Ok(address));
-        let has_subnet = |node: &Value| {
-            let mut subnets = strings(&node[2]).filter_map(|text| text.parse::<Subnet>().ok());
-            subnets.any(|subnet| subnet.contains(address))
-        };
         let mut names = BTreeSet::new();
         for node in known.iter().chain(&of_cilium) {
-            if has_address(node) || of_cilium.is_empty() && has_subnet(node) {
+            if has_address(node) || of_cilium.is_empty() && is_of_flannel(&node[2], address) {
                 names.extend(node[0].as_str().map(str::to_owned));
             }
         }
@@ -245,6 +245,13 @@ impl Drop for Place<'_> {
 fn strings(list: &Value) -> impl Iterator<Item = &str> {
     let all = list.as_array().into_iter().flatten();
     all.filter_map(Value::as_str)
+}
+
+/// Returns whether a host with flannel may have this address: flannel.1 has the first one of its `podCIDRs`, cni0 the second. Pods get
+/// neither, so a pod that the API does not show yet is not taken for its host.
+fn is_of_flannel(networks: &Value, address: IpAddr) -> bool {
+    let mut networks = strings(networks).filter_map(|text| text.parse::<Subnet>().ok());
+    networks.any(|network| network.begins_with(address))
 }
 
 /// Returns the error of a client of which the API server does not say this.
@@ -312,6 +319,30 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn with_flannel_a_host_has_the_first_two_addresses_and_pods_the_others() {
+        let networks = json!(["10.244.1.0/24", "fd00:1::/64", "10.244.9.8/32"]);
+        for (address, is_of_host) in [
+            ("10.244.1.0", true),
+            ("10.244.1.1", true),
+            ("10.244.1.2", false),
+            ("10.244.1.255", false),
+            ("10.244.0.1", false),
+            ("fd00:1::", true),
+            ("fd00:1::1", true),
+            ("fd00:1::2", false),
+            ("fd00:2::1", false),
+            ("10.244.9.8", true),
+            ("10.244.9.9", false),
+            // the same bits in the other family
+            ("::10.244.1.1", false),
+        ] {
+            let is = is_of_flannel(&networks, address.parse().unwrap());
+            assert_eq!(is, is_of_host, "{address}");
+        }
+        assert!(!is_of_flannel(&Value::Null, "10.244.1.1".parse().unwrap()));
+    }
 
     #[test]
     fn one_client_is_answered_at_a_time_and_seven_wait() {
