@@ -222,7 +222,7 @@ pub fn compare(
             "api-server",
             format!(
                 "the control plane {other} joined with {address}, where clients reach its API server, and {node} is not a control \
-                 plane; if the cloud gave the address to {node}, delete the record of {other}"
+                 plane; if {other} no longer exists, delete its record; else approve the request by hand"
             ),
         ),
         _ => judgement,
