@@ -128,7 +128,8 @@ impl Moto {
         &MOTO
     }
 
-    fn start() -> Moto {
+    /// Starts an instance for a test that changes the cloud.
+    pub fn start() -> Moto {
         let mut process = python()
             .arg(format!("{ROOT}/tests/clouds/aws.py"))
             .arg(format!("{ROOT}/docs/clouds"))

@@ -87,7 +87,7 @@ impl Drop for Controller {
 }
 
 /// Starts the controller on the first machine of moto, as its DaemonSet would.
-fn start(cluster: &Cluster, admin: &Client) -> Controller {
+fn start(cluster: &Cluster, admin: &Client, moto: &Moto) -> Controller {
     let objects = chart(&cluster.path(""));
     for object in objects
         .iter()
@@ -106,7 +106,6 @@ fn start(cluster: &Cluster, admin: &Client) -> Controller {
             .any(|toleration| toleration["key"] == TAINT)
     );
 
-    let moto = Moto::get();
     let (imds, metadata) = moto.controller(0);
     let url = moto.cluster["url"].as_str().unwrap();
     let (ca, _) = cluster.ca();
@@ -218,7 +217,7 @@ fn a_real_controller_initializes_nodes_whose_certificates_are_approved_and_remov
     let _controllers = cluster.start_controllers(
         "certificatesigningrequest-signing-controller,node-lifecycle-controller",
     );
-    let moto = Moto::get();
+    let moto = Moto::start();
     let (metadata, _imds) = moto.machine(0);
     drop(setup.service.take());
     let config = Config {
@@ -240,7 +239,7 @@ fn a_real_controller_initializes_nodes_whose_certificates_are_approved_and_remov
     let resting = moto.cluster["resting"].as_str().unwrap();
     register(&setup, cluster, resting, "10.7.0.99", 7);
     setup.admin.delete(&NODES.named(resting)).unwrap();
-    let _controller = start(cluster, &setup.admin);
+    let _controller = start(cluster, &setup.admin, &moto);
 
     let spec = |node: &str| setup.admin.get(&NODES.named(node)).unwrap()["spec"].clone();
     for node in [&node, &other] {
