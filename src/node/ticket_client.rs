@@ -90,7 +90,7 @@ pub trait TicketRequester: Send + Sync + 'static {
 pub struct Source {
     /// The name of the source, for people.
     pub name: &'static str,
-    /// Whether the first listing goes on to the next source in any case.
+    /// Whether the first listing also asks the next source if this one names a host.
     pub goes_on: bool,
     /// Lists the hosts.
     pub list: Arc<dyn Fn() -> Result<Listing, Failure> + Send + Sync>,

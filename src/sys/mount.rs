@@ -7,7 +7,7 @@ use std::path::Path;
 use super::{c_path, check};
 
 /// Mounts the file system of type `kind` from `source` at the existing directory `target`.
-/// Device nodes and set-user-ID programs are allowed.
+/// The mounted file system may contain device nodes and set-user-ID programs.
 pub fn mount(source: &Path, target: &Path, kind: &CStr, read_only: bool) -> io::Result<()> {
     let (source, target) = (c_path(source)?, c_path(target)?);
     let flags = if read_only { libc::MS_RDONLY } else { 0 };

@@ -24,7 +24,7 @@ pub fn judge(validator: Arc<dyn Validator>) -> Arc<dyn Judge> {
     Arc::new(Validators(vec![validator]))
 }
 
-/// Returns the judge of a client or server that accepts only peers whose document one of the
+/// For tests and benches: returns the judge of a client or server that accepts only peers whose document one of the
 /// `validators` accepts. **Without validators there is no judge: every peer is accepted.**
 pub fn judge_of_any(validators: Vec<Arc<dyn Validator>>) -> Option<Arc<dyn Judge>> {
     (!validators.is_empty()).then(|| Arc::new(Validators(validators)) as Arc<dyn Judge>)

@@ -12,7 +12,7 @@ use support::foreign::fetched;
 use super::super::work::Work;
 use super::{Facts, Module, Plan, Provider, compare, init, init_of_page, texts};
 
-/// Checks that the module makes what the page's commands have made. The page has written the XML of its machine to page-NAME.xml.
+/// Checks that the module makes the same as the page's commands, which have written the XML of each machine to page-NAME.xml.
 pub fn check(work: &Work) {
     let module = Module::new("libvirt");
     let folder = tempfile::tempdir().unwrap();

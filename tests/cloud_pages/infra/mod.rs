@@ -132,7 +132,7 @@ impl Module {
         self.plan_with(Provider::Usual, variables)
     }
 
-    /// Returns a plan that has the names of things in place of what only the cloud could tell.
+    /// Returns the plan with the names of resources in place of their IDs, which only the cloud assigns.
     pub fn plan_with_names(&self, variables: &Value) -> Plan {
         if self.name == "openstack" {
             let said = self.tofu(Provider::Usual, &["providers", "schema", "-json"]);
