@@ -9,6 +9,7 @@ use base::stop::Stop;
 use common::addons::{self, failed, folder_sha256, sha256, succeeded, tool};
 use common::kube_apiserver::Cluster;
 use kubernetes::client::{CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Selector};
+use kubernetes::services::outside;
 use serde_json::json;
 
 const CHART: &str = "apiVersion: v2\nname: plugin\nversion: 1.2.3\n";
@@ -176,10 +177,24 @@ fn cilium_is_installed_with_the_documented_values() {
     ] {
         assert_eq!(config["data"][field], value, "{field}");
     }
+    let client = &operator.client;
+    let why = outside::why_open(client).unwrap();
+    assert!(why.is_some_and(|why| why.contains("kube-proxy-replacement is \"false\"")));
     // there is no node for the DaemonSet, but the Deployment waits for its pod
     let late = operator.apply(&["--timeout", "2s"]);
     failed(&late, "add-on cilium is not ready after 2 s: ");
     failed(&late, "cilium-operator");
+
+    // as in a cluster of Constellation
+    let list = addons::list("cilium.yaml", &tool("cilium-chart.sh"));
+    let replaced = list.replace(
+        "kubeProxyReplacement: \"false\"",
+        "kubeProxyReplacement: \"true\"\n    bpf: {masquerade: true}",
+    );
+    assert_ne!(list, replaced);
+    fs::write(operator.at("addons.yaml"), replaced).unwrap();
+    succeeded(&operator.apply(&["--skip-wait"]));
+    assert_eq!(outside::why_open(client).unwrap(), None);
 }
 
 #[test]

@@ -962,8 +962,29 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
             "{error}"
         );
     };
+    // what keeps packets from outside of the cluster away, which could have the address of a node
+    let cilium = define_cilium_nodes(&client);
+    refused(UUID, "there is no ConfigMap kube-system/cilium-config");
+    let config = |replaces: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cilium-config"}, "data": {"kube-proxy-replacement": replaces, "enable-bpf-masquerade": "true"}});
+    let at = CONFIG_MAPS
+        .in_namespace("kube-system")
+        .named("cilium-config");
+    client.apply(&at, &config("false")).unwrap();
+    refused(UUID, "kube-proxy-replacement is \"false\"");
+    client.apply(&at, &config("strict")).unwrap();
     refused(UUID, "127.0.0.1 is not the address of one node");
     volumes::add_node(&client, "worker", "127.0.0.1");
+    let kube_proxy = ("kube-system", "kube-proxy");
+    volumes::add_pod(&client, kube_proxy, "kube-proxy-x", "worker", json!([]));
+    let pod = PODS.in_namespace("kube-system").named("kube-proxy-x");
+    let labels = json!({"metadata": {"labels": {"k8s-app": "kube-proxy"}}});
+    client.merge(&pod, &labels).unwrap();
+    refused(
+        UUID,
+        "kube-proxy runs beside Cilium, as the pod kube-proxy-x",
+    );
+    let unlabelled = json!({"metadata": {"labels": {"k8s-app": null}}});
+    client.merge(&pod, &unlabelled).unwrap();
     refused(UUID, "no volume is attached to the node worker");
     volumes::add_volume(&client, "one");
     volumes::attach(&client, "one", "worker", false);
@@ -1013,12 +1034,7 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     };
     address_of("worker", "InternalIP", "192.0.2.1");
     refused(UUID, "127.0.0.1 is not the address of one node");
-    // the part of the pod network that Kubernetes gives to a node, which Cilium need not use
     volumes::add_node(&client, "third", "192.0.2.3");
-    let subnet = json!({"spec": {"podCIDR": "127.0.0.0/24", "podCIDRs": ["127.0.0.0/24"]}});
-    client.merge(&NODES.named("third"), &subnet).unwrap();
-    refused(UUID, "no volume is attached to the node third");
-    let cilium = define_cilium_nodes(&client);
     let addresses = |ip: &str| json!([{"type": "InternalIP", "ip": "127.0.0.1"}, {"type": "CiliumInternalIP", "ip": ip}]);
     for (name, ip) in [("worker", "127.0.0.1"), ("third", "127.0.0.3")] {
         let node = json!({"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": name},

@@ -617,7 +617,16 @@ fn a_key_service_of_constellation_is_replaced_only_when_it_is_decided_what_its_d
         ports.find(|port| port["port"] == 9000).unwrap()["targetPort"].clone()
     };
     let until = || services::old_clients_until(&client).unwrap().unwrap();
-    let served = operator.apply(&["--skip-wait", "--old-clients-until", "2099-12-31"]);
+    let serve = ["--skip-wait", "--old-clients-until", "2099-12-31"];
+    let open = operator.apply(&serve);
+    let why = text(&open.stderr);
+    assert!(
+        why.contains("there is no ConfigMap kube-system/cilium-config. Nothing was changed."),
+        "{why}"
+    );
+    assert_eq!(image_of(&client, "key-service"), "a");
+    let config = let_cilium_replace_kube_proxy(&client);
+    let served = operator.apply(&serve);
     assert!(served.status.success(), "{}", text(&served.stderr));
     assert_eq!((until().as_str(), port()), ("2099-12-31", json!(9001)));
 
@@ -635,6 +644,15 @@ fn a_key_service_of_constellation_is_replaced_only_when_it_is_decided_what_its_d
     for name in [driver, "other"] {
         client.delete(&sets.named(name)).unwrap();
     }
+    client.delete(&config).unwrap();
+}
+
+/// Writes the settings of Cilium in a cluster of Constellation. Returns their object.
+fn let_cilium_replace_kube_proxy(client: &Client) -> Object {
+    let at = (CONFIG_MAPS.in_namespace("kube-system")).named("cilium-config");
+    let data = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cilium-config"}, "data": {"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true"}});
+    client.apply(&at, &data).unwrap();
+    at
 }
 
 #[test]
@@ -686,6 +704,7 @@ fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_
     }
     let grants = "kube-system/join-service=disk,ssh,measurement;anyone=id:s3proxy-kek";
     let given = [&["--skip-wait", "--grants", grants], &until[..]].concat();
+    let config = let_cilium_replace_kube_proxy(&client);
     let served = operator.apply(&given);
     assert!(served.status.success(), "{}", text(&served.stderr));
     let again = operator.apply(&["--skip-wait"]);
@@ -696,6 +715,7 @@ fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_
         text(&again.stderr)
     );
     client.delete(&proxies.named("s3proxy")).unwrap();
+    client.delete(&config).unwrap();
 }
 
 #[test]

@@ -24,7 +24,7 @@ use kubernetes::services::grants::{self, ANYONE, LOCAL, MEMBER};
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{
     self, Applied, JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MetadataService, OldClients, Phase,
-    Report, Settings,
+    Report, Settings, outside,
 };
 use serde_json::{Value, json};
 use verifier::sources::offline;
@@ -483,6 +483,7 @@ fn bring_services(
     }
     if !options.skip_phases.contains(&Phase::Services) {
         check_old_clients(client, options)?;
+        check_network(client, options)?;
     }
     let settings = settings(options, Some(client))?;
     let how = services::Options {
@@ -541,6 +542,22 @@ fn check_old_clients(client: &Client, options: &Options) -> Result<(), Error> {
         "{}. Nothing was changed. {advice} (docs/migration.md)",
         sentences.join("; ")
     )))
+}
+
+/// Refuses to serve clients without a token where packets from outside of the cluster can have a node's address.
+fn check_network(client: &Client, options: &Options) -> Result<(), Error> {
+    let until = options.old_clients;
+    let Some(until) = until.filter(|until| until.is_on(SystemTime::now())) else {
+        return Ok(());
+    };
+    match outside::why_open(client)? {
+        None => Ok(()),
+        Some(why) => Err(Error::failed(format!(
+            "with --old-clients-until {until}, the key service would still serve nobody without a token, because that is safe only \
+             where Cilium replaces kube-proxy and drops packets from outside of the cluster: {why}. Nothing was changed. Let Cilium \
+             do that, or give --old-clients-until never (docs/storage.md)"
+        ))),
+    }
 }
 
 fn addon_failed(error: addons::Error) -> Error {

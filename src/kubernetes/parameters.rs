@@ -248,11 +248,6 @@ impl Subnet {
             && (bits(self.address) ^ bits(address)) & self.mask() == 0
     }
 
-    /// Returns whether this is the first or the second address of the network.
-    pub fn begins_with(&self, address: IpAddr) -> bool {
-        self.contains(address) && bits(self.address) ^ bits(address) <= 1
-    }
-
     /// Returns whether the networks have a common address.
     pub fn overlaps(&self, other: &Subnet) -> bool {
         self.contains(other.address) || other.contains(self.address)

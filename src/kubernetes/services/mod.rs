@@ -26,6 +26,7 @@ pub mod grants;
 mod kept;
 pub mod master_secret;
 pub mod migration;
+pub mod outside;
 mod owned;
 mod render;
 

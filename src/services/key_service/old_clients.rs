@@ -13,20 +13,13 @@
 //! a wrong source, it is that of the node. Without one, every pod can pose as every other one, but
 //! needs the answers to reach it.
 //!
-//! In a tunnel, the network of a host has an address among those of pods:
+//! In a tunnel of Cilium, the source address of the host at a pod of another node is that of its interface `cilium_host`
+//! (`createNodeRouteSpec` of Cilium), which its CiliumNode names. Each agent of Cilium may change these objects, and routes by
+//! them.
 //!
-//! | plugin | source address of the host at a pod of another node | where it is found |
-//! |---|---|---|
-//! | Cilium with a tunnel, IPv4 | that of its interface cilium_host (`createNodeRouteSpec` of Cilium) | CiliumNode, `CiliumInternalIP` |
-//! | flannel | the first address of the node's part of the pod network (flannel.1), or the second one (cni0) | Node, `podCIDRs` |
-//! | any without a tunnel | the node's own | Node, `InternalIP` |
-//!
-//! Cilium need not use the `podCIDRs` of the Node: where there are CiliumNodes, only they count in place of
-//! `podCIDRs`. Each agent of Cilium may change them, and routes by them.
-//!
-//! A packet from outside of the cluster can have such an address, too: if a node receives one for the ClusterIP of the
-//! Service, kube-proxy gives it the node's own address, or that of cilium_host, as its source. So whoever can send packets
-//! to a node, such as the network of its host, can pose as a driver of that node, and reads the answer, which is plaintext.
+//! Such clients are served only while packets from outside of the cluster cannot have such an address
+//! ([`kubernetes::services::outside`]): Cilium replaces kube-proxy, as in each cluster of Constellation but those of
+//! `--conformance`. kube-proxy would give the host of a node the address of that node.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -39,9 +32,8 @@ use serde_json::{Value, json};
 
 use super::volumes::VOLUME_ATTACHMENTS;
 use kubernetes::client::{Client, Error, NODES, PODS, Resource, Selector};
-use kubernetes::parameters::Subnet;
-use kubernetes::services::asks_a_key_service;
 use kubernetes::services::migration::Migration;
+use kubernetes::services::{asks_a_key_service, outside};
 use rpc::grpc::{Code, Status};
 
 /// What Cilium knows of each node.
@@ -112,8 +104,19 @@ impl OldClients {
             return Err(denied("the address of the client is unknown".into()));
         };
         let turn = self.turns.take()?;
+        let why_open = outside::why_open(&self.client);
         let found = self.find(address);
         drop(turn);
+        let why_open = why_open.map_err(|error| {
+            log::error!("the API server does not say whether Cilium replaces kube-proxy: {error}");
+            unavailable("whether Cilium replaces kube-proxy")
+        })?;
+        if let Some(why) = why_open {
+            return Err(denied(format!(
+                "clients without a token are served only where Cilium replaces kube-proxy, and so drops packets from outside of \
+                 the cluster: {why}"
+            )));
+        }
         let found = found.map_err(|error| {
             log::error!("the API server does not say whose address {address} is: {error}");
             unavailable("which node this client is on")
@@ -180,15 +183,11 @@ impl OldClients {
             found.map(|found| found.items)
         };
         let known = list(&NODES, name_and_addresses)?;
-        let of_cilium = match list(&CILIUM_NODES, name_and_cilium_addresses) {
-            // another network plugin
-            Err(error) if error.is_not_found() => Vec::new(),
-            other => other?,
-        };
+        let of_cilium = list(&CILIUM_NODES, name_and_cilium_addresses)?;
         let has_address = |node: &Value| strings(&node[1]).any(|own| own.parse() == Ok(address));
         let mut names = BTreeSet::new();
         for node in known.iter().chain(&of_cilium) {
-            if has_address(node) || of_cilium.is_empty() && is_of_flannel(&node[2], address) {
+            if has_address(node) {
                 names.extend(node[0].as_str().map(str::to_owned));
             }
         }
@@ -247,13 +246,6 @@ fn strings(list: &Value) -> impl Iterator<Item = &str> {
     all.filter_map(Value::as_str)
 }
 
-/// Returns whether a host with flannel may have this address: flannel.1 has the first one of its `podCIDRs`, cni0 the second. Pods get
-/// neither, so a pod that the API does not show yet is not taken for its host.
-fn is_of_flannel(networks: &Value, address: IpAddr) -> bool {
-    let mut networks = strings(networks).filter_map(|text| text.parse::<Subnet>().ok());
-    networks.any(|network| network.begins_with(address))
-}
-
 /// Returns the error of a client of which the API server does not say this.
 fn unavailable(what: &str) -> Status {
     let message = format!("cannot check at the moment {what}: try again");
@@ -281,10 +273,10 @@ fn node_name_and_kind(pod: Value) -> Value {
     }
 }
 
-/// Reduces a node to its name, its internal addresses and the networks of its pods.
+/// Reduces a node to its name and its internal addresses.
 fn name_and_addresses(node: Value) -> Value {
     let internal = addresses(&node["status"], "InternalIP", "address");
-    json!([node["metadata"]["name"], internal, node["spec"]["podCIDRs"]])
+    json!([node["metadata"]["name"], internal])
 }
 
 /// Reduces a CiliumNode, which has the name of its node, to this name and the addresses of cilium_host.
@@ -319,30 +311,6 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-
-    #[test]
-    fn with_flannel_a_host_has_the_first_two_addresses_and_pods_the_others() {
-        let networks = json!(["10.244.1.0/24", "fd00:1::/64", "10.244.9.8/32"]);
-        for (address, is_of_host) in [
-            ("10.244.1.0", true),
-            ("10.244.1.1", true),
-            ("10.244.1.2", false),
-            ("10.244.1.255", false),
-            ("10.244.0.1", false),
-            ("fd00:1::", true),
-            ("fd00:1::1", true),
-            ("fd00:1::2", false),
-            ("fd00:2::1", false),
-            ("10.244.9.8", true),
-            ("10.244.9.9", false),
-            // the same bits in the other family
-            ("::10.244.1.1", false),
-        ] {
-            let is = is_of_flannel(&networks, address.parse().unwrap());
-            assert_eq!(is, is_of_host, "{address}");
-        }
-        assert!(!is_of_flannel(&Value::Null, "10.244.1.1".parse().unwrap()));
-    }
 
     #[test]
     fn one_client_is_answered_at_a_time_and_seven_wait() {

@@ -1,0 +1,90 @@
+//! Whether a packet from outside of the cluster can reach a pod with the address of a node as its source. Then an address
+//! proves nothing about its sender.
+//!
+//! | what forwards packets to Services | a packet from outside for a ClusterIP |
+//! |---|---|
+//! | kube-proxy | is forwarded, with the address of the node that received it as its source |
+//! | Cilium in place of kube-proxy | is dropped (`DROP_IS_CLUSTER_IP` of Cilium's `nodeport.h`), unless `bpf-lb-external-clusterip` is set |
+//!
+//! Cilium with masquerading by iptables has a rule that does the same as kube-proxy with each packet from outside for a pod of
+//! another node (`-o cilium_host`); masquerading by BPF changes only packets of pods.
+
+use serde_json::Value;
+
+use super::NAMESPACE;
+use crate::client::{CONFIG_MAPS, Client, Error, PODS, Selector};
+
+/// The settings of Cilium's agents, which its chart writes.
+const CILIUM_CONFIG: &str = "cilium-config";
+
+/// Returns why a packet from outside can have the address of a node, or `None` if the network drops such packets. It lists
+/// ConfigMaps of kube-system, and pods.
+pub fn why_open(client: &Client) -> Result<Option<String>, Error> {
+    let named = Selector::fields(&format!("metadata.name={CILIUM_CONFIG}"));
+    let found = client.list(&CONFIG_MAPS.in_namespace(NAMESPACE), &named)?;
+    let Some(config) = found.items.first() else {
+        return Ok(Some(format!(
+            "there is no ConfigMap {NAMESPACE}/{CILIUM_CONFIG}"
+        )));
+    };
+    if let Some(why) = why_cilium_is_open(&config["data"]) {
+        return Ok(Some(why));
+    }
+    let kube_proxy = Selector::labels("k8s-app=kube-proxy");
+    let found = client.list_keeping(&PODS.all(), &kube_proxy, |pod| {
+        pod["metadata"]["name"].clone()
+    })?;
+    let name = found.items.iter().find_map(Value::as_str);
+    Ok(name.map(|name| format!("kube-proxy runs beside Cilium, as the pod {name}")))
+}
+
+/// Returns the first setting of Cilium that does not keep packets from outside away.
+fn why_cilium_is_open(settings: &Value) -> Option<String> {
+    // "strict" is the word of Cilium before 1.14
+    let needed: [(&str, &[&str]); 3] = [
+        ("kube-proxy-replacement", &["true", "strict"]),
+        ("enable-bpf-masquerade", &["true"]),
+        ("bpf-lb-external-clusterip", &["false", ""]),
+    ];
+    needed.into_iter().find_map(|(name, good)| {
+        let value = settings[name].as_str().unwrap_or_default();
+        let is_good = good.contains(&value);
+        (!is_good).then(|| {
+            format!(
+                "{name} is {value:?} in the ConfigMap {CILIUM_CONFIG}, expected {:?}",
+                good[0]
+            )
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn cilium_keeps_packets_from_outside_away_only_with_three_settings() {
+        let of_constellation =
+            json!({"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true"});
+        assert_eq!(why_cilium_is_open(&of_constellation), None);
+        for (name, value) in [
+            ("kube-proxy-replacement", "false"),
+            ("kube-proxy-replacement", "partial"),
+            ("enable-bpf-masquerade", "false"),
+            ("bpf-lb-external-clusterip", "true"),
+        ] {
+            let mut settings = of_constellation.clone();
+            settings[name] = value.into();
+            let why = why_cilium_is_open(&settings).expect(name);
+            assert!(why.contains(name) && why.contains(value), "{why}");
+        }
+        for name in ["kube-proxy-replacement", "enable-bpf-masquerade"] {
+            let mut settings = of_constellation.clone();
+            settings.as_object_mut().unwrap().remove(name);
+            assert!(why_cilium_is_open(&settings).is_some(), "{name}");
+        }
+        assert!(why_cilium_is_open(&Value::Null).is_some());
+    }
+}
