@@ -107,7 +107,7 @@ pub enum Restored {
     /// The previous one.
     Before(Version),
     /// None: the previous one exits or is not healthy either, for this reason.
-    Neither(Version, Box<Error>),
+    Neither(Box<Error>),
     /// None: there was no previous one.
     NoOther,
 }
@@ -135,10 +135,10 @@ impl fmt::Display for Error {
                 f,
                 "{why}\nthe kubelet is {from} again; correct the cause, and run the same command again"
             ),
-            Error::Kubelet(why, Restored::Neither(from, error)) => {
+            Error::Kubelet(why, Restored::Neither(error)) => {
                 write!(
                     f,
-                    "{why}\nthe kubelet {from} does not run again either: {error}"
+                    "{why}\nthe previous kubelet does not run again either: {error}"
                 )
             }
             Error::Kubelet(why, Restored::NoOther) => write!(
@@ -223,7 +223,7 @@ impl Upgrade<'_> {
         self.kubeadm(is_control_plane, &to)
             .map_err(|error| Error::Kubeadm(error, from))?;
         self.job.phase("kubelet");
-        self.replace_kubelet(&from, &to)?;
+        self.replace_kubelet(&to)?;
         Ok((from, to))
     }
 
@@ -284,38 +284,45 @@ impl Upgrade<'_> {
 
     /// Replaces the kubelet, and restarts it. If the new kubelet does not stay up, the previous one
     /// is restored.
-    fn replace_kubelet(&self, from: &Version, to: &Version) -> Result<(), Error> {
+    fn replace_kubelet(&self, to: &Version) -> Result<(), Error> {
         let place = self.list.kubelet.place();
         let before = before(place);
         let failed = |error| Error::Kept(before.clone(), error);
-        // if this file is missing, an earlier try has already installed the new kubelet and kept
-        // the previous one
-        if !self.list.kubelet.is_present() {
-            let kept = remove(&before).and_then(|()| fs::hard_link(place, &before));
-            kept.map_err(failed)?;
+        // if a kubelet is kept, an earlier try was interrupted: the installed one may never have run
+        if !self.list.kubelet.is_present() && !before.exists() {
+            fs::hard_link(place, &before).map_err(failed)?;
         }
         self.install(std::slice::from_ref(&self.list.kubelet))?;
-        let Err(why) = self.start_kubelet(to) else {
+        let Err(why) = self.start_new_kubelet(to) else {
             return remove(&before).map_err(failed);
         };
-        let restore = || fs::rename(&before, place).map_err(failed);
+        let restore = || {
+            fs::rename(&before, place).map_err(failed)?;
+            self.start_kubelet()?;
+            self.version("kubelet", &["--version"])
+        };
         let restored = match before.exists() {
             false => Restored::NoOther,
-            true => match restore().and_then(|()| self.start_kubelet(from)) {
-                Ok(()) => Restored::Before(*from),
-                Err(error) => Restored::Neither(*from, Box::new(error)),
+            true => match restore() {
+                Ok(version) => Restored::Before(version),
+                Err(error) => Restored::Neither(Box::new(error)),
             },
         };
         Err(Error::Kubelet(Box::new(why), restored))
     }
 
-    /// Starts the installed kubelet, which must have this version, and waits until it is healthy.
-    fn start_kubelet(&self, expected: &Version) -> Result<(), Error> {
+    /// Starts the installed kubelet, if it has this version.
+    fn start_new_kubelet(&self, expected: &Version) -> Result<(), Error> {
         let got = self.version("kubelet", &["--version"])?;
         if got != *expected {
             let why = format!("the list's kubelet is {got}, and its kubeadm {expected}");
             return Err(Error::Version(why));
         }
+        self.start_kubelet()
+    }
+
+    /// Starts the installed kubelet, and waits until it is healthy.
+    fn start_kubelet(&self) -> Result<(), Error> {
         kubelet::restart(self.stop, &self.job)?;
         Ok(kubelet::watched(self.stop, &self.job, wait_until_healthy)?)
     }
