@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     program::main("bootstrapper", &help, |mut arguments| {
         let mut settings = Settings::default();
         let is_upgrade = arguments.raw_args()?.next_if(|word| word == "upgrade");
-        // an upgrade obeys the image's limits on components
+        // an upgrade obeys the image's limits on components, and its time limit for kubeadm
         settings.read = is_upgrade.is_some();
         settings.parse(arguments, settings::ARGUMENTS)?;
         if settings.read {
@@ -81,9 +81,15 @@ fn serve_evidence(options: &Options) -> Result<(), Failure> {
 fn upgrade(settings: &Settings) -> Result<(), Failure> {
     // the boot record stays unchanged; a signal ends the program, and the next run continues
     settings.shared.start_log();
-    let (policy, components) = (&settings.policy, &settings.components);
     let timeline = Timeline::new("upgrade");
-    let upgraded = upgrade::run(io::stdin(), policy, components, &Stop::new(), timeline);
+    let upgraded = upgrade::run(
+        io::stdin(),
+        &settings.policy,
+        &settings.components,
+        settings.kubeadm_timeout,
+        &Stop::new(),
+        timeline,
+    );
     let (from, to) = upgraded.map_err(Failure::failed)?;
     timeline.event("upgraded", format_args!("{from} -> {to}"));
     Ok(())

@@ -293,7 +293,8 @@ pub fn write_certificate(certificate: &KubeletCertificate) -> Result<(), Error> 
     Ok(())
 }
 
-fn make_directory(path: &Path) -> Result<(), Error> {
+/// Makes a directory with those above it.
+pub fn make_directory(path: &Path) -> Result<(), Error> {
     let made = fs::DirBuilder::new()
         .recursive(true)
         .mode(0o755)

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Error as Step;
 use super::job::Job;
-use super::setup;
+use super::setup::{self, Kubeadm};
 use super::{etcd, kubelet};
 use base::stop::Stop;
 use base::timeline::Timeline;
@@ -40,9 +40,12 @@ use kubernetes::parameters::Version;
 const KUBELET_CONFIG: &str = "/etc/kubernetes/kubelet.conf";
 /// The API server's manifest, which only control planes have.
 const API_SERVER: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
+/// kubeadm's configuration for an upgrade on a slow machine.
+const CONFIGURATION: Kubeadm = Kubeadm("/run/firstlight/kubeadm-upgrade.yaml");
 /// Maximum bytes of the list of components.
 const MAX_LIST: u64 = 16 << 20;
-/// Time limit for kubeadm, which pulls images and has its own time limit for each wait.
+/// Time limit for kubeadm, which pulls images and has its own time limit for each wait; on a slow
+/// machine it is longer.
 const KUBEADM: Duration = Duration::from_secs(30 * 60);
 /// Time limit for a program that prints its version, and for the API server's answer.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -55,11 +58,13 @@ const PAUSE: Duration = Duration::from_millis(500);
 const HEALTH: ([u8; 4], u16) = ([127, 0, 0, 1], 10248);
 
 /// Reads the list of components, as `firstlight components` writes it, and upgrades this node to
-/// its version. Returns the versions of the kubelet before and after the upgrade.
+/// its version. `kubeadm_timeout` is for a slow machine. Returns the versions of the kubelet before
+/// and after the upgrade.
 pub fn run(
     list: impl Read,
     policy: &components::Policy,
     settings: &components::Settings,
+    kubeadm_timeout: Option<Duration>,
     stop: &Stop,
     timeline: Timeline,
 ) -> Result<(Version, Version), Error> {
@@ -72,6 +77,7 @@ pub fn run(
     let upgrade = Upgrade {
         list,
         settings,
+        kubeadm_timeout,
         stop,
         job,
     };
@@ -199,6 +205,7 @@ impl Components {
 struct Upgrade<'a> {
     list: Components,
     settings: &'a components::Settings,
+    kubeadm_timeout: Option<Duration>,
     stop: &'a Stop,
     job: Job<()>,
 }
@@ -270,16 +277,19 @@ impl Upgrade<'_> {
     }
 
     fn kubeadm(&self, is_control_plane: bool, to: &Version) -> Result<(), Step> {
-        fs::create_dir_all(kubeadm::PATCHES)
-            .map_err(|error| Step::Io(kubeadm::PATCHES.into(), error))?;
-        let mut command = setup::program("kubeadm");
-        command.args(["upgrade"]);
-        match is_control_plane {
-            true => command.args(["apply", &to.to_string(), "--yes"]),
-            false => command.args(["node"]),
+        let to = to.to_string();
+        let words: &[&str] = match is_control_plane {
+            true => &["upgrade", "apply", &to, "--yes"],
+            false => &["upgrade", "node"],
         };
-        command.args(["--patches", kubeadm::PATCHES]);
-        setup::run(&mut command, KUBEADM, self.stop, &self.job)
+        let Some(longer) = self.kubeadm_timeout else {
+            setup::make_directory(Path::new(kubeadm::PATCHES))?;
+            let mut command = setup::program("kubeadm");
+            command.args(words).args(["--patches", kubeadm::PATCHES]);
+            return setup::run(&mut command, KUBEADM, self.stop, &self.job);
+        };
+        CONFIGURATION.configure(&kubeadm::upgrade_configuration(longer))?;
+        CONFIGURATION.run(words, &[], KUBEADM + longer, self.stop, &self.job)
     }
 
     /// Replaces the kubelet, and restarts it. If the new kubelet does not stay up, the previous one
@@ -324,7 +334,9 @@ impl Upgrade<'_> {
     /// Starts the installed kubelet, and waits until it is healthy.
     fn start_kubelet(&self) -> Result<(), Error> {
         kubelet::restart(self.stop, &self.job)?;
-        Ok(kubelet::watched(self.stop, &self.job, wait_until_healthy)?)
+        let limit = KUBELET.max(self.kubeadm_timeout.unwrap_or_default());
+        let healthy = |stop: &Stop| wait_until_healthy(limit, stop);
+        Ok(kubelet::watched(self.stop, &self.job, healthy)?)
     }
 }
 
@@ -340,8 +352,8 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-fn wait_until_healthy(stop: &Stop) -> Result<(), Step> {
-    let end = Instant::now() + KUBELET;
+fn wait_until_healthy(limit: Duration, stop: &Stop) -> Result<(), Step> {
+    let end = Instant::now() + limit;
     while !is_healthy().unwrap_or_default() {
         if stop.wait(PAUSE) {
             return Err(Step::Stopped);
@@ -349,7 +361,7 @@ fn wait_until_healthy(stop: &Stop) -> Result<(), Step> {
         if Instant::now() > end {
             return Err(Step::Kubelet(vec![format!(
                 "not healthy after {} s",
-                KUBELET.as_secs()
+                limit.as_secs()
             )]));
         }
     }

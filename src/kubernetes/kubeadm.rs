@@ -13,7 +13,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
 use super::parameters::{Networks, NodeName, Subnet, Version};
@@ -111,7 +111,7 @@ pub fn init(cluster: &ClusterSettings, node: &NodeSettings) -> String {
         node_registration: NodeRegistration::of(node, true),
         patches: Patches { directory: PATCHES },
         bootstrap_tokens: [ShortLived { ttl: "1m0s" }],
-        timeouts: node.kubeadm_timeout.map(Timeouts::of),
+        timeouts: node.kubeadm_timeout.map(timeouts),
     };
     let mut alternative_names = vec!["127.0.0.1".to_owned(), node.ip.to_string()];
     alternative_names.extend(cluster.alternative_names.iter().cloned());
@@ -221,9 +221,20 @@ pub fn join_configuration(ticket: &JoinSettings, node: &NodeSettings) -> Zeroizi
         } else {
             &[]
         },
-        timeouts: node.kubeadm_timeout.map(Timeouts::of),
+        timeouts: node.kubeadm_timeout.map(timeouts),
     };
     Zeroizing::new(document(KUBEADM_API, "JoinConfiguration", &configuration))
+}
+
+/// Returns the file for `kubeadm upgrade` on a slow machine: UpgradeConfiguration.
+pub fn upgrade_configuration(kubeadm_timeout: Duration) -> String {
+    let patched = json!({"patches": {"directory": PATCHES}});
+    let configuration = json!({
+        "apply": patched,
+        "node": patched,
+        "timeouts": timeouts(kubeadm_timeout),
+    });
+    document(KUBEADM_API, "UpgradeConfiguration", &configuration)
 }
 
 fn document(api_version: &str, kind: &str, content: &impl Serialize) -> String {
@@ -252,7 +263,7 @@ struct InitConfiguration<'a> {
     patches: Patches,
     bootstrap_tokens: [ShortLived; 1],
     #[serde(skip_serializing_if = "Option::is_none")]
-    timeouts: Option<Timeouts>,
+    timeouts: Option<Map<String, Value>>,
 }
 
 /// Kubeadm always creates a token. No program uses this one, and it expires soon.
@@ -355,31 +366,21 @@ struct Patches {
     directory: &'static str,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Timeouts {
-    control_plane_component_health_check: String,
-    kubelet_health_check: String,
-    #[serde(rename = "kubernetesAPICall")]
-    kubernetes_api_call: String,
-    #[serde(rename = "etcdAPICall")]
-    etcd_api_call: String,
-    tls_bootstrap: String,
-    discovery: String,
-}
-
-impl Timeouts {
-    fn of(kubeadm_timeout: Duration) -> Timeouts {
-        let text = || format!("{}s", kubeadm_timeout.as_secs());
-        Timeouts {
-            control_plane_component_health_check: text(),
-            kubelet_health_check: text(),
-            kubernetes_api_call: text(),
-            etcd_api_call: text(),
-            tls_bootstrap: text(),
-            discovery: text(),
-        }
-    }
+/// Returns kubeadm's `timeouts`, all with this value.
+fn timeouts(kubeadm_timeout: Duration) -> Map<String, Value> {
+    let value = format!("{}s", kubeadm_timeout.as_secs());
+    [
+        "controlPlaneComponentHealthCheck",
+        "kubeletHealthCheck",
+        "kubernetesAPICall",
+        "etcdAPICall",
+        "tlsBootstrap",
+        "discovery",
+        "upgradeManifests",
+    ]
+    .map(|name| (name.to_owned(), value.clone().into()))
+    .into_iter()
+    .collect()
 }
 
 #[derive(Serialize)]
@@ -564,7 +565,7 @@ struct JoinConfiguration<'a> {
     control_plane: Option<JoinControlPlane>,
     skip_phases: &'static [&'static str],
     #[serde(skip_serializing_if = "Option::is_none")]
-    timeouts: Option<Timeouts>,
+    timeouts: Option<Map<String, Value>>,
 }
 
 #[derive(Serialize)]
@@ -603,8 +604,6 @@ struct JoinControlPlane {
 mod tests {
     use std::path::PathBuf;
     use std::process::Command;
-
-    use serde_json::Value;
 
     use super::*;
 
@@ -907,6 +906,8 @@ mod tests {
                 "{text}\n{said}"
             );
         }
+        let (accepted, said) = validate(&upgrade_configuration(Duration::from_secs(1200)));
+        assert!(accepted && said.is_empty(), "{said}");
         for (control_plane, with_authority) in
             [(true, true), (true, false), (false, true), (false, false)]
         {
