@@ -1,10 +1,10 @@
 //! `bootstrapper upgrade`: brings the programs of a node to another version of Kubernetes.
 //!
 //! ```text
-//! kubeadm ─► version: forward, and known to the control plane? ─► other components ─► kubeadm upgrade ─► kubelet ─► restart
-//!                              │no                                                                        │ does not stay up
-//!                              ▼                                                                          ▼
-//!                  nothing runs another version                                              the kubelet of before, restart
+//! kubeadm ─► version: forward, and fit for the cluster? ─► other components ─► kubeadm upgrade ─► kubelet ─► restart
+//!                           │no                                                                    │ does not stay up
+//!                           ▼                                                                      ▼
+//!               nothing runs another version                                          the kubelet of before, restart
 //! ```
 //!
 //! Each step checks what earlier steps have done, so an interrupted upgrade can simply be run
@@ -31,7 +31,8 @@ use super::{etcd, kubelet};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_base::child_output;
-use kubernetes::client::{Client, Config};
+use kubernetes::NAMESPACE;
+use kubernetes::client::{CONFIG_MAPS, Client, Config};
 use kubernetes::components::{self, Component};
 use kubernetes::kubeadm;
 use kubernetes::parameters::Version;
@@ -219,9 +220,7 @@ impl Upgrade<'_> {
         from.check_upgrade(&to)
             .map_err(|error| Error::Version(format!("this node stays at {from}: {error}")))?;
         let is_control_plane = Path::new(API_SERVER).exists();
-        if !is_control_plane {
-            self.check_control_plane(&to)?;
-        }
+        self.check_cluster(is_control_plane, &to)?;
         self.job.line(&format!("{from} -> {to}"));
 
         self.job.phase("components");
@@ -253,24 +252,33 @@ impl Upgrade<'_> {
             .map_err(|error| Error::Version(format!("{name} of this node: {error}")))
     }
 
-    /// Refuses a version that the API server does not have yet.
-    fn check_control_plane(&self, to: &Version) -> Result<(), Error> {
-        let unknown = |error| {
-            Error::Version(format!(
-                "the version of the control plane is unknown: {error}"
-            ))
+    /// Refuses a version that does not fit the cluster: on a worker a newer one than the API
+    /// server's, on a control plane an older one than the cluster's, which kubeadm would accept.
+    fn check_cluster(&self, is_control_plane: bool, to: &Version) -> Result<(), Error> {
+        let unknown = |error: &dyn fmt::Display| {
+            Error::Version(format!("the cluster's version is unknown: {error}"))
         };
-        let config = Config::from_kubeconfig_file(Path::new(KUBELET_CONFIG));
-        let client = config.map(|config| Client::new(config, self.stop).within(ANSWER));
-        let present = client
-            .and_then(|client| client.version())
-            .map_err(unknown)?;
-        let present: Version = present
-            .parse()
-            .map_err(|error| Error::Version(format!("the control plane: {error}")))?;
-        match present < *to {
+        let client = Config::from_kubeconfig_file(Path::new(KUBELET_CONFIG))
+            .map(|config| Client::new(config, self.stop).within(ANSWER))
+            .map_err(|error| unknown(&error))?;
+        if !is_control_plane {
+            let present = client.version().map_err(|error| unknown(&error))?;
+            let present: Version = present.parse().map_err(|error| unknown(&error))?;
+            return match present < *to {
+                true => Err(Error::Version(format!(
+                    "the API server is {present}, and no kubelet may be newer: upgrade the control planes to {to} first"
+                ))),
+                false => Ok(()),
+            };
+        }
+        let map = CONFIG_MAPS
+            .in_namespace(NAMESPACE)
+            .named(kubeadm::CONFIG_MAP);
+        let map = client.get(&map).map_err(|error| unknown(&error))?;
+        let recorded = kubeadm::recorded_version(&map).map_err(|error| unknown(&error))?;
+        match *to < recorded {
             true => Err(Error::Version(format!(
-                "the API server is {present}, and no kubelet may be newer: upgrade the control planes to {to} first"
+                "the cluster is at {recorded} already: expected the list of components of {recorded} or later, got {to}"
             ))),
             false => Ok(()),
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use kubernetes::client::{CONFIG_MAPS, Client, NODE_VERSIONS};
 use kubernetes::parameters::Version;
-use kubernetes::{NAMESPACE, kubeadm, yaml};
+use kubernetes::{NAMESPACE, kubeadm};
 use serde_json::{Value, json};
 
 use super::components::{self, check};
@@ -168,21 +168,7 @@ fn version_of(client: &Client) -> Result<Version, Error> {
     let map = CONFIG_MAPS
         .in_namespace(NAMESPACE)
         .named(kubeadm::CONFIG_MAP);
-    let fault = |error: &dyn std::fmt::Display| {
-        Error::failed(format!(
-            "ConfigMap {NAMESPACE}/{}: {error}",
-            kubeadm::CONFIG_MAP
-        ))
-    };
-    let map = client.get(&map)?;
-    let configuration = map["data"]["ClusterConfiguration"].as_str();
-    let configuration =
-        yaml::document(configuration.unwrap_or_default()).map_err(|error| fault(&error))?;
-    let version = configuration["kubernetesVersion"].as_str();
-    version
-        .unwrap_or_default()
-        .parse()
-        .map_err(|error| fault(&error))
+    kubeadm::recorded_version(&client.get(&map)?).map_err(Error::failed)
 }
 
 fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Error> {

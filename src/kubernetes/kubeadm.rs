@@ -16,7 +16,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
-use super::parameters::{Networks, NodeName, Subnet, Version};
+use super::parameters::{Invalid, Networks, NodeName, Subnet, Version, invalid};
+use super::{NAMESPACE, yaml};
 
 /// The port of the API server on each control plane.
 pub const API_SERVER_PORT: u16 = 6443;
@@ -235,6 +236,20 @@ pub fn upgrade_configuration(kubeadm_timeout: Duration) -> String {
         "timeouts": timeouts(kubeadm_timeout),
     });
     document(KUBEADM_API, "UpgradeConfiguration", &configuration)
+}
+
+/// Returns the cluster's version, which kubeadm has recorded in the ConfigMap [`CONFIG_MAP`].
+pub fn recorded_version(map: &Value) -> Result<Version, Invalid> {
+    let configuration = map["data"]["ClusterConfiguration"].as_str();
+    let version = match yaml::document(configuration.unwrap_or_default()) {
+        Ok(configuration) => configuration["kubernetesVersion"]
+            .as_str()
+            .unwrap_or_default()
+            .parse()
+            .map_err(|error: Invalid| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    version.or_else(|error| invalid(format!("ConfigMap {NAMESPACE}/{CONFIG_MAP}: {error}")))
 }
 
 fn document(api_version: &str, kind: &str, content: &impl Serialize) -> String {
@@ -762,6 +777,27 @@ mod tests {
             1
         );
         assert_eq!(documents[1]["networking"], json!({}));
+    }
+
+    #[test]
+    fn the_cluster_s_version_is_read_from_kubeadm_s_record() {
+        let version = |configuration: &str| {
+            let map = json!({"data": {"ClusterConfiguration": configuration}});
+            recorded_version(&map).map_err(|error| error.to_string())
+        };
+        let good = "controlPlaneEndpoint: lb.example:6443\nkubernetesVersion: v1.35.4\n";
+        assert_eq!(version(good).unwrap().to_string(), "v1.35.4");
+        for (bad, says) in [
+            ("", "\"\" is not a version"),
+            ("kubernetesVersion: 1.35", "is not a version"),
+            ("kubernetesVersion: v1.30.1", "not supported"),
+            ("a: [", "line 1"),
+        ] {
+            let error = version(bad).unwrap_err();
+            let begins = "ConfigMap kube-system/kubeadm-config: ";
+            assert!(error.starts_with(begins) && error.contains(says), "{error}");
+        }
+        assert!(recorded_version(&json!({})).is_err());
     }
 
     #[test]
