@@ -154,7 +154,7 @@ impl Bootstrapper {
             .map_err(Error::Unpinned)?;
         let device = device::find(
             self.disk.as_deref(),
-            self.cloud.state_disk(),
+            self.cloud,
             &self.stop,
             &self.timeline,
         )
@@ -218,7 +218,7 @@ impl Bootstrapper {
             );
             let disk = device::find(
                 self.disk.as_deref(),
-                self.cloud.state_disk(),
+                self.cloud,
                 &self.stop,
                 &self.timeline,
             )

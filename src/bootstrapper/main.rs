@@ -15,6 +15,7 @@ use bootstrapper::options::{OPTIONS, Settings};
 use bootstrapper::service_trust::ServiceTrust;
 use bootstrapper::{Bootstrapper, Ending, member, peers, upgrade};
 use lexopt::Parser;
+use machines::Cloud;
 use node::options::{self, Options, STOPPED, all};
 use node::quotes;
 use node::settings;
@@ -110,6 +111,12 @@ fn start(settings: Settings) -> Result<(), Failure> {
     }
 }
 
+/// Returns whether kubelet and controller manager leave the cloud's objects to a cloud controller
+/// manager (`--cloud-provider=external`).
+fn has_external_provider(cloud: Cloud) -> bool {
+    matches!(cloud, Cloud::Aws | Cloud::Gcp | Cloud::Azure)
+}
+
 fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Box<dyn Error>> {
     let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
@@ -125,7 +132,7 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
         timeline,
     };
     let listen = SocketAddr::new(options.listen, init::PORT);
-    let is_external = cloud.has_external_provider();
+    let is_external = has_external_provider(cloud);
     let bootstrapper = Bootstrapper {
         cloud,
         has_cloud_controller: settings.cloud_controller.unwrap_or(is_external),

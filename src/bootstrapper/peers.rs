@@ -83,8 +83,7 @@ impl Keeper {
 
     fn run(self) {
         let disk = self.disk.as_deref();
-        let usual = self.cloud.state_disk();
-        let found = device::find(disk, usual, &self.stop, &self.timeline);
+        let found = device::find(disk, self.cloud, &self.stop, &self.timeline);
         let disk = match found {
             Ok(disk) => disk,
             Err(error) => {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use base::sync::lock;
-use cloud::Machines;
+use cloud::{Machines, Problem};
 use cloud_api::listed;
 use machines::Instance;
 use serde_json::{Value, json};
@@ -108,8 +108,10 @@ fn serve(options: &Options) -> Result<Server, Error> {
 
 fn read(path: &Path) -> Result<Machines, Error> {
     let json = files::read(path)?;
-    let machines = Machines::parse(&json);
-    machines.map_err(|error| FileError::Content(path.into(), error.to_string()).into())
+    let wrong = |error: Problem| FileError::Content(path.into(), error.to_string());
+    let machines = Machines::parse(&json).map_err(wrong)?;
+    listed::init_secret_hash(&machines).map_err(wrong)?;
+    Ok(machines)
 }
 
 /// Returns the answer to a request; `None` if there is none, such as `/self` for a machine that is

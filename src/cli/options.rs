@@ -8,6 +8,7 @@ use base::program;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cloud::Machines;
+use cloud_api::listed;
 use kubernetes::services::MetadataService;
 use machines::Cloud;
 use verifier::{Variant, variant};
@@ -158,11 +159,13 @@ fn inline(file: &Path) -> Result<String, Error> {
     // an argument of a program has at most 128 KiB (Linux)
     const MAX_LIST: usize = 90 << 10;
     let list = files::read(file)?;
-    let why = match Machines::parse(&list) {
-        Ok(_) if list.len() <= MAX_LIST => {
+    let machines = Machines::parse(&list);
+    let checked = machines.and_then(|it| listed::init_secret_hash(&it).map(drop));
+    let why = match checked {
+        Ok(()) if list.len() <= MAX_LIST => {
             return Ok(format!("base64:{}", STANDARD.encode(&*list)));
         }
-        Ok(_) => format!("it has more than {MAX_LIST} bytes: use `firstlight metadata serve`"),
+        Ok(()) => format!("it has more than {MAX_LIST} bytes: use `firstlight metadata serve`"),
         Err(error) => error.to_string(),
     };
     Err(Error::failed(format!("{}: {why}", file.display())))

@@ -6,6 +6,7 @@ use cloud::r#static::{ListedMetadata, Machine};
 use cloud::{Machines, Problem};
 use machines::{Error, Instance, Role};
 
+use crate::service::is_bcrypt;
 use crate::{Metadata, Service};
 
 impl Metadata for ListedMetadata {
@@ -30,9 +31,23 @@ impl Metadata for ListedMetadata {
 
 impl Service for ListedMetadata {
     fn init_secret_hash(&self) -> Result<String, Error> {
-        self.list()?.init_secret_hash.ok_or_else(|| {
+        let list = self.list()?;
+        let hash = init_secret_hash(&list).map_err(|problem| self.failed(problem))?;
+        hash.map(str::to_owned).ok_or_else(|| {
             self.failed("it has no initSecretHash, so no operator can initialize this machine")
         })
+    }
+}
+
+/// Returns the bcrypt hash of the init secret, if the list has one.
+pub fn init_secret_hash(list: &Machines) -> Result<Option<&str>, Problem> {
+    let hash = list.init_secret_hash.as_deref();
+    match hash.is_none_or(is_bcrypt) {
+        true => Ok(hash),
+        // the error does not repeat the text, which may be the init secret itself
+        false => Err(Problem::Malformed(
+            "initSecretHash is not a bcrypt hash of 60 characters: `firstlight hash-secret` makes one".into(),
+        )),
     }
 }
 
@@ -138,8 +153,20 @@ mod tests {
                 .contains("those of control-plane-0 and of worker-0")
         );
         assert_eq!(list.endpoint(), "cluster.example");
-        assert_eq!(list.init_secret_hash.as_deref(), Some(HASH));
+        assert_eq!(init_secret_hash(&list), Ok(Some(HASH)));
         assert_eq!(instances(&list).len(), 2);
+    }
+
+    #[test]
+    fn a_list_with_another_hash_of_the_init_secret_still_names_its_machines() {
+        let secret = list().replace(HASH, "my secret");
+        let list = Machines::parse(secret.as_bytes()).unwrap();
+        assert_eq!(instances(&list).len(), 2);
+        let error = init_secret_hash(&list).unwrap_err().to_string();
+        assert!(
+            error.contains("bcrypt") && !error.contains("my secret"),
+            "{error}"
+        );
     }
 
     #[test]

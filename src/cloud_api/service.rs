@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cloud::http::MAX_BODY;
 use cloud::qemu;
-use machines::{Error, Instance, is_bcrypt};
+use machines::{Error, Instance};
 
 use crate::range::Range;
 
@@ -50,6 +50,13 @@ pub struct Alias {
     pub names: Vec<String>,
     /// Addresses, internal and external.
     pub addresses: Vec<IpAddr>,
+}
+
+/// Returns whether `text` is a bcrypt hash: `$2a$10$` and 53 characters; 2b and 2y are later names
+/// of the same format.
+pub(crate) fn is_bcrypt(text: &str) -> bool {
+    let of_hash = |b: u8| b.is_ascii_alphanumeric() || b"./$".contains(&b);
+    text.len() == 60 && text.starts_with("$2") && text.bytes().all(of_hash)
 }
 
 /// Returns the bcrypt hash in an answer, without a line break at its end.

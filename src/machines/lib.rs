@@ -57,8 +57,8 @@ pub struct Instance {
 
 /// A cloud. To add one:
 ///
-/// 1. add it here and to [`ALL`], with its name, what marks its state disk, and who controls its
-///    objects; the compiler asks for the rest;
+/// 1. add it here, to [`ALL`], and its name to [`NAMES`]; the compiler asks for the rest, such as
+///    what marks its state disk;
 /// 2. `own` in the crate `cloud`: what a machine's own metadata says of the cluster;
 /// 3. `metadata` in the crate `cloud_api`: if only an API of the cloud knows the machine's peers,
 ///    its client is a file there;
@@ -88,34 +88,19 @@ pub const ALL: [Cloud; 7] = {
     [Qemu, Static, Aws, Gcp, Azure, OpenStack, Stackit]
 };
 
-/// The names of [`ALL`].
-pub const NAMES: [&str; ALL.len()] = {
-    let mut names = [""; ALL.len()];
-    let mut index = 0;
-    while index < ALL.len() {
-        names[index] = ALL[index].name();
-        index += 1;
-    }
-    names
-};
+/// The names of [`ALL`], in the same order, which is also that of [`Cloud`].
+pub const NAMES: [&str; ALL.len()] = [
+    "qemu",
+    "static",
+    "aws",
+    "gcp",
+    "azure",
+    "openstack",
+    "stackit",
+];
 
 /// The cloud that a program uses if its command line names none.
 pub const DEFAULT: Cloud = Cloud::Qemu;
-
-/// How the state disk is marked among the disks of a machine. In every cloud, a disk with the
-/// serial number `state` is the state disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StateDisk {
-    /// The second virtio disk, in clouds and machines whose disks have no labels, as in
-    /// Constellation.
-    SecondVirtio,
-    /// The volume of AWS that is attached under a name.
-    Ebs,
-    /// The persistent disk of Google Cloud with a name.
-    PersistentDisk,
-    /// The data disk of Azure with a number.
-    DataDisk,
-}
 
 impl Cloud {
     /// Returns the cloud with this name in upper or lower case.
@@ -128,31 +113,7 @@ impl Cloud {
     /// Returns the name on the kernel command line, on the command lines of the programs, and in
     /// the Helm chart; lower case.
     pub const fn name(self) -> &'static str {
-        match self {
-            Cloud::Qemu => "qemu",
-            Cloud::Static => "static",
-            Cloud::Aws => "aws",
-            Cloud::Gcp => "gcp",
-            Cloud::Azure => "azure",
-            Cloud::OpenStack => "openstack",
-            Cloud::Stackit => "stackit",
-        }
-    }
-
-    /// Returns what marks the state disk.
-    pub fn state_disk(self) -> StateDisk {
-        match self {
-            Cloud::Aws => StateDisk::Ebs,
-            Cloud::Gcp => StateDisk::PersistentDisk,
-            Cloud::Azure => StateDisk::DataDisk,
-            _ => StateDisk::SecondVirtio,
-        }
-    }
-
-    /// Returns whether kubelet and controller manager leave the cloud's objects to a cloud
-    /// controller manager (`--cloud-provider=external`).
-    pub fn has_external_provider(self) -> bool {
-        matches!(self, Cloud::Aws | Cloud::Gcp | Cloud::Azure)
+        NAMES[self as usize]
     }
 }
 
@@ -162,13 +123,6 @@ pub fn is_host(host: &str) -> bool {
     let is_of_label = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
     let label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(is_of_label);
     host.parse::<IpAddr>().is_ok() || (host.len() <= 253 && host.split('.').all(label))
-}
-
-/// Returns whether `text` is a bcrypt hash: `$2a$10$` and 53 characters; 2b and 2y are later names
-/// of the same format.
-pub fn is_bcrypt(text: &str) -> bool {
-    let of_hash = |b: u8| b.is_ascii_alphanumeric() || b"./$".contains(&b);
-    text.len() == 60 && text.starts_with("$2") && text.bytes().all(of_hash)
 }
 
 /// Why the metadata service gave no valid answer.
@@ -303,6 +257,7 @@ mod tests {
     #[test]
     fn a_cloud_is_found_by_its_name_and_others_are_refused() {
         for (cloud, name) in ALL.iter().zip(NAMES) {
+            assert_eq!(format!("{cloud:?}").to_lowercase(), name);
             assert_eq!(Cloud::named(name).as_ref(), Ok(cloud));
             assert_eq!(Cloud::named(&name.to_uppercase()).as_ref(), Ok(cloud));
         }

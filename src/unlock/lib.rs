@@ -133,7 +133,7 @@ impl Unlock {
         prepare_mapping();
         let device = device::find(
             self.disk.as_deref(),
-            self.cloud.state_disk(),
+            self.cloud,
             &self.stop,
             &self.timeline,
         )?;

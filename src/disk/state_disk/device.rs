@@ -8,7 +8,7 @@ use super::mark::{Mark, mark, serial};
 use base::stop::Stop;
 use base::sysfs;
 use base::timeline::Timeline;
-use machines::StateDisk;
+use machines::Cloud;
 
 /// The serial number that marks the state disk among a VM's virtio disks.
 const SERIAL: &str = "state";
@@ -20,17 +20,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Waits for the state disk and returns its path: `wanted` if given, else the disk with serial
-/// number `state`, else the disk that the cloud marks as `usual` ([`machines::Cloud::state_disk`]).
+/// number `state`, else the disk that the cloud marks.
 ///
 /// # Errors
 /// [`Error::NoDisk`] after 60 s, [`Error::Stopped`] when `stop` is set.
 pub fn find(
     wanted: Option<&Path>,
-    usual: StateDisk,
+    cloud: Cloud,
     stop: &Stop,
     timeline: &Timeline,
 ) -> Result<PathBuf, Error> {
-    let usual = mark(usual);
+    let usual = mark(cloud);
     let start = Instant::now();
     let mut next_report = REPORT_INTERVAL;
     loop {
@@ -117,7 +117,7 @@ mod tests {
 
     /// The state disk of machines whose disks have no labels.
     fn usual() -> &'static Mark {
-        mark(StateDisk::SecondVirtio)
+        mark(Cloud::Qemu)
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         let disk = tempfile::NamedTempFile::new().unwrap();
         let found = find(
             Some(disk.path()),
-            StateDisk::SecondVirtio,
+            Cloud::Qemu,
             &Stop::new(),
             &Timeline::new("test"),
         )
@@ -187,7 +187,7 @@ mod tests {
         stop.stop();
         let result = find(
             Some(Path::new("/nonexistent")),
-            StateDisk::SecondVirtio,
+            Cloud::Qemu,
             &stop,
             &Timeline::new("test"),
         );

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use machines::StateDisk;
+use machines::Cloud;
 use serde::Deserialize;
 use sys::nvme;
 
-/// How the state disk is marked among the disks of a machine. In every cloud, a disk with the
+/// How a cloud marks the state disk among the disks of a machine. In every cloud, a disk with the
 /// serial number `state` is the state disk.
 pub struct Mark {
     /// What it is, for texts.
@@ -20,25 +20,26 @@ pub struct Mark {
     pub label_of: fn(&Path, &str) -> Option<String>,
 }
 
-/// Returns what marks this state disk.
-pub fn mark(disk: StateDisk) -> &'static Mark {
-    match disk {
-        StateDisk::SecondVirtio => &Mark {
+/// Returns what marks the state disk in this cloud.
+pub fn mark(cloud: Cloud) -> &'static Mark {
+    match cloud {
+        // the disks have no labels; as in Constellation
+        Cloud::Qemu | Cloud::Static | Cloud::OpenStack | Cloud::Stackit => &Mark {
             description: "/dev/vdb without a serial number",
             label: "vdb",
             label_of: name_without_serial,
         },
-        StateDisk::Ebs => &Mark {
+        Cloud::Aws => &Mark {
             description: "the EBS volume that is attached as /dev/sdb",
             label: "sdb",
             label_of: volume_name,
         },
-        StateDisk::PersistentDisk => &Mark {
+        Cloud::Gcp => &Mark {
             description: "the persistent disk with the device name state-disk",
             label: "state-disk",
             label_of: device_name,
         },
-        StateDisk::DataDisk => &Mark {
+        Cloud::Azure => &Mark {
             description: "the data disk with the logical unit number 0",
             label: "lun0",
             label_of: data_disk,
