@@ -224,6 +224,18 @@ fn registers_keys_quotes_and_indices_are_asked_for_and_read_as_by_tpm2_tss() {
     let digests = hashes.map(|hash| hex(ring::digest::digest(hash, EVENT).as_ref()));
     let expected = theirs.peer(&["keys", &digests.join(",")]);
 
+    // the index that the peer writes
+    let (index, size, file) = (
+        format!("{INDEX:#x}"),
+        SIZE.to_string(),
+        twins.folder.path().join("index"),
+    );
+    fs::write(&file, (0..SIZE).map(|at| at as u8).collect::<Vec<_>>()).unwrap();
+    let define = ["-C", "o", &index, "-s", &size, "-a", "ownerwrite|ownerread"];
+    ours.tpm.tool("tpm2_nvdefine", &define);
+    let write = ["-C", "o", &index, "-i", file.to_str().unwrap()];
+    ours.tpm.tool("tpm2_nvwrite", &write);
+
     let mut tpm = Tpm::open(&ours.location()).unwrap();
     tpm.pcr_event(15, EVENT).unwrap();
     let (key, quotes) = tpm.quotes(KeySource::Own, NONCE, &[]).unwrap();
@@ -237,8 +249,6 @@ fn registers_keys_quotes_and_indices_are_asked_for_and_read_as_by_tpm2_tss() {
         let end = quote.attest[quote.attest.len() - 32..].to_vec();
         got.push(("quoted".to_owned(), end));
     }
-    let data: Vec<u8> = (0..SIZE).map(|at| at as u8).collect();
-    tpm.write_nv(INDEX, &data).unwrap();
     for index in [INDEX, 0x01c0_0002, 0x01c0_0016] {
         got.push(("index".to_owned(), tpm.nv(index).unwrap().unwrap()));
     }

@@ -19,11 +19,6 @@ use tpm::{KeySource, Tpm};
 
 /// The NV index of the report.
 pub const INDEX: u32 = 0x0140_0001;
-/// The NV index to which the machine can write at most [`USER_DATA_LEN`] bytes; the paravisor
-/// includes them in the next report.
-pub const USER_DATA_INDEX: u32 = 0x0140_0002;
-/// The size of [`USER_DATA_INDEX`] in bytes.
-pub const USER_DATA_LEN: usize = 64;
 /// The attestation key.
 pub const KEY: KeySource = KeySource::Persistent(0x8100_0003);
 const HEADER: usize = 32;

@@ -8,7 +8,6 @@ pub mod block;
 pub mod cipher;
 pub mod clock;
 pub mod device_mapper;
-pub mod file;
 pub mod interfaces;
 pub mod keyring;
 pub mod mount;

@@ -56,11 +56,7 @@ pub struct Authorization<'a> {
 }
 
 impl Authorization<'_> {
-    fn password(value: &[u8]) -> Authorization<'_> {
-        Authorization::of(PASSWORD, value)
-    }
-
-    fn of(session: u32, value: &[u8]) -> Authorization<'_> {
+    const fn of(session: u32, value: &[u8]) -> Authorization<'_> {
         Authorization {
             session,
             nonce: &[],
@@ -71,12 +67,7 @@ impl Authorization<'_> {
 }
 
 /// The empty password.
-const NO_PASSWORD: &[Authorization<'_>] = &[Authorization {
-    session: PASSWORD,
-    nonce: &[],
-    attributes: 0,
-    value: &[],
-}];
+const NO_PASSWORD: &[Authorization<'_>] = &[Authorization::of(PASSWORD, &[])];
 
 impl Channel {
     /// Runs a command without authorization, and reads the parameters of its response.
@@ -222,7 +213,7 @@ impl Channel {
             0 => (index, password),
             _ => (OWNER, &[][..]),
         };
-        let authorization = [Authorization::password(password)];
+        let authorization = [Authorization::of(PASSWORD, password)];
         let mut data = Vec::with_capacity(size);
         while data.len() < size {
             let len = CHUNK.min(size - data.len());
@@ -236,19 +227,13 @@ impl Channel {
         Ok(data)
     }
 
-    /// Writes an NV index from its first byte on; `writer` is the owner or the index.
-    pub fn nv_write(
-        &mut self,
-        writer: u32,
-        index: u32,
-        password: &[u8],
-        data: &[u8],
-    ) -> Result<()> {
-        let authorization = [Authorization::password(password)];
+    /// Writes an NV index, with its password, from its first byte on.
+    pub fn nv_write(&mut self, index: u32, password: &[u8], data: &[u8]) -> Result<()> {
+        let authorization = [Authorization::of(PASSWORD, password)];
         for (number, chunk) in data.chunks(CHUNK).enumerate() {
             let at = ((number * CHUNK) as u16).to_be_bytes();
             let parameters: [&[u8]; 2] = [&sized(chunk), &at];
-            self.authorized(NV_WRITE, &[writer, index], &authorization, &parameters)?;
+            self.authorized(NV_WRITE, &[index; 2], &authorization, &parameters)?;
         }
         Ok(())
     }
@@ -320,10 +305,7 @@ impl Channel {
             true => PASSWORD,
             false => self.endorsement_session()?,
         };
-        let authorizations = [
-            Authorization::password(&[]),
-            Authorization::of(session, &[]),
-        ];
+        let authorizations = [PASSWORD, session].map(|one| Authorization::of(one, &[]));
         let parameters: [&[u8]; 2] = [&sized(blob), &sized(secret)];
         let handles = [key, endorsement_key];
         let activated =

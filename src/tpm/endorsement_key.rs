@@ -10,6 +10,7 @@ use super::channel::{Channel, CommandError, Result};
 use super::commands::{ENDORSEMENT, sized};
 use super::{Error, KeySource, Tpm, attestation_key};
 use base::crypto::Secret;
+use base::der::{Reader, SEQUENCE};
 
 /// The NV indices of the CA certificates for the endorsement keys ("TCG EK Credential Profile",
 /// §2.2.1.5.2).
@@ -151,9 +152,7 @@ impl Tpm {
         kind: EndorsementKind,
         credential: &Credential,
     ) -> std::result::Result<Secret, Error> {
-        let (key, public) = self.run("loading the attestation key", |tpm| {
-            attestation_key::load(tpm, source)
-        })?;
+        let (key, public) = self.load_key(source)?;
         let activated = self.run("ActivateCredential", |tpm| {
             activate(tpm, key, kind, credential)
         });
@@ -200,25 +199,13 @@ fn read_all(tpm: &mut Channel) -> Result<Vec<Endorsement>> {
 /// them. Nuvoton and others write a header before the certificate (PC Client Implementation
 /// Specification for Conventional BIOS, §7.3.2): TCG_TAG_PCCLIENT_STORED_CERT, the type "full", and
 /// a length. TCG_TAG_PCCLIENT_FULL_CERT may follow.
-fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+pub(super) fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     if let [0x10, 0x01, 0x00, _, _, rest @ ..] = bytes {
         bytes = rest.strip_prefix(&[0x10, 0x02]).unwrap_or(rest);
     }
-    let mut certificates = vec![];
-    // a certificate has more than 127 and fewer than 65536 bytes
-    while let [0x30, rest @ ..] = bytes {
-        let content = match rest {
-            [0x81, length, ..] => 2 + usize::from(*length),
-            [0x82, high, low, ..] => 3 + usize::from(u16::from_be_bytes([*high, *low])),
-            _ => break,
-        };
-        let Some((certificate, rest)) = bytes.split_at_checked(1 + content) else {
-            break;
-        };
-        certificates.push(certificate.to_vec());
-        bytes = rest;
-    }
-    certificates
+    let mut reader = Reader::new(bytes);
+    let certificates = std::iter::from_fn(|| reader.expect_whole(SEQUENCE).ok());
+    certificates.map(<[u8]>::to_vec).collect()
 }
 
 fn activate(

@@ -175,9 +175,7 @@ impl Tpm {
         nonce: &[u8],
         wanted: &[Bank],
     ) -> Result<(Vec<u8>, Vec<Quote>), Error> {
-        let (key, public) = self.run("loading the attestation key", |tpm| {
-            attestation_key::load(tpm, source)
-        })?;
+        let (key, public) = self.load_key(source)?;
         let quotes = self.banks().and_then(|banks| {
             banks
                 .into_iter()
@@ -191,10 +189,13 @@ impl Tpm {
 
     /// Returns the attestation key (TPMT_PUBLIC), which is the same in every boot.
     pub fn attestation_key(&mut self, source: KeySource) -> Result<Vec<u8>, Error> {
-        let (_, public) = self.run("loading the attestation key", |tpm| {
+        self.load_key(source).map(|(_, public)| public)
+    }
+
+    fn load_key(&mut self, source: KeySource) -> Result<(u32, Vec<u8>), Error> {
+        self.run("loading the attestation key", |tpm| {
             attestation_key::load(tpm, source)
-        })?;
-        Ok(public)
+        })
     }
 
     fn quote(&mut self, key: u32, nonce: &[u8], bank: Bank, slots: &[u32]) -> Result<Quote, Error> {
@@ -235,22 +236,27 @@ impl Tpm {
         mut commands: impl FnMut(&mut Channel) -> channel::Result<T>,
     ) -> Result<T, Error> {
         let _watch = watch::begin(&self.location, what);
-        for pause in PAUSES {
-            match commands(self.channel()?) {
-                Err(CommandError::Refused(code)) if code.is_busy() => {
-                    log::debug!("the TPM is busy: {what} is repeated in {pause:?}");
-                    thread::sleep(pause);
-                }
-                result => return result.map_err(self.failed(what)),
-            }
-        }
-        commands(self.channel()?).map_err(self.failed(what))
+        let result = repeat(what, || Ok(commands(self.channel()?)))?;
+        result.map_err(|error| Error::Command(self.location.clone(), what, error))
     }
+}
 
-    fn failed(&self, what: &'static str) -> impl Fn(CommandError) -> Error + use<> {
-        let location = self.location.clone();
-        move |error| Error::Command(location.clone(), what, error)
+/// Runs commands, and repeats them while the TPM is busy, for three seconds in total. The outer error
+/// ends it at once.
+fn repeat<T>(
+    what: &str,
+    mut commands: impl FnMut() -> Result<channel::Result<T>, Error>,
+) -> Result<channel::Result<T>, Error> {
+    for pause in PAUSES {
+        match commands()? {
+            Err(CommandError::Refused(code)) if code.is_busy() => {
+                log::debug!("the TPM is busy: {what} is repeated in {pause:?}");
+                thread::sleep(pause);
+            }
+            result => return Ok(result),
+        }
     }
+    commands()
 }
 
 fn open_channel(location: &Location) -> Result<Channel, Error> {

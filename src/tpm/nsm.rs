@@ -17,7 +17,7 @@
 //! program uses the first free index, so a killed run leaves an index for ever. Ours is always the
 //! same: the next run removes it. A lock on the device ensures that programs take turns.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,10 +25,10 @@ use std::time::{Duration, Instant};
 use base::crypto::{Secret, random};
 use ring::{digest, hmac};
 
-use super::channel::{Channel, CommandError, PAUSES, Result};
+use super::channel::{Channel, Result};
 use super::commands::Authorization;
 use super::response_code;
-use super::{Bank, Error, Location, Tpm, error, open_device, watch};
+use super::{Bank, Error, Location, Tpm, open_channel, open_device, repeat, watch};
 
 /// TPM_SE_HMAC, and the attribute continueSession: the session outlives its command. The code that
 /// started the session ends it, also after an error.
@@ -86,7 +86,7 @@ impl Tpm {
 
     fn exchange(&mut self, request: &[u8], auth: &Secret) -> std::result::Result<Vec<u8>, Error> {
         let name = self.run("NV_Write", |tpm| {
-            tpm.nv_write(INDEX, INDEX, auth.expose(), request)?;
+            tpm.nv_write(INDEX, auth.expose(), request)?;
             Ok(tpm.nv_public(INDEX)?.name)
         })?;
         // a device without a resource manager, and a software TPM, serve one connection at a time
@@ -115,16 +115,18 @@ impl Tpm {
         let end = Instant::now() + PATIENCE;
         loop {
             let failed = |why| Error::Open(self.location.clone(), why);
-            match sys::file::try_lock(&device) {
-                Ok(true) => return Ok(Some(device)),
-                Ok(false) if Instant::now() < end => thread::sleep(LOOK_AGAIN),
-                Ok(false) => {
+            match device.try_lock() {
+                Ok(()) => return Ok(Some(device)),
+                Err(TryLockError::WouldBlock) if Instant::now() < end => thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) => {
                     let seconds = PATIENCE.as_secs();
                     return Err(failed(format!(
                         "another program has used the NV index {INDEX:#x} for {seconds} s"
                     )));
                 }
-                Err(error) => return Err(failed(format!("cannot lock the device: {error}"))),
+                Err(TryLockError::Error(error)) => {
+                    return Err(failed(format!("cannot lock the device: {error}")));
+                }
             }
         }
     }
@@ -133,24 +135,12 @@ impl Tpm {
 /// Sends the request in the index.
 fn ask(location: &Location, name: &[u8], auth: &Secret) -> std::result::Result<(), Error> {
     let _watch = watch::begin(location, WHAT);
-    let mut channel = Channel::open(location)
-        .map_err(|error| Error::Open(location.clone(), error::of_device(&error)))?;
-    let mut pauses = PAUSES.into_iter();
-    loop {
-        let error = match request(&mut channel, name, auth) {
-            Ok(()) => return Ok(()),
-            Err(error) => error,
-        };
-        match pauses.next() {
-            Some(pause) if matches!(&error, CommandError::Refused(code) if code.is_busy()) => {
-                thread::sleep(pause)
-            }
-            _ if error.is(response_code::COMMAND_CODE) => {
-                return Err(Error::NoDocuments(location.clone(), WHAT, error));
-            }
-            _ => return Err(Error::Command(location.clone(), WHAT, error)),
-        }
-    }
+    let mut channel = open_channel(location)?;
+    let asked = repeat(WHAT, || Ok(request(&mut channel, name, auth)))?;
+    asked.map_err(|error| match error.is(response_code::COMMAND_CODE) {
+        true => Error::NoDocuments(location.clone(), WHAT, error),
+        false => Error::Command(location.clone(), WHAT, error),
+    })
 }
 
 /// Makes the TPM answer the request in the index, whose Name is `name`. The session proves that the

@@ -1,11 +1,7 @@
 //! NV indices: memory in the TPM, where clouds store certificates and key templates.
 
-use super::commands::OWNER;
 use super::response_code;
-use super::{Bank, Error, Tpm};
-
-/// TPMA_NV_OWNERWRITE and TPMA_NV_OWNERREAD (part 2 §13.4).
-const OF_OWNER: u32 = 1 << 1 | 1 << 17;
+use super::{Error, Tpm, endorsement_key};
 
 impl Tpm {
     /// Returns the content of an NV index; `None` if it does not exist.
@@ -16,16 +12,9 @@ impl Tpm {
         })
     }
 
-    /// Writes an NV index of the owner; defines it if it does not exist.
-    pub fn write_nv(&mut self, index: u32, data: &[u8]) -> Result<(), Error> {
-        self.run("writing an NV index", |tpm| {
-            match tpm.nv_public(index) {
-                Err(error) if error.is(response_code::HANDLE) => {
-                    tpm.nv_define(index, Bank::Sha256, OF_OWNER, data.len(), &[])?
-                }
-                exists => drop(exists?),
-            }
-            tpm.nv_write(OWNER, index, &[], data)
-        })
+    /// Returns the certificates (DER) at the start of an NV index; none if it does not exist.
+    pub fn certificates(&mut self, index: u32) -> Result<Vec<Vec<u8>>, Error> {
+        let stored = self.nv(index)?.unwrap_or_default();
+        Ok(endorsement_key::split(&stored))
     }
 }

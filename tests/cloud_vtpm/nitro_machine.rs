@@ -323,7 +323,7 @@ fn programs_on_one_machine_take_turns() {
     let device = devices.path("tpmrm0");
     // a lock of another descriptor is like one of another program
     let other = fs::File::open(&device).unwrap();
-    assert!(sys::file::try_lock(&other).unwrap());
+    other.try_lock().unwrap();
     let issuer = setting.issuer_at(Location::Device(device));
     std::thread::scope(|scope| {
         let proved = scope.spawn(|| prove(issuer, validator(&VARIANT, &setting.policy())));

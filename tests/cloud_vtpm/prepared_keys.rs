@@ -198,21 +198,6 @@ fn a_report_of_azure_that_does_not_endorse_the_key_is_refused() {
 }
 
 #[test]
-fn an_index_is_written_for_the_paravisor_and_read_again() {
-    let cloud = CloudTpm::start();
-    let mut tpm = Tpm::open(&cloud.location()).unwrap();
-    assert_eq!(tpm.nv(hcl::USER_DATA_INDEX).unwrap(), None);
-    for byte in [1, 2] {
-        let data = [byte; hcl::USER_DATA_LEN];
-        tpm.write_nv(hcl::USER_DATA_INDEX, &data).unwrap();
-        assert_eq!(tpm.nv(hcl::USER_DATA_INDEX).unwrap().unwrap(), data);
-    }
-    drop(tpm);
-    let public = cloud.tpm.tool("tpm2_nvreadpublic", &["0x1400002"]);
-    assert!(public.contains("ownerwrite|ownerread") && public.contains("size: 64"));
-}
-
-#[test]
 fn a_machine_without_the_clouds_key_says_so() {
     let cloud = CloudTpm::start();
     let mut tpm = Tpm::open(&cloud.location()).unwrap();
