@@ -15,7 +15,7 @@ use support::foreign::go_module;
 use support::mutation::mutations;
 use support::program::{PATIENCE, Program};
 use support::swtpm::Swtpm;
-use verifier::event_log::{EV_NO_ACTION, Event, Log, SHA1, SHA256, explain, parse};
+use verifier::event_log::{EV_NO_ACTION, Event, Log, SHA1, SHA256, digest_of, explain, parse};
 use verifier::excerpt::{excerpt, of_whole_registers};
 use verifier::session::{Request, Role};
 use verifier::{Issuer, Measurement, Policy, qemu_vtpm};
@@ -83,7 +83,7 @@ fn replay(log: &Log, bank: u16, pcr: u32) -> Vec<u8> {
         }
         let mut context = Context::new(algorithm);
         context.update(&value);
-        context.update(log.digest(event, bank).unwrap());
+        context.update(digest_of(log, event, bank).unwrap());
         value = context.finish().as_ref().into();
     }
     value

@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use bootstrapper::evidence::is_marked;
 use bootstrapper::node_lock::{Locking, NodeLock};
 use serde_json::{Value, json};
 use swtpm::{Proxy, Swtpm, message};
 use tpm::{Bank, Location, Tpm};
 use verifier::{Evidence, Issuer, Measurement, Policy, Refusal, Validator, qemu_vtpm};
-use verifier::{Registers, cluster_register, is_marked};
+use verifier::{Registers, cluster_register};
 
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
 const NONCE: &[u8] = b"the verifier's own random number";

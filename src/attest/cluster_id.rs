@@ -6,11 +6,6 @@ use tpm::{Bank, CLUSTER_ID_PCR, Tpm};
 
 use super::{ClusterRegister, Registers, qemu_snp, systemd_log, td};
 
-/// Returns whether the node has measured a cluster ID in this boot.
-pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
-    Ok(!cluster_register(location)?.is_fresh())
-}
-
 /// Extends this machine's register of the cluster ID, which must be zero, with a cluster ID, and
 /// reads it back.
 pub fn mark(location: &tpm::Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), tpm::Error> {

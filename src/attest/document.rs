@@ -9,10 +9,6 @@ use base64::engine::general_purpose::STANDARD;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Maximum size of a document in bytes. A genuine one with four banks and a long event log has
-/// about 30 KiB.
-pub const MAX_DOCUMENT: usize = 256 << 10;
-
 /// The document.
 #[derive(Serialize, Deserialize)]
 pub struct Document {
@@ -25,13 +21,6 @@ pub struct Document {
     /// What the issuer bound.
     #[serde(rename = "UserData")]
     pub user_data: Base64,
-}
-
-impl Document {
-    /// Returns the instance info, which the nonce of the quote includes.
-    pub fn instance_info(&self) -> &[u8] {
-        self.instance_info.as_ref().map_or(&[], |info| &info.0)
-    }
 }
 
 /// The part that comes from the TPM.

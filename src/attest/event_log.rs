@@ -55,20 +55,6 @@ pub struct Event<'a> {
     pub digests: &'a [u8],
 }
 
-impl<'a> Log<'a> {
-    /// Returns the digest with which an event of this log extended a bank; `None` if the log does
-    /// not have it.
-    pub fn digest(&self, event: &Event<'a>, bank: u16) -> Option<&'a [u8]> {
-        if !self.is_agile {
-            return (bank == SHA1).then_some(event.digests);
-        }
-        let mut reader = Reader(event.digests.get(4..)?);
-        std::iter::from_fn(|| digest(&mut reader, &self.banks))
-            .find(|(of, _)| *of == bank)
-            .map(|(_, digest)| digest)
-    }
-}
-
 impl<'a> Event<'a> {
     /// Returns the data without the marker of [`super::excerpt`], and the original length of the
     /// data in bytes.

@@ -36,7 +36,7 @@ pub mod vtpm;
 pub mod wire;
 
 use base::text::{hex, printable};
-pub use cluster_id::{cluster_register, foreign_writer, is_marked, mark};
+pub use cluster_id::{cluster_register, foreign_writer, mark};
 pub use hash::{sha256, unhex};
 pub use issuer::{IssueError, Issuer, Variant};
 pub use judge::{Accepted, ConnectionJudge, Form, Judge, MAX_COLLATERAL, Presented, Refused};

@@ -4,8 +4,6 @@ use base::crypto::CLUSTER_ID_LEN;
 use base::text::hex;
 use ring::digest::{Algorithm, SHA256, SHA384, digest};
 
-use tpm::CLUSTER_ID_PCR;
-
 /// The kind of a machine's registers. It follows from the length of a value, so a policy does not
 /// name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,23 +44,6 @@ impl Registers {
         self.hash().output_len()
     }
 
-    /// Returns the index of the register of the cluster ID.
-    pub fn of_cluster_id(self) -> u32 {
-        match self {
-            Registers::Pcrs => CLUSTER_ID_PCR,
-            Registers::Rtmrs => 4,
-        }
-    }
-
-    /// Returns the name of a register in messages.
-    pub fn name(self, index: u32) -> String {
-        match (self, index) {
-            (Registers::Pcrs, _) => format!("PCR {index}"),
-            (Registers::Rtmrs, 0) => "MRTD".into(),
-            (Registers::Rtmrs, _) => format!("RTMR {}", index - 1),
-        }
-    }
-
     /// Returns the register of the cluster ID of a machine that has joined no cluster in this boot.
     pub fn fresh(self) -> ClusterRegister {
         ClusterRegister(vec![0; self.len()])
@@ -82,11 +63,6 @@ impl ClusterRegister {
         Registers::of(value).map(|_| ClusterRegister(value.into()))
     }
 
-    /// Returns whether the machine has joined no cluster in this boot.
-    pub fn is_fresh(&self) -> bool {
-        self.0.iter().all(|byte| *byte == 0)
-    }
-
     /// Returns whether the machine has joined this cluster.
     pub fn is_of(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> bool {
         *self == self.kind().after(cluster_id)
@@ -95,11 +71,6 @@ impl ClusterRegister {
     /// Returns the kind of the machine's registers.
     pub fn kind(&self) -> Registers {
         Registers::of(&self.0).unwrap_or(Registers::Pcrs)
-    }
-
-    /// Returns the name of the register in messages.
-    pub fn name(&self) -> String {
-        self.kind().name(self.kind().of_cluster_id())
     }
 }
 
@@ -146,8 +117,8 @@ mod tests {
         ] {
             let register = kind.after(&id);
             assert_eq!(register.to_string(), expected);
-            assert!(register.is_of(&id) && !register.is_of(&[0; 32]) && !register.is_fresh());
-            assert!(kind.fresh().is_fresh());
+            assert!(register.is_of(&id) && !register.is_of(&[0; 32]));
+            assert_eq!(register.kind(), kind);
         }
     }
 }

@@ -24,9 +24,6 @@ pub enum Role {
 }
 
 impl Role {
-    /// All roles.
-    pub const ALL: [Role; 3] = [Role::Client, Role::Server, Role::JoinService];
-
     /// Returns the name of the role, as hashed into the user data.
     pub fn name(self) -> &'static str {
         match self {
@@ -75,13 +72,6 @@ impl Request<'_> {
 /// each preceded by its length.
 pub fn user_data(role: Role, session: &[u8; 32], secret: &[u8]) -> [u8; 32] {
     digest(&[LABEL, role.name().as_bytes(), session, secret])
-}
-
-/// Returns the role that these user data name for this connection; `None` if they belong to another
-/// connection.
-pub fn role(user_data: &[u8], session: &[u8; 32], secret: &[u8]) -> Option<Role> {
-    let names = |role: &Role| self::user_data(*role, session, secret) == user_data;
-    Role::ALL.into_iter().find(names)
 }
 
 /// Returns SHA-256 over the parts, each preceded by its length (four bytes, big endian).

@@ -23,6 +23,7 @@ use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use booted_proto::verify::USER_DATA;
 use sys::poll::Poller;
 use tpm::Bank;
+use verifier::NamedRegister;
 
 /// How long the program waits for another caller before it exits; systemd starts it again.
 const IDLE: Duration = Duration::from_secs(60);
@@ -50,6 +51,11 @@ pub struct Attester {
     pub issuer: Arc<dyn Issuer>,
     /// The TPM.
     pub tpm: tpm::Location,
+}
+
+/// Returns whether the machine has measured a cluster ID in this boot.
+pub fn is_marked(tpm: &tpm::Location) -> Result<bool, tpm::Error> {
+    Ok(!attest::cluster_register(tpm)?.is_fresh())
 }
 
 /// Serves the socket that systemd passed to this program. Returns when nobody has called for a
@@ -191,7 +197,7 @@ impl Attester {
     fn answer(&self, request: &[u8]) -> Result<EvidenceResponse, Refused> {
         let request = rpc::grpc::decode::<EvidenceRequest>(request, "request")
             .map_err(|status| Refused::Malformed(status.message().to_owned()))?;
-        if !attest::is_marked(&self.tpm)? {
+        if !is_marked(&self.tpm)? {
             return Err(Refused::NoMember);
         }
         let identity = self.issuer.identity()?;

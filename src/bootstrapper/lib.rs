@@ -138,7 +138,7 @@ impl Bootstrapper {
         let what = format!("{:#} to read PCR 15", self.tpm);
         let is_marked = self
             .timeline
-            .waiting_for(what, || attest::is_marked(&self.tpm));
+            .waiting_for(what, || evidence::is_marked(&self.tpm));
         if is_marked.map_err(Error::Tpm)? {
             return self.start_member();
         }

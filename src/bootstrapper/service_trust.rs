@@ -39,8 +39,8 @@ use verifier::judged::LaunchDigest;
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, Image, Measurement, Policy, PolicyError, Properties,
-    Refusal, Registers, Stage, Validator, Variant,
+    Challenge, Evidence, Identified, Identity, Image, Measurement, NamedRegister, Policy,
+    PolicyError, Properties, Refusal, RegisterNames, Registers, Stage, Validator, Variant,
 };
 
 /// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR

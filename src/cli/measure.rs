@@ -19,7 +19,7 @@ use image::{Bank, Image, Platform, tdx};
 use tpm::Location;
 use verifier::judged::LaunchDigest;
 use verifier::vtpm::check_bank;
-use verifier::{KeyName, Measured, Measurement, Policy, Registers, Stage, Variant};
+use verifier::{KeyName, Measured, Measurement, Policy, RegisterNames, Registers, Stage, Variant};
 
 /// The version of the running kernel.
 const VERSION: &str = "/proc/version";

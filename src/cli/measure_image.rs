@@ -14,7 +14,7 @@ use base::text::hex;
 use image::host::{self, Channel, State};
 use image::{Bank, Case, Image, Loader, Platform, Stage, Units};
 use serde_json::{Value, json};
-use verifier::{Measured, Measurement, Registers};
+use verifier::{Measured, Measurement, RegisterNames, Registers};
 
 /// The PCR into which the stages of a boot are measured.
 const PHASES: u32 = 11;

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 pub use base::request::Fields;
 use base::request::{NoAnswer, Request, Transport};
 use base::sync::lock;
+use base::text::of_error;
 use machines::Error;
+use serde::de::DeserializeOwned;
 
 use super::plain::{Plain, Url, find};
 
@@ -131,6 +133,21 @@ impl Http {
     /// Returns the answer to GET, at most `limit` bytes.
     pub fn get(&self, path: &str, fields: Fields<'_>, limit: u64) -> Result<Vec<u8>, Error> {
         self.send("GET", path, fields, None, limit)?.successful()
+    }
+
+    /// Returns the answer to GET, which is JSON; `expected` names its content in an error.
+    pub fn get_json<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        fields: Fields<'_>,
+        expected: &'static str,
+    ) -> Result<T, Error> {
+        let body = self.get(path, fields, MAX_BODY)?;
+        serde_json::from_slice(&body).map_err(|error| Error::Nonsense {
+            request: format!("GET {}", self.url(path)),
+            expected,
+            got: of_error(error),
+        })
     }
 
     /// Returns the answer to PUT without a body.

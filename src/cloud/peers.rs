@@ -124,12 +124,8 @@ pub(super) fn azure(metadata: &Http) -> Result<Vec<u8>, Error> {
         value: String,
     }
     let path = "metadata/instance/compute/tagsList?api-version=2021-02-01&format=json";
-    let body = metadata.get(path, &[("Metadata", "true")], MAX_BODY)?;
-    let tags: Vec<Entry> = serde_json::from_slice(&body).map_err(|error| Error::Nonsense {
-        request: format!("GET {}", metadata.url(path)),
-        expected: "a list of tags",
-        got: format!("{:.160}", error.to_string()),
-    })?;
+    let fields = [("Metadata", "true")];
+    let tags: Vec<Entry> = metadata.get_json(path, &fields, "a list of tags")?;
     let found = tags.into_iter().find(|tag| tag.name == TAG);
     Ok(found.map_or(vec![], |tag| tag.value.into_bytes()))
 }

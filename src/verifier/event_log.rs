@@ -9,6 +9,7 @@ use std::fmt::Write;
 pub use attest::event_log::*;
 
 use super::{hex, phases, sha256};
+use base::bytes::Reader;
 
 const STARTUP_LOCALITY: &[u8] = b"StartupLocality\0";
 /// PCRs of the dynamic root of trust, whose initial value is all ones ("TCG PC Client Platform TPM
@@ -17,6 +18,24 @@ pub const DYNAMIC: std::ops::RangeInclusive<u32> = 17..=22;
 /// Maximum number of entries in an explanation.
 const SHOWN_ENTRIES: usize = 12;
 const SHOWN_TEXT: usize = 48;
+
+/// Returns the digest with which an event of a log extended a bank; `None` if the log does not have
+/// it.
+pub fn digest_of<'a>(log: &Log<'a>, event: &Event<'a>, bank: u16) -> Option<&'a [u8]> {
+    if !log.is_agile {
+        return (bank == SHA1).then_some(event.digests);
+    }
+    // the number of digests; then each TPMT_HA: the bank and the digest
+    let mut reader = Reader(event.digests.get(4..)?);
+    loop {
+        let of = reader.u16_le()?;
+        let (_, len) = log.banks.iter().find(|(known, _)| *known == of)?;
+        let digest = reader.take(*len)?;
+        if of == bank {
+            return Some(digest);
+        }
+    }
+}
 
 /// Explains the value of a PCR: returns the log entries and systemd's texts that give it, or says
 /// that the log does not explain it. Then compares with systemd's texts that give the expected

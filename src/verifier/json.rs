@@ -2,10 +2,12 @@
 
 use serde::de::DeserializeOwned;
 
-use super::document::MAX_DOCUMENT;
 use super::refusal::Kind;
 use super::{Refusal, printable};
 
+/// Maximum size of a document in bytes. A genuine one with four banks and a long event log has
+/// about 30 KiB.
+const MAX_DOCUMENT: usize = 256 << 10;
 /// Maximum length of an error of serde_json in a log line: it repeats unexpected input of any
 /// length.
 const SHOWN_ERROR: usize = 160;

@@ -201,7 +201,7 @@ impl OfConnection {
                 collateral: presented.proof.collateral.as_ref(),
             }),
         })?;
-        match session::role(&identified.user_data, presented.session, secret) {
+        match role_of(&identified.user_data, presented.session, secret) {
             Some(role) if self.peers.contains(&role) => Ok(identified),
             Some(role) => Err(Kind::Binding.because(format!(
                 "its attestation document is that of a {}, expected that of a {}",
@@ -211,6 +211,14 @@ impl OfConnection {
             None => Err(Kind::Nonce.because("its attestation document is for another connection")),
         }
     }
+}
+
+/// Returns the role that these user data name for this connection; `None` if they belong to another
+/// connection.
+pub fn role_of(user_data: &[u8], session: &[u8; 32], secret: &[u8]) -> Option<Role> {
+    let names = |role: &Role| session::user_data(*role, session, secret) == user_data;
+    let roles = [Role::Client, Role::Server, Role::JoinService];
+    roles.into_iter().find(names)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! with a file for each variant; [`vtpm`], [`td`] and [`snp`] are common to several of them;
 //! [`policy`] has what an operator requires: register values and keys, the requirements for clouds and
 //! hardware, and the names that a policy may contain; [`sources`] gets collateral, and [`carried`] has
-//! the collateral that a peer sends; [`stage`] distinguishes an initramfs from a booted system;
+//! the collateral that a peer sends; `register_names.rs` has the registers' names in messages; [`stage`] distinguishes an initramfs from a booted system;
 //! [`quote`] verifies what a TPM signed with a [`key`]; [`maa`] reads the tokens of Microsoft's attestation service;
 //! [`event_log`] and [`phases`] explain the value of a register to a person.
 
@@ -26,6 +26,7 @@ pub mod phases;
 mod platforms;
 pub mod policy;
 pub mod quote;
+mod register_names;
 pub mod self_signed;
 pub mod snp;
 pub mod sources;
@@ -40,7 +41,7 @@ pub use attest::*;
 pub use booted_base::stage::Stage;
 pub use hardware::claims::{PlatformClaims, Property, TcbPart};
 pub use hardware::{Refusal, claims, reasons, refusal};
-pub use judge::{judge, judge_of_any, refusal as refusal_of};
+pub use judge::{judge, judge_of_any, refusal as refusal_of, role_of};
 pub use judged::{Measured, Variant};
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_document};
 pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};
@@ -48,6 +49,7 @@ pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
 pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
 pub use policy::{Image, Measurement, Policy, PolicyError};
 pub use policy::{instance, old_snp, old_tdx};
+pub use register_names::{NamedRegister, RegisterNames};
 pub use validator::{Challenge, Claims, Evidence, Identified, Properties, Session, Validator};
 
 use base::text::{hex, printable};

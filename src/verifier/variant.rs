@@ -45,6 +45,7 @@ impl Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::RegisterNames;
     use std::collections::BTreeMap;
 
     use hardware::json::Digits;

@@ -131,7 +131,7 @@ impl Validator {
             key: &document.attestation.ak_pub.0,
             spki: key_of(&document)?.spki(),
             extra_data: extra_data(&document.user_data.0, nonce),
-            instance_info: document.instance_info(),
+            instance_info: instance_info(&document),
             key_certificate: &document.attestation.ak_cert.0,
             pcrs: &values,
             event_log: &document.attestation.event_log.0,
@@ -230,6 +230,11 @@ impl super::Validator for Validator {
     }
 }
 
+/// Returns the instance info, which the nonce of the quote includes.
+fn instance_info(document: &Document) -> &[u8] {
+    document.instance_info.as_ref().map_or(&[], |info| &info.0)
+}
+
 fn key_of(document: &Document) -> Result<Key<'_>, Refusal> {
     Key::parse(&document.attestation.ak_pub.0).map_err(|why| Kind::Malformed.because(why))
 }
@@ -266,8 +271,12 @@ fn quoted_values(
     if !attest.is_signed_by(&attestation.ak_pub.0) {
         return Err(Kind::Binding.because("the TPM has its attestation key under another Name than the document, or made it below another key"));
     }
-    let instance_info = document.instance_info();
-    if attest.extra_data != tpm_nonce(instance_info, &extra_data(&document.user_data.0, nonce)) {
+    if attest.extra_data
+        != tpm_nonce(
+            instance_info(document),
+            &extra_data(&document.user_data.0, nonce),
+        )
+    {
         return Err(Kind::Nonce
             .because("the quote was made for another connection: its nonce does not match"));
     }

@@ -20,8 +20,8 @@ use tpm::Location;
 use verifier::snp::{InstanceInfo, Reporter};
 use verifier::sources::offline;
 use verifier::{
-    Evidence, Identified, IssueError, Issuer, Policy, Stage, Validator, Variant, aws_sev_snp,
-    azure_sev_snp, gcp_sev_snp, qemu_snp,
+    Evidence, Identified, IssueError, Issuer, NamedRegister, Policy, Stage, Validator, Variant,
+    aws_sev_snp, azure_sev_snp, gcp_sev_snp, qemu_snp,
 };
 
 use super::forged::{CLOUD, sign_by_the_cloud};
@@ -336,10 +336,10 @@ fn a_report_of_another_variant_is_refused_and_the_reverse() {
 fn a_machine_joins_one_cluster_and_its_register_survives_until_it_restarts() {
     let machine = Machine::new(|_| ());
     let register = machine.register();
-    assert!(!verifier::is_marked(&register).unwrap());
+    assert!(!bootstrapper::evidence::is_marked(&register).unwrap());
     assert!(verifier::foreign_writer(&register).is_none());
     verifier::mark(&register, &CLUSTER).unwrap();
-    assert!(verifier::is_marked(&register).unwrap());
+    assert!(bootstrapper::evidence::is_marked(&register).unwrap());
     for id in [CLUSTER, [8; 32]] {
         let why = verifier::mark(&register, &id).unwrap_err().to_string();
         assert!(why.contains("exists"), "{why}");
@@ -371,7 +371,9 @@ fn a_machine_joins_one_cluster_and_its_register_survives_until_it_restarts() {
     // a file that was cut off belongs to no cluster and to none
     for length in [0, 31, 48] {
         fs::write(machine.folder.path().join("run/cluster"), vec![0; length]).unwrap();
-        let why = verifier::is_marked(&register).unwrap_err().to_string();
+        let why = bootstrapper::evidence::is_marked(&register)
+            .unwrap_err()
+            .to_string();
         assert!(why.contains("expected 32 bytes"), "{why}");
         assert!(machine.issuer().issue(USER_DATA, NONCE).is_err());
     }

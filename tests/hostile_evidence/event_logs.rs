@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use ring::digest::{SHA256, digest};
 use serde_json::Value;
 use support::mutation::mutations;
-use verifier::event_log::{EV_NO_ACTION, SHA256 as BANK, parse};
+use verifier::event_log::{EV_NO_ACTION, SHA256 as BANK, digest_of, parse};
 
 use crate::{FORGER, NONCE, USER_DATA, demanding, refusal_by};
 
@@ -24,7 +24,7 @@ fn replayed(log: &[u8]) -> Option<[u8; 32]> {
     let mut value = [0; 32];
     for event in &log.events {
         if event.pcr == PCR && event.kind != EV_NO_ACTION {
-            let digests = [&value, log.digest(event, BANK)?].concat();
+            let digests = [&value, digest_of(&log, event, BANK)?].concat();
             value.copy_from_slice(digest(&SHA256, &digests).as_ref());
         }
     }

@@ -127,7 +127,7 @@ fn compare_sha_384(
             pcrs.contains(&event.pcr) && event.kind != EV_NO_ACTION && !of_tpm_alone(event)
         };
         let events = logged.events.iter().filter(|event| wanted(event));
-        let digests = events.filter_map(|event| logged.digest(event, SHA384));
+        let digests = events.filter_map(|event| event_log::digest_of(&logged, event, SHA384));
         digests.map(<[u8]>::to_vec).collect()
     };
     let predicted = |platform, register| -> Vec<Vec<u8>> {

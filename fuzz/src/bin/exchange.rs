@@ -168,7 +168,7 @@ mod atls {
         let end = End {
             role,
             issuer,
-            judge: verifier::judge_of_any(validators).map(|judge| judge.connection(&Role::ALL)),
+            judge: verifier::judge_of_any(validators).map(|judge| judge.connection(&[Role::Client, Role::Server, Role::JoinService])),
             certificate: &KEY.cert[0],
         };
         let mut timed = Timed {

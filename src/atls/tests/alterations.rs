@@ -136,6 +136,7 @@ fn altering(sender: Role, alteration: &Alteration) -> Arc<CryptoProvider> {
 }
 
 const SECRET: [u8; 32] = [3; 32];
+const ROLES: [Role; 3] = [Role::Client, Role::Server, Role::JoinService];
 const ENDORSEMENT: EndorsementKind = EndorsementKind::P256;
 
 fn credential() -> Credential {
@@ -305,7 +306,7 @@ fn exchange(proving: Proving, alteration: Alteration, time: Duration) -> [Accept
                     role,
                     issuer: issuer.as_deref(),
                     judge: judge_of_any(proving.validators(role))
-                        .map(|it| it.connection(&Role::ALL)),
+                        .map(|it| it.connection(&ROLES)),
                     certificate: &certificate,
                 };
                 end.run(&mut connection, &mut peer, || Ok(()))

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::evidence::{Entry, Register, Registers};
 use base::crypto::CLUSTER_ID_LEN;
 use image::{Bank, Case, Image, Platform};
-use verifier::{Policy, phases};
+use verifier::{Policy, RegisterNames, phases};
 
 /// The PCR of the kernel's IMA, which has its own log.
 const IMA_PCR: u32 = 10;

@@ -268,7 +268,7 @@ impl LogAndQuotes {
             }
             let register = by_number.entry(event.pcr);
             let register = register.or_insert_with(|| new(event.pcr, len));
-            let digest = log.digest(event, bank);
+            let digest = event_log::digest_of(&log, event, bank);
             if digest.is_none() {
                 register.replayed = None;
             }

@@ -2,7 +2,7 @@
 
 use verifier::old_snp::Enforcement;
 use verifier::sources::offline;
-use verifier::{Image, Policy, Registers, Variant};
+use verifier::{Image, Policy, RegisterNames, Registers, Variant};
 
 use crate::verify::meaning;
 

@@ -5,7 +5,7 @@ use std::fmt;
 use base::text::hex;
 use endorsement::roots::Root;
 use serde_json::{Value, json};
-use verifier::{Measurement, Policy};
+use verifier::{Measurement, Policy, RegisterNames};
 
 use super::text::{MACHINES, in_order, value};
 use crate::verify::meaning;

@@ -14,7 +14,7 @@ use booted_proto::verify::USER_DATA;
 use tpm::{Endorsement, EndorsementKind};
 use verifier::refusal::Kind;
 use verifier::{
-    Evidence, Identified, Identity, KeyName, Refusal, Role, Session, Validator, Variant, session,
+    Evidence, Identified, Identity, KeyName, Refusal, Role, Session, Validator, Variant, role_of,
 };
 
 /// The version of the file.
@@ -110,7 +110,7 @@ impl Presented {
     /// Returns the role in which the machine proves itself with these user data.
     pub fn role(&self, identified: &Identified) -> Option<Role> {
         let bound = self.session.as_ref()?;
-        session::role(&identified.user_data, &bound.digest, &bound.secret)
+        role_of(&identified.user_data, &bound.digest, &bound.secret)
     }
 
     /// Judges the document as attested TLS does, with the session that was kept. A file does not

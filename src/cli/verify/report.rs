@@ -13,8 +13,8 @@ use super::presented::Presented;
 use crate::error::Error;
 use tpm::CLUSTER_ID_PCR;
 use verifier::{
-    Identified, Image, KeyName, PlatformClaims, Policy, Property, Refusal, Registers, Stage,
-    TcbPart,
+    Identified, Image, KeyName, PlatformClaims, Policy, Property, Refusal, RegisterNames,
+    Registers, Stage, TcbPart,
 };
 
 /// What the command says.

@@ -27,7 +27,7 @@ use collateral::Fetching;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use tpm::Location;
 use transport::Transport;
-use verifier::Variant;
+use verifier::{NamedRegister, Variant};
 
 /// The default file of a pod's token for the key service.
 pub const TOKEN_FILE: &str = "/var/run/secrets/firstlight/key-service/token";

@@ -76,7 +76,7 @@ use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use tokens::{Account, Node, Reviewer};
 use transport::Accept;
 use verifier::sources::Sources;
-use verifier::{Claims, ClusterRegister, IssueError, Variant};
+use verifier::{Claims, ClusterRegister, IssueError, NamedRegister, Variant};
 use volumes::{Volume, Volumes};
 use zeroize::Zeroizing;
 

@@ -82,7 +82,7 @@ use hardware::tdx::TdxRequirements;
 use serde::Deserialize;
 
 use crate::refusal::{Kind, Refusal};
-use crate::{ClusterRegister, KeyName, Registers, Stage, unhex};
+use crate::{ClusterRegister, KeyName, RegisterNames, Registers, Stage, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::{hex, quoted};
 pub use error::{Fault, PolicyError};

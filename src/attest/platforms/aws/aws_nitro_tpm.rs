@@ -8,12 +8,12 @@
 use base::sync::lock;
 use std::sync::{Arc, Mutex};
 
-use cloud::http::{AWS, Http, MAX_BODY};
+use cloud::http::{AWS, Http};
 use serde_json::{Map, Value};
 
 use crate::aws_hypervisor::{self, Documents, NitroTpm};
 use crate::vtpm::{self, Machine};
-use crate::{IssueError, Oid, Registers, Variant, printable};
+use crate::{IssueError, Oid, Registers, Variant};
 use tpm::Tpm;
 
 /// The variant's line in the table.
@@ -37,8 +37,6 @@ const LIFETIME: (&str, &str) = ("X-aws-ec2-metadata-token-ttl-seconds", "60");
 const TOKEN_FIELD: &str = "X-aws-ec2-metadata-token";
 /// The member of the instance info with the attestation document.
 const DOCUMENT: &str = "AttestationDocument";
-/// Maximum length of an error of serde_json in a log line.
-const SHOWN_ERROR: usize = 160;
 
 /// A machine of EC2.
 pub struct AwsMachine {
@@ -63,14 +61,7 @@ impl AwsMachine {
         let token = self.metadata.put(TOKEN, &[LIFETIME])?;
         let token = String::from_utf8_lossy(&token);
         let fields = [(TOKEN_FIELD, token.trim_end())];
-        let body = self.metadata.get(IDENTITY, &fields, MAX_BODY)?;
-        serde_json::from_slice(&body).map_err(|error| {
-            let (url, error) = (
-                self.metadata.url(IDENTITY),
-                printable(&error.to_string(), SHOWN_ERROR),
-            );
-            IssueError::new(format!("metadata: GET {url}: expected an object: {error}"))
-        })
+        Ok(self.metadata.get_json(IDENTITY, &fields, "an object")?)
     }
 }
 

@@ -10,14 +10,14 @@
 
 use std::sync::Arc;
 
-use cloud::http::{Http, LINK_LOCAL, MAX_BODY};
+use cloud::http::{Http, LINK_LOCAL};
 use serde::Deserialize;
 
 use crate::document::Base64;
 use crate::hcl::{self, HardwareReport, HclReport};
 use crate::prepared::{Prepared, Source};
 use crate::snp::{Azure, InstanceInfo};
-use crate::{IssueError, Oid, Registers, Variant, printable, vtpm};
+use crate::{IssueError, Oid, Registers, Variant, vtpm};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
@@ -35,8 +35,6 @@ pub const VARIANT: Variant = Variant {
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x01];
 /// The path at which Azure serves the certificate of the chip.
 const CERTIFICATION: &str = "metadata/THIM/amd/certification";
-/// Maximum length of an error of serde_json in a log line.
-const SHOWN_ERROR: usize = 160;
 
 /// What Azure serves about the chip: PEM.
 #[derive(Deserialize)]
@@ -60,17 +58,9 @@ impl AzureSnpMachine {
         }
     }
 
-    fn certification(&self) -> Result<Certification, IssueError> {
-        let fields = [("Metadata", "true")];
-        let body = self.host.get(CERTIFICATION, &fields, MAX_BODY)?;
-        serde_json::from_slice(&body).map_err(|error| {
-            let (url, error) = (
-                self.host.url(CERTIFICATION),
-                printable(&error.to_string(), SHOWN_ERROR),
-            );
-            let expected = "expected the certificate of the chip";
-            IssueError::new(format!("metadata: GET {url}: {expected}: {error}"))
-        })
+    fn certification(&self) -> Result<Certification, machines::Error> {
+        let (fields, expected) = ([("Metadata", "true")], "the certificate of the chip");
+        self.host.get_json(CERTIFICATION, &fields, expected)
     }
 }
 

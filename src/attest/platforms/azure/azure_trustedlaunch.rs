@@ -88,10 +88,8 @@ impl Source for AzureMachine {
 
 /// Returns the certificate of the attestation key, which is stored in the TPM.
 fn certificate(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
-    let padded = Tpm::open(location)?.nv(CERTIFICATE_INDEX)?;
-    let padded = padded.unwrap_or_default();
-    let certificate = der::Reader::new(&padded).expect_whole(der::SEQUENCE);
-    certificate.map(<[u8]>::to_vec).map_err(|_| {
+    let certificates = Tpm::open(location)?.certificates(CERTIFICATE_INDEX)?;
+    certificates.into_iter().next().ok_or_else(|| {
         IssueError::new(format!(
             "the TPM has no certificate at the NV index {CERTIFICATE_INDEX:#x}: is this a machine of Azure with trusted launch?"
         ))

@@ -9,7 +9,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use base::der;
 use base::sync::lock;
 use base::text::quoted;
 use cloud::http::{Fields, GOOGLE, Http, MAX_BODY};
@@ -116,11 +115,6 @@ impl Machine for GoogleMachine {
     }
 
     fn key_certificate(&self, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
-        let stored = tpm.nv(CERTIFICATE_INDEX)?;
-        // zeros may follow
-        Ok(stored.and_then(|stored| {
-            let mut reader = der::Reader::new(&stored);
-            reader.expect_whole(der::SEQUENCE).ok().map(<[u8]>::to_vec)
-        }))
+        Ok(tpm.certificates(CERTIFICATE_INDEX)?.into_iter().next())
     }
 }

@@ -18,7 +18,7 @@ use crate::snp::{self, Hardware};
 use crate::sources::Sources;
 use crate::{
     Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
-    Refusal, Registers, Stage, Variant, claims, cluster_register, hex, json,
+    Refusal, RegisterNames, Registers, Stage, Variant, claims, cluster_register, hex, json,
 };
 use proto::attested::Collateral;
 use tpm::{CLUSTER_ID_PCR, Location};

@@ -13,7 +13,7 @@ use crate::refusal::Kind;
 use crate::sources::Sources;
 use crate::{
     Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
-    Refusal, Registers, Stage, Variant, hex, json, td,
+    Refusal, RegisterNames, Registers, Stage, Variant, hex, json, td,
 };
 use proto::attested::Collateral as Brought;
 use tpm::Location;
