@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use base::crypto::Secret;
+use bootstrapper::peers_token;
 use disk::luks::{self, ClusterToken, DiskState, Error, Header, Integrity, Probe};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
@@ -247,7 +248,7 @@ fn cryptsetup_finds_nothing_to_repair_and_changes_no_byte() {
         // cryptsetup reads both copies, and rewrites a copy that it considers invalid
         it.ok("luksDump", &[], &["disk"]);
         assert!(it.bytes() == before, "cryptsetup changed our header");
-        if !it.header().initialized() {
+        if it.header().state() != DiskState::Initialized {
             it.commit();
         }
     }
@@ -266,7 +267,7 @@ fn token_0_is_the_text_that_constellation_writes() {
     assert_eq!(it.header().state(), DiskState::Uninitialized);
     it.commit();
     assert_eq!(token(&it).trim(), text(true));
-    assert!(it.header().initialized());
+    assert!(it.header().state() == DiskState::Initialized);
     let mut header = it.header();
     header.mark_for_reset(&mut it.disk).unwrap();
     assert_eq!(token(&it).trim(), text(false));
@@ -281,7 +282,7 @@ fn cryptsetup_accepts_the_token_with_the_peers_and_preserves_it() {
         control_planes: vec![[10, 0, 0, 11].into()],
     };
     let mut header = it.header();
-    assert!(header.set_peers(&mut it.disk, &peers).unwrap());
+    assert!(peers_token::set(&mut header, &mut it.disk, &peers).unwrap());
     it.commit();
     let dump = it.ok("luksDump", &[], &["disk"]);
     assert!(
@@ -403,7 +404,7 @@ fn our_commits_and_cryptsetups_changes_alternate() {
             &["disk", "old"],
         );
         assert_eq!(it.unlock(OLD).unwrap(), volume_key());
-        assert!(it.header().initialized());
+        assert!(it.header().state() == DiskState::Initialized);
     }
 }
 
@@ -460,7 +461,9 @@ fn we_open_what_cryptsetup_formats_at_any_argon2id_cost() {
         );
 
         it.commit();
-        assert!(it.opens("new") && !it.opens("old") && it.header().initialized());
+        assert!(
+            it.opens("new") && !it.opens("old") && it.header().state() == DiskState::Initialized
+        );
     }
 }
 
@@ -769,7 +772,7 @@ fn of_two_valid_copies_we_use_the_newer_one_as_cryptsetup_does() {
         it.disk.read_exact_at(&mut old, old_copy_at).unwrap();
         it.commit();
         it.disk.write_all_at(&old, old_copy_at).unwrap();
-        assert!(it.header().initialized() && !it.header().copies_agree());
+        assert!(it.header().state() == DiskState::Initialized && !it.header().copies_agree());
         assert_eq!(it.unlock(NEW).unwrap(), volume_key());
         let token = it.ok("token", &["--token-id", "0"], &["export", "disk"]);
         assert!(token.contains("true"), "{token}");

@@ -7,6 +7,7 @@
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 
 use base::crypto::Secret;
+use bootstrapper::peers_token;
 use disk::device_mapper::may_hold_data;
 use disk::luks::{
     self, ClusterToken, DATA_OFFSET, Device, DiskState, Error, Header, Integrity, Peers, Probe,
@@ -354,7 +355,7 @@ fn an_interrupted_commit_leaves_the_old_key_uninitialized_or_the_new_key_initial
         disk.image.get_ref()[area].iter().all(|b| *b == 0),
         "the old passphrase's area is still there"
     );
-    assert!(header.copies_agree() && header.initialized());
+    assert!(header.copies_agree() && header.state() == DiskState::Initialized);
 }
 
 #[test]
@@ -451,10 +452,10 @@ fn an_interrupted_write_of_the_peers_leaves_the_old_ones_or_the_new_ones() {
         control_planes: vec![[10, 0, 0, last].into()],
     };
     let (mut disk, mut header) = opened(&committed());
-    assert!(header.set_peers(&mut disk, &peers(1)).unwrap());
+    assert!(peers_token::set(&mut header, &mut disk, &peers(1)).unwrap());
     let before = disk.image.into_inner();
     let (mut disk, mut header) = opened(&before);
-    assert!(header.set_peers(&mut disk, &peers(2)).unwrap());
+    assert!(peers_token::set(&mut header, &mut disk, &peers(2)).unwrap());
     let mut found = Vec::new();
     let seen = cut_everywhere(&before, &disk, |image, _| {
         let header = opened(image).1;
@@ -468,7 +469,7 @@ fn an_interrupted_write_of_the_peers_leaves_the_old_ones_or_the_new_ones() {
     assert_eq!(found, [Some(peers(1)), Some(peers(2))]);
     // the same peers are not written again
     let (mut disk, mut header) = opened(&disk.image.into_inner());
-    assert!(!header.set_peers(&mut disk, &peers(2)).unwrap());
+    assert!(!peers_token::set(&mut header, &mut disk, &peers(2)).unwrap());
     assert!(disk.epochs.concat().is_empty());
 }
 

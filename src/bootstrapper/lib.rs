@@ -18,7 +18,8 @@
 //! the [`node_lock`]. The steps after the lock are in [`init`] and [`join`]. Each runs as a
 //! [`job`]; [`setup`] has their common steps, and [`error`](mod@error) says which one failed. [`cluster`] has the steps that set up Kubernetes in
 //! an init. [`kubelet`] and [`etcd`] manage what a member runs, and [`member`] answers `firstlight
-//! status`, [`peers`] keeps the addresses of join services in the disk's header current, and
+//! status`, [`peers`] keeps the addresses of join services in the disk's header current, which
+//! [`peers_token`] writes, and
 //! [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a member to
 //! another version of Kubernetes. [`child_process`](base::child_process) runs other programs.
 
@@ -37,6 +38,7 @@ pub mod member;
 pub mod node_lock;
 pub mod options;
 pub mod peers;
+pub mod peers_token;
 pub mod platform;
 pub mod race;
 pub mod secret_guard;
@@ -59,7 +61,7 @@ use base::child_process;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use cloud_api::Service;
-use disk::state_disk::{Handover, device};
+use disk::state_disk::device;
 use header_lock::HeaderLock;
 use init_server::InitServer;
 use join_client::JoinClient;
@@ -152,13 +154,8 @@ impl Bootstrapper {
             // a policy lists this name
             .inspect_err(|_| quotes::announce_key(&self.timeline, self.issuer.as_ref(), &self.tpm))
             .map_err(Error::Unpinned)?;
-        let device = device::find(
-            self.disk.as_deref(),
-            self.cloud,
-            &self.stop,
-            &self.timeline,
-        )
-        .map_err(|error| Error::Disk(error.into()))?;
+        let device = device::find(self.disk.as_deref(), self.cloud, &self.stop, &self.timeline)
+            .map_err(|error| Error::Disk(error.into()))?;
         let listener =
             TcpListener::bind(self.listen).map_err(|error| Error::Listen(self.listen, error))?;
         let race = Race::new(NodeLock::new(self.tpm.clone()));
@@ -168,7 +165,7 @@ impl Bootstrapper {
             has_cloud_controller: self.has_cloud_controller,
             metadata: self.metadata,
             root: self.root,
-            disk: Handover {
+            disk: state_disk::Handover {
                 device: device.clone(),
                 key_file: self.key_file,
             },
@@ -216,13 +213,8 @@ impl Bootstrapper {
                 "failed",
                 "an earlier set-up was interrupted: this node starts over",
             );
-            let disk = device::find(
-                self.disk.as_deref(),
-                self.cloud,
-                &self.stop,
-                &self.timeline,
-            )
-            .map_err(|error| Error::Disk(error.into()))?;
+            let disk = device::find(self.disk.as_deref(), self.cloud, &self.stop, &self.timeline)
+                .map_err(|error| Error::Disk(error.into()))?;
             return reset(&disk, &self.timeline);
         }
         if let Some(writer) = writer {

@@ -9,11 +9,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use zeroize::Zeroizing;
 
+use crate::peers_token;
 use base::crypto::Secret;
 use booted_base::file;
 use disk::luks::{self, ClusterToken, Integrity, Peers, Probe, probe};
 use disk::state_disk;
-use disk::state_disk::handover::{HOST_CERTIFICATE, Handover, describe, open};
+use disk::state_disk::handover::{HOST_CERTIFICATE, describe, header_file, open};
 use disk::state_disk::node_state::{self, NodeState};
 
 /// Maximum number of bytes that are read of a passphrase. A passphrase has 32 bytes.
@@ -86,6 +87,15 @@ fn of_node_state(path: &Path, error: io::Error) -> Error {
     Error::Disk(state_disk::Error::NodeState(error))
 }
 
+/// The device of a new disk and the file with its passphrase, as the initramfs left them.
+#[derive(Debug, Clone)]
+pub struct Handover {
+    /// The disk below the mapping.
+    pub device: PathBuf,
+    /// The file with the passphrase.
+    pub key_file: PathBuf,
+}
+
 /// Reads the passphrase of this boot.
 fn passphrase(handover: &Handover) -> Result<Secret, Error> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_KEY as usize));
@@ -103,7 +113,7 @@ fn passphrase(handover: &Handover) -> Result<Secret, Error> {
 
 /// Fails unless `header` is the header that the initramfs wrote.
 fn check(handover: &Handover, header: &luks::Header) -> Result<(), Error> {
-    let path = handover.header_file();
+    let path = header_file(&handover.key_file);
     let mut expected = String::new();
     File::open(&path)
         .and_then(|file| file.take(MAX_LINE).read_to_string(&mut expected))
@@ -128,7 +138,7 @@ fn check(handover: &Handover, header: &luks::Header) -> Result<(), Error> {
 
 /// Removes the files, which are not needed any more.
 fn remove_files(handover: &Handover) {
-    for path in [&handover.key_file, &handover.header_file()] {
+    for path in [&handover.key_file, &header_file(&handover.key_file)] {
         if let Err(error) = fs::remove_file(path) {
             log::warn!("cannot remove {}: {error}", path.display());
         }
@@ -186,7 +196,7 @@ impl NewDisk {
     /// a disk without a commit is formatted.
     pub fn name_peers(&mut self, peers: &Peers) -> Result<(), Error> {
         let mut device = open(&self.handover.device, true)?;
-        let written = self.header.set_peers(&mut device, peers);
+        let written = peers_token::set(&mut self.header, &mut device, peers);
         written
             .map(drop)
             .map_err(|error| luks_error(&self.handover.device, error))
@@ -240,9 +250,8 @@ pub fn peers(device: &Path) -> Result<Peers, Error> {
 pub fn set_peers(device: &Path, peers: &Peers) -> Result<bool, Error> {
     let mut file = open(device, true)?;
     let mut header = ours(&mut file, device)?;
-    header
-        .set_peers(&mut file, peers)
-        .map_err(|error| luks_error(device, error))
+    let written = peers_token::set(&mut header, &mut file, peers);
+    written.map_err(|error| luks_error(device, error))
 }
 
 /// Marks the disk so that the next boot formats it.
@@ -304,6 +313,7 @@ mod tests {
     use super::*;
     use base::crypto::KEY_LEN;
     use disk::luks::{MIN_DEVICE_SIZE, VOLUME_KEY_LEN};
+    use disk::state_disk::handover::leave;
     use machines::Role;
 
     fn state() -> NodeState {
@@ -336,7 +346,7 @@ mod tests {
             ),
             "nothing was handed over"
         );
-        handover.leave(&passphrase, &header).unwrap();
+        leave(&handover.key_file, &passphrase, &header).unwrap();
         assert_eq!(NewDisk::open(&handover).unwrap().uuid(), header.uuid());
 
         // another header that opens with the same passphrase
@@ -355,7 +365,7 @@ mod tests {
 
         // after another first boot the new header is accepted
         let header = luks::format(&mut disk, &volume_key, &passphrase).unwrap();
-        handover.leave(&passphrase, &header).unwrap();
+        leave(&handover.key_file, &passphrase, &header).unwrap();
         let state = NodeState {
             role: machines::Role::Worker,
             measurement_salt: [2; 32],
@@ -380,7 +390,7 @@ mod tests {
         let header = ours(&mut disk, &handover.device).unwrap();
         let token = header.cluster_token().unwrap().unwrap();
         assert_eq!(token.verified_salt(&header.uuid(), &secret), Some([2; 32]));
-        assert!(!handover.key_file.exists() && !handover.header_file().exists());
+        assert!(!handover.key_file.exists() && !header_file(&handover.key_file).exists());
     }
 
     #[test]

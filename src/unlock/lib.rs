@@ -85,9 +85,7 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 use disk::device_mapper::{self, FirstUse, Mapping};
 use disk::luks::{self, ClusterToken, VOLUME_KEY_LEN};
-use disk::state_disk::{
-    self, Disk, Handover, MAPPING, NodeState, device, filesystem, handover, node_state,
-};
+use disk::state_disk::{self, Disk, MAPPING, NodeState, device, filesystem, handover, node_state};
 use machines::Cloud;
 use node::service_trust::Settings;
 use node::{quotes, ticket_client};
@@ -131,12 +129,7 @@ impl Unlock {
     /// function.
     pub fn run(self) -> Result<(), Error> {
         prepare_mapping();
-        let device = device::find(
-            self.disk.as_deref(),
-            self.cloud,
-            &self.stop,
-            &self.timeline,
-        )?;
+        let device = device::find(self.disk.as_deref(), self.cloud, &self.stop, &self.timeline)?;
         // removes a mapping that a killed `unlock` left behind; it is an error if that mapping is
         // mounted
         let what = "device-mapper to remove an old mapping";
@@ -196,11 +189,7 @@ impl Unlock {
             .map_err(state_disk::Error::Filesystem)?;
         self.timeline.event("file-system", "ext4");
         self.check_stop("making the file system")?;
-        Handover {
-            device: device.into(),
-            key_file: self.key_file.clone(),
-        }
-        .leave(&passphrase, &header)?;
+        handover::leave(&self.key_file, &passphrase, &header)?;
         self.mount(mapped)
     }
 
@@ -432,7 +421,7 @@ fn prepare_mapping() {
 fn unmap() -> Result<bool, Error> {
     match device_mapper::close(MAPPING) {
         Ok(()) => Ok(true),
-        Err(device_mapper::Error::NotActive { .. }) => Ok(false),
+        Err(device_mapper::Error::NotActive(_)) => Ok(false),
         // device-mapper is not loaded; its device node may exist nevertheless
         Err(device_mapper::Error::Control(error))
             if matches!(

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -50,8 +49,6 @@ pub struct Opened {
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     /// As in [`Candidate`].
     pub host_certificate: Vec<u8>,
-    /// As in [`Candidate`].
-    pub from: String,
 }
 
 /// Why a key was not accepted.
@@ -158,7 +155,6 @@ impl Waiting {
                 let Candidate {
                     measurement_secret,
                     host_certificate,
-                    from,
                     ..
                 } = candidate;
                 let mut state = self.lock();
@@ -170,7 +166,6 @@ impl Waiting {
                     measurement_secret,
                     measurement_salt,
                     host_certificate,
-                    from,
                 });
                 state.done = true;
                 drop(state);
@@ -191,7 +186,7 @@ impl Waiting {
         let failed = |error: &dyn std::fmt::Display| {
             Refused::Disk(format!("{}: {error}", self.device.display()))
         };
-        let mut device = open_device(&self.device).map_err(|error| failed(&error))?;
+        let mut device = File::open(&self.device).map_err(|error| failed(&error))?;
         self.header
             .unlock(&mut device, disk_key)
             .map_err(|error| match error {
@@ -322,10 +317,6 @@ impl Waiting {
     fn lock(&self) -> MutexGuard<'_, Progress> {
         lock(&self.state)
     }
-}
-
-fn open_device(path: &Path) -> io::Result<File> {
-    File::open(path)
 }
 
 impl std::fmt::Display for Refused {

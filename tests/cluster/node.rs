@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use base::crypto::{KEY_LEN, Secret};
 use booted_base::time;
 use disk::luks;
-use disk::state_disk::Handover;
+use disk::state_disk::handover;
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -411,11 +411,8 @@ impl Node {
             &passphrase,
         )
         .unwrap();
-        let handover = Handover {
-            device: path,
-            key_file: self.dir.path().join("state.key"),
-        };
-        handover.leave(&passphrase, &header).unwrap();
+        let key_file = self.dir.path().join("state.key");
+        handover::leave(&key_file, &passphrase, &header).unwrap();
         for name in ["state.key", "state.header"] {
             let content = fs::read(self.dir.path().join(name)).unwrap();
             self.put(&format!("/run/cryptsetup-keys.d/{name}"), &content, 0o400);

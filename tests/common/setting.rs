@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, derive_key};
 use disk::luks::{self, ClusterToken};
-use disk::state_disk::Handover;
+use disk::state_disk::handover;
 use tempfile::TempDir;
 use verifier::{KeyName, qemu_vtpm};
 
@@ -120,12 +120,7 @@ impl Setting {
             &passphrase,
         )
         .unwrap();
-        Handover {
-            device: disk.clone(),
-            key_file: self.path("state.key"),
-        }
-        .leave(&passphrase, &header)
-        .unwrap();
+        handover::leave(&self.path("state.key"), &passphrase, &header).unwrap();
         disk
     }
 

@@ -85,7 +85,7 @@ impl Control {
         message.set_string(UUID, uuid);
         self.run(Command::DevCreate, &mut message)
             .map_err(|error| match error.raw_os_error() {
-                Some(libc::EBUSY) => Error::AlreadyActive { name: name.into() },
+                Some(libc::EBUSY) => Error::AlreadyActive(name.into()),
                 _ => kernel(name, "create the device", error),
             })?;
         let number = decode_device_number(message.u64(DEV));
@@ -108,7 +108,7 @@ impl Control {
                     return Err(kernel(name, "remove the device", error));
                 }
                 Err(_) if attempt == REMOVE_ATTEMPTS => {
-                    return Err(Error::InUse { name: name.into() });
+                    return Err(Error::InUse(name.into()));
                 }
                 Err(_) => thread::sleep(REMOVE_INTERVAL),
             }

@@ -153,17 +153,6 @@ fn table_with_key(before: &[u8], key: &[u8], after: &[u8]) -> Zeroizing<Vec<u8>>
     table
 }
 
-/// Returns an error unless the device is a LUKS2 mapping with that name.
-pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
-    if uuid.starts_with("CRYPT-LUKS2-") && uuid.ends_with(&format!("-{name}")) {
-        return Ok(());
-    }
-    Err(Error::NotOurs {
-        name: name.into(),
-        uuid: uuid.into(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,22 +163,5 @@ mod tests {
             table_with_key(b"c ", &[0x00, 0xa5, 0xff], b" 0").as_slice(),
             b"c 00a5ff 0"
         );
-    }
-
-    #[test]
-    fn only_luks2_mappings_of_that_name_are_ours() {
-        require_ours(
-            "state",
-            "CRYPT-LUKS2-6e3dd92b087f4aea9f25403a3d282404-state",
-        )
-        .unwrap();
-        for foreign in [
-            "",
-            "LVM-abc",
-            "CRYPT-LUKS2-6e3dd92b087f4aea9f25403a3d282404-other",
-            "CRYPT-PLAIN-state",
-        ] {
-            assert!(require_ours("state", foreign).is_err(), "{foreign}");
-        }
     }
 }

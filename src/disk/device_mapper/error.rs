@@ -9,28 +9,14 @@ use std::path::Path;
 pub enum Error {
     /// `/dev/mapper/control` cannot be opened.
     Control(io::Error),
-    /// The name is in use.
-    AlreadyActive {
-        /// The name of the mapping.
-        name: String,
-    },
+    /// The name of the mapping is in use.
+    AlreadyActive(String),
     /// No device of that name is mapped.
-    NotActive {
-        /// The name of the mapping.
-        name: String,
-    },
-    /// A device of that name exists, but it is not a LUKS2 mapping.
-    NotOurs {
-        /// The name of the mapping.
-        name: String,
-        /// Its device-mapper UUID.
-        uuid: String,
-    },
-    /// The device is mounted, open or part of another mapping.
-    InUse {
-        /// The name of the mapping.
-        name: String,
-    },
+    NotActive(String),
+    /// A device of that name exists, but it is not a LUKS2 mapping: its device-mapper UUID.
+    NotOurs(String, String),
+    /// The device of that name is mounted, open or part of another mapping.
+    InUse(String),
     /// The disk below, a value of the [`Mapping`](super::Mapping) or the kernel does not allow it: a
     /// sentence for the console.
     Failed(String),
@@ -45,20 +31,20 @@ impl fmt::Display for Error {
                     "cannot open /dev/mapper/control: {error}; check that the kernel module dm_mod is loaded and that this program runs as root"
                 )
             }
-            Error::AlreadyActive { name } => {
+            Error::AlreadyActive(name) => {
                 write!(
                     f,
                     "/dev/mapper/{name} is already active; close it first (cryptsetup close {name})"
                 )
             }
-            Error::NotActive { name } => write!(f, "/dev/mapper/{name} is not active"),
-            Error::NotOurs { name, uuid } => {
+            Error::NotActive(name) => write!(f, "/dev/mapper/{name} is not active"),
+            Error::NotOurs(name, uuid) => {
                 write!(
                     f,
                     "/dev/mapper/{name} is not a LUKS2 mapping (its device-mapper UUID is {uuid:?}); it was not changed"
                 )
             }
-            Error::InUse { name } => {
+            Error::InUse(name) => {
                 write!(
                     f,
                     "/dev/mapper/{name} is still in use: unmount it, and stop the programs that have it open"

@@ -189,21 +189,6 @@ impl Superblock {
     }
 }
 
-/// Returns an error unless the device is the integrity device of a LUKS2 mapping (cryptsetup 2.8
-/// uses the prefix `CRYPT-SUBDEV`).
-pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
-    let known = ["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"]
-        .iter()
-        .any(|prefix| uuid.starts_with(prefix));
-    if known && uuid.ends_with(&format!("-{name}")) {
-        return Ok(());
-    }
-    Err(Error::NotOurs {
-        name: name.into(),
-        uuid: uuid.into(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,20 +254,5 @@ mod tests {
                 assert!((1..=AVAILABLE).contains(&parsed.provided_data_sectors));
             }
         }
-    }
-
-    #[test]
-    fn both_names_of_an_integrity_device_are_ours() {
-        require_ours(
-            "state_dif",
-            "CRYPT-INTEGRITY-6e3dd92b087f4aea9f25403a3d282404-state_dif",
-        )
-        .unwrap();
-        require_ours(
-            "state_dif",
-            "CRYPT-SUBDEV-6e3dd92b087f4aea9f25403a3d282404-state_dif",
-        )
-        .unwrap();
-        assert!(require_ours("state_dif", "LVM-state_dif").is_err());
     }
 }

@@ -60,9 +60,7 @@ pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     }
     let control = Control::open()?;
     if control.uuid(mapping.name)?.is_some() {
-        return Err(Error::AlreadyActive {
-            name: mapping.name.into(),
-        });
+        return Err(Error::AlreadyActive(mapping.name.into()));
     }
     if !mapping.geometry.has_integrity {
         return Ok(crypt::map_disk(&control, mapping)?.keep());
@@ -93,15 +91,51 @@ pub fn close(name: &str) -> Result<(), Error> {
     let lower_name = integrity::lower_name(name);
     let (upper, lower) = (control.uuid(name)?, control.uuid(&lower_name)?);
     if upper.is_none() && lower.is_none() {
-        return Err(Error::NotActive { name: name.into() });
+        return Err(Error::NotActive(name.into()));
     }
     if let Some(upper) = upper {
-        crypt::require_ours(name, &upper)?;
+        require_ours(name, &upper, &["CRYPT-LUKS2-"])?;
         control.remove(name)?;
     }
     if let Some(lower) = lower {
-        integrity::require_ours(&lower_name, &lower)?;
+        // cryptsetup 2.8 uses the second prefix
+        require_ours(&lower_name, &lower, &["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"])?;
         control.remove(&lower_name)?;
     }
     Ok(())
+}
+
+/// Returns an error unless the UUID of the device `name` has one of these prefixes and ends with the
+/// name.
+fn require_ours(name: &str, uuid: &str, prefixes: &[&str]) -> Result<(), Error> {
+    let is_known = prefixes.iter().any(|prefix| uuid.starts_with(prefix));
+    match is_known && uuid.ends_with(&format!("-{name}")) {
+        true => Ok(()),
+        false => Err(Error::NotOurs(name.into(), uuid.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_mappings_of_that_kind_and_name_are_ours() {
+        const UUID: &str = "6e3dd92b087f4aea9f25403a3d282404";
+        let is_ours = |uuid: &str| {
+            let prefixes = ["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"];
+            require_ours("state_dif", uuid, &prefixes).is_ok()
+        };
+        assert!(is_ours(&format!("CRYPT-INTEGRITY-{UUID}-state_dif")));
+        assert!(is_ours(&format!("CRYPT-SUBDEV-{UUID}-state_dif")));
+        for foreign in [
+            String::new(),
+            "LVM-state_dif".into(),
+            "CRYPT-PLAIN-state_dif".into(),
+            format!("CRYPT-LUKS2-{UUID}-state_dif"),
+            format!("CRYPT-SUBDEV-{UUID}-other"),
+        ] {
+            assert!(!is_ours(&foreign), "{foreign}");
+        }
+    }
 }

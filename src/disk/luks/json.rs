@@ -103,7 +103,7 @@ fn check(metadata: &Value, json_size: u64) -> Result<(), Fault> {
         })?;
     }
     check_config(metadata, json_size)?;
-    check_areas(metadata, keyslots)
+    areas(metadata).map(drop)
 }
 
 fn check_segment(it: &str, segment: &Value) -> Result<(), Fault> {
@@ -226,11 +226,12 @@ fn check_config(metadata: &Value, json_size: u64) -> Result<(), Fault> {
     }
 }
 
-/// Checks that every keyslot area lies within the keyslots area, and that no two overlap.
-fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), Fault> {
+/// Returns the start and end in bytes of the area of each keyslot, in order. Each must lie within
+/// the keyslots area, and no two may overlap.
+pub(super) fn areas(metadata: &Value) -> Result<Vec<(u64, u64)>, Fault> {
     let (start, end) = keyslots_area(metadata);
     let mut areas: Vec<(u64, u64, &str)> = Vec::new();
-    for (id, keyslot) in keyslots {
+    for (id, keyslot) in section(metadata, "keyslots")? {
         let it = format!("keyslot {id}");
         let (offset, size) = (
             decimal(&it, &keyslot["area"], "offset")?,
@@ -253,7 +254,7 @@ fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), Fa
             )
         })?;
     }
-    Ok(())
+    Ok(areas.iter().map(|area| (area.0, area.1)).collect())
 }
 
 /// Returns the start and end in bytes of the keyslots area. The config of the metadata must have

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use super::cluster_token::{self, ClusterToken};
 use super::error::{Error, Fault, ensure};
 use super::header::{self, Header};
-use super::json::{is_digits, keyslots_area};
+use super::json::{areas, is_digits, keyslots_area};
 use super::layout::{
     AREA_ALIGN, BINARY_LEN, DATA_OFFSET, HDR_SIZE, STRIPES, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN,
 };
@@ -150,11 +150,6 @@ impl Header {
     /// error says what is wrong with the token.
     pub fn peers(&self) -> Result<Option<Peers>, Fault> {
         peers::read(&self.metadata["tokens"])
-    }
-
-    /// Returns whether the disk holds the state of a node.
-    pub fn initialized(&self) -> bool {
-        self.state() == DiskState::Initialized
     }
 
     /// Checks that this is a complete header of a state disk (made by Constellation or Firstlight)
@@ -442,7 +437,7 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     let (digest_id, digest) = check_digest(&header.metadata["digests"])?;
     let all = &header.metadata["keyslots"];
     let keyslots = check_keyslots(all, &digest, key_size)?;
-    let areas = areas(all)?;
+    let areas = areas(&header.metadata)?;
     ensure(areas.len() >= least_keyslots, Foreign, || {
         "it has no keyslot, so no key can open it".into()
     })?;
@@ -514,26 +509,6 @@ fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, Faul
         least,
     )?;
     Ok(segment)
-}
-
-/// Returns the start and end of the area of each keyslot, in order.
-fn areas(keyslots: &Value) -> Result<Vec<(u64, u64)>, Fault> {
-    #[derive(Deserialize)]
-    struct Place {
-        offset: Decimal,
-        size: Decimal,
-    }
-    let places = keyslots
-        .as_object()
-        .into_iter()
-        .flatten()
-        .map(|(id, keyslot)| {
-            let place: Place = typed(&format!("keyslot {id}: area"), &keyslot["area"])?;
-            Ok((place.offset.0, place.offset.0.saturating_add(place.size.0)))
-        });
-    let mut areas = places.collect::<Result<Vec<_>, Fault>>()?;
-    areas.sort();
-    Ok(areas)
 }
 
 /// Returns whether a keyslot has the parameters of a node's keyslot, and holds the volume key.

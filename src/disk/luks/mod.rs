@@ -29,7 +29,7 @@
 //!   with the addresses of join services; `token` finds and places both
 //! - `keyslot`: argon2id, area encryption, splitter, digest
 //! - `write`: the operations that change the disk ([`format()`],
-//!   [`Header::replace_passphrase_and_mark`], [`Header::set_peers`], [`Header::mark_for_reset`]),
+//!   [`Header::replace_passphrase_and_mark`], [`Header::set_token`], [`Header::mark_for_reset`]),
 //!   with a table of the states after a power failure at each step
 
 mod cluster_token;
@@ -53,6 +53,6 @@ pub use error::{Error, Fault};
 pub use header::Header;
 pub use layout::{DATA_OFFSET, MIN_DEVICE_SIZE, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN};
 pub use metadata::{DiskState, Geometry, Integrity, SECTOR_SIZE};
-pub use peers::Peers;
+pub use peers::{MAX_CONTROL_PLANES, PEERS_TYPE, Peers};
 pub use probe::{Probe, probe};
 pub use write::format;

@@ -10,22 +10,21 @@
 
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 
-use super::error::{Error, Fault};
+use super::error::Fault;
 use super::token;
 use machines::is_host;
 
 /// The `type` of the token.
-const TYPE: &str = "firstlight-peers";
-/// The first number of the token: token 1 is the cluster's.
-const FIRST_ID: u32 = 2;
-/// Maximum number of control planes; further ones are left out.
-const MAX_CONTROL_PLANES: usize = 32;
+pub const PEERS_TYPE: &str = "firstlight-peers";
+/// Maximum number of control planes.
+pub const MAX_CONTROL_PLANES: usize = 32;
 
-/// The addresses of the join services of a cluster.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// The addresses of the join services of a cluster, as the token has them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Peers {
     /// The host name or address under which all control planes are reached.
     pub load_balancer: Option<String>,
@@ -33,73 +32,32 @@ pub struct Peers {
     pub control_planes: Vec<IpAddr>,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Json {
-    #[serde(rename = "type")]
-    kind: String,
-    keyslots: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    load_balancer: Option<String>,
-    control_planes: Vec<IpAddr>,
-}
-
 impl Peers {
     /// Returns whether nothing is known.
     pub fn is_empty(&self) -> bool {
         self.load_balancer.is_none() && self.control_planes.is_empty()
     }
-
-    /// Returns these addresses in the order of the token, so that two lists in different orders are
-    /// equal.
-    fn sorted(&self) -> Peers {
-        let mut sorted = self.clone();
-        sorted.control_planes.sort();
-        sorted.control_planes.dedup();
-        sorted.control_planes.truncate(MAX_CONTROL_PLANES);
-        sorted.load_balancer.take_if(|name| !is_host(name));
-        sorted
-    }
 }
 
 /// Reads the token from the metadata. The error says what is wrong.
 pub(super) fn read(tokens: &Value) -> Result<Option<Peers>, Fault> {
-    let Some((id, token)) = token::find(tokens, TYPE)? else {
+    let Some((id, token)) = token::find(tokens, PEERS_TYPE)? else {
         return Ok(None);
     };
-    let json = Json::deserialize(token)
+    let peers = Peers::deserialize(token)
         .map_err(|error| format!("token {id}: {:.200}", error.to_string()))?;
-    let number = json.control_planes.len();
+    let number = peers.control_planes.len();
     if number > MAX_CONTROL_PLANES {
         Err(format!(
             "token {id}: {number} control planes, expected at most {MAX_CONTROL_PLANES}"
         ))?;
     }
-    if !json.load_balancer.as_deref().is_none_or(is_host) {
+    if !peers.load_balancer.as_deref().is_none_or(is_host) {
         Err(format!(
             "token {id}: loadBalancer is neither an IP address nor a DNS name"
         ))?;
     }
-    Ok(Some(Peers {
-        load_balancer: json.load_balancer,
-        control_planes: json.control_planes,
-    }))
-}
-
-/// Writes the token. Returns whether it has changed.
-pub(super) fn set(metadata: &mut Value, peers: &Peers) -> Result<bool, Error> {
-    let peers = peers.sorted();
-    if read(&metadata["tokens"]).is_ok_and(|known| known.as_ref() == Some(&peers)) {
-        return Ok(false);
-    }
-    let json = Json {
-        kind: TYPE.into(),
-        keyslots: vec![],
-        load_balancer: peers.load_balancer,
-        control_planes: peers.control_planes,
-    };
-    let json = serde_json::to_value(json).expect("strings are JSON");
-    token::set(metadata, FIRST_ID, json).map(|()| true)
+    Ok(Some(peers))
 }
 
 #[cfg(test)]
@@ -109,50 +67,13 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    fn peers(planes: &[&str]) -> Peers {
-        Peers {
-            load_balancer: Some("cluster.example".into()),
-            control_planes: planes.iter().map(|one| one.parse().unwrap()).collect(),
-        }
-    }
-
     #[test]
-    fn it_is_read_as_it_was_written_and_the_same_is_not_written_again() {
-        let mut metadata = json!({"tokens": {"0": {"type": "a"}, "1": {"type": "b"}}});
-        assert_eq!(read(&metadata["tokens"]), Ok(None));
-        assert!(set(&mut metadata, &peers(&["10.0.0.2", "10.0.0.1", "fd00::1"])).unwrap());
-        let text = r#"{"controlPlanes":["10.0.0.1","10.0.0.2","fd00::1"],"keyslots":[],"loadBalancer":"cluster.example","type":"firstlight-peers"}"#;
-        assert_eq!(metadata["tokens"]["2"].to_string(), text);
-        let found = read(&metadata["tokens"]).unwrap().unwrap();
-        assert_eq!(found, peers(&["10.0.0.1", "10.0.0.2", "fd00::1"]));
-        let same = peers(&["fd00::1", "10.0.0.1", "10.0.0.2", "10.0.0.1"]);
-        assert!(!set(&mut metadata, &same).unwrap());
-        // new addresses replace the old ones
-        assert!(set(&mut metadata, &peers(&["10.0.0.3"])).unwrap());
-        assert_eq!(metadata["tokens"].as_object().unwrap().len(), 3);
-        let found = read(&metadata["tokens"]).unwrap().unwrap();
-        assert_eq!(found, peers(&["10.0.0.3"]));
-    }
-
-    #[test]
-    fn a_list_of_many_control_planes_is_cut_off() {
-        let mut metadata = json!({"tokens": {}});
-        let many = Peers {
-            load_balancer: None,
-            control_planes: (0..1000)
-                .map(|n| IpAddr::from([10, 0, (n >> 8) as u8, n as u8]))
-                .collect(),
-        };
-        assert!(set(&mut metadata, &many).unwrap());
-        let found = read(&metadata["tokens"]).unwrap().unwrap();
-        assert_eq!(found.control_planes.len(), MAX_CONTROL_PLANES);
-        assert!(!set(&mut metadata, &many).unwrap());
-    }
-
-    #[test]
-    fn what_is_wrong_with_a_token_is_said_and_a_good_one_replaces_it() {
-        let good = json!({"type": TYPE, "keyslots": [], "controlPlanes": ["10.0.0.1"], "later": 1});
-        assert!(read(&json!({"1": good})).unwrap().is_some());
+    fn what_is_wrong_with_a_token_is_said() {
+        let good =
+            json!({"type": PEERS_TYPE, "keyslots": [], "controlPlanes": ["10.0.0.1"], "later": 1});
+        let read_good = read(&json!({"1": good})).unwrap().unwrap();
+        assert_eq!(read_good.control_planes, [IpAddr::from([10, 0, 0, 1])]);
+        assert_eq!(read_good.load_balancer, None);
         for (field, value, why) in [
             ("controlPlanes", json!(["x"]), "token 1: invalid IP address"),
             (
@@ -176,27 +97,18 @@ mod tests {
             bad[field] = value;
             let error = read(&json!({"1": bad})).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
-            let mut metadata = json!({"tokens": {"1": bad}});
-            assert!(set(&mut metadata, &peers(&["10.0.0.1"])).unwrap());
-            assert!(read(&metadata["tokens"]).unwrap().is_some());
         }
         let twice = read(&json!({"1": good, "2": good}))
             .unwrap_err()
             .to_string();
         assert!(twice.contains("more than one"), "{twice}");
-        let mut metadata = json!({"tokens": {"1": good, "2": good}});
-        assert!(set(&mut metadata, &peers(&["10.0.0.1"])).unwrap());
-        assert_eq!(
-            read(&metadata["tokens"]).unwrap(),
-            Some(peers(&["10.0.0.1"]))
-        );
     }
 
     #[test]
     fn a_mutated_token_is_read_within_its_limits_or_refused() {
-        let mut metadata = json!({"tokens": {}});
-        set(&mut metadata, &peers(&["10.0.0.1", "fd00::1"])).unwrap();
-        let text = metadata["tokens"].to_string();
+        let token = json!({"type": PEERS_TYPE, "keyslots": [], "loadBalancer": "cluster.example",
+            "controlPlanes": ["10.0.0.1", "fd00::1"]});
+        let text = json!({"2": token}).to_string();
         let mut whole = 0;
         for bytes in mutations(text.as_bytes(), 20_000) {
             let Ok(tokens) = serde_json::from_slice::<Value>(&bytes) else {

@@ -29,6 +29,8 @@
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 
+use serde_json::Value;
+
 use super::cluster_token::{self, ClusterToken};
 use super::device::{Device, read_at, write_at};
 use super::error::{Error, io_error};
@@ -38,9 +40,8 @@ use super::layout::{
     VOLUME_KEY_LEN,
 };
 use super::metadata::{self, DiskState, Integrity};
-use super::peers::{self, Peers};
 use super::probe::{Probe, probe};
-use super::{json, keyslot};
+use super::{json, keyslot, token};
 use base::crypto::{self, Secret};
 
 /// Length in bytes of the dm-integrity superblock at the start of the data segment. The kernel
@@ -196,33 +197,40 @@ impl Header {
         dev: &mut impl Device,
         token: &ClusterToken,
     ) -> Result<(), Error> {
-        self.checked(Integrity::Optional)?;
-        let mut metadata = self.metadata.clone();
-        cluster_token::set(&mut metadata, token)?;
-        self.store(dev, metadata)
+        self.edit(dev, |metadata| cluster_token::set(metadata, token))
     }
 
-    /// Writes the addresses of the cluster's join services, with one write of the metadata. Returns
-    /// whether they have changed; if not, nothing is written. Durable on return.
+    /// Writes a token of ours with one write of the metadata: replaces those of its `type`, or uses
+    /// the first free number from `first` on. Durable on return.
     ///
     /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
-    pub fn set_peers(&mut self, dev: &mut impl Device, peers: &Peers) -> Result<bool, Error> {
-        self.checked(Integrity::Optional)?;
-        let mut metadata = self.metadata.clone();
-        let has_changed = peers::set(&mut metadata, peers)?;
-        if has_changed {
-            self.store(dev, metadata)?;
-        }
-        Ok(has_changed)
+    pub fn set_token(
+        &mut self,
+        dev: &mut impl Device,
+        first: u32,
+        token: Value,
+    ) -> Result<(), Error> {
+        self.edit(dev, |metadata| token::set(metadata, first, token))
     }
 
     /// Marks the disk as uninitialized, so that the next boot formats it. Durable on return.
     ///
     /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
     pub fn mark_for_reset(&mut self, dev: &mut impl Device) -> Result<(), Error> {
+        self.edit(dev, |metadata| {
+            metadata::set_token(metadata, false);
+            Ok(())
+        })
+    }
+
+    fn edit(
+        &mut self,
+        dev: &mut impl Device,
+        change: impl FnOnce(&mut Value) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.checked(Integrity::Optional)?;
         let mut metadata = self.metadata.clone();
-        metadata::set_token(&mut metadata, false);
+        change(&mut metadata)?;
         self.store(dev, metadata)
     }
 
@@ -243,11 +251,7 @@ impl Header {
 
     /// Writes `metadata` to both copies with the next sequence id. A copy that is not current is
     /// written first.
-    pub(super) fn store(
-        &mut self,
-        dev: &mut impl Device,
-        metadata: serde_json::Value,
-    ) -> Result<(), Error> {
+    pub(super) fn store(&mut self, dev: &mut impl Device, metadata: Value) -> Result<(), Error> {
         let text = json::to_text(&metadata);
         let mut binary = self.binary.clone();
         binary.seqid = binary

@@ -32,7 +32,9 @@ pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
             Ok(Disk::New("formatted before, but without a keyslot"))
         }
         Probe::Luks(header) => {
-            check(&header, path)?;
+            header
+                .check_ours(Integrity::Required)
+                .map_err(|error| Error::Luks(path.into(), error))?;
             match header.state() {
                 DiskState::Initialized => Ok(Disk::Initialized(Box::new(header))),
                 DiskState::Uninitialized => {
@@ -63,10 +65,4 @@ fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<Disk, Erro
         Ok(Some(why)) => Err(Error::Unmarked(path.into(), why)),
         Err(error) => Err(Error::Io("reading", path.into(), error)),
     }
-}
-
-fn check(header: &Header, path: &Path) -> Result<(), Error> {
-    header
-        .check_ours(Integrity::Required)
-        .map_err(|error| Error::Luks(path.into(), error))
 }

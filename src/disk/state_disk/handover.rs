@@ -25,27 +25,16 @@ const HEADER_EXTENSION: &str = "header";
 /// The file beside the passphrase with the SSH host certificate of a rejoin ticket.
 pub const HOST_CERTIFICATE: &str = "ssh_host_cert.pub";
 
-/// The device of a new disk and the file with its passphrase.
-#[derive(Debug, Clone)]
-pub struct Handover {
-    /// The disk below the mapping.
-    pub device: PathBuf,
-    /// The file with the passphrase: raw bytes, mode 0400.
-    pub key_file: PathBuf,
+/// Writes the passphrase (raw bytes, mode 0400) and the description of the header for the booted
+/// system, and replaces those of an earlier try.
+pub fn leave(key_file: &Path, passphrase: &Secret, header: &luks::Header) -> Result<(), Error> {
+    write(&header_file(key_file), describe(header).as_bytes())?;
+    write(key_file, passphrase.expose())
 }
 
-impl Handover {
-    /// Writes the passphrase and the description of the header for the booted system, and replaces
-    /// those of an earlier try.
-    pub fn leave(&self, passphrase: &Secret, header: &luks::Header) -> Result<(), Error> {
-        leave(&self.header_file(), describe(header).as_bytes())?;
-        leave(&self.key_file, passphrase.expose())
-    }
-
-    /// Returns the file beside the passphrase that describes the header.
-    pub fn header_file(&self) -> PathBuf {
-        self.key_file.with_extension(HEADER_EXTENSION)
-    }
+/// Returns the file beside the passphrase that describes the header.
+pub fn header_file(key_file: &Path) -> PathBuf {
+    key_file.with_extension(HEADER_EXTENSION)
 }
 
 /// Writes a renewed SSH host certificate beside `key_file` for the booted system. Removes that of
@@ -59,11 +48,11 @@ pub fn leave_host_certificate(key_file: &Path, certificate: &[u8]) -> Result<(),
             }
             _ => Ok(()),
         },
-        _ => leave(&path, certificate),
+        _ => write(&path, certificate),
     }
 }
 
-fn leave(path: &Path, content: &[u8]) -> Result<(), Error> {
+fn write(path: &Path, content: &[u8]) -> Result<(), Error> {
     let write = || {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;

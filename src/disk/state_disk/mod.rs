@@ -15,7 +15,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use classify::{Disk, classify};
-pub use handover::Handover;
 pub use node_state::NodeState;
 
 use crate::{device_mapper, luks};
