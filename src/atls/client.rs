@@ -1,9 +1,8 @@
 //! The client role of attested TLS.
 
-use base::sync::lock;
 use std::fmt;
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -17,6 +16,7 @@ use super::exchange::End;
 use super::forms::Forms;
 use super::handshake::{self, Timed};
 use super::provider::{OTHER_VERSION, SIGNATURES, VERSIONS};
+use super::verdict::Verdict;
 use super::{ALPN_H2, Error, certificate, nonce, provider};
 use attest::{Accepted, Form, Issuer, Judge, Role};
 use transport::Transport;
@@ -87,7 +87,7 @@ impl Client {
     /// handshake is complete: then the first read returns the refusal, an [`std::io::Error`] that
     /// contains [`Error::PeerRefused`]. The connection has no socket time-outs.
     pub fn connect(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
-        let (connection, accepted) = self.establish_session(&socket, deadline)?;
+        let (connection, accepted) = self.establish(&socket, deadline)?;
         handshake::finish(connection, socket, accepted)
     }
 
@@ -113,8 +113,7 @@ impl Client {
             judge: self.judge.clone(),
             offers_strong: self.forms != Forms::OnlyOld,
             nonce,
-            accepted: OnceLock::new(),
-            failure: Mutex::new(None),
+            verdict: Verdict::default(),
         });
         let config = self.config(&session)?;
         Ok((
@@ -123,17 +122,7 @@ impl Client {
         ))
     }
 
-    #[cfg(test)]
     pub(super) fn establish(
-        &self,
-        socket: &TcpStream,
-        deadline: Instant,
-    ) -> Result<Connection, Error> {
-        self.establish_session(socket, deadline)
-            .map(|(connection, _)| connection)
-    }
-
-    fn establish_session(
         &self,
         socket: &TcpStream,
         deadline: Instant,
@@ -147,14 +136,13 @@ impl Client {
             turn: &PeersTurn::default(),
         };
         let result = handshake::complete(&mut connection, &mut peer, None);
-        // the error of the issuer or judge is more specific than that of rustls
-        if let Some(failure) = session.take_failure() {
-            return Err(failure);
-        }
-        result?;
-        let accepted = match handshake::form(&connection, self.forms)? {
-            Form::Strong => self.exchange(&mut connection, &mut peer)?,
-            Form::Old => session.old_form()?,
+        let accepted = session.verdict.after(result)?;
+        let accepted = match (handshake::form(&connection, self.forms)?, &self.judge) {
+            (Form::Strong, _) => self.exchange(&mut connection, &mut peer)?,
+            (Form::Old, Some(judge)) if accepted.is_none() => {
+                return Err(Error::Refused(judge.no_document()));
+            }
+            (Form::Old, _) => accepted,
         };
         Ok((connection, accepted))
     }
@@ -194,29 +182,10 @@ struct Session {
     /// Whether the server may select the strong form, in which its certificate has no document.
     offers_strong: bool,
     nonce: Vec<u8>,
-    /// The server, if a judge has accepted it.
-    accepted: OnceLock<Accepted>,
-    /// Why the issuer or the judge failed; rustls does not preserve this error.
-    failure: Mutex<Option<Error>>,
+    verdict: Verdict,
 }
 
 impl Session {
-    fn fail(&self, error: Error) {
-        *lock(&self.failure) = Some(error);
-    }
-
-    fn take_failure(&self) -> Option<Error> {
-        lock(&self.failure).take()
-    }
-
-    /// Returns the accepted server after a handshake of the old form.
-    fn old_form(&self) -> Result<Option<Accepted>, Error> {
-        match (&self.judge, self.accepted.get()) {
-            (Some(judge), None) => Err(Error::Refused(judge.no_document())),
-            (_, accepted) => Ok(accepted.cloned()),
-        }
-    }
-
     fn certify(&self, authorities: &[&[u8]]) -> Result<Arc<CertifiedKey>, Error> {
         let nonce = nonce::from_distinguished_names(authorities)?;
         certificate::issue(self.issuer.as_deref(), &nonce, false)
@@ -232,25 +201,15 @@ impl ServerCertVerifier for Session {
         _ocsp: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        // in the strong form the exchange proves the server; `old_form` refuses such a certificate
-        // in the old form
+        // in the strong form the exchange proves the server; `Client::establish` refuses such a
+        // certificate in the old form
         if self.offers_strong && certificate::is_bare(leaf) {
             return Ok(ServerCertVerified::assertion());
         }
-        let Some(judge) = &self.judge else {
-            return Ok(ServerCertVerified::assertion());
-        };
-        match judge.certificate(leaf, &self.nonce) {
-            Ok(accepted) => {
-                // a handshake has exactly one certificate of the server
-                let _ = self.accepted.set(accepted);
-                Ok(ServerCertVerified::assertion())
-            }
-            Err(reason) => {
-                self.fail(Error::Refused(reason));
-                Err(certificate::REFUSED)
-            }
+        if let Some(judge) = &self.judge {
+            self.verdict.ask(&**judge, leaf, &self.nonce)?;
         }
+        Ok(ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -286,7 +245,7 @@ impl ResolvesClientCert for Session {
         _schemes: &[SignatureScheme],
     ) -> Option<Arc<CertifiedKey>> {
         self.certify(authorities)
-            .map_err(|error| self.fail(error))
+            .map_err(|error| self.verdict.fail(error))
             .ok()
     }
 

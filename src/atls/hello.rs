@@ -19,7 +19,6 @@
 //!                           +---------------- anything else -----------------------> [Open]: bytes pass as they are
 //! ```
 
-use std::fmt;
 use std::ops::Range;
 
 use transport::strangers;
@@ -55,15 +54,6 @@ pub enum HelloError {
     NotTls(String),
     /// The bytes begin with TLS, but the ClientHello is malformed or violates this protocol.
     Malformed(&'static str),
-}
-
-impl fmt::Display for HelloError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            HelloError::NotTls(what) => f.write_str(what),
-            HelloError::Malformed(what) => f.write_str(what),
-        }
-    }
 }
 
 /// Changes the type of `server_name` in a complete ClientHello (with its four-byte header). Returns

@@ -35,6 +35,7 @@
 //! | [`hello`] | hides from rustls a server name that is not a host name (a state machine over bytes, no I/O) |
 //! | `provider.rs` | the cryptography: algorithms, and the transcript hashes, which revert the change of `hello` |
 //! | `nonce.rs`, `certificate.rs` | nonces and certificates of the old form |
+//! | `verdict.rs` | what issuer and judge said in a handshake of the old form |
 //! | `stream.rs` | [`split`]: two independent halves of an established TLS connection, attested or not |
 //!
 //! # What a peer can and cannot do
@@ -64,6 +65,7 @@ mod nonce;
 mod provider;
 pub mod server;
 mod stream;
+mod verdict;
 
 #[cfg(test)]
 #[path = "tests/dummy.rs"]

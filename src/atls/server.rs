@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use log::warn;
@@ -24,10 +24,10 @@ use super::forms::Forms;
 use super::handshake::{self, Timed};
 use super::hello::HelloFilter;
 use super::provider::{OTHER_VERSION, SIGNATURES, VERSIONS};
+use super::verdict::Verdict;
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
 use attest::{Accepted, Form, Issuer, Judge, Role};
 use base::network::{Network, canonical};
-use base::sync::lock;
 use base::turns::{self, Turns};
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};
@@ -114,21 +114,11 @@ impl Server {
         deadline: Instant,
         turn: &PeersTurn,
     ) -> Result<Transport, Error> {
-        let (connection, accepted) = self.establish_session(&socket, deadline, turn)?;
+        let (connection, accepted) = self.establish(&socket, deadline, turn)?;
         handshake::finish(connection, socket, accepted)
     }
 
-    #[cfg(test)]
     pub(super) fn establish(
-        &self,
-        socket: &TcpStream,
-        deadline: Instant,
-    ) -> Result<Connection, Error> {
-        self.establish_session(socket, deadline, &PeersTurn::default())
-            .map(|(connection, _)| connection)
-    }
-
-    fn establish_session(
         &self,
         socket: &TcpStream,
         deadline: Instant,
@@ -172,14 +162,10 @@ impl Server {
         let config = self.config(session)?;
         let mut connection = Connection::Server(ServerConnection::new(Arc::new(config))?);
         let result = handshake::complete(&mut connection, peer, filter);
-        // the error of the issuer or judge is more specific than that of rustls
-        if let Some(failure) = session.take_failure() {
-            return Err(failure);
-        }
-        result?;
+        let accepted = session.verdict.after(result)?;
         let accepted = match handshake::form(&connection, self.forms)? {
             Form::Strong => self.exchange(&mut connection, peer, session)?,
-            Form::Old => session.accepted.get().cloned(),
+            Form::Old => accepted,
         };
         // Serve only peers that the judge accepted, whatever happened in the handshake.
         match &self.judge {
@@ -242,8 +228,7 @@ impl Server {
                 &server_nonce,
             ))],
             certified: OnceLock::new(),
-            accepted: OnceLock::new(),
-            failure: Mutex::new(None),
+            verdict: Verdict::default(),
         }))
     }
 
@@ -302,21 +287,10 @@ pub(super) struct Session {
     /// The certificate. It is stored because rustls asks again after a HelloRetryRequest, and one
     /// document is enough.
     certified: OnceLock<Option<Arc<CertifiedKey>>>,
-    /// The client, if the judge has accepted it.
-    accepted: OnceLock<Accepted>,
-    /// Why the issuer or the judge failed; rustls does not preserve this error.
-    failure: Mutex<Option<Error>>,
+    verdict: Verdict,
 }
 
 impl Session {
-    fn fail(&self, error: Error) {
-        *lock(&self.failure) = Some(error);
-    }
-
-    fn take_failure(&self) -> Option<Error> {
-        lock(&self.failure).take()
-    }
-
     /// Waits until this connection may make a document.
     fn turn(&self) -> Result<turns::Turn<'_>, Error> {
         self.issuing
@@ -343,7 +317,10 @@ impl ResolvesServerCert for Session {
             return self.bare.clone();
         }
         self.certified
-            .get_or_init(|| self.certify().map_err(|error| self.fail(error)).ok())
+            .get_or_init(|| {
+                let certified = self.certify();
+                certified.map_err(|error| self.verdict.fail(error)).ok()
+            })
             .clone()
     }
 }
@@ -365,17 +342,8 @@ impl ClientCertVerifier for Session {
     ) -> Result<ClientCertVerified, rustls::Error> {
         // no certificate is requested without a judge
         let judge = self.judge.as_ref().ok_or(certificate::REFUSED)?;
-        match judge.certificate(leaf, &self.server_nonce) {
-            Ok(accepted) => {
-                // a handshake has exactly one certificate of the client
-                let _ = self.accepted.set(accepted);
-                Ok(ClientCertVerified::assertion())
-            }
-            Err(reason) => {
-                self.fail(Error::Refused(reason));
-                Err(certificate::REFUSED)
-            }
-        }
+        self.verdict.ask(&**judge, leaf, &self.server_nonce)?;
+        Ok(ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(

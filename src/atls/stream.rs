@@ -320,6 +320,7 @@ mod tests {
 
     use super::*;
     use crate::{Client, Server};
+    use transport::half_open::PeersTurn;
 
     /// Returns two ends of a TLS connection over loopback after the handshake, before the split.
     fn ends() -> ((Connection, TcpStream), (Connection, TcpStream)) {
@@ -328,12 +329,12 @@ mod tests {
         let far = listener.accept().unwrap().0;
         let deadline = Instant::now() + Duration::from_secs(20);
         let server = thread::spawn(move || {
-            (
-                Server::new(None, None).establish(&far, deadline).unwrap(),
-                far,
-            )
+            let server = Server::new(None, None);
+            let established = server.establish(&far, deadline, &PeersTurn::default());
+            (established.unwrap().0, far)
         });
-        let client = Client::new(None, None).establish(&near, deadline).unwrap();
+        let established = Client::new(None, None).establish(&near, deadline);
+        let client = established.unwrap().0;
         let (server, far) = server.join().unwrap();
         for socket in [&near, &far] {
             // a test that hangs fails after this time

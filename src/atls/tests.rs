@@ -16,6 +16,7 @@ use super::dummy::{Dummy, OID, OTHER_OID};
 use super::*;
 use support::mutation::mutations;
 use transport::Transport;
+use transport::half_open::PeersTurn;
 use verifier::refusal::Kind;
 use verifier::{
     Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
@@ -26,6 +27,12 @@ pub type Issuers = Option<Arc<dyn Issuer>>;
 pub type Validators = Vec<Arc<dyn Validator>>;
 
 const TIME: Duration = Duration::from_secs(20);
+
+/// Completes the handshake of a server; returns the TLS connection.
+fn established(server: &Server, socket: &TcpStream) -> rustls::Connection {
+    let established = server.establish(socket, soon(), &PeersTurn::default());
+    established.unwrap().0
+}
 
 pub fn soon() -> Instant {
     Instant::now() + TIME
@@ -408,11 +415,10 @@ fn a_client_that_waits_too_long_for_a_document_times_out() {
 fn our_sides_select_the_strong_form_and_tls_13() {
     for (is_old, protocol) in [(true, ALPN_H2), (false, proto::attested::ALPN)] {
         let (near, far) = sockets();
-        let server =
-            thread::spawn(move || Server::new(issuer(), None).establish(&far, soon()).unwrap());
+        let server = thread::spawn(move || established(&Server::new(issuer(), None), &far));
         let client = Client::new(None, judge_of_any(validators()));
         let client = if is_old { client.only_old() } else { client };
-        let client = client.establish(&near, soon()).unwrap();
+        let (client, _) = client.establish(&near, soon()).unwrap();
         for connection in [client, server.join().unwrap()] {
             assert_eq!(
                 connection.protocol_version(),
@@ -592,12 +598,10 @@ fn no_two_connections_of_the_old_form_share_a_nonce_or_a_key() {
     let ends = || {
         let (near, far) = sockets();
         let server = thread::spawn(move || {
-            Server::new(issuer(), judge_of_any(validators()))
-                .only_old()
-                .establish(&far, soon())
-                .unwrap()
+            let server = Server::new(issuer(), judge_of_any(validators()));
+            established(&server.only_old(), &far)
         });
-        let client = Client::new(issuer(), judge_of_any(validators()))
+        let (client, _) = Client::new(issuer(), judge_of_any(validators()))
             .establish(&near, soon())
             .unwrap();
         let certificate =

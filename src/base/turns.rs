@@ -119,12 +119,6 @@ impl Turns {
         }
     }
 
-    /// Returns the number of waiting calls.
-    #[cfg(test)]
-    pub(crate) fn waiting(&self) -> usize {
-        self.lock().waiting.len()
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
@@ -324,7 +318,7 @@ mod tests {
             turns.take(network(1), soon(), || true).is_err(),
             "its caller is gone"
         );
-        assert_eq!(turns.waiting(), 0);
+        assert_eq!(turns.lock().waiting.len(), 0);
     }
 
     #[test]
@@ -385,7 +379,7 @@ mod tests {
                     let _turn = turns.take(network(who), soon(), || false).unwrap();
                     done.send(who).unwrap();
                 });
-                wait_for(|| turns.waiting() == number + 1);
+                wait_for(|| turns.lock().waiting.len() == number + 1);
             }
             drop(first);
             let order: Vec<u32> = (0..6).map(|_| order.recv().unwrap()).collect();
@@ -418,7 +412,7 @@ mod tests {
                         .send((who, turns.take(network(who), soon(), || false).is_ok()))
                         .unwrap()
                 });
-                wait_for(|| turns.waiting() == number + 1);
+                wait_for(|| turns.lock().waiting.len() == number + 1);
             }
             scope.spawn(|| {
                 ended

@@ -305,8 +305,7 @@ fn exchange(proving: Proving, alteration: Alteration, time: Duration) -> [Accept
                 let end = End {
                     role,
                     issuer: issuer.as_deref(),
-                    judge: judge_of_any(proving.validators(role))
-                        .map(|it| it.connection(&ROLES)),
+                    judge: judge_of_any(proving.validators(role)).map(|it| it.connection(&ROLES)),
                     certificate: &certificate,
                 };
                 end.run(&mut connection, &mut peer, || Ok(()))
