@@ -29,8 +29,8 @@ use prost::Message;
 use attest::{Issuer, Judge};
 use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
-use proto::join::{MAX_TICKET, NODE_PORT, RETRY_AFTER};
-use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
+use proto::join::{MAX_TICKET, NODE_PORT};
+use rpc::grpc::{CallOptions, Channel, Code, Status};
 
 use crate::ending::Ending;
 use crate::service_trust::Settings;
@@ -155,7 +155,7 @@ impl Failure {
         }
     }
 
-    fn from_status(status: &Status, trailers: &Trailers) -> Failure {
+    fn from_status(status: &Status) -> Failure {
         use Code::{FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated};
         // in TLS 1.3 the server's refusal arrives after the client's handshake is complete
         if let Some(error) = tls_error(status)
@@ -172,7 +172,7 @@ impl Failure {
                 status.code(),
                 InvalidArgument | PermissionDenied | Unauthenticated | FailedPrecondition
             ),
-            retry_after: retry_after(status, trailers),
+            retry_after: status.retry_after(),
         }
     }
 
@@ -192,15 +192,6 @@ impl Failure {
 /// another reason.
 fn tls_error(status: &Status) -> Option<&atls::Error> {
     status.cause()?.get_ref()?.downcast_ref()
-}
-
-/// Returns the pause that the server asks for: `google.rpc.RetryInfo` in the status details, or a
-/// trailer.
-fn retry_after(status: &Status, trailers: &Trailers) -> Option<Duration> {
-    let millis = || trailers.get(RETRY_AFTER)?.parse().ok();
-    status
-        .retry_after()
-        .or_else(|| millis().map(Duration::from_millis))
 }
 
 /// One join service, or a load balancer in front of several.
@@ -244,7 +235,7 @@ impl JoinService {
             failure
         })?;
         let channel = Channel::new(transport, &self.0.to_string())
-            .map_err(|status| Failure::from_status(&status, &Trailers::new()))?
+            .map_err(|status| Failure::from_status(&status))?
             .with_message_bytes(MAX_TICKET);
         Ok(Connection {
             channel,
@@ -270,8 +261,8 @@ impl Connection {
             timeout: Some(CALL_TIMEOUT),
             ..CallOptions::default()
         };
-        let answer = self.channel.unary_with_trailers(method, request, &options);
-        answer.map_err(|(status, trailers)| Failure::from_status(&status, &trailers))
+        let answer = self.channel.unary(method, request, &options);
+        answer.map_err(|status| Failure::from_status(&status))
     }
 }
 
@@ -459,12 +450,6 @@ mod tests {
 
     use super::*;
 
-    fn trailers(hint: &str) -> Trailers {
-        let mut trailers = Trailers::new();
-        trailers.insert(RETRY_AFTER, hint).unwrap();
-        trailers
-    }
-
     #[test]
     fn the_status_code_decides_whether_a_failure_lasts() {
         for (code, is_lasting) in [
@@ -477,7 +462,7 @@ mod tests {
             // the only code that Constellation sends
             (Code::Internal, false),
         ] {
-            let failure = Failure::from_status(&Status::new(code, "why"), &Trailers::new());
+            let failure = Failure::from_status(&Status::new(code, "why"));
             assert_eq!(
                 (failure.is_lasting, failure.retry_after),
                 (is_lasting, None),
@@ -495,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pause_that_a_server_asks_for_is_used_in_either_form_and_limited() {
+    fn the_pause_that_a_server_asks_for_is_used_and_limited() {
         const MOST: Duration = Duration::from_secs(60);
         let busy = Status::new(Code::ResourceExhausted, "busy");
         let pause = |failure: Failure| {
@@ -503,17 +488,11 @@ mod tests {
                 .pause(&mut Backoff::new(FIRST_PAUSE, FIRST_PAUSE), MOST)
                 .as_millis()
         };
-        assert!((2500..3000).contains(&pause(Failure::from_status(&busy, &trailers("2500")))));
-        let with_info = busy.clone().with_retry_after(Duration::from_millis(2500));
-        assert!((2500..3000).contains(&pause(Failure::from_status(&with_info, &Trailers::new()))));
-        assert!(
-            pause(Failure::from_status(
-                &busy,
-                &trailers("18446744073709551615")
-            )) < MOST.as_millis() * 9 / 8 + 1
-        );
-        assert!((1000..1200).contains(&pause(Failure::from_status(&busy, &trailers("0")))));
-        assert!(pause(Failure::from_status(&busy, &trailers("soon"))) <= 1000);
+        let asked = |hint| pause(Failure::from_status(&busy.clone().with_retry_after(hint)));
+        assert!((2500..3000).contains(&asked(Duration::from_millis(2500))));
+        assert!(asked(Duration::from_secs(86_400)) < MOST.as_millis() * 9 / 8 + 1);
+        assert!((1000..1200).contains(&asked(Duration::ZERO)));
+        assert!(pause(Failure::from_status(&busy)) <= 1000);
         assert!((30_000..=60_000).contains(&pause(Failure::lasting("mend it".into()))));
     }
 
@@ -714,7 +693,7 @@ mod tests {
         // the end of our own error text for such an alert
         let words = "alert AccessDenied: it refused this machine's attestation (its log says why)";
         let status = Status::new(Code::Unavailable, words);
-        let failure = Failure::from_status(&status, &Trailers::new());
+        let failure = Failure::from_status(&status);
         assert!(!failure.is_lasting, "{failure:?}");
         assert_eq!(failure.retry_after, None);
     }

@@ -32,9 +32,7 @@ package!(
     pub const PORT: u16 = 9090;,
     /// TCP port of the join service on every control plane (a NodePort), for nodes and the load
     /// balancer.
-    pub const NODE_PORT: u16 = 30090;,
-    /// Trailer of a refusal: the number of milliseconds after which the caller should retry.
-    pub const RETRY_AFTER: &str = "retry-after-ms";
+    pub const NODE_PORT: u16 = 30090;
 );
 package!(
     node,

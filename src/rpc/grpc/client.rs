@@ -118,26 +118,12 @@ impl Channel {
         request: &Q,
         options: &CallOptions,
     ) -> Result<R, Status> {
-        let answer = self.unary_with_trailers(path, request, options);
-        answer.map_err(|(status, _)| status)
-    }
-
-    /// Makes a call like [`Channel::unary`]. The error has the custom metadata of the trailers, too.
-    pub fn unary_with_trailers<Q: Message, R: Message + Default>(
-        &self,
-        path: &str,
-        request: &Q,
-        options: &CallOptions,
-    ) -> Result<R, (Status, Metadata)> {
-        let unsent = |status| (status, Metadata::new());
-        let request = message::encode(request).map_err(unsent)?;
-        let (call, core) = self.start(path, options).map_err(unsent)?;
+        let request = message::encode(request)?;
+        let (call, core) = self.start(path, options)?;
         let link = &call.connection.link;
         let (core, sent) = link.send(core, call.stream, &request, true, call.deadline);
-        sent.map_err(unsent)?;
-        let answer = call.wait_for_one(core);
-        let answer = answer.and_then(|bytes| message::decode(&bytes, "response"));
-        answer.map_err(|status| (status, call.trailers()))
+        sent?;
+        message::decode(&call.wait_for_one(core)?, "response")
     }
 
     /// Opens a call with any number of requests and responses. The crate `streaming` makes typed

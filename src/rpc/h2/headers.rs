@@ -20,7 +20,7 @@ pub struct HeaderList {
 impl HeaderList {
     /// Creates an empty list that holds fields up to a size of `limit` bytes, counted as in
     /// SETTINGS_MAX_HEADER_LIST_SIZE.
-    pub(super) fn new(limit: usize) -> HeaderList {
+    pub(crate) fn new(limit: usize) -> HeaderList {
         HeaderList {
             bytes: Vec::new(),
             ends: Vec::new(),
@@ -38,7 +38,7 @@ impl HeaderList {
     }
 
     /// Appends a field. After a field that exceeds the limit, the list is empty and stays so.
-    pub(super) fn push(&mut self, name: &[u8], value: &[u8]) {
+    pub(crate) fn push(&mut self, name: &[u8], value: &[u8]) {
         self.size = self
             .size
             .saturating_add(name.len() + value.len() + FIELD_OVERHEAD);
