@@ -1,5 +1,5 @@
-//! The words that describe machines of a cluster: a machine, its role, its cloud, what marks its
-//! state disk, and who answers for it. All other crates can use them, so this one uses none.
+//! The words that describe machines of a cluster: a machine, its role, its cloud. All other crates
+//! can use them, so this one uses none.
 
 #![forbid(unsafe_code)]
 
