@@ -102,7 +102,7 @@ impl Version {
         let is_over = time::parse(&format!("{end}T23:59:59Z")).is_some_and(|end| end < now);
         is_over.then(|| {
             format!(
-                "Kubernetes v1.{} gets no more security updates since {end}: choose v1.{NEWEST}",
+                "Kubernetes v1.{} gets no more security updates since {end}: the newest supported version is v1.{NEWEST}",
                 self.minor
             )
         })
