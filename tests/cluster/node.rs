@@ -424,10 +424,10 @@ impl Drop for Node {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let log = |name: &str, commands: &str| {
-                let _ = fs::write(
-                    self.logs.join(name),
-                    self.try_sh(commands).unwrap_or_default(),
-                );
+                // a machine that is gone says nothing, and another one may have its name and folder
+                if let Some(said) = self.try_sh(commands) {
+                    let _ = fs::write(self.logs.join(name), said);
+                }
             };
             log("journal", "journalctl --no-pager --output short-monotonic");
             log("pods", "cd /var/log/pods && tail -n 50 */*/*.log");
