@@ -278,8 +278,8 @@ impl Error for Status {
     }
 }
 
-/// Reads the status from trailers; `None` if they have none. A pause in [`RETRY_AFTER`] replaces
-/// details that name none.
+/// Reads the status from trailers; `None` if they have none. A pause in [`RETRY_AFTER`] counts where
+/// there are no details.
 pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
     let code = Code::from_header(trailers.get(b"grpc-status")?);
     if code == Code::Ok {
@@ -294,7 +294,7 @@ pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
     let millis = pause.and_then(|text| text.parse().ok());
     let status = Status::new(code, message).with_details(details);
     Some(Err(match millis.map(Duration::from_millis) {
-        Some(pause) if status.retry_after().is_none() => status.with_retry_after(pause),
+        Some(pause) if status.details.is_empty() => status.with_retry_after(pause),
         _ => status,
     }))
 }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trailer_names_a_pause_where_no_details_do() {
+    fn a_trailer_names_a_pause_where_there_are_no_details() {
         let retry_after = |trailers: &[(&str, &[u8])]| {
             let mut list = HeaderList::new(1 << 16);
             for (name, value) in trailers {
@@ -341,9 +341,9 @@ mod tests {
         let status = Status::new(Code::ResourceExhausted, "busy");
         let other = encode_bin(&[0x0a, 0]);
         let busy = encode_bin(status.with_retry_after(half).details());
-        for (details, first) in [(other, pause), (busy, half)] {
+        for (details, first) in [(other, None), (busy, Some(half))] {
             let details = ("grpc-status-details-bin", details.as_bytes());
-            assert_eq!(retry_after(&[refused, details, most]), Some(first));
+            assert_eq!(retry_after(&[refused, details, most]), first);
         }
     }
 
