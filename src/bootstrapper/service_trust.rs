@@ -227,8 +227,9 @@ fn of_any_launch() -> Result<Policy, PolicyError> {
         expected: fresh,
         warn_only: false,
     };
-    let index = Registers::Pcrs.of_cluster_id();
-    Ok(Policy::new(BTreeMap::from([(index, zero)]))?.of_any_cluster())
+    let mut registers = BTreeMap::new();
+    registers.insert(Registers::Pcrs.of_cluster_id(), zero);
+    Ok(Policy::new(registers)?.of_any_cluster())
 }
 
 /// Returns whether machines of the policy's variant are accepted by their launch digest, and the

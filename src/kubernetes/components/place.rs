@@ -4,7 +4,6 @@
 //! An extracted archive leaves a list behind, `.sha256-<hash of the archive>`, in the format of sha256sum(1). If all files still
 //! match the list, the archive is not fetched again. The list is put into place last. An image's builder can write it as well.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -72,7 +71,6 @@ impl Staging {
     ) -> Result<(), Error> {
         let tree = self.0.join("tree");
         let list = self.0.join("list");
-        let mut changed = BTreeSet::from([directory.to_owned()]);
         if let Some(hash) = archive {
             fs::write(&list, checksums(&tree, unpacked)?)
                 .and_then(|()| File::open(&list)?.sync_all())
@@ -87,13 +85,13 @@ impl Staging {
                     if error.kind() == io::ErrorKind::AlreadyExists && is_directory(&path) => {}
                 made => made.map_err(|error| Error::io("make", &path, error))?,
             }
-            changed.insert(path);
         }
         for name in &unpacked.files {
             rename(&tree.join(name), &directory.join(name))?;
         }
-        for path in &changed {
-            sync(path)?;
+        sync(directory)?;
+        for name in &unpacked.directories {
+            sync(&directory.join(name))?;
         }
         match archive {
             None => Ok(()),
