@@ -293,8 +293,7 @@ pub fn write_certificate(certificate: &KubeletCertificate) -> Result<(), Error> 
     Ok(())
 }
 
-/// Makes a directory with those above it.
-pub fn make_directory(path: &Path) -> Result<(), Error> {
+fn make_directory(path: &Path) -> Result<(), Error> {
     let made = fs::DirBuilder::new()
         .recursive(true)
         .mode(0o755)

@@ -17,6 +17,7 @@
 //! node` would skip cluster steps that an interrupted `apply` has not done. A second `apply` of the
 //! same version changes nothing.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -41,7 +42,7 @@ use kubernetes::parameters::Version;
 const KUBELET_CONFIG: &str = "/etc/kubernetes/kubelet.conf";
 /// The API server's manifest, which only control planes have.
 const API_SERVER: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
-/// kubeadm's configuration for an upgrade on a slow machine.
+/// kubeadm's configuration for an upgrade.
 const CONFIGURATION: Kubeadm = Kubeadm("/run/firstlight/kubeadm-upgrade.yaml");
 /// Maximum bytes of the list of components.
 const MAX_LIST: u64 = 16 << 20;
@@ -102,21 +103,9 @@ pub enum Error {
     Components(Step),
     /// kubeadm failed, and the kubelet still has this version.
     Kubeadm(Step, Version),
-    /// The previous kubelet could not be kept.
-    Kept(PathBuf, io::Error),
-    /// The new kubelet exits or is not healthy: the reason, and the kubelet that runs now.
-    Kubelet(Box<Error>, Restored),
-}
-
-/// The kubelet that runs after a new one exited or was not healthy.
-#[derive(Debug)]
-pub enum Restored {
-    /// The previous one.
-    Before(Version),
-    /// None: the previous one exits or is not healthy either, for this reason.
-    Neither(Box<Error>),
-    /// None: there was no previous one.
-    NoOther,
+    /// The new kubelet exits or is not healthy: the reason, and the version of the previous one,
+    /// which runs again, or why it does not.
+    Kubelet(Box<Error>, Result<Version, Box<Error>>),
 }
 
 impl fmt::Display for Error {
@@ -137,21 +126,13 @@ impl fmt::Display for Error {
                 "{error}\nthe kubelet is still {from}, and kubeadm restores pods of the control plane that do not start; correct the \
                  cause, and run the same command again"
             ),
-            Error::Kept(path, error) => write!(f, "{}: {error}", path.display()),
-            Error::Kubelet(why, Restored::Before(from)) => write!(
+            Error::Kubelet(why, Ok(before)) => write!(
                 f,
-                "{why}\nthe kubelet is {from} again; correct the cause, and run the same command again"
+                "{why}\nthe kubelet is {before} again; correct the cause, and run the same command again"
             ),
-            Error::Kubelet(why, Restored::Neither(error)) => {
-                write!(
-                    f,
-                    "{why}\nthe previous kubelet does not run again either: {error}"
-                )
+            Error::Kubelet(why, Err(error)) => {
+                write!(f, "{why}\nthe previous kubelet does not run either: {error}")
             }
-            Error::Kubelet(why, Restored::NoOther) => write!(
-                f,
-                "{why}\nthere is no previous kubelet to restore: see `journalctl --unit kubelet`"
-            ),
         }
     }
 }
@@ -252,36 +233,37 @@ impl Upgrade<'_> {
             .map_err(|error| Error::Version(format!("{name} of this node: {error}")))
     }
 
-    /// Refuses a version that does not fit the cluster: on a worker a newer one than the API
-    /// server's, on a control plane an older one than the cluster's, which kubeadm would accept.
+    /// Refuses a version that does not fit the cluster's: on a control plane an older one, which
+    /// kubeadm would accept; on a worker a newer one.
     fn check_cluster(&self, is_control_plane: bool, to: &Version) -> Result<(), Error> {
         let unknown = |error: &dyn fmt::Display| {
-            Error::Version(format!("the cluster's version is unknown: {error}"))
+            Error::Version(format!(
+                "the cluster's version, in the ConfigMap {NAMESPACE}/{}, is unknown: {error}",
+                kubeadm::CONFIG_MAP
+            ))
         };
-        let client = Config::from_kubeconfig_file(Path::new(KUBELET_CONFIG))
-            .map(|config| Client::new(config, self.stop).within(ANSWER))
-            .map_err(|error| unknown(&error))?;
-        if !is_control_plane {
-            let present = client.version().map_err(|error| unknown(&error))?;
-            let present: Version = present.parse().map_err(|error| unknown(&error))?;
-            return match present < *to {
-                true => Err(Error::Version(format!(
-                    "the API server is {present}, and no kubelet may be newer: upgrade the control planes to {to} first"
-                ))),
-                false => Ok(()),
-            };
-        }
         let map = CONFIG_MAPS
             .in_namespace(NAMESPACE)
             .named(kubeadm::CONFIG_MAP);
-        let map = client.get(&map).map_err(|error| unknown(&error))?;
-        let recorded = kubeadm::recorded_version(&map).map_err(|error| unknown(&error))?;
-        match *to < recorded {
-            true => Err(Error::Version(format!(
-                "the cluster is at {recorded} already: expected the list of components of {recorded} or later, got {to}"
-            ))),
-            false => Ok(()),
-        }
+        let map = Config::from_kubeconfig_file(Path::new(KUBELET_CONFIG))
+            .and_then(|config| {
+                let client = Client::new(config, self.stop).within(ANSWER);
+                // an interrupted upgrade may have just replaced the API server
+                client.wait_ready(&mut |why| self.job.line(why))?;
+                client.get(&map)
+            })
+            .map_err(|error| unknown(&error))?;
+        let present = kubeadm::recorded_version(&map).map_err(|error| unknown(&error))?;
+        let hint = match (is_control_plane, to.cmp(&present)) {
+            (true, Ordering::Less) => "use its list of components, or a later one",
+            (false, Ordering::Greater) => {
+                "no kubelet may be newer than its API server, so upgrade the control planes first"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::Version(format!(
+            "{to} does not fit the cluster, which is at {present}: {hint}"
+        )))
     }
 
     fn kubeadm(&self, is_control_plane: bool, to: &Version) -> Result<(), Step> {
@@ -290,14 +272,9 @@ impl Upgrade<'_> {
             true => &["upgrade", "apply", &to, "--yes"],
             false => &["upgrade", "node"],
         };
-        let Some(longer) = self.kubeadm_timeout else {
-            setup::make_directory(Path::new(kubeadm::PATCHES))?;
-            let mut command = setup::program("kubeadm");
-            command.args(words).args(["--patches", kubeadm::PATCHES]);
-            return setup::run(&mut command, KUBEADM, self.stop, &self.job);
-        };
-        CONFIGURATION.configure(&kubeadm::upgrade_configuration(longer))?;
-        CONFIGURATION.run(words, &[], KUBEADM + longer, self.stop, &self.job)
+        CONFIGURATION.configure(&kubeadm::upgrade_configuration(self.kubeadm_timeout))?;
+        let limit = KUBEADM + self.kubeadm_timeout.unwrap_or_default();
+        CONFIGURATION.run(words, &[], limit, self.stop, &self.job)
     }
 
     /// Replaces the kubelet, and restarts it. If the new kubelet does not stay up, the previous one
@@ -305,28 +282,21 @@ impl Upgrade<'_> {
     fn replace_kubelet(&self, to: &Version) -> Result<(), Error> {
         let place = self.list.kubelet.place();
         let before = before(place);
-        let failed = |error| Error::Kept(before.clone(), error);
+        let failed = |error| Step::Io(before.clone(), error);
         // if a kubelet is kept, an earlier try was interrupted: the installed one may never have run
         if !self.list.kubelet.is_present() && !before.exists() {
             fs::hard_link(place, &before).map_err(failed)?;
         }
         self.install(std::slice::from_ref(&self.list.kubelet))?;
         let Err(why) = self.start_new_kubelet(to) else {
-            return remove(&before).map_err(failed);
+            return Ok(remove(&before).map_err(failed)?);
         };
         let restore = || {
             fs::rename(&before, place).map_err(failed)?;
             self.start_kubelet()?;
             self.version("kubelet", &["--version"])
         };
-        let restored = match before.exists() {
-            false => Restored::NoOther,
-            true => match restore() {
-                Ok(version) => Restored::Before(version),
-                Err(error) => Restored::Neither(Box::new(error)),
-            },
-        };
-        Err(Error::Kubelet(Box::new(why), restored))
+        Err(Error::Kubelet(Box::new(why), restore().map_err(Box::new)))
     }
 
     /// Starts the installed kubelet, if it has this version.

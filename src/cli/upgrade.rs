@@ -168,7 +168,12 @@ fn version_of(client: &Client) -> Result<Version, Error> {
     let map = CONFIG_MAPS
         .in_namespace(NAMESPACE)
         .named(kubeadm::CONFIG_MAP);
-    kubeadm::recorded_version(&client.get(&map)?).map_err(Error::failed)
+    kubeadm::recorded_version(&client.get(&map)?).map_err(|error| {
+        Error::failed(format!(
+            "ConfigMap {NAMESPACE}/{}: {error}",
+            kubeadm::CONFIG_MAP
+        ))
+    })
 }
 
 fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Error> {

@@ -49,7 +49,7 @@ impl fmt::Display for Invalid {
 
 impl std::error::Error for Invalid {}
 
-pub(super) fn invalid<T>(why: String) -> Result<T, Invalid> {
+fn invalid<T>(why: String) -> Result<T, Invalid> {
     Err(Invalid(why))
 }
 
