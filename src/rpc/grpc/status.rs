@@ -220,8 +220,6 @@ impl Status {
     }
 }
 
-/// Trailer of a refusal: the number of milliseconds after which the caller should retry.
-const RETRY_AFTER: &[u8] = b"retry-after-ms";
 /// The type URL of a [`RetryInfo`] in an [`Any`].
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
@@ -278,8 +276,7 @@ impl Error for Status {
     }
 }
 
-/// Reads the status from trailers; `None` if they have none. A pause in [`RETRY_AFTER`] counts where
-/// there are no details.
+/// Reads the status from trailers; `None` if they have none.
 pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
     let code = Code::from_header(trailers.get(b"grpc-status")?);
     if code == Code::Ok {
@@ -290,18 +287,11 @@ pub(super) fn status_of(trailers: &HeaderList) -> Option<Result<(), Status>> {
         .get(b"grpc-status-details-bin")
         .and_then(decode_bin)
         .unwrap_or_default();
-    let pause = trailers.get(RETRY_AFTER).map(String::from_utf8_lossy);
-    let millis = pause.and_then(|text| text.parse().ok());
-    let status = Status::new(code, message).with_details(details);
-    Some(Err(match millis.map(Duration::from_millis) {
-        Some(pause) if status.details.is_empty() => status.with_retry_after(pause),
-        _ => status,
-    }))
+    Some(Err(Status::new(code, message).with_details(details)))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::header_values::encode_bin;
     use super::*;
 
     #[test]
@@ -316,34 +306,6 @@ mod tests {
         );
         for details in support::mutation::mutations(hinted.details(), 5000) {
             let _ = busy.clone().with_details(details).retry_after();
-        }
-    }
-
-    #[test]
-    fn a_trailer_names_a_pause_where_there_are_no_details() {
-        let retry_after = |trailers: &[(&str, &[u8])]| {
-            let mut list = HeaderList::new(1 << 16);
-            for (name, value) in trailers {
-                list.push(name.as_bytes(), value);
-            }
-            status_of(&list).unwrap().unwrap_err().retry_after()
-        };
-        let refused = ("grpc-status", &b"8"[..]);
-        let hint = |text: &'static str| ("retry-after-ms", text.as_bytes());
-        assert_eq!(retry_after(&[refused]), None);
-        assert_eq!(retry_after(&[refused, hint("soon")]), None);
-        assert_eq!(retry_after(&[refused, hint("-1")]), None);
-        let half = Duration::from_millis(500);
-        assert_eq!(retry_after(&[refused, hint("500")]), Some(half));
-        let most = hint("18446744073709551615");
-        let pause = retry_after(&[refused, most]).unwrap();
-        assert_eq!(pause.as_secs(), 86_400, "it is limited");
-        let status = Status::new(Code::ResourceExhausted, "busy");
-        let other = encode_bin(&[0x0a, 0]);
-        let busy = encode_bin(status.with_retry_after(half).details());
-        for (details, first) in [(other, None), (busy, Some(half))] {
-            let details = ("grpc-status-details-bin", details.as_bytes());
-            assert_eq!(retry_after(&[refused, details, most]), first);
         }
     }
 
