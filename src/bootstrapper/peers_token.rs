@@ -1,12 +1,9 @@
 //! Writes the addresses of the cluster's join services into the header of the state disk, for the next
 //! boot. The crate `disk` has the form of this token, and reads it.
 
-use disk::luks::{Device, Error, Header, MAX_CONTROL_PLANES, PEERS_TYPE, Peers};
+use disk::luks::{Device, Error, Header, MAX_CONTROL_PLANES, Peers};
 use machines::is_host;
-use serde_json::{Value, json};
-
-/// The first number of the token: token 1 is the cluster's.
-const FIRST_ID: u32 = 2;
+use serde_json::{Map, Value, json};
 
 /// Writes the addresses with one write of the metadata. Returns whether they have changed; if not,
 /// nothing is written. Durable on return.
@@ -16,7 +13,7 @@ pub fn set(header: &mut Header, device: &mut impl Device, peers: &Peers) -> Resu
     if header.peers().ok().flatten().as_ref() == Some(&peers) {
         return Ok(false);
     }
-    let written = header.set_token(device, FIRST_ID, token(&peers));
+    let written = header.set_peers_token(device, fields(&peers));
     written.map(|()| true)
 }
 
@@ -31,16 +28,13 @@ fn sorted(peers: &Peers) -> Peers {
     sorted
 }
 
-fn token(peers: &Peers) -> Value {
-    let mut token = json!({
-        "type": PEERS_TYPE,
-        "keyslots": [],
-        "controlPlanes": peers.control_planes,
-    });
+fn fields(peers: &Peers) -> Map<String, Value> {
+    let mut fields = Map::new();
+    fields.insert("controlPlanes".into(), json!(peers.control_planes));
     if let Some(name) = &peers.load_balancer {
-        token["loadBalancer"] = name.as_str().into();
+        fields.insert("loadBalancer".into(), name.as_str().into());
     }
-    token
+    fields
 }
 
 #[cfg(test)]
@@ -80,8 +74,9 @@ mod tests {
         assert_eq!(header.sequence_id(), before);
         // new addresses replace the old ones, and a faulty token
         assert!(set(&mut header, &mut disk, &peers(&["10.0.0.3"])).unwrap());
-        let faulty = json!({"type": PEERS_TYPE, "keyslots": [], "controlPlanes": ["x"]});
-        header.set_token(&mut disk, FIRST_ID, faulty).unwrap();
+        let mut faulty = fields(&peers(&[]));
+        faulty.insert("controlPlanes".into(), json!(["x"]));
+        header.set_peers_token(&mut disk, faulty).unwrap();
         assert!(header.peers().is_err());
         assert!(set(&mut header, &mut disk, &peers(&["10.0.0.3"])).unwrap());
         assert_eq!(header.metadata()["tokens"].as_object().unwrap().len(), 2);
@@ -103,7 +98,7 @@ mod tests {
         };
         assert_eq!(sorted(&many).control_planes.len(), MAX_CONTROL_PLANES);
         assert_eq!(
-            token(&sorted(&many)).get("loadBalancer"),
+            fields(&sorted(&many)).get("loadBalancer"),
             None,
             "a cluster without a load balancer"
         );

@@ -8,6 +8,7 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use base::crypto::Secret;
+use bootstrapper::peers_token;
 use disk::luks::{self, Device, DiskState, Error, Header, Integrity, Peers, Probe};
 use libfuzzer_sys::fuzz_target;
 use ring::digest::{SHA256, digest};
@@ -151,7 +152,7 @@ fuzz_target!(|input: &[u8]| {
         load_balancer: Some("cluster.example".into()),
         control_planes: vec![[10, 0, 0, 1].into()],
     };
-    if let Ok(has_changed) = header.set_peers(&mut disk, &peers) {
+    if let Ok(has_changed) = peers_token::set(&mut header, &mut disk, &peers) {
         assert_eq!(has_changed, known != Ok(Some(peers.clone())));
         let again = probe_luks(&mut disk);
         assert_eq!(again.peers(), Ok(Some(peers)));

@@ -80,6 +80,11 @@ pub fn prepare() -> std::io::Result<()> {
     Ok(())
 }
 
+/// How the UUID of a LUKS2 mapping begins.
+const CRYPT: &[&str] = &["CRYPT-LUKS2-"];
+/// How that of its integrity device begins; cryptsetup 2.8 uses the second form.
+const INTEGRITY: &[&str] = &["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"];
+
 /// Removes the mapping and its integrity device. Waits up to 5 s while another program (udev) has
 /// it open. All written data is durable on return.
 ///
@@ -94,12 +99,11 @@ pub fn close(name: &str) -> Result<(), Error> {
         return Err(Error::NotActive(name.into()));
     }
     if let Some(upper) = upper {
-        require_ours(name, &upper, &["CRYPT-LUKS2-"])?;
+        require_ours(name, &upper, CRYPT)?;
         control.remove(name)?;
     }
     if let Some(lower) = lower {
-        // cryptsetup 2.8 uses the second prefix
-        require_ours(&lower_name, &lower, &["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"])?;
+        require_ours(&lower_name, &lower, INTEGRITY)?;
         control.remove(&lower_name)?;
     }
     Ok(())
@@ -122,10 +126,7 @@ mod tests {
     #[test]
     fn only_mappings_of_that_kind_and_name_are_ours() {
         const UUID: &str = "6e3dd92b087f4aea9f25403a3d282404";
-        let is_ours = |uuid: &str| {
-            let prefixes = ["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"];
-            require_ours("state_dif", uuid, &prefixes).is_ok()
-        };
+        let is_ours = |uuid: &str| require_ours("state_dif", uuid, INTEGRITY).is_ok();
         assert!(is_ours(&format!("CRYPT-INTEGRITY-{UUID}-state_dif")));
         assert!(is_ours(&format!("CRYPT-SUBDEV-{UUID}-state_dif")));
         for foreign in [
@@ -134,6 +135,16 @@ mod tests {
             "CRYPT-PLAIN-state_dif".into(),
             format!("CRYPT-LUKS2-{UUID}-state_dif"),
             format!("CRYPT-SUBDEV-{UUID}-other"),
+        ] {
+            assert!(!is_ours(&foreign), "{foreign}");
+        }
+        let is_ours = |uuid: &str| require_ours("state", uuid, CRYPT).is_ok();
+        assert!(is_ours(&format!("CRYPT-LUKS2-{UUID}-state")));
+        for foreign in [
+            "LVM-state".into(),
+            "CRYPT-PLAIN-state".into(),
+            format!("CRYPT-SUBDEV-{UUID}-state"),
+            format!("CRYPT-LUKS2-{UUID}-other"),
         ] {
             assert!(!is_ours(&foreign), "{foreign}");
         }

@@ -29,7 +29,7 @@
 //!   with the addresses of join services; `token` finds and places both
 //! - `keyslot`: argon2id, area encryption, splitter, digest
 //! - `write`: the operations that change the disk ([`format()`],
-//!   [`Header::replace_passphrase_and_mark`], [`Header::set_token`], [`Header::mark_for_reset`]),
+//!   [`Header::replace_passphrase_and_mark`], [`Header::set_peers_token`], [`Header::mark_for_reset`]),
 //!   with a table of the states after a power failure at each step
 
 mod cluster_token;

@@ -38,3 +38,19 @@ pub fn set(metadata: &mut Value, first: u32, token: Value) -> Result<(), Error> 
     metadata["tokens"][id.to_string()] = token;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn two_tokens_of_a_type_are_replaced_by_one_and_others_stay() {
+        let mut metadata = json!({"tokens": {"0": {"type": "x"}, "1": {"type": "other"}, "3": {"type": "x"}, "5": {"type": "x"}}});
+        set(&mut metadata, 2, json!({"type": "x", "new": true})).unwrap();
+        let expected =
+            json!({"0": {"type": "x"}, "1": {"type": "other"}, "3": {"type": "x", "new": true}});
+        assert_eq!(metadata["tokens"], expected);
+    }
+}

@@ -29,7 +29,7 @@
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::cluster_token::{self, ClusterToken};
 use super::device::{Device, read_at, write_at};
@@ -40,6 +40,7 @@ use super::layout::{
     VOLUME_KEY_LEN,
 };
 use super::metadata::{self, DiskState, Integrity};
+use super::peers::PEERS_TYPE;
 use super::probe::{Probe, probe};
 use super::{json, keyslot, token};
 use base::crypto::{self, Secret};
@@ -200,17 +201,19 @@ impl Header {
         self.edit(dev, |metadata| cluster_token::set(metadata, token))
     }
 
-    /// Writes a token of ours with one write of the metadata: replaces those of its `type`, or uses
-    /// the first free number from `first` on. Durable on return.
+    /// Writes the token of the type [`PEERS_TYPE`] with these fields, with one write of the metadata.
+    /// Durable on return.
     ///
     /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
-    pub fn set_token(
+    pub fn set_peers_token(
         &mut self,
         dev: &mut impl Device,
-        first: u32,
-        token: Value,
+        mut fields: Map<String, Value>,
     ) -> Result<(), Error> {
-        self.edit(dev, |metadata| token::set(metadata, first, token))
+        fields.insert("type".into(), PEERS_TYPE.into());
+        fields.insert("keyslots".into(), Value::Array(vec![]));
+        // token 1 is the cluster's
+        self.edit(dev, |metadata| token::set(metadata, 2, fields.into()))
     }
 
     /// Marks the disk as uninitialized, so that the next boot formats it. Durable on return.
