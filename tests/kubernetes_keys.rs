@@ -965,7 +965,10 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     // what keeps packets from outside of the cluster away, which could have the address of a node
     let cilium = define_cilium_nodes(&client);
     refused(UUID, "there is no ConfigMap kube-system/cilium-config");
-    let config = |replaces: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cilium-config"}, "data": {"kube-proxy-replacement": replaces, "enable-bpf-masquerade": "true"}});
+    let config = |replaces: &str| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cilium-config"}, "data": {"kube-proxy-replacement": replaces, "enable-bpf-masquerade": "true",
+            "enable-wireguard": "true", "encrypt-node": "true"}})
+    };
     let at = CONFIG_MAPS
         .in_namespace("kube-system")
         .named("cilium-config");
@@ -975,16 +978,24 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     refused(UUID, "127.0.0.1 is not the address of one node");
     volumes::add_node(&client, "worker", "127.0.0.1");
     let kube_proxy = ("kube-system", "kube-proxy");
-    volumes::add_pod(&client, kube_proxy, "kube-proxy-x", "worker", json!([]));
-    let pod = PODS.in_namespace("kube-system").named("kube-proxy-x");
+    volumes::add_pod(&client, kube_proxy, "no-proxy", "worker", json!([]));
+    let pods = PODS.in_namespace("kube-system");
     let labels = json!({"metadata": {"labels": {"k8s-app": "kube-proxy"}}});
-    client.merge(&pod, &labels).unwrap();
+    client.merge(&pods.named("no-proxy"), &labels).unwrap();
+    refused(UUID, "no volume is attached to the node worker");
+    let pod = json!({"metadata": {"name": "kube-proxy-x", "labels": {"k8s-app": "kube-proxy"}}, "spec": {
+        "nodeName": "worker", "serviceAccountName": "kube-proxy", "automountServiceAccountToken": false, "hostNetwork": true,
+        "containers": [{"name": "a", "image": "a"}],
+    }});
+    client.create(&pods, &pod).unwrap();
     refused(
         UUID,
         "kube-proxy runs beside Cilium, as the pod kube-proxy-x",
     );
     let unlabelled = json!({"metadata": {"labels": {"k8s-app": null}}});
-    client.merge(&pod, &unlabelled).unwrap();
+    client
+        .merge(&pods.named("kube-proxy-x"), &unlabelled)
+        .unwrap();
     refused(UUID, "no volume is attached to the node worker");
     volumes::add_volume(&client, "one");
     volumes::attach(&client, "one", "worker", false);

@@ -650,7 +650,8 @@ fn a_key_service_of_constellation_is_replaced_only_when_it_is_decided_what_its_d
 /// Writes the settings of Cilium in a cluster of Constellation. Returns their object.
 fn let_cilium_replace_kube_proxy(client: &Client) -> Object {
     let at = (CONFIG_MAPS.in_namespace("kube-system")).named("cilium-config");
-    let data = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cilium-config"}, "data": {"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true"}});
+    let data = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cilium-config"}, "data": {"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true",
+        "enable-wireguard": "true", "encrypt-node": "true"}});
     client.apply(&at, &data).unwrap();
     at
 }

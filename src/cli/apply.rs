@@ -455,6 +455,10 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Error> {
         Some(addons) => addons.install(stage, &how).map_err(addon_failed),
         None => Ok(vec![]),
     };
+    if !options.skip_phases.contains(&Phase::Services) {
+        check_old_clients(client, options)?;
+        check_network(client, options)?;
+    }
     let mut changed = install(Stage::BeforeServices)?;
     let services = match has_services {
         true => bring_services(client, options, &progress)?,
@@ -480,10 +484,6 @@ fn bring_services(
 ) -> Result<Applied, Error> {
     if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
         check_named(client)?;
-    }
-    if !options.skip_phases.contains(&Phase::Services) {
-        check_old_clients(client, options)?;
-        check_network(client, options)?;
     }
     let settings = settings(options, Some(client))?;
     let how = services::Options {
@@ -546,8 +546,11 @@ fn check_old_clients(client: &Client, options: &Options) -> Result<(), Error> {
 
 /// Refuses to serve clients without a token where packets from outside of the cluster can have a node's address.
 fn check_network(client: &Client, options: &Options) -> Result<(), Error> {
-    let until = options.old_clients;
-    let Some(until) = until.filter(|until| until.is_on(SystemTime::now())) else {
+    let until = match options.old_clients {
+        None => services::old_clients_until(client)?.and_then(|kept| kept.parse().ok()),
+        given => given,
+    };
+    let Some(until) = until.filter(|until: &Migration| until.is_on(SystemTime::now())) else {
         return Ok(());
     };
     match outside::why_open(client)? {

@@ -7,7 +7,12 @@
 //! | Cilium in place of kube-proxy | is dropped (`DROP_IS_CLUSTER_IP` of Cilium's `nodeport.h`), unless `bpf-lb-external-clusterip` is set |
 //!
 //! Cilium with masquerading by iptables has a rule that does the same as kube-proxy with each packet from outside for a pod of
-//! another node (`-o cilium_host`); masquerading by BPF changes only packets of pods.
+//! another node (`-o cilium_host`); masquerading by BPF changes only packets of pods. A packet from outside may also be forged
+//! with the address of a node. Its sender can use only a connection whose answers it can read, so answers to nodes must be
+//! encrypted: WireGuard with node encryption.
+//!
+//! What is read are the settings of Cilium's chart and the pods of kubeadm's kube-proxy. An agent may run with others: by
+//! arguments, by a CiliumNodeConfig, or because it has not restarted.
 
 use serde_json::Value;
 
@@ -31,8 +36,12 @@ pub fn why_open(client: &Client) -> Result<Option<String>, Error> {
         return Ok(Some(why));
     }
     let kube_proxy = Selector::labels("k8s-app=kube-proxy");
-    let found = client.list_keeping(&PODS.all(), &kube_proxy, |pod| {
-        pod["metadata"]["name"].clone()
+    let pods = PODS.in_namespace(NAMESPACE);
+    let found = client.list_keeping(&pods, &kube_proxy, |pod| {
+        match pod["spec"]["hostNetwork"] == true {
+            true => pod["metadata"]["name"].clone(),
+            false => Value::Null,
+        }
     })?;
     let name = found.items.iter().find_map(Value::as_str);
     Ok(name.map(|name| format!("kube-proxy runs beside Cilium, as the pod {name}")))
@@ -41,10 +50,12 @@ pub fn why_open(client: &Client) -> Result<Option<String>, Error> {
 /// Returns the first setting of Cilium that does not keep packets from outside away.
 fn why_cilium_is_open(settings: &Value) -> Option<String> {
     // "strict" is the word of Cilium before 1.14
-    let needed: [(&str, &[&str]); 3] = [
+    let needed: [(&str, &[&str]); 5] = [
         ("kube-proxy-replacement", &["true", "strict"]),
         ("enable-bpf-masquerade", &["true"]),
         ("bpf-lb-external-clusterip", &["false", ""]),
+        ("enable-wireguard", &["true"]),
+        ("encrypt-node", &["true"]),
     ];
     needed.into_iter().find_map(|(name, good)| {
         let value = settings[name].as_str().unwrap_or_default();
@@ -65,22 +76,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cilium_keeps_packets_from_outside_away_only_with_three_settings() {
-        let of_constellation =
-            json!({"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true"});
+    fn cilium_keeps_packets_from_outside_away_only_with_these_settings() {
+        let of_constellation = json!({"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true",
+            "enable-wireguard": "true", "encrypt-node": "true"});
         assert_eq!(why_cilium_is_open(&of_constellation), None);
         for (name, value) in [
             ("kube-proxy-replacement", "false"),
             ("kube-proxy-replacement", "partial"),
             ("enable-bpf-masquerade", "false"),
             ("bpf-lb-external-clusterip", "true"),
+            ("enable-wireguard", "false"),
+            ("encrypt-node", "false"),
         ] {
             let mut settings = of_constellation.clone();
             settings[name] = value.into();
             let why = why_cilium_is_open(&settings).expect(name);
             assert!(why.contains(name) && why.contains(value), "{why}");
         }
-        for name in ["kube-proxy-replacement", "enable-bpf-masquerade"] {
+        for name in [
+            "kube-proxy-replacement",
+            "enable-bpf-masquerade",
+            "enable-wireguard",
+            "encrypt-node",
+        ] {
             let mut settings = of_constellation.clone();
             settings.as_object_mut().unwrap().remove(name);
             assert!(why_cilium_is_open(&settings).is_some(), "{name}");

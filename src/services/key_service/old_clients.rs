@@ -104,10 +104,7 @@ impl OldClients {
             return Err(denied("the address of the client is unknown".into()));
         };
         let turn = self.turns.take()?;
-        let why_open = outside::why_open(&self.client);
-        let found = self.find(address);
-        drop(turn);
-        let why_open = why_open.map_err(|error| {
+        let why_open = outside::why_open(&self.client).map_err(|error| {
             log::error!("the API server does not say whether Cilium replaces kube-proxy: {error}");
             unavailable("whether Cilium replaces kube-proxy")
         })?;
@@ -117,6 +114,8 @@ impl OldClients {
                  the cluster: {why}"
             )));
         }
+        let found = self.find(address);
+        drop(turn);
         let found = found.map_err(|error| {
             log::error!("the API server does not say whose address {address} is: {error}");
             unavailable("which node this client is on")
