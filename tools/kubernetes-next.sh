@@ -1,14 +1,11 @@
 #!/usr/bin/env bash
-# Makes the next patch release of Kubernetes for a test of an upgrade, and its container images. It links the sources of the present
-# release with another version number. They are compiled already, so this takes a minute.
+# Builds the next minor release of Kubernetes for a test of an upgrade, and makes its container images.
 #
 #   tools/kubernetes-next.sh      prints the folder of the images (tools/kubernetes-images.sh); the programs are in ../bin
 . "$(dirname "$0")/lib.sh"
 
-kubernetes=$("$ROOT/tools/kubernetes.sh")
-KUBERNETES_SOURCE=v${kubernetes##*-v}
-KUBERNETES_VERSION=${KUBERNETES_SOURCE%.*}.$((${KUBERNETES_SOURCE##*.} + 1))
-export KUBERNETES_SOURCE KUBERNETES_VERSION
+# a release of the minor version after that of tools/kubernetes.sh
+export KUBERNETES_VERSION=v1.35.4
 "$ROOT/tools/kubernetes.sh" >/dev/null
 
 # the Debian packages for kube-proxy's image

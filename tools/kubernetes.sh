@@ -6,22 +6,17 @@
 #
 # PROGRAM is one of kubeadm, kubelet, kubectl, kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy,
 # coredns, etcd, pause. KUBERNETES_VERSION takes another release; etcd and CoreDNS follow what its kubeadm asks for.
-# KUBERNETES_SOURCE takes the sources of another release of the same minor version, so that two versions, as an upgrade
-# needs them, are compiled once and linked twice.
 # Go checks every module against the checksum database. If a program is built already, it only prints the folder.
 . "$(dirname "$0")/lib.sh"
 
-# The newest minor release whose kubelet starts on cgroup v1 as well as v2, and with Debian 12's containerd 1.6.
+# The newest minor release whose kubelet starts on cgroup v1 as well as v2.
 VERSION=${KUBERNETES_VERSION:-v1.34.4}
 PROGRAMS=(kubeadm kubelet kubectl kube-apiserver kube-controller-manager kube-scheduler kube-proxy coredns etcd pause)
 # two compilers at once; the kubelet's link needs 2 GiB by itself
 JOBS=${JOBS:-2}
 
 [[ $VERSION =~ ^v1\.([0-9]+)\.([0-9]+)$ ]] || die "KUBERNETES_VERSION is $VERSION, it must look like v1.34.4"
-minor=${BASH_REMATCH[1]}
-SOURCE=${KUBERNETES_SOURCE:-$VERSION}
-[[ $SOURCE =~ ^v1\.$minor\.([0-9]+)$ ]] || die "KUBERNETES_SOURCE is $SOURCE, it must look like v1.$minor.4"
-patch=${BASH_REMATCH[1]}
+minor=${BASH_REMATCH[1]} patch=${BASH_REMATCH[2]}
 [ $# -gt 0 ] || set -- "${PROGRAMS[@]}"
 prefix=$CACHE/kubernetes-$VERSION
 
@@ -59,7 +54,7 @@ adopt() {
 
 # What kubeadm of this release asks for, from its sources.
 wanted() {
-  sed -n "s/^\t$1 = \"\(.*\)\"/\1/p" "$(go mod download -json "k8s.io/kubernetes@$SOURCE" |
+  sed -n "s/^\t$1 = \"\(.*\)\"/\1/p" "$(go mod download -json "k8s.io/kubernetes@$VERSION" |
     sed -n 's/^\t"Dir": "\(.*\)".*/\1/p')/cmd/kubeadm/app/constants/constants.go"
 }
 
@@ -75,7 +70,7 @@ build() {
 }
 
 kubernetes() {
-  adopt kubernetes k8s.io/kubernetes "$SOURCE"
+  adopt kubernetes k8s.io/kubernetes "$VERSION"
   cd "$prefix/source/kubernetes"
   local stamps= package
   for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do

@@ -14,7 +14,7 @@ use support::swtpm;
 
 use std::fs;
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -310,7 +310,10 @@ fn nodes_join_by_what_they_run_and_come_back() {
 fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     let images = PathBuf::from(node::tool("kubernetes-next.sh", &[]));
     let next = images.parent().unwrap();
-    let (list, to) = (operator::components(next), operator::version(next));
+    let (mut list, to) = (operator::components(next), operator::version(next));
+    if !Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        accept_cgroup_v1(&mut list);
+    }
     let network = Network::empty();
     let boot = |name: &str, role: &str| {
         let node = Node::boot(network, "upgrade", name, role);
@@ -353,7 +356,7 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     // not before the control plane
     let refused = worker.upgrade(&list).unwrap_err();
     assert!(
-        refused.contains("upgrade the control planes to"),
+        refused.contains("upgrade the control planes first"),
         "{refused}"
     );
 
@@ -361,15 +364,20 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     let is_begun = format!("grep -q {to} /etc/kubernetes/manifests/kube-apiserver.yaml");
     first.interrupt_upgrade(&is_begun, &list);
     upgrade(&operator, &first, &list, &to);
+    // an older list would bring the cluster's configuration back
+    let refused = second.upgrade(&operator.components()).unwrap_err();
+    let no_fit = format!("{from} does not fit the cluster, which is at {to}");
+    assert!(refused.contains(&no_fit), "{refused}");
     // cut off while the kubelet is replaced
     second.interrupt_upgrade("test -e /run/state/bin/kubelet.before-upgrade", &list);
     upgrade(&operator, &second, &list, &to);
 
-    // a new kubelet that exits: the old one runs again
+    // a new kubelet that exits: the old one runs again, also if the upgrade was cut off with the new one in place
     let script = format!("#!/run/sh\n[ $1 = --version ] && echo Kubernetes {to}\n");
     let mut broken = list.clone();
-    broken[0]["hash"] = json!("");
-    broken[0]["url"] = json!(format!("data:;base64,{}", STANDARD.encode(script)));
+    put_script(&mut broken[0], &script);
+    let is_new = "head -c 2 /run/state/bin/kubelet | grep -q '#!'";
+    worker.interrupt_upgrade(is_new, &broken);
     let refused = worker.upgrade(&broken).unwrap_err();
     println!("{refused}");
     assert!(
@@ -416,6 +424,26 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     ];
     assert_eq!(operator.kubectl(&kept), "there");
     lap(&first, "a node has joined with the new version");
+}
+
+/// Lets Kubernetes from v1.35 on run on a host with cgroup v1. The kubelet's setting is a patch, as a user can install it. kubeadm
+/// refuses such a host whatever the kubelet's settings are, so another program ignores this check and then runs kubeadm.
+fn accept_cgroup_v1(list: &mut Value) {
+    let kubeadm = "#!/run/sh\n\
+        case \"$1 $2\" in 'upgrade apply' | 'upgrade node' | 'join '*) set -- \"$@\" --ignore-preflight-errors=SystemVerification ;; esac\n\
+        exec /usr/lib/firstlight/components/kubeadm \"$@\"\n";
+    put_script(&mut list[1], kubeadm);
+    let patch = STANDARD.encode("failCgroupV1: false\n");
+    list.as_array_mut().unwrap().push(json!({
+        "url": format!("data:;base64,{patch}"),
+        "install_path": "/opt/kubernetes/patches/kubeletconfiguration0+merge.yaml",
+    }));
+}
+
+/// Makes a component a shell script.
+fn put_script(component: &mut Value, script: &str) {
+    component["hash"] = json!("");
+    component["url"] = json!(format!("data:;base64,{}", STANDARD.encode(script)));
 }
 
 /// Upgrades a node that may have been upgraded in part.
@@ -882,6 +910,6 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// Returns a file's text, for an error.
-fn text(path: &std::path::Path) -> String {
+fn text(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
