@@ -68,7 +68,7 @@ test-whole: setup image ## boot virtual machines with the image of mkosi, make a
 	cargo test --locked --test whole --no-run
 	unshare --net cargo test --locked --offline --test whole -- --ignored --nocapture --test-threads=1
 
-kubeadm: setup ## check that kubeadm of the newest release, and of an older one, accepts our configurations
+kubeadm: setup ## check that kubeadm of each supported version that can be built, from v1.34 on, accepts our configurations
 	@tools/kubeadm.sh
 
 kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and Helm chart with a real kube-apiserver, etcd and Helm; a CSI driver in VMs opens an encrypted volume

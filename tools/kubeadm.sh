@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Tests our kubeadm configurations, and the kubelet's certificate, with the real kubeadm of the tests' cluster and of the newest
-# supported version. The kubeadm of the tests' cluster must also find a real API server of the cluster that it joins. Both are built
-# from the Go module proxy (tools/kubernetes.sh; minutes the first time).
+# Tests our kubeadm configurations, and the kubelet's certificate, with the real kubeadm of the tests' cluster, of its upgrade, and of
+# the newest supported version. The kubeadm of the tests' cluster must also find a real API server of the cluster that it joins. They are
+# built from the Go module proxy (tools/kubernetes.sh; minutes the first time).
 #
 #   tools/kubeadm.sh [VERSION..]
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 # not every release is published as Go modules; from v1.31 to v1.33 no release is complete
-[ $# -gt 0 ] || set -- v1.34.4 v1.36.3
+[ $# -gt 0 ] || set -- v1.34.4 v1.35.4 v1.36.3
 for version; do
   folder=$(KUBERNETES_VERSION=$version tools/kubernetes.sh kubeadm)
   say "kubeadm $version"
