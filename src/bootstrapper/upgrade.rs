@@ -131,7 +131,10 @@ impl fmt::Display for Error {
                 "{why}\nthe kubelet is {before} again; correct the cause, and run the same command again"
             ),
             Error::Kubelet(why, Err(error)) => {
-                write!(f, "{why}\nthe previous kubelet does not run either: {error}")
+                write!(
+                    f,
+                    "{why}\nthe previous kubelet does not run either: {error}"
+                )
             }
         }
     }
