@@ -19,6 +19,7 @@ mod atls {
     mod nonce;
     mod provider;
     mod stream;
+    mod verdict;
 
     use std::io::Write;
     use std::net::{Shutdown, TcpStream};
