@@ -10,12 +10,12 @@
     <xsl:copy><xsl:apply-templates select="@*|node()"/><boot order="1"/></xsl:copy>
   </xsl:template>
   <xsl:template match="devices/disk[2]">
-    <xsl:copy><xsl:apply-templates select="@*|node()"/></xsl:copy>
+    <xsl:copy><xsl:apply-templates select="@*|node()"/><serial>state</serial></xsl:copy>
   </xsl:template>
 
   <!-- the firmware would run the network card's option ROM before the image, and measure it -->
   <xsl:template match="devices/interface">
-    <xsl:copy><xsl:apply-templates select="@*|node()"/><rom bar="on"/></xsl:copy>
+    <xsl:copy><xsl:apply-templates select="@*|node()"/><rom bar="off"/></xsl:copy>
   </xsl:template>
 
   <xsl:template match="devices/tpm">

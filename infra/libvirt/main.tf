@@ -12,7 +12,7 @@ locals {
 
 resource "libvirt_network" "firstlight" {
   name      = "firstlight"
-  mode      = "route"
+  mode      = "nat"
   bridge    = "firstlight0"
   addresses = ["10.77.0.0/24"]
   autostart = true
