@@ -216,7 +216,7 @@ pub fn options(given: &Given) -> Result<Options, Error> {
 }
 
 /// Returns the last day that an option names; `never` is a day that is always over.
-fn until(given: &Given, option: &'static str) -> Result<Option<Migration>, Error> {
+pub fn until(given: &Given, option: &'static str) -> Result<Option<Migration>, Error> {
     Ok(match given.value(option) {
         Some(never) if never == "never" => Some(Migration::default()),
         date => date.map(|date| program::parsed(option, date)).transpose()?,
@@ -224,7 +224,7 @@ fn until(given: &Given, option: &'static str) -> Result<Option<Migration>, Error
 }
 
 /// Returns the text of `--grants`. Refuses one with which the key service would not start.
-fn grants_of(given: &Given) -> Result<Option<String>, Error> {
+pub fn grants_of(given: &Given) -> Result<Option<String>, Error> {
     let text = given.value("grants").map(program::text).transpose()?;
     if let Some(text) = &text {
         let grants =
@@ -502,10 +502,26 @@ fn bring_services(
 /// Refuses to replace the key service of Constellation while clients use it that would lose access to their keys, unless
 /// the options say what such clients get.
 fn check_old_clients(client: &Client, options: &Options) -> Result<(), Error> {
+    let present = services::old_clients(client)?;
+    match undecided(&present, options.old_clients, options.grants.as_deref()) {
+        None => Ok(()),
+        Some((loss, advice)) => Err(Error::failed(format!(
+            "{loss}. Nothing was changed. {advice} (docs/migration.md)"
+        ))),
+    }
+}
+
+/// Returns what clients without a token would lose, and which option is missing that decides it; `None` if it is decided, or if there
+/// are no such clients.
+pub fn undecided(
+    clients: &OldClients,
+    until: Option<Migration>,
+    grants: Option<&str>,
+) -> Option<(String, String)> {
     let OldClients {
         drivers,
         s3_proxies,
-    } = services::old_clients(client)?;
+    } = clients;
     let mut sentences = Vec::new();
     if !drivers.is_empty() {
         sentences.push(format!(
@@ -521,14 +537,11 @@ fn check_old_clients(client: &Client, options: &Options) -> Result<(), Error> {
             s3_proxies.join(", ")
         ));
     }
-    let granted = options
-        .grants
-        .as_deref()
-        .and_then(|text| grants::parse(text).ok());
+    let granted = grants.and_then(|text| grants::parse(text).ok());
     let is_granted = (granted.iter().flatten())
         .any(|(caller, items)| *caller == ANYONE && items.contains(&S3_PROXY_KEY));
-    let advice = match options.old_clients {
-        _ if sentences.is_empty() => return Ok(()),
+    let advice = match until {
+        _ if sentences.is_empty() => return None,
         None => "Give --old-clients-until DATE to serve them through that day, or never".to_owned(),
         Some(until) if !s3_proxies.is_empty() && !is_granted && until.is_on(SystemTime::now()) => {
             format!(
@@ -536,12 +549,9 @@ fn check_old_clients(client: &Client, options: &Options) -> Result<(), Error> {
                  which gives its key to every pod, or remove the proxy"
             )
         }
-        Some(_) => return Ok(()),
+        Some(_) => return None,
     };
-    Err(Error::failed(format!(
-        "{}. Nothing was changed. {advice} (docs/migration.md)",
-        sentences.join("; ")
-    )))
+    Some((sentences.join("; "), advice))
 }
 
 /// Refuses to serve clients without a token where packets from outside of the cluster can have a node's address.

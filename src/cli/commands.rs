@@ -7,8 +7,8 @@ use super::output::OUTPUT;
 use super::usage::{HELP, Program, VERSION};
 use super::{
     apply, cluster_id, collateral, completions, components, explain, hash_secret, init, man,
-    measure, metadata, policy, recover, roots, share, ssh, status, timeline, upgrade, verify,
-    version, wrap,
+    measure, metadata, migrate, policy, recover, roots, share, ssh, status, timeline, upgrade,
+    verify, version, wrap,
 };
 
 /// The program with all its commands.
@@ -30,6 +30,7 @@ pub const PROGRAM: Program = Program {
         collateral::COMMAND,
         components::COMMAND,
         upgrade::COMMAND,
+        migrate::COMMAND,
         metadata::COMMAND,
         hash_secret::COMMAND,
         cluster_id::COMMAND,

@@ -32,6 +32,7 @@ mod master_secret;
 mod measure;
 mod measure_image;
 mod metadata;
+mod migrate;
 mod options;
 mod output;
 pub mod policy;

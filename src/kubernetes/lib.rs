@@ -3,7 +3,7 @@
 //! ([`kubelet_certificate`], or [`kubelet_request`] and [`certificate_request`] if another node has
 //! the CA), the [`client`] of the Kubernetes API, the administrator's [`kubeconfig`], and the
 //! [`services`] of control planes. [`machine_record`] records which machine has which disk and
-//! name. [`parameters`] contains types with validated values, so that a value that Kubernetes would
+//! name, and [`node_version`] is what Constellation's node operator brings all nodes to. [`parameters`] contains types with validated values, so that a value that Kubernetes would
 //! refuse later is refused before any change.
 
 pub mod certificate_request;
@@ -14,6 +14,7 @@ pub mod kubeconfig;
 pub mod kubelet_certificate;
 pub mod kubelet_request;
 pub mod machine_record;
+pub mod node_version;
 pub mod parameters;
 pub mod readiness;
 pub mod services;

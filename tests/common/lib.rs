@@ -5,6 +5,7 @@ pub mod addons;
 pub mod attested;
 pub mod aws;
 pub mod cloud_server;
+pub mod constellation;
 pub mod evidence;
 pub mod forger;
 pub mod joining;

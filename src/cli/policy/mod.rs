@@ -27,6 +27,7 @@ use crate::usage::{Command, Given, Operand, suggestion};
 use base::options::Opt;
 use base::program;
 
+pub use check::found;
 pub use edit::Edit;
 pub use text::text;
 

@@ -12,7 +12,7 @@
 
 mod answer;
 pub mod cluster;
-mod inquiry;
+pub mod inquiry;
 pub mod report;
 
 use std::path::{Path, PathBuf};

@@ -97,6 +97,13 @@ pub const JOINING_NODES: Resource =
 pub const NODE_VERSIONS: Resource =
     Resource::cluster("update.edgeless.systems", "v1alpha1", "nodeversions");
 
+/// PendingNodes of Constellation.
+pub const PENDING_NODES: Resource =
+    Resource::cluster("update.edgeless.systems", "v1alpha1", "pendingnodes");
+/// ScalingGroups of Constellation.
+pub const SCALING_GROUPS: Resource =
+    Resource::cluster("update.edgeless.systems", "v1alpha1", "scalinggroups");
+
 /// The kinds that a manifest may contain, for [`Object::of`].
 static KINDS: [(&str, Resource); 18] = [
     ("ClusterRole", CLUSTER_ROLES),

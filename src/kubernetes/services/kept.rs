@@ -134,12 +134,14 @@ pub struct OldClients {
 /// Returns the clients that lose access to their keys when this cluster's key service is replaced. There are none if it is
 /// one of Firstlight.
 pub fn old_clients(client: &Client) -> Result<OldClients, client::Error> {
-    let at = DAEMON_SETS.in_namespace(NAMESPACE).named("key-service");
-    let set = client.find(&at)?.unwrap_or_default();
-    let words = words(&set);
-    if words.is_empty() || words.contains(&"--clients") {
+    if maker(client)? != Some(Maker::Constellation) {
         return Ok(OldClients::default());
     }
+    all_old_clients(client)
+}
+
+/// The same, whoever made the key service.
+pub fn all_old_clients(client: &Client) -> Result<OldClients, client::Error> {
     let list = |resource: &Resource, keep: fn(Value) -> Value| {
         let found = client.list_keeping(&resource.all(), &Selector::default(), keep)?;
         let names = found.items.iter().filter_map(Value::as_str);
@@ -148,6 +150,27 @@ pub fn old_clients(client: &Client) -> Result<OldClients, client::Error> {
     Ok(OldClients {
         drivers: list(&DAEMON_SETS, |set| place_if(asks_a_key_service, &set))?,
         s3_proxies: list(&DEPLOYMENTS, |set| place_if(is_s3_proxy, &set))?,
+    })
+}
+
+/// Which system a key service is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Maker {
+    /// Constellation.
+    Constellation,
+    /// Firstlight.
+    Firstlight,
+}
+
+/// Returns which system the present key service is of; `None` if there is none.
+pub fn maker(client: &Client) -> Result<Option<Maker>, client::Error> {
+    let at = DAEMON_SETS.in_namespace(NAMESPACE).named("key-service");
+    let set = client.find(&at)?.unwrap_or_default();
+    let words = words(&set);
+    Ok(match words.contains(&"--clients") {
+        _ if words.is_empty() => None,
+        true => Some(Maker::Firstlight),
+        false => Some(Maker::Constellation),
     })
 }
 

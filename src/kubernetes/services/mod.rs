@@ -70,6 +70,8 @@ const JOIN_CONFIG: &str = "join-config";
 /// Its key with the attestation policy. The previous policy is kept under the second key.
 const ATTESTATION_CONFIG: &str = "attestationConfig";
 const ATTESTATION_CONFIG_BACKUP: &str = "attestationConfig_backup";
+/// Its binary key with the measurement salt.
+const MEASUREMENT_SALT: &str = "measurementSalt";
 /// How often readiness is checked.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// The timeout of each call of a rollback. It starts even if the deadline has passed.
@@ -406,7 +408,8 @@ pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
 }
 
 pub use kept::{
-    OldClients, asks_a_key_service, old_clients, old_clients_until, variant as present_variant,
+    Maker, OldClients, all_old_clients, asks_a_key_service, maker, old_clients, old_clients_until,
+    variant as present_variant,
 };
 pub use render::RenderError;
 
@@ -415,6 +418,14 @@ pub fn present_policy(client: &Client) -> Result<Option<String>, client::Error> 
     let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
     let map = client.find(&at)?.unwrap_or_default();
     Ok(map["data"][ATTESTATION_CONFIG].as_str().map(str::to_owned))
+}
+
+/// Returns the measurement salt of a cluster; `None` if it has none.
+pub fn present_salt(client: &Client) -> Result<Option<Vec<u8>>, client::Error> {
+    let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
+    let map = client.find(&at)?.unwrap_or_default();
+    let text = map["binaryData"][MEASUREMENT_SALT].as_str();
+    Ok(text.and_then(|text| BASE64_STANDARD.decode(text).ok()))
 }
 
 /// Returns the [`manifests`] except those of these phases.

@@ -28,11 +28,10 @@ use kubernetes::client::{
 use kubernetes::components::{self, CONFIG_MAP_PREFIX};
 use kubernetes::kubeadm::CONFIG_MAP as KUBEADM_CONFIG;
 use kubernetes::machine_record::{self, MachineRecord};
+use kubernetes::node_version::NAME as NODE_VERSION;
 use kubernetes::parameters::{self, Subnet, Version as Release};
 use kubernetes::{NAMESPACE, yaml};
 
-/// The name of Constellation's only NodeVersion.
-const NODE_VERSION: &str = "constellation-version";
 /// The pause before a refused watch is tried again: the resource or the permission may be created
 /// later.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);

@@ -1,0 +1,331 @@
+//! What a cluster of Constellation has, as its API server says.
+
+use std::net::IpAddr;
+
+use kubernetes::client::{
+    self, CONFIG_MAPS, Client, Collection, DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, NODES, Object,
+    PENDING_NODES, SCALING_GROUPS, Selector,
+};
+use kubernetes::node_version::{IMAGE_ANNOTATION, NodeVersion};
+use kubernetes::services::master_secret;
+use kubernetes::services::{self, Maker, OldClients};
+use kubernetes::{NAMESPACE, kubeadm, yaml};
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
+
+/// The Deployment of Constellation's node operator.
+const NODE_OPERATOR: &str = "constellation-operator-controller-manager";
+/// Its volume for the socket of the upgrade agent, which only nodes of Constellation have.
+const AGENT_VOLUME: &str = "upgrade-agent-socket";
+/// The folders of files that each control plane has, whichever system it runs.
+const COMMON_FOLDER: &str = "/etc/kubernetes/pki/";
+
+/// The cluster.
+pub struct Facts {
+    /// The API server's URL.
+    pub server: String,
+    /// Its version.
+    pub version: String,
+    /// Which system the key service is of; `None` if there is none.
+    pub maker: Option<Maker>,
+    /// The attestation variant of the nodes.
+    pub variant: Option<String>,
+    /// The attestation policy, JSON.
+    pub policy: Option<String>,
+    /// The measurement salt.
+    pub salt: Option<Vec<u8>>,
+    /// What the cluster has as its master secret, in the form of its Secret.
+    pub master_secret: Option<Zeroizing<Vec<u8>>>,
+    /// What the node operator brings the nodes to.
+    pub node_version: Option<NodeVersion>,
+    /// The groups of machines that it knows.
+    pub groups: Vec<Group>,
+    /// Names of nodes that it waits for, to join or to leave.
+    pub pending: Vec<String>,
+    /// Names of nodes that have a ticket and have not joined.
+    pub joining: Vec<String>,
+    /// The node operator, if it is installed.
+    pub operator: Option<NodeOperator>,
+    /// The nodes.
+    pub nodes: Vec<ClusterNode>,
+    /// The clients of the key service that show no token.
+    pub old_clients: OldClients,
+    /// DaemonSets and Deployments.
+    pub workloads: Vec<Workload>,
+    /// Arguments of the API server with files that only control planes of Constellation have.
+    pub foreign_files: Vec<(String, String)>,
+}
+
+/// A group of machines with one image.
+pub struct Group {
+    /// Its name in the cloud.
+    pub id: String,
+    /// The image that new machines of it get.
+    pub image: String,
+}
+
+/// The node operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeOperator {
+    /// Whether it runs, or shall run.
+    pub is_on: bool,
+    /// Whether its pod starts only on a node with Constellation's upgrade agent.
+    pub needs_agent: bool,
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterNode {
+    /// Its name.
+    pub name: String,
+    /// Its first internal address.
+    pub address: Option<IpAddr>,
+    /// Whether it is a control plane.
+    pub is_control_plane: bool,
+    /// Whether its kubelet says that it is ready.
+    pub is_ready: bool,
+    /// The version of its kubelet.
+    pub kubelet: String,
+    /// Its image as the node operator has written it; empty if it has not.
+    pub image: String,
+}
+
+/// A DaemonSet or a Deployment.
+pub struct Workload {
+    /// `NAMESPACE/NAME`.
+    pub place: String,
+    /// The name.
+    pub name: String,
+    /// The image of its first container.
+    pub image: String,
+}
+
+impl Facts {
+    /// Asks the API server, and changes nothing.
+    pub fn read(client: &Client) -> Result<Facts, client::Error> {
+        let names = |collection: &Collection, pointer: &str| {
+            let items = listed(client, collection)?;
+            let names = items
+                .iter()
+                .filter_map(|item| item.pointer(pointer)?.as_str());
+            Ok::<Vec<String>, client::Error>(names.map(str::to_owned).collect())
+        };
+        let mut workloads = Vec::new();
+        for resource in [DAEMON_SETS, DEPLOYMENTS] {
+            let found = client.list_keeping(&resource.all(), &Selector::default(), reduced)?;
+            workloads.extend(found.items.iter().map(Workload::read));
+        }
+        workloads.sort_by(|one, other| one.place.cmp(&other.place));
+        Ok(Facts {
+            server: client.server().to_owned(),
+            version: client.version()?,
+            maker: services::maker(client)?,
+            variant: services::present_variant(client)?,
+            policy: services::present_policy(client)?,
+            salt: services::present_salt(client)?,
+            master_secret: master_secret::content(client)?,
+            node_version: NodeVersion::find(client)?,
+            groups: groups(client)?,
+            pending: names(&PENDING_NODES.all(), "/metadata/name")?,
+            joining: names(&JOINING_NODES.all(), "/spec/name")?,
+            operator: node_operator(client)?,
+            nodes: nodes(client)?,
+            old_clients: services::all_old_clients(client)?,
+            workloads,
+            foreign_files: foreign_files(client)?,
+        })
+    }
+
+    /// Returns whether the node operator replaces nodes by those of another image.
+    pub fn operator_moves_nodes(&self) -> bool {
+        let knows_image = (self.node_version.as_ref()).is_some_and(NodeVersion::names_an_image);
+        knows_image && self.operator.is_some_and(|operator| operator.is_on)
+    }
+}
+
+/// Returns the objects of a collection; none if its kind is not defined.
+fn listed(client: &Client, collection: &Collection) -> Result<Vec<Value>, client::Error> {
+    match client.list(collection, &Selector::default()) {
+        Ok(list) => Ok(list.items),
+        Err(error) if error.is_not_found() => Ok(vec![]),
+        Err(error) => Err(error),
+    }
+}
+
+fn groups(client: &Client) -> Result<Vec<Group>, client::Error> {
+    let groups = listed(client, &SCALING_GROUPS.all())?;
+    let groups = groups.iter().map(|group| Group {
+        id: text(&group["spec"]["groupId"]),
+        image: text(&group["status"]["imageReference"]),
+    });
+    Ok(groups.collect())
+}
+
+/// Returns the nodes, control planes first.
+pub fn nodes(client: &Client) -> Result<Vec<ClusterNode>, client::Error> {
+    let items = client.list_keeping(&NODES.all(), &Selector::default(), without_images)?;
+    let mut nodes: Vec<_> = items.items.iter().map(ClusterNode::read).collect();
+    nodes.sort_by(|one, other| {
+        let key = |node: &ClusterNode| (!node.is_control_plane, node.name.clone());
+        key(one).cmp(&key(other))
+    });
+    Ok(nodes)
+}
+
+/// The list of the images on a node is most of its object.
+fn without_images(mut node: Value) -> Value {
+    if let Some(status) = node["status"].as_object_mut() {
+        status.remove("images");
+    }
+    node
+}
+
+impl ClusterNode {
+    fn read(node: &Value) -> ClusterNode {
+        let all = |list: &str| node["status"][list].as_array().into_iter().flatten();
+        let metadata = &node["metadata"];
+        ClusterNode {
+            name: text(&metadata["name"]),
+            address: all("addresses")
+                .find(|address| address["type"] == "InternalIP")
+                .and_then(|address| address["address"].as_str()?.parse().ok()),
+            is_control_plane: !metadata["labels"]["node-role.kubernetes.io/control-plane"]
+                .is_null(),
+            is_ready: all("conditions")
+                .any(|condition| condition["type"] == "Ready" && condition["status"] == "True"),
+            kubelet: text(&node["status"]["nodeInfo"]["kubeletVersion"]),
+            image: text(&metadata["annotations"][IMAGE_ANNOTATION]),
+        }
+    }
+
+    /// Returns the role as text.
+    pub fn role(&self) -> &'static str {
+        match self.is_control_plane {
+            true => "control plane",
+            false => "worker",
+        }
+    }
+}
+
+fn reduced(set: Value) -> Value {
+    let image = &set["spec"]["template"]["spec"]["containers"][0]["image"];
+    let metadata = &set["metadata"];
+    json!({"namespace": metadata["namespace"], "name": metadata["name"], "image": image})
+}
+
+impl Workload {
+    fn read(reduced: &Value) -> Workload {
+        let name = text(&reduced["name"]);
+        Workload {
+            place: format!("{}/{name}", text(&reduced["namespace"])),
+            name,
+            image: text(&reduced["image"]),
+        }
+    }
+}
+
+/// Returns the place of the node operator's Deployment.
+pub fn operator_place() -> Object {
+    DEPLOYMENTS.in_namespace(NAMESPACE).named(NODE_OPERATOR)
+}
+
+/// Returns the node operator, if it is installed.
+pub fn node_operator(client: &Client) -> Result<Option<NodeOperator>, client::Error> {
+    let mut found = client.find(&operator_place())?;
+    Ok(found.as_mut().map(|deployment| NodeOperator {
+        is_on: deployment["spec"]["replicas"] != 0,
+        needs_agent: agent_check(deployment)
+            .is_some_and(|kind| kind.as_str().is_some_and(|kind| !kind.is_empty())),
+    }))
+}
+
+/// Returns what the kubelet checks of the upgrade agent's socket before it starts the node operator's pod.
+pub fn agent_check(deployment: &mut Value) -> Option<&mut Value> {
+    let volumes = deployment.pointer_mut("/spec/template/spec/volumes")?;
+    let mut volumes = volumes.as_array_mut()?.iter_mut();
+    let volume = volumes.find(|volume| volume["name"] == AGENT_VOLUME)?;
+    volume.get_mut("hostPath")?.get_mut("type")
+}
+
+/// Returns arguments of the API server in kubeadm's configuration whose files only control planes of Constellation have. The
+/// configuration is that of each control plane that joins.
+fn foreign_files(client: &Client) -> Result<Vec<(String, String)>, client::Error> {
+    let map = CONFIG_MAPS
+        .in_namespace(NAMESPACE)
+        .named(kubeadm::CONFIG_MAP);
+    let map = client.find(&map)?.unwrap_or_default();
+    let configuration = map["data"]["ClusterConfiguration"].as_str();
+    let configuration = yaml::document(configuration.unwrap_or_default()).unwrap_or_default();
+    Ok(files_in(&configuration["apiServer"]["extraArgs"]))
+}
+
+/// Returns the arguments with such files. Before v1beta4 of kubeadm's configuration, arguments are fields.
+fn files_in(arguments: &Value) -> Vec<(String, String)> {
+    let pairs: Vec<(&str, &Value)> = match arguments {
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, it)| (name.as_str(), it))
+            .collect(),
+        Value::Array(items) => items
+            .iter()
+            .map(|it| (it["name"].as_str().unwrap_or_default(), &it["value"]))
+            .collect(),
+        _ => vec![],
+    };
+    let is_foreign = |path: &&str| {
+        path.starts_with("/etc/kubernetes/")
+            && !path.starts_with(COMMON_FOLDER)
+            && *path != kubeadm::AUDIT_POLICY_PATH
+    };
+    let foreign = |(name, value): (&str, &Value)| {
+        let path = value.as_str().filter(is_foreign)?;
+        Some((name.to_owned(), path.to_owned()))
+    };
+    pairs.into_iter().filter_map(foreign).collect()
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_only_constellation_writes_is_found_in_both_forms_of_the_configuration() {
+        let expected = [(
+            "egress-selector-config-file".to_owned(),
+            "/etc/kubernetes/egress-selector-configuration.yaml".to_owned(),
+        )];
+        let old = json!({
+            "audit-policy-file": "/etc/kubernetes/audit-policy.yaml", "profiling": "false",
+            "egress-selector-config-file": "/etc/kubernetes/egress-selector-configuration.yaml",
+            "kubelet-certificate-authority": "/etc/kubernetes/pki/ca.crt",
+        });
+        assert_eq!(files_in(&old), expected);
+        let fields = old.as_object().unwrap().iter();
+        let new: Value = fields
+            .map(|(name, value)| json!({"name": name, "value": value}))
+            .collect();
+        assert_eq!(files_in(&new), expected);
+        assert_eq!(files_in(&Value::Null), []);
+    }
+
+    #[test]
+    fn the_check_of_the_agents_socket_is_found_beside_other_volumes() {
+        let volume = |name: &str, kind: Value| json!({"name": name, "hostPath": {"path": "/x", "type": kind}});
+        let mut deployment = json!({"spec": {"template": {"spec": {"volumes": [
+            {"name": "azureconfig", "secret": {}}, volume("etcd-certs", json!("Directory")),
+            volume(AGENT_VOLUME, json!("Socket")),
+        ]}}}});
+        let check = agent_check(&mut deployment).unwrap();
+        assert_eq!(*check, "Socket");
+        *check = "".into();
+        assert_eq!(
+            deployment["spec"]["template"]["spec"]["volumes"][1]["hostPath"]["type"],
+            "Directory"
+        );
+        assert!(agent_check(&mut json!({"spec": {}})).is_none());
+    }
+}

@@ -1,0 +1,105 @@
+//! The options of the command line, and to what a cluster moves.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kubernetes::services::migration::Migration;
+
+use super::facts::Facts;
+use crate::error::Error;
+use crate::files;
+use crate::master_secret::SecretSource;
+use crate::output::Output;
+
+/// What is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// Says what a move changes.
+    Plan,
+}
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// What is done.
+    pub action: Task,
+    /// To what the cluster moves.
+    pub wanted: Wanted,
+    /// The administrator's kubeconfigs; `$KUBECONFIG` may name several.
+    pub kubeconfig: Vec<PathBuf>,
+    /// The source of the master secret.
+    pub master_secret: SecretSource,
+    /// The form of the output.
+    pub output: Output,
+    /// The limit for each request.
+    pub timeout: Duration,
+}
+
+/// To what a cluster moves. `None` is what the operator has not said.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// The policy of the new image.
+    pub policy: Option<PolicyFile>,
+    /// The container image of the services.
+    pub image: Option<String>,
+    /// The image of the nodes, as the cloud names it.
+    pub node_image: Option<String>,
+    /// The last day on which disks without a record open.
+    pub migration: Option<Migration>,
+    /// The last day on which clients without a token get keys of volumes.
+    pub old_clients: Option<Migration>,
+    /// The keys that each client of the key service may get.
+    pub grants: Option<String>,
+}
+
+/// A policy in a file.
+#[derive(Debug, Clone)]
+pub struct PolicyFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Its content.
+    pub text: String,
+}
+
+impl PolicyFile {
+    /// Reads the file.
+    pub fn read(path: &Path) -> Result<PolicyFile, Error> {
+        let content = files::read(path)?;
+        let text = str::from_utf8(&content)
+            .map_err(|error| Error::content(format!("{}: {error}", path.display())))?;
+        Ok(PolicyFile {
+            path: path.into(),
+            text: text.into(),
+        })
+    }
+}
+
+impl Wanted {
+    /// Returns which options a move of this cluster still needs, with the reasons.
+    pub fn missing(&self, facts: &Facts) -> Vec<String> {
+        let mut missing = Vec::new();
+        let mut need = |is_given: bool, text: &str| {
+            if !is_given {
+                missing.push(text.to_owned());
+            }
+        };
+        need(
+            self.policy.is_some(),
+            "--policy: the policy of the new image (firstlight measure IMAGE > policy.json)",
+        );
+        need(
+            self.image.is_some(),
+            "--image: the container image of the services",
+        );
+        need(
+            self.node_image.is_some() || !facts.operator_moves_nodes(),
+            "--node-image: the new image as the cloud names it, for the node operator",
+        );
+        need(
+            self.migration.is_some(),
+            "--migrate-until: a day by which every node runs the new image; a node of Constellation that restarts before has a disk \
+             without a record",
+        );
+        missing
+    }
+}

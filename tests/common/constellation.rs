@@ -1,0 +1,438 @@
+//! A cluster of Constellation in a real API server: the objects that its bootstrapper, its command, its charts and its node operator make,
+//! in their forms.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::kube_apiserver::PATIENCE;
+use base::stop::Stop;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use booted_base::time;
+use kubernetes::client::{
+    CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS,
+    NODE_VERSIONS, NODES, PENDING_NODES, Resource, SCALING_GROUPS, SECRETS, SERVICE_ACCOUNTS,
+    SERVICES, Selector,
+};
+use kubernetes::node_version;
+use serde_json::{Value, json};
+
+/// The attestation policy in `join-config`, as Constellation's command writes it.
+pub const POLICY: &str = r#"{"measurements":{"11":{"expected":"db794e9bc200e22550514674ca3494119b00b2db74ffe2f7c970bf6bf5bc1cae","warnOnly":false},"12":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false},"13":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false},"4":{"expected":"5198fd549fc9f44a49168b788f58e366af624866647dbe7e917388a0b1673c1d","warnOnly":false},"8":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false},"9":{"expected":"2dee5d9c597a9098821e73214b9347b8e5e448c09ebd3375143855be72e33058","warnOnly":false}}}"#;
+/// The image of the nodes, as the cloud names it.
+pub const IMAGE: &str = "ami-0c0ffee0000000001";
+/// The group of machines of each role.
+const GROUPS: [(&str, &str); 2] = [("ControlPlane", "plane-group"), ("Worker", "worker-group")];
+/// The ConfigMap with the components of this version.
+const COMPONENTS: &str = "k8s-components-sha256-00";
+const NAMESPACE: &str = "kube-system";
+const DEFINITIONS: Resource =
+    Resource::cluster("apiextensions.k8s.io", "v1", "customresourcedefinitions");
+
+/// Defines the custom resources of the node operator's chart, with their fields.
+pub fn define(client: &Client) {
+    let text = json!({"type": "string"});
+    let whole = json!({"type": "integer", "format": "int32"});
+    let yes = json!({"type": "boolean"});
+    let moment = json!({"type": "string", "format": "date-time"});
+    let objects = json!({"type": "array", "items": {"type": "object", "properties": {
+        "apiVersion": text, "fieldPath": text, "kind": text, "name": text, "namespace": text, "resourceVersion": text, "uid": text,
+    }}});
+    let conditions = json!({"type": "array", "items": {
+        "type": "object", "required": ["lastTransitionTime", "message", "reason", "status", "type"],
+        "properties": {"lastTransitionTime": moment, "message": text, "observedGeneration": {"type": "integer"}, "reason": text,
+            "status": {"type": "string", "enum": ["True", "False", "Unknown"]}, "type": text},
+    }});
+    let lists = [
+        "outdated",
+        "upToDate",
+        "donors",
+        "heirs",
+        "mints",
+        "awaitingAnnotation",
+        "pending",
+        "obsolete",
+        "invalid",
+    ];
+    let mut of_version: serde_json::Map<String, Value> = lists
+        .iter()
+        .map(|name| ((*name).to_owned(), objects.clone()))
+        .collect();
+    of_version.insert("budget".into(), whole.clone());
+    of_version.insert("conditions".into(), conditions.clone());
+    of_version.insert("activeclusterversionupgrade".into(), yes.clone());
+    let kinds = [
+        (
+            "NodeVersion",
+            json!({"image": text, "imageVersion": text, "kubernetesComponentsReference": text, "kubernetesClusterVersion": text}),
+            json!({"type": "object", "properties": of_version, "required": ["budget", "conditions", "activeclusterversionupgrade"]}),
+        ),
+        (
+            "JoiningNode",
+            json!({"name": text, "componentsreference": text, "iscontrolplane": yes, "deadline": moment}),
+            json!({"type": "object"}),
+        ),
+        (
+            "ScalingGroup",
+            json!({"nodeImage": text, "groupId": text, "autoscalerGroupName": text, "autoscaling": yes, "min": whole, "max": whole,
+                "role": {"type": "string", "enum": ["Worker", "ControlPlane"]}}),
+            json!({"type": "object", "properties": {"imageReference": text, "conditions": conditions}, "required": ["conditions"]}),
+        ),
+        (
+            "PendingNode",
+            json!({"providerID": text, "groupID": text, "nodeName": text, "goal": {"type": "string", "enum": ["Join", "Leave"]},
+                "deadline": moment}),
+            json!({"type": "object", "properties": {"cspState": text, "reachedGoal": yes}}),
+        ),
+    ];
+    for (kind, spec, status) in kinds {
+        let (singular, plural) = (kind.to_lowercase(), format!("{}s", kind.to_lowercase()));
+        let schema = json!({"openAPIV3Schema": {"type": "object", "properties": {
+            "apiVersion": text, "kind": text, "metadata": {"type": "object"},
+            "spec": {"type": "object", "properties": spec}, "status": status,
+        }}});
+        let definition = json!({"metadata": {"name": format!("{plural}.update.edgeless.systems")}, "spec": {
+            "group": "update.edgeless.systems", "scope": "Cluster",
+            "names": {"kind": kind, "listKind": format!("{kind}List"), "plural": plural, "singular": singular},
+            "versions": [{"name": "v1alpha1", "served": true, "storage": true, "schema": schema, "subresources": {"status": {}}}],
+        }});
+        client.create(&DEFINITIONS.all(), &definition).unwrap();
+    }
+    let end = Instant::now() + PATIENCE;
+    // the server serves a new resource only some time after it accepted its definition
+    for resource in [NODE_VERSIONS, SCALING_GROUPS, PENDING_NODES] {
+        while let Err(error) = client.list(&resource.all(), &Selector::default()) {
+            assert!(Instant::now() < end, "{error}");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// Makes the objects of a cluster with this version of Kubernetes, a master secret, its salt and a measurement salt of zeros. A
+/// cluster in a cloud that the node operator does not know has no `groups`.
+pub fn make(client: &Client, version: &str, in_known_cloud: bool) {
+    let in_kube_system = |resource: Resource| resource.in_namespace(NAMESPACE);
+    let zeros = BASE64_STANDARD.encode([0; 32]);
+    let maps = in_kube_system(CONFIG_MAPS);
+    for map in [
+        json!({"metadata": {"name": "join-config"}, "data": {"attestationConfig": POLICY}, "binaryData": {"measurementSalt": zeros}}),
+        json!({"metadata": {"name": "internal-config"}}),
+        json!({"metadata": {"name": "kubeadm-config"}, "data": {"ClusterConfiguration": cluster_configuration(version)}}),
+        json!({"metadata": {"name": COMPONENTS}, "immutable": true, "data": {"components": "[]", "cluster-version": version}}),
+    ] {
+        client.create(&maps, &map).unwrap();
+    }
+    let secret = json!({"metadata": {"name": "constellation-mastersecret"}, "type": "Opaque", "immutable": true,
+        "data": {"mastersecret": zeros, "salt": zeros}});
+    client.create(&in_kube_system(SECRETS), &secret).unwrap();
+    for (account, rules) in [
+        (
+            "join-service",
+            json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "create", "update"]}]),
+        ),
+        (
+            "key-service",
+            json!([{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]),
+        ),
+    ] {
+        let named = json!({"name": account});
+        client
+            .create(
+                &in_kube_system(SERVICE_ACCOUNTS),
+                &json!({"metadata": named}),
+            )
+            .unwrap();
+        client
+            .create(
+                &CLUSTER_ROLES.all(),
+                &json!({"metadata": named, "rules": rules}),
+            )
+            .unwrap();
+        let binding = json!({"metadata": named,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}]});
+        client
+            .create(&CLUSTER_ROLE_BINDINGS.all(), &binding)
+            .unwrap();
+    }
+    let services = in_kube_system(SERVICES);
+    for (name, kind, port) in [
+        (
+            "join-service",
+            "NodePort",
+            json!({"name": "grpc", "protocol": "TCP", "port": 9090, "targetPort": 9090, "nodePort": 30090}),
+        ),
+        (
+            "key-service",
+            "ClusterIP",
+            json!({"name": "grpc", "protocol": "TCP", "port": 9000, "targetPort": 9000}),
+        ),
+    ] {
+        let service = json!({"metadata": {"name": name}, "spec": {"type": kind, "selector": {"k8s-app": name}, "ports": [port]}});
+        client.create(&services, &service).unwrap();
+    }
+    let sets = in_kube_system(DAEMON_SETS);
+    for set in [
+        join_service(),
+        key_service(),
+        daemon("cilium", "cilium", json!([])),
+        csi_driver(),
+        daemon("verification-service", "verification-service", json!([])),
+    ] {
+        client.create(&sets, &set).unwrap();
+    }
+    let deployments = in_kube_system(DEPLOYMENTS);
+    client.create(&deployments, &node_operator()).unwrap();
+    let image = if in_known_cloud {
+        IMAGE
+    } else {
+        "unsupportedCSP"
+    };
+    for (role, group) in GROUPS.iter().filter(|_| in_known_cloud) {
+        let group = json!({"apiVersion": "update.edgeless.systems/v1alpha1", "kind": "ScalingGroup", "metadata": {"name": group},
+            "spec": {"nodeImage": node_version::NAME, "groupId": group, "role": role}});
+        client.create(&SCALING_GROUPS.all(), &group).unwrap();
+    }
+    let node_version = json!({"apiVersion": "update.edgeless.systems/v1alpha1", "kind": "NodeVersion",
+        "metadata": {"name": node_version::NAME},
+        "spec": {"image": image, "imageVersion": "v2.16.4", "kubernetesComponentsReference": COMPONENTS, "kubernetesClusterVersion": version}});
+    client.create(&NODE_VERSIONS.all(), &node_version).unwrap();
+    set_status(client, image, false);
+    for (name, is_control_plane) in [("plane-0", true), ("worker-0", false)] {
+        add_node(
+            client,
+            name,
+            is_control_plane,
+            if in_known_cloud { IMAGE } else { "" },
+            version,
+        );
+    }
+}
+
+/// As kubeadm keeps it, in the form of Constellation's bootstrapper.
+fn cluster_configuration(version: &str) -> String {
+    format!(
+        "apiServer:\n  certSANs:\n  - 127.0.0.1\n  extraArgs:\n    audit-policy-file: /etc/kubernetes/audit-policy.yaml\n    \
+         kubelet-certificate-authority: /etc/kubernetes/pki/ca.crt\n    profiling: \"false\"\napiVersion: kubeadm.k8s.io/v1beta3\n\
+         clusterName: constell-1a2b3c4d\ncontrolPlaneEndpoint: 203.0.113.7:6443\nkind: ClusterConfiguration\nkubernetesVersion: {version}\n"
+    )
+}
+
+/// A DaemonSet whose pods have these containers besides one with the name.
+fn daemon(name: &str, image: &str, more: Value) -> Value {
+    let image = format!("ghcr.io/edgelesssys/constellation/{image}:v2.16.4");
+    let mut containers = vec![json!({"name": name, "image": image})];
+    containers.extend(more.as_array().into_iter().flatten().cloned());
+    let labels = json!({"k8s-app": name});
+    json!({"metadata": {"name": name, "labels": labels}, "spec": {
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": {"containers": containers}},
+    }})
+}
+
+/// A DaemonSet of a control plane, in the form of Constellation's chart.
+fn on_control_planes(name: &str, arguments: Value, mounts: Value, volumes: Value) -> Value {
+    let mut set = daemon(name, name, json!([]));
+    let labels =
+        json!({"component": name, "k8s-app": name, "kubernetes.io/cluster-service": "true"});
+    set["metadata"]["labels"] = labels;
+    let pod = &mut set["spec"]["template"]["spec"];
+    pod["priorityClassName"] = "system-cluster-critical".into();
+    pod["serviceAccountName"] = name.into();
+    pod["nodeSelector"] = json!({"node-role.kubernetes.io/control-plane": ""});
+    pod["tolerations"] = json!([
+        {"key": "CriticalAddonsOnly", "operator": "Exists"},
+        {"effect": "NoSchedule", "key": "node-role.kubernetes.io/master", "operator": "Exists"},
+        {"effect": "NoSchedule", "key": "node-role.kubernetes.io/control-plane", "operator": "Exists"},
+        {"effect": "NoExecute", "operator": "Exists"},
+        {"effect": "NoSchedule", "operator": "Exists"},
+    ]);
+    pod["containers"][0]["args"] = arguments;
+    pod["containers"][0]["volumeMounts"] = mounts;
+    pod["volumes"] = volumes;
+    set
+}
+
+fn join_service() -> Value {
+    let arguments = json!([
+        "--cloud-provider=QEMU",
+        "--key-service-endpoint=key-service.kube-system:9000",
+        "--attestation-variant=qemu-vtpm",
+    ]);
+    let mounts = json!([
+        {"mountPath": "/var/config", "name": "config", "readOnly": true},
+        {"mountPath": "/etc/kubernetes", "name": "kubeadm", "readOnly": true},
+        {"mountPath": "/var/secrets/google", "name": "gcekey", "readOnly": true},
+        {"mountPath": "/var/run/state/ssh", "name": "ssh"},
+    ]);
+    let volumes = json!([
+        {"name": "gcekey", "secret": {"secretName": "gcekey", "optional": true}},
+        {"name": "config", "projected": {"sources": [{"configMap": {"name": "join-config"}}, {"configMap": {"name": "internal-config"}}]}},
+        {"name": "kubeadm", "hostPath": {"path": "/etc/kubernetes"}},
+        {"name": "ssh", "hostPath": {"path": "/var/run/state/ssh"}},
+    ]);
+    let mut set = on_control_planes("join-service", arguments, mounts, volumes);
+    let container = &mut set["spec"]["template"]["spec"]["containers"][0];
+    container["env"] = json!([{"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": "/var/secrets/google/key.json"}]);
+    container["ports"] = json!([{"containerPort": 9090, "name": "tcp"}]);
+    container["securityContext"] = json!({"privileged": true});
+    set
+}
+
+fn key_service() -> Value {
+    let mounts = json!([{"mountPath": "/var/config", "name": "config", "readOnly": true}]);
+    let items =
+        json!([{"key": "mastersecret", "path": "mastersecret"}, {"key": "salt", "path": "salt"}]);
+    let volumes = json!([
+        {"name": "config", "projected": {"sources": [{"secret": {"name": "constellation-mastersecret", "items": items}}]}},
+    ]);
+    on_control_planes("key-service", json!(["--port=9000"]), mounts, volumes)
+}
+
+fn csi_driver() -> Value {
+    let arguments = json!([
+        "--endpoint=unix:/csi/csi.sock",
+        "--kms-addr=key-service.kube-system:9000"
+    ]);
+    let plugin = json!([{"name": "ebs-plugin", "image": "ghcr.io/edgelesssys/constellation/aws-csi-driver:v1.1.0", "args": arguments}]);
+    daemon("ebs-csi-node", "node-driver-registrar", plugin)
+}
+
+fn node_operator() -> Value {
+    let labels = json!({"control-plane": "controller-manager"});
+    let host = |name: &str, path: &str, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
+    json!({"metadata": {"name": "constellation-operator-controller-manager"}, "spec": {
+        "replicas": 1, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": {
+            "containers": [{
+                "name": "manager", "image": "ghcr.io/edgelesssys/constellation/node-operator:v2.16.4", "command": ["/node-operator"],
+                "volumeMounts": [
+                    {"mountPath": "/etc/kubernetes/pki/etcd", "name": "etcd-certs"},
+                    {"mountPath": "/etc/constellation-upgrade-agent.sock", "name": "upgrade-agent-socket", "readOnly": true},
+                ],
+            }],
+            "volumes": [
+                host("etcd-certs", "/etc/kubernetes/pki/etcd", "Directory"),
+                host("upgrade-agent-socket", "/run/constellation-upgrade-agent.sock", "Socket"),
+            ],
+        }},
+    }})
+}
+
+/// Registers a node. Without an image, no node operator has annotated it.
+pub fn add_node(client: &Client, name: &str, is_control_plane: bool, image: &str, version: &str) {
+    let mut node = json!({"metadata": {"name": name, "labels": {}, "annotations": {}}});
+    if is_control_plane {
+        node["metadata"]["labels"]["node-role.kubernetes.io/control-plane"] = "".into();
+    }
+    if !image.is_empty() {
+        node["metadata"]["annotations"][node_version::IMAGE_ANNOTATION] = image.into();
+    }
+    client.create(&NODES.all(), &node).unwrap();
+    let status = json!({"status": {
+        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
+            "lastHeartbeatTime": now(), "lastTransitionTime": now()}],
+        "nodeInfo": {"kubeletVersion": version},
+    }});
+    client
+        .merge(&NODES.named(name).subresource("status"), &status)
+        .unwrap();
+}
+
+fn now() -> String {
+    time::seconds(SystemTime::now())
+}
+
+/// Writes the status of NodeVersion and of the groups, as the node operator does.
+fn set_status(client: &Client, image: &str, is_outdated: bool) {
+    let condition = json!({"type": "Outdated", "status": if is_outdated { "True" } else { "False" }, "message": "",
+        "reason": if is_outdated { "NodeVersionsOutOfDate" } else { "NodeVersionsUpToDate" }, "lastTransitionTime": now()});
+    let status = json!({"status": {"budget": 1, "activeclusterversionupgrade": false, "conditions": [condition]}});
+    client
+        .merge(&node_version::place().subresource("status"), &status)
+        .unwrap();
+    for (_, group) in GROUPS {
+        let status = json!({"status": {"imageReference": image, "conditions": []}});
+        // a cloud that the node operator does not know has no groups
+        let _ = client.merge(&SCALING_GROUPS.named(group).subresource("status"), &status);
+    }
+}
+
+/// Does what Constellation's node operator does in a cloud that it knows, until the test stops it: it replaces each node that has another
+/// image than NodeVersion by a new one, one after the other, control planes first.
+pub fn play_node_operator(client: &Client, stop: &Stop) {
+    let mut number = 0;
+    while !stop.wait(Duration::from_millis(200)) {
+        let version = client.get(&node_version::place()).unwrap();
+        let image = version["spec"]["image"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let kubernetes = version["spec"]["kubernetesClusterVersion"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let nodes = client
+            .list(&NODES.all(), &Selector::default())
+            .unwrap()
+            .items;
+        let has_role = |node: &Value| {
+            !node["metadata"]["labels"]["node-role.kubernetes.io/control-plane"].is_null()
+        };
+        let mut outdated: Vec<_> = nodes
+            .iter()
+            .filter(|node| node["metadata"]["annotations"][node_version::IMAGE_ANNOTATION] != image)
+            .collect();
+        outdated.sort_by_key(|node| !has_role(node));
+        let Some(old) = outdated.first() else {
+            set_status(client, &image, false);
+            continue;
+        };
+        set_status(client, &image, true);
+        number += 1;
+        let is_control_plane = has_role(old);
+        let name = format!(
+            "{}-new-{number}",
+            if is_control_plane { "plane" } else { "worker" }
+        );
+        let pending = json!({"apiVersion": "update.edgeless.systems/v1alpha1", "kind": "PendingNode", "metadata": {"name": name},
+            "spec": {"nodeName": name, "goal": "Join", "deadline": now()}});
+        client.create(&PENDING_NODES.all(), &pending).unwrap();
+        stop.wait(Duration::from_millis(300));
+        add_node(client, &name, is_control_plane, &image, &kubernetes);
+        client.delete(&PENDING_NODES.named(&name)).unwrap();
+        client
+            .delete(&NODES.named(old["metadata"]["name"].as_str().unwrap()))
+            .unwrap();
+    }
+}
+
+/// Writes the files of Constellation's command into an empty folder.
+pub fn write_workspace(folder: &Path, kubeconfig: &str) {
+    let zeros = BASE64_STANDARD.encode([0; 32]);
+    let digits = "0".repeat(64);
+    for (name, content) in [
+        ("constellation-admin.conf", kubeconfig.to_owned()),
+        ("constellation-mastersecret.json", format!("{{\n\t\"key\": \"{zeros}\",\n\t\"salt\": \"{zeros}\"\n}}")),
+        (
+            "constellation-state.yaml",
+            format!(
+                "version: v1 # Schema version of this state file.\ninfrastructure:\n    uid: 1a2b3c4d\n    clusterEndpoint: 203.0.113.7\n\
+                 clusterValues:\n    clusterID: 823267d1276b940d1f04b9fac150721f196bf1090e125684d4efd8416a691588\n    ownerID: \"\"\n    \
+                 measurementSalt: \"{digits}\"\n"
+            ),
+        ),
+        (
+            "constellation-conf.yaml",
+            "version: v4\nimage: v2.16.4\nname: constell\nkubernetesVersion: v1.31.13\nprovider:\n    qemu: {}\nattestation:\n    \
+             qemuVTPM:\n        measurements:\n            4: {expected: aa, warnOnly: false}\n"
+                .to_owned(),
+        ),
+    ] {
+        let path = folder.join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+}
