@@ -164,7 +164,7 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
     let dir = workspace();
     let endpoint = init("http://x/", &[]);
     let timeout = init("x", &["--timeout", "soon"]);
-    let cases: [(&[&str], &str); 24] = [
+    let cases: [(&[&str], &str); 27] = [
         (&[], "a command is missing"),
         (
             &["destroy"],
@@ -173,6 +173,15 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
         (&["inti"], "no command \"inti\"; did you mean init?"),
         (&["help", "recovr"], "did you mean recover?"),
         (&["--fast"], "--fast"),
+        (&["migrate", "aply"], "did you mean apply?"),
+        (
+            &["migrate", "plan", "--end"],
+            "--end is not for this action",
+        ),
+        (
+            &["migrate", "undo", "--master-secret", "-"],
+            "each step reads it again",
+        ),
         (&["--versoin"], "did you mean --version?"),
         (
             &["init"],

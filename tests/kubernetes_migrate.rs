@@ -4,16 +4,32 @@
 use common::{constellation, kube_apiserver};
 
 use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Output};
+use std::thread;
+use std::time::Duration;
 
 use base::stop::Stop;
+use common::volumes;
 use kube_apiserver::Cluster;
 use kubernetes::client::{
-    CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Resource, SECRETS, Selector,
+    CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Resource,
+    SECRETS, SERVICE_ACCOUNTS, SERVICES, Selector,
 };
 use kubernetes::node_version;
 use serde_json::{Value, json};
+use support::foreign::go_program;
+use support::program::Program;
 use tempfile::TempDir;
+
+/// The UUID of a volume of Constellation, and its key with a master secret and a salt of zeros.
+const VOLUME: &str = "00000000-0000-0000-0000-000000000000";
+const KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
+/// The policy of the new image.
+const NEW_POLICY: &str = r#"{"measurements":{"4":{"expected":"4444444444444444444444444444444444444444444444444444444444444444","warnOnly":false},"11":{"expected":"1111111111111111111111111111111111111111111111111111111111111111","warnOnly":false},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+const NEW_IMAGE: &str = "ami-0new";
 
 /// The version of the API server of the tests.
 fn version(client: &Client) -> String {
@@ -66,6 +82,185 @@ impl Old {
         )
     }
 
+    /// Runs a command that must succeed. Returns what it says.
+    fn done(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let said = format!("{}{}", text(&output.stderr), text(&output.stdout));
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        said
+    }
+
+    /// Runs a command that must fail. Returns what it says.
+    fn failed(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let said = text(&output.stderr).to_owned();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        said
+    }
+
+    /// Runs the command line of the key service's DaemonSet on loopback, as its pod would run.
+    fn key_service(&self) -> KeyService {
+        let set = self
+            .client
+            .get(&kube_system(DAEMON_SETS, "key-service"))
+            .unwrap();
+        let container = &set["spec"]["template"]["spec"]["containers"][0];
+        let words = |field: &str| container[field].as_array().into_iter().flatten();
+        let words = words("command")
+            .chain(words("args"))
+            .map(|word| word.as_str().unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        for (name, content) in [("mastersecret", &[0; 32][..]), ("salt", &[0; 32])] {
+            fs::write(dir.path().join(name), content).unwrap();
+        }
+        let mut command = Command::new(support::program::built("key-service"));
+        command
+            .args(["--master-secret", "mastersecret", "--salt=salt"])
+            .current_dir(dir.path());
+        let is_ours = container["command"].is_array();
+        // a port that was free a moment ago: Constellation's service has no other way to choose one
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        for word in words.filter(|word| *word != "/key-service") {
+            match word {
+                "--port=9000" => command.arg(format!("--port={port}")),
+                "*:9000" | "*:9443" | "*:9092" => command.arg("127.0.0.1:0"),
+                word => command.arg(word),
+            };
+        }
+        if is_ours {
+            fs::write(
+                dir.path().join("kubeconfig"),
+                self.kubeconfig_of_key_service(),
+            )
+            .unwrap();
+            command.args(["--kubeconfig", "kubeconfig", "--listen-old", "127.0.0.1:0"]);
+        }
+        let program = Program::start(&mut command);
+        let is_off = words_after(container, "--old-clients-until") == Some("");
+        let old = match (is_ours, is_off) {
+            (false, _) => SocketAddr::from(([127, 0, 0, 1], port)),
+            (true, false) => address_in(&program.expect("CLIENTS WITHOUT A TOKEN")),
+            // only the ports for clients with tokens are open
+            (true, true) => address_in(&program.expect("serving data keys")),
+        };
+        if !is_ours {
+            program.expect("serving data keys");
+        }
+        KeyService {
+            old,
+            _program: program,
+            _dir: dir,
+        }
+    }
+
+    /// Returns a kubeconfig of the key service's own account, which has the permissions that a move has installed.
+    fn kubeconfig_of_key_service(&self) -> String {
+        let at = kube_system(SERVICE_ACCOUNTS, "key-service").subresource("token");
+        let request = json!({"spec": {"audiences": ["https://kubernetes.default.svc"], "expirationSeconds": 600}});
+        let answer = self.client.create_subresource(&at, &request).unwrap();
+        let token = answer["status"]["token"].as_str().unwrap();
+        let admin = self.cluster.kubeconfig();
+        let kept = admin
+            .lines()
+            .filter(|line| !line.contains("client-certificate") && !line.contains("client-key"));
+        format!(
+            "{}\n    token: {token}\n",
+            kept.collect::<Vec<_>>().join("\n")
+        )
+    }
+
+    /// Gives a worker the address from which the test asks, and attaches a volume to it.
+    fn attach_volume(&self) {
+        let nodes = self
+            .client
+            .list(&NODES.all(), &Selector::default())
+            .unwrap()
+            .items;
+        let name = |node: &Value| node["metadata"]["name"].as_str().unwrap().to_owned();
+        let worker = nodes
+            .iter()
+            .map(name)
+            .find(|name| name.starts_with("worker"))
+            .unwrap();
+        let status =
+            json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}});
+        self.client
+            .merge(&NODES.named(&worker).subresource("status"), &status)
+            .unwrap();
+        volumes::add_volume(&self.client, "data");
+        volumes::attach(&self.client, "data", &worker, true);
+    }
+
+    fn policy_images(&self) -> Vec<String> {
+        let map = self
+            .client
+            .get(&kube_system(CONFIG_MAPS, "join-config"))
+            .unwrap();
+        let policy = map["data"]["attestationConfig"].as_str().unwrap();
+        let policy: Value = serde_json::from_str(policy).unwrap();
+        let mut images = vec![&policy];
+        images.extend(policy["alsoAccepted"].as_array().into_iter().flatten());
+        let first = |image: &&Value| {
+            let pcr = image["measurements"]["4"]["expected"].as_str().unwrap();
+            pcr[..4].to_owned()
+        };
+        images.iter().map(first).collect()
+    }
+
+    /// Returns the images of all nodes, without repetition.
+    fn node_images(&self) -> Vec<String> {
+        let nodes = self
+            .client
+            .list(&NODES.all(), &Selector::default())
+            .unwrap()
+            .items;
+        let image = |node: &Value| {
+            let annotations = &node["metadata"]["annotations"];
+            annotations[node_version::IMAGE_ANNOTATION]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let mut images: Vec<_> = nodes.iter().map(image).collect();
+        images.sort();
+        images.dedup();
+        images
+    }
+
+    /// Returns the specifications of the objects that a move replaces.
+    fn specifications(&self) -> Vec<Value> {
+        let object = |resource, name: &str| self.client.get(&kube_system(resource, name)).unwrap();
+        let mut all = vec![object(CONFIG_MAPS, "join-config")["data"].clone()];
+        for (resource, name) in [
+            (DAEMON_SETS, "join-service"),
+            (DAEMON_SETS, "key-service"),
+            (DEPLOYMENTS, "constellation-operator-controller-manager"),
+            (SERVICES, "join-service"),
+            (SERVICES, "key-service"),
+        ] {
+            all.push(object(resource, name)["spec"].clone());
+        }
+        all.push(self.client.get(&node_version::place()).unwrap()["spec"].clone());
+        all.push(
+            self.client
+                .get(&CLUSTER_ROLE_BINDINGS.named("key-service"))
+                .unwrap()["roleRef"]
+                .clone(),
+        );
+        all
+    }
+
+    /// Returns what the kubelet checks before it starts the node operator's pod.
+    fn agent_check(&self) -> Value {
+        let at = kube_system(DEPLOYMENTS, "constellation-operator-controller-manager");
+        let volumes = self.client.get(&at).unwrap()["spec"]["template"]["spec"]["volumes"].clone();
+        volumes[1]["hostPath"]["type"].clone()
+    }
+
     /// Returns the versions of all objects that a move changes.
     fn versions(&self) -> Vec<String> {
         let mut all = Vec::new();
@@ -80,6 +275,47 @@ impl Old {
         all.push(version["metadata"]["resourceVersion"].to_string());
         all
     }
+}
+
+/// A key service, and the address at which it serves clients without a token.
+struct KeyService {
+    old: SocketAddr,
+    _program: Program,
+    _dir: TempDir,
+}
+
+impl KeyService {
+    /// Asks for the volume's key as a CSI driver of Constellation does: with grpc-go, in plaintext, without a token.
+    fn key(&self) -> Result<String, String> {
+        let output = Command::new(go_program("csi_driver", env!("CARGO_TARGET_TMPDIR")))
+            .args(["old", &self.old.to_string(), VOLUME])
+            .output()
+            .unwrap();
+        match output.status.success() {
+            true => Ok(text(&output.stdout).trim().into()),
+            false => Err(text(&output.stderr).into()),
+        }
+    }
+}
+
+fn words_after<'a>(container: &'a Value, option: &str) -> Option<&'a str> {
+    let words: Vec<_> = container["command"]
+        .as_array()?
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    let place = words.iter().position(|word| *word == option)?;
+    words.get(place + 1).copied()
+}
+
+fn address_in(line: &str) -> SocketAddr {
+    line.split(|c: char| c.is_whitespace() || c == ',')
+        .find_map(|word| word.parse().ok())
+        .unwrap()
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -194,11 +430,418 @@ fn the_plan_says_what_a_move_changes_and_what_blocks_it_and_changes_nothing() {
         "{plan:#}"
     );
     policy(constellation::POLICY);
-    fs::remove_file(old.folder.path().join("constellation-mastersecret.json")).unwrap();
+    let cilium = kube_system(CONFIG_MAPS, "cilium-config");
+    let open = json!({"data": {"kube-proxy-replacement": "false"}});
+    old.client.merge(&cilium, &open).unwrap();
     let (plan, is_free) = old.plan(&decided);
+    assert!(
+        !is_free && blocks(&plan)[0].contains("kube-proxy-replacement is \"false\""),
+        "{plan:#}"
+    );
+    old.client.delete(&cilium).unwrap();
+    let (_, is_free) = old.plan(&["--old-clients-until", "never"]);
+    assert!(is_free, "nobody without a token is served");
+    fs::remove_file(old.folder.path().join("constellation-mastersecret.json")).unwrap();
+    let (plan, is_free) = old.plan(&["--old-clients-until", "never"]);
     assert!(
         !is_free && blocks(&plan)[0].contains("constellation-mastersecret.json"),
         "{plan:#}"
     );
     assert!(old.cluster.server().starts_with("https://"));
+}
+
+/// A record that would make a reader of it everybody's administrator, and delete the master secret.
+const PLANTED: &str = r#"{"version":1,"begun":"services","done":"save","wanted":{"policy":"{}","image":"x"},"before":{"objects":[
+    {"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"x"}}],"absent":[
+    {"apiVersion":"v1","kind":"Secret","metadata":{"name":"constellation-mastersecret","namespace":"kube-system"}}]}}"#;
+/// The options with which the moves of these tests begin.
+const WANTED: [&str; 8] = [
+    "--policy",
+    "new.json",
+    "--image",
+    "registry.example/firstlight:1",
+    "--migrate-until",
+    "2099-12-31",
+    "--old-clients-until",
+    "2099-12-31",
+];
+
+/// Runs `body` while DaemonSets become ready, and, if `operator` says so, Constellation's node operator replaces nodes.
+fn with_controllers<T>(old: &Old, operator: bool, body: impl FnOnce() -> T) -> T {
+    let stop = Stop::new();
+    thread::scope(|scope| {
+        scope.spawn(|| kube_apiserver::play_controller(&old.client, &stop));
+        if operator {
+            scope.spawn(|| constellation::play_node_operator(&old.client, &stop));
+        }
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        stop.stop();
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_cluster_moves_continues_after_a_failure_ends_by_another_operator_and_goes_back() {
+    let old = Old::new(true);
+    let folder = old.folder.path();
+    fs::write(folder.join("new.json"), NEW_POLICY).unwrap();
+    let before = old.specifications();
+    assert_eq!(
+        old.key_service().key().unwrap(),
+        KEY,
+        "Constellation's key service"
+    );
+
+    // what blocks the plan blocks the move, and nothing is changed
+    let versions = old.versions();
+    let refused = old.failed(
+        &[
+            &["migrate", "apply", "--node-image", NEW_IMAGE],
+            &WANTED[..6],
+        ]
+        .concat(),
+    );
+    assert!(
+        refused.contains("mount volumes") && refused.contains("Nothing was changed"),
+        "{refused}"
+    );
+    let usage = old.run(&[&["migrate", "apply"], &WANTED[..]].concat());
+    assert_eq!(usage.status.code(), Some(2));
+    assert!(
+        text(&usage.stderr).contains("give --node-image"),
+        "{}",
+        text(&usage.stderr)
+    );
+    assert_eq!(old.versions(), versions);
+
+    // a record that was planted is not obeyed
+    let planted =
+        json!({"metadata": {"name": "firstlight-migration"}, "stringData": {"record": PLANTED}});
+    let secrets = SECRETS.in_namespace("kube-system");
+    old.client.create(&secrets, &planted).unwrap();
+    let options = [&["--node-image", NEW_IMAGE], &WANTED[..]].concat();
+    for action in ["apply", "undo"] {
+        let refused = old.failed(&[&["migrate", action], &options[..]].concat());
+        assert!(
+            refused.contains("it was not written with the master secret of this cluster"),
+            "{refused}"
+        );
+    }
+    old.client
+        .delete(&secrets.named("firstlight-migration"))
+        .unwrap();
+    assert_eq!(old.specifications(), before);
+    let over = options.iter().map(|word| {
+        if *word == "2099-12-31" {
+            "2026-01-31"
+        } else {
+            word
+        }
+    });
+    let refused = old.failed(&[vec!["migrate", "apply"], over.collect()].concat());
+    assert!(
+        refused.contains("the day of --migrate-until is over"),
+        "{refused}"
+    );
+
+    // the node operator does not move the nodes
+    let begin = [
+        &[
+            "migrate",
+            "apply",
+            "--timeout",
+            "5s",
+            "--node-image",
+            NEW_IMAGE,
+        ],
+        &WANTED[..],
+    ]
+    .concat();
+    let stuck = with_controllers(&old, false, || old.failed(&begin));
+    assert!(
+        stuck.contains("the step nodes is not done: the nodes have not changed for 5 s: with another image: plane-0, worker-0"),
+        "{stuck}"
+    );
+    let set = old
+        .client
+        .get(&kube_system(DAEMON_SETS, "join-service"))
+        .unwrap();
+    let pod = &set["spec"]["template"]["spec"];
+    assert_eq!(pod["containers"][0]["image"], WANTED[3]);
+    assert_eq!(
+        pod["containers"][0]["args"],
+        Value::Null,
+        "arguments of both systems would be a usage error"
+    );
+    assert!(
+        pod["volumes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|volume| volume["name"] != "kubeadm")
+    );
+    assert_eq!(old.policy_images(), ["5198", "4444"]);
+    assert_eq!(old.agent_check(), "");
+    assert_eq!(mode(&folder.join("firstlight-migration.json")), 0o600);
+    let state: Value =
+        serde_json::from_slice(&fs::read(folder.join("firstlight-state.json")).unwrap()).unwrap();
+    assert_eq!(
+        state["clusterID"],
+        "823267d1276b940d1f04b9fac150721f196bf1090e125684d4efd8416a691588"
+    );
+    assert!(
+        old.client
+            .find(&CLUSTER_ROLE_BINDINGS.named("key-service"))
+            .unwrap()
+            .is_none()
+    );
+    old.attach_volume();
+    assert_eq!(old.key_service().key().unwrap(), KEY, "during the move");
+
+    // somebody else writes the record at the same time
+    let raced = with_controllers(&old, true, || {
+        let stop = Stop::new();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut number = 0;
+                while !stop.wait(Duration::from_millis(100)) {
+                    number += 1;
+                    let at = kube_system(SECRETS, "firstlight-migration");
+                    old.client
+                        .annotate(&at, &[("other", &number.to_string())])
+                        .unwrap();
+                }
+            });
+            let output = old.run(&["migrate", "apply", "--timeout", "2m"]);
+            stop.stop();
+            output
+        })
+    });
+    assert_eq!(raced.status.code(), Some(1));
+    assert!(
+        text(&raced.stderr).contains("another operator moves this cluster"),
+        "{}",
+        text(&raced.stderr)
+    );
+
+    // it moves them, and the same command continues
+    let moved = with_controllers(&old, true, || {
+        old.done(&["migrate", "apply", "--timeout", "2m"])
+    });
+    assert!(
+        !moved.contains("step services") && moved.contains("all 2 nodes have the image ami-0new"),
+        "{moved}"
+    );
+    assert_eq!(old.node_images(), [NEW_IMAGE]);
+    let moved = old.versions();
+    old.done(&["migrate", "apply"]);
+    assert_eq!(old.versions(), moved, "everything is done");
+
+    // no step is the last one while a node has another image
+    let worker = old
+        .client
+        .list(&NODES.all(), &Selector::default())
+        .unwrap()
+        .items;
+    let worker = worker[1]["metadata"]["name"].as_str().unwrap().to_owned();
+    let give = |image: &str| {
+        let annotation = [(node_version::IMAGE_ANNOTATION, image)];
+        old.client
+            .annotate(&NODES.named(&worker), &annotation)
+            .unwrap();
+    };
+    give(constellation::IMAGE);
+    let refused = old.failed(&["migrate", "apply", "--end"]);
+    assert!(
+        refused.contains(&format!("with another image: {worker}")),
+        "{refused}"
+    );
+    assert_eq!(old.policy_images(), ["5198", "4444"]);
+    give(NEW_IMAGE);
+
+    // another operator, with the kubeconfig and the master secret only
+    let other = tempfile::tempdir().unwrap();
+    for name in [
+        "constellation-admin.conf",
+        "constellation-mastersecret.json",
+    ] {
+        fs::copy(folder.join(name), other.path().join(name)).unwrap();
+    }
+    let mut end = Command::new(support::program::built("firstlight"));
+    end.args(["migrate", "apply", "--end", "--timeout", "1m"])
+        .current_dir(other.path())
+        .env_remove("KUBECONFIG");
+    let ended = with_controllers(&old, false, || end.output().unwrap());
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    assert!(text(&ended.stderr).contains("kube-system/ebs-csi-node gets no key from now on"));
+    assert_eq!(old.policy_images(), ["4444"]);
+    let refused = old.key_service().key().unwrap_err();
+    assert!(refused.contains("Unauthenticated"), "{refused}");
+
+    for (arguments, expected) in [
+        (
+            ["migrate", "apply", "--image", "other:1"],
+            "give them to `firstlight apply`",
+        ),
+        (
+            ["migrate", "undo", "--image", "other:1"],
+            "no other option of a move",
+        ),
+    ] {
+        let refused = old.run(&arguments);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(
+            text(&refused.stderr).contains(expected),
+            "{}",
+            text(&refused.stderr)
+        );
+    }
+
+    // back, although the move was complete
+    let undone = with_controllers(&old, true, || {
+        old.done(&["migrate", "undo", "--timeout", "1m"])
+    });
+    assert!(
+        undone.contains("the move is undone") && undone.contains("nodes that were replaced"),
+        "{undone}"
+    );
+    assert_eq!(old.specifications(), before);
+    assert_eq!(old.agent_check(), "Socket");
+    assert_eq!(old.node_images(), [constellation::IMAGE]);
+    assert!(
+        old.client
+            .find(&kube_system(SECRETS, "firstlight-migration"))
+            .unwrap()
+            .is_none()
+    );
+    assert_eq!(
+        old.key_service().key().unwrap(),
+        KEY,
+        "Constellation's key service again"
+    );
+    let nothing = old.failed(&["migrate", "undo"]);
+    assert!(nothing.contains("there is nothing to undo"), "{nothing}");
+    let (plan, is_free) = old.plan(&["--old-clients-until", "never"]);
+    assert!(is_free, "{plan:#}");
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn without_a_node_operator_the_command_says_which_nodes_the_operator_starts() {
+    let old = Old::new(false);
+    fs::write(old.folder.path().join("new.json"), NEW_POLICY).unwrap();
+    let before = old.specifications();
+    let begin = [&["migrate", "apply", "--timeout", "2s"], &WANTED[..]].concat();
+
+    // no service becomes ready: the step restores what it has changed
+    let failed = old.failed(&begin);
+    assert!(
+        failed.contains("the step services is not done: the services are not ready after 2 s")
+            && failed.contains("everything was restored"),
+        "{failed}"
+    );
+    assert_eq!(old.specifications(), before);
+    // options that are not given are those of the first run
+    let stopped = with_controllers(&old, false, || {
+        old.failed(&["migrate", "apply", "--timeout", "1m"])
+    });
+    for line in [
+        "Start these nodes with the image, one after the other",
+        "plane-0 (control-plane): no server answers",
+        "worker-0 (worker): no server answers",
+        "with --nodes-moved",
+    ] {
+        assert!(stopped.contains(line), "{line}: {stopped}");
+    }
+    // another image in the middle: none that nodes may run is dropped
+    fs::write(
+        old.folder.path().join("other.json"),
+        NEW_POLICY.replace("4444", "5555"),
+    )
+    .unwrap();
+    with_controllers(&old, false, || {
+        old.done(&[
+            "migrate",
+            "apply",
+            "--nodes-moved",
+            "--policy",
+            "other.json",
+            "--timeout",
+            "1m",
+        ])
+    });
+    assert_eq!(old.policy_images(), ["5198", "4444", "5555"]);
+    let refused = old.failed(&["migrate", "apply", "--end"]);
+    assert!(
+        refused.contains("Start these nodes with the image"),
+        "{refused}"
+    );
+    let version = old.client.get(&node_version::place()).unwrap();
+    assert_eq!(version["spec"]["image"], "unsupportedCSP");
+    assert_eq!(version["spec"]["imageVersion"], "firstlight");
+
+    let refused = old.failed(&["migrate", "undo"]);
+    assert!(
+        refused.contains("start each node with Constellation's image again"),
+        "{refused}"
+    );
+    with_controllers(&old, false, || {
+        old.done(&["migrate", "undo", "--nodes-moved", "--timeout", "1m"])
+    });
+    assert_eq!(old.specifications(), before);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_node_operator_that_is_stopped_would_replace_no_node_when_it_starts_again() {
+    let old = Old::new(true);
+    fs::write(old.folder.path().join("new.json"), NEW_POLICY).unwrap();
+    let operator = kube_system(DEPLOYMENTS, "constellation-operator-controller-manager");
+    old.client
+        .merge(&operator, &json!({"spec": {"replicas": 0}}))
+        .unwrap();
+    let before = old.specifications();
+    let image = || {
+        let version = old.client.get(&node_version::place()).unwrap();
+        version["spec"]["image"].as_str().unwrap().to_owned()
+    };
+
+    let begin = [
+        &[
+            "migrate",
+            "apply",
+            "--nodes-moved",
+            "--timeout",
+            "1m",
+            "--node-image",
+            NEW_IMAGE,
+        ],
+        &WANTED[..],
+    ]
+    .concat();
+    with_controllers(&old, false, || old.done(&begin));
+    assert_eq!(
+        (image().as_str(), old.node_images()),
+        (NEW_IMAGE, vec![NEW_IMAGE.to_owned()])
+    );
+    with_controllers(&old, false, || {
+        old.done(&["migrate", "undo", "--nodes-moved", "--timeout", "1m"])
+    });
+    assert_eq!(old.specifications(), before);
+    assert_eq!(
+        (image().as_str(), old.node_images()),
+        (constellation::IMAGE, vec![constellation::IMAGE.to_owned()])
+    );
+
+    // where it runs, nobody else moves nodes
+    old.client
+        .merge(&operator, &json!({"spec": {"replicas": 1}}))
+        .unwrap();
+    let refused = with_controllers(&old, false, || old.run(&begin));
+    assert!(
+        text(&refused.stderr).contains("would replace those that you start"),
+        "{}",
+        text(&refused.stderr)
+    );
 }

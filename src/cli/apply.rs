@@ -185,6 +185,7 @@ pub fn options(given: &Given) -> Result<Options, Error> {
         kubeconfig: kubeconfigs_of(given),
         variant: named_variant(given)?,
         policy: given.path("policy"),
+        policy_text: None,
         require_strong: match given.one_of("require", &REQUIRE)?.as_str() {
             "" => None,
             form => Some(form == "strong"),
@@ -248,6 +249,8 @@ pub struct Options {
     pub kubeconfig: Vec<PathBuf>,
     /// The attestation policy that nodes must meet.
     pub policy: PathBuf,
+    /// Its text in place of the file's.
+    pub policy_text: Option<String>,
     /// Whether the policy must refuse nodes of the old form of attested TLS, even if its file does
     /// not say so; if `None`, unchanged.
     pub require_strong: Option<bool>,
@@ -318,7 +321,13 @@ pub fn run(options: &Options) -> Result<(), Error> {
 
 /// Installs or upgrades the services.
 pub fn apply(options: &Options) -> Result<Applied, Error> {
-    bring_in(&kubeconfig::client(&options.kubeconfig)?, options)
+    let client = kubeconfig::client(&options.kubeconfig)?;
+    bring_in(&client, options, &Progress::on_stderr())
+}
+
+/// Returns the objects that these options make in this cluster.
+pub fn manifests(options: &Options, client: &Client) -> Result<Vec<Value>, Error> {
+    services::manifests(&settings(options, Some(client))?).map_err(Error::failed)
 }
 
 /// Returns the result for people: the number of changed objects.
@@ -337,7 +346,10 @@ pub fn json(applied: &Applied) -> Value {
 
 /// Reads the settings of the services from the operator's files.
 fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Error> {
-    let policy = files::read(&options.policy)?;
+    let policy = match &options.policy_text {
+        Some(text) => text.clone().into_bytes().into(),
+        None => files::read(&options.policy)?,
+    };
     let unusable = |error: &dyn std::fmt::Display| {
         Error::failed(format!("{}: {error}", options.policy.display()))
     };
@@ -418,7 +430,8 @@ fn requires_strong(
     Ok(is_strong)
 }
 
-fn bring_in(client: &Client, options: &Options) -> Result<Applied, Error> {
+/// Installs or upgrades the services of this cluster.
+pub fn bring_in(client: &Client, options: &Options, progress: &Progress) -> Result<Applied, Error> {
     // report errors in files before any request to the cluster
     let has_services = [Phase::Policy, Phase::Services]
         .iter()
@@ -430,7 +443,6 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Error> {
         .map(|list| Addons::read(list, &options.kubeconfig))
         .transpose()
         .map_err(Error::failed)?;
-    let progress = Progress::on_stderr();
     progress.phase(format!("waiting for the API server {}", client.server()));
     client
         .within(options.timeout)
@@ -446,7 +458,7 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Error> {
     }
     let how = How {
         client,
-        progress: &progress,
+        progress,
         limit: options.timeout,
         wait: !options.skip_wait,
         is_dry_run: options.is_dry_run,
@@ -461,7 +473,7 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Error> {
     }
     let mut changed = install(Stage::BeforeServices)?;
     let services = match has_services {
-        true => bring_services(client, options, &progress)?,
+        true => bring_services(client, options, progress)?,
         false => Applied::default(),
     };
     changed.extend(services.changed);

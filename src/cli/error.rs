@@ -61,6 +61,21 @@ impl Error {
         }
     }
 
+    /// Returns the error with another text, of the same kind.
+    pub fn with_text(self, change: impl FnOnce(&str) -> String) -> Error {
+        let text = change(&self.to_string());
+        match self {
+            Error::Help(_) => Error::Help(text),
+            Error::Usage(_) => Error::Usage(text),
+            Error::File(_) | Error::Content(_) => Error::Content(text),
+            Error::Refused(_) => Error::Refused(text),
+            Error::Attestation(_) => Error::Attestation(text),
+            Error::Unreachable(_) => Error::Unreachable(text),
+            Error::State(code, _) => Error::State(code, text),
+            Error::Failed(_) => Error::Failed(text),
+        }
+    }
+
     /// Returns the exit code, and the name of the kind in JSON.
     fn code_and_kind(&self) -> (u8, &'static str) {
         match self {

@@ -597,6 +597,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
         variant: Some(options.variant),
         kubeconfig: vec![options.kubeconfig.clone()],
         policy: options.policy.clone(),
+        policy_text: None,
         image: kubernetes.image.clone().unwrap_or_default(),
         addons: kubernetes.addons.clone(),
         skip_phases,

@@ -86,6 +86,21 @@ impl State {
         Ok(state)
     }
 
+    /// Writes the file of a cluster that another program has made.
+    pub fn adopt(
+        path: &Path,
+        measurement_salt: [u8; MEASUREMENT_SALT_LEN],
+        cluster_id: [u8; CLUSTER_ID_LEN],
+    ) -> Result<(), FileError> {
+        let state = State {
+            path: path.into(),
+            measurement_salt,
+            cluster_id: Some(cluster_id),
+            attestation_keys: BTreeSet::new(),
+        };
+        state.save()
+    }
+
     /// Reads the state in the file.
     pub fn open(path: &Path) -> Result<State, FileError> {
         parse(path, &files::read(path)?)

@@ -9,6 +9,8 @@ use super::client::{self, Client, NODE_VERSIONS, Object};
 pub const NAME: &str = "constellation-version";
 /// The annotation of a Node with its image, as the cloud names it. The node operator writes it.
 pub const IMAGE_ANNOTATION: &str = "constellation.edgeless.systems/node-image";
+/// The annotation of a Node with the name of its ConfigMap of components.
+pub const COMPONENTS_ANNOTATION: &str = "constellation.edgeless.systems/kubernetes-components";
 /// The image in a cloud that the node operator does not know: there, it replaces no nodes.
 const NO_IMAGE: &str = "unsupportedCSP";
 /// The condition of the object while nodes differ from it.

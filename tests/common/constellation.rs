@@ -24,6 +24,8 @@ use serde_json::{Value, json};
 pub const POLICY: &str = r#"{"measurements":{"11":{"expected":"db794e9bc200e22550514674ca3494119b00b2db74ffe2f7c970bf6bf5bc1cae","warnOnly":false},"12":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false},"13":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false},"4":{"expected":"5198fd549fc9f44a49168b788f58e366af624866647dbe7e917388a0b1673c1d","warnOnly":false},"8":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false},"9":{"expected":"2dee5d9c597a9098821e73214b9347b8e5e448c09ebd3375143855be72e33058","warnOnly":false}}}"#;
 /// The image of the nodes, as the cloud names it.
 pub const IMAGE: &str = "ami-0c0ffee0000000001";
+/// PCR 4 of every other image begins with these digits.
+const NEW_PCR4: &str = "44444444";
 /// The group of machines of each role.
 const GROUPS: [(&str, &str); 2] = [("ControlPlane", "plane-group"), ("Worker", "worker-group")];
 /// The ConfigMap with the components of this version.
@@ -101,9 +103,17 @@ pub fn define(client: &Client) {
         }});
         client.create(&DEFINITIONS.all(), &definition).unwrap();
     }
+    // Cilium's own, as far as the key service reads it
+    let any = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+    let cilium = json!({"metadata": {"name": "ciliumnodes.cilium.io"}, "spec": {
+        "group": "cilium.io", "scope": "Cluster", "names": {"kind": "CiliumNode", "plural": "ciliumnodes"},
+        "versions": [{"name": "v2", "served": true, "storage": true, "schema": any}],
+    }});
+    client.create(&DEFINITIONS.all(), &cilium).unwrap();
+    let cilium_nodes = Resource::cluster("cilium.io", "v2", "ciliumnodes");
     let end = Instant::now() + PATIENCE;
     // the server serves a new resource only some time after it accepted its definition
-    for resource in [NODE_VERSIONS, SCALING_GROUPS, PENDING_NODES] {
+    for resource in [NODE_VERSIONS, SCALING_GROUPS, PENDING_NODES, cilium_nodes] {
         while let Err(error) = client.list(&resource.all(), &Selector::default()) {
             assert!(Instant::now() < end, "{error}");
             thread::sleep(Duration::from_millis(100));
@@ -120,6 +130,7 @@ pub fn make(client: &Client, version: &str, in_known_cloud: bool) {
     for map in [
         json!({"metadata": {"name": "join-config"}, "data": {"attestationConfig": POLICY}, "binaryData": {"measurementSalt": zeros}}),
         json!({"metadata": {"name": "internal-config"}}),
+        json!({"metadata": {"name": "cilium-config"}, "data": {"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true"}}),
         json!({"metadata": {"name": "kubeadm-config"}, "data": {"ClusterConfiguration": cluster_configuration(version)}}),
         json!({"metadata": {"name": COMPONENTS}, "immutable": true, "data": {"components": "[]", "cluster-version": version}}),
     ] {
@@ -316,6 +327,8 @@ fn node_operator() -> Value {
             "volumes": [
                 host("etcd-certs", "/etc/kubernetes/pki/etcd", "Directory"),
                 host("upgrade-agent-socket", "/run/constellation-upgrade-agent.sock", "Socket"),
+                host("usr-lib-os-release", "/usr/lib/os-release", "File"),
+                host("etc-os-release", "/etc/os-release", "File"),
             ],
         }},
     }})
@@ -386,17 +399,21 @@ pub fn play_node_operator(client: &Client, stop: &Stop) {
             .filter(|node| node["metadata"]["annotations"][node_version::IMAGE_ANNOTATION] != image)
             .collect();
         outdated.sort_by_key(|node| !has_role(node));
+        if !can_operator_run(client, &nodes) {
+            continue;
+        }
         let Some(old) = outdated.first() else {
             set_status(client, &image, false);
             continue;
         };
         set_status(client, &image, true);
+        if !is_admitted(client, &image) {
+            continue;
+        }
         number += 1;
         let is_control_plane = has_role(old);
-        let name = format!(
-            "{}-new-{number}",
-            if is_control_plane { "plane" } else { "worker" }
-        );
+        let role = if is_control_plane { "plane" } else { "worker" };
+        let name = format!("{role}-{image}-{number}");
         let pending = json!({"apiVersion": "update.edgeless.systems/v1alpha1", "kind": "PendingNode", "metadata": {"name": name},
             "spec": {"nodeName": name, "goal": "Join", "deadline": now()}});
         client.create(&PENDING_NODES.all(), &pending).unwrap();
@@ -407,6 +424,32 @@ pub fn play_node_operator(client: &Client, stop: &Stop) {
             .delete(&NODES.named(old["metadata"]["name"].as_str().unwrap()))
             .unwrap();
     }
+}
+
+/// Returns whether the kubelet of each control plane would start the node operator's pod: nodes of Firstlight have no upgrade agent.
+fn can_operator_run(client: &Client, nodes: &[Value]) -> bool {
+    let at = DEPLOYMENTS
+        .in_namespace(NAMESPACE)
+        .named("constellation-operator-controller-manager");
+    let volumes = client.get(&at).unwrap()["spec"]["template"]["spec"]["volumes"].clone();
+    let needs_agent = volumes[1]["hostPath"]["type"] == "Socket";
+    let has_agent = |node: &&Value| {
+        let metadata = &node["metadata"];
+        metadata["labels"]["node-role.kubernetes.io/control-plane"].is_null()
+            || metadata["annotations"][node_version::IMAGE_ANNOTATION] == IMAGE
+    };
+    !needs_agent || nodes.iter().all(|node| has_agent(&node))
+}
+
+/// Returns whether the join service would admit a machine with this image.
+fn is_admitted(client: &Client, image: &str) -> bool {
+    let at = CONFIG_MAPS.in_namespace(NAMESPACE).named("join-config");
+    let pcr4 = if image == IMAGE { "5198fd54" } else { NEW_PCR4 };
+    let map = client.get(&at).unwrap();
+    map["data"]["attestationConfig"]
+        .as_str()
+        .unwrap()
+        .contains(pcr4)
 }
 
 /// Writes the files of Constellation's command into an empty folder.

@@ -1,14 +1,12 @@
 //! What a cluster of Constellation has, as its API server says.
 
-use std::net::IpAddr;
-
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, NODES, Object,
     PENDING_NODES, SCALING_GROUPS, Selector,
 };
 use kubernetes::node_version::{IMAGE_ANNOTATION, NodeVersion};
 use kubernetes::services::master_secret;
-use kubernetes::services::{self, Maker, OldClients};
+use kubernetes::services::{self, Maker, OldClients, outside};
 use kubernetes::{NAMESPACE, kubeadm, yaml};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
@@ -52,6 +50,8 @@ pub struct Facts {
     pub old_clients: OldClients,
     /// DaemonSets and Deployments.
     pub workloads: Vec<Workload>,
+    /// Why an address proves nothing about a client without a token; `None` if Cilium keeps packets from outside away.
+    pub open_network: Option<String>,
     /// Arguments of the API server with files that only control planes of Constellation have.
     pub foreign_files: Vec<(String, String)>,
 }
@@ -78,8 +78,6 @@ pub struct NodeOperator {
 pub struct ClusterNode {
     /// Its name.
     pub name: String,
-    /// Its first internal address.
-    pub address: Option<IpAddr>,
     /// Whether it is a control plane.
     pub is_control_plane: bool,
     /// Whether its kubelet says that it is ready.
@@ -132,7 +130,8 @@ impl Facts {
             nodes: nodes(client)?,
             old_clients: services::all_old_clients(client)?,
             workloads,
-            foreign_files: foreign_files(client)?,
+            open_network: outside::why_open(client)?,
+            foreign_files: files_in(&configuration(client)?["apiServer"]["extraArgs"]),
         })
     }
 
@@ -172,6 +171,15 @@ pub fn nodes(client: &Client) -> Result<Vec<ClusterNode>, client::Error> {
     Ok(nodes)
 }
 
+/// Returns the names of nodes that the node operator waits for.
+pub fn pending(client: &Client) -> Result<Vec<String>, client::Error> {
+    let items = listed(client, &PENDING_NODES.all())?;
+    Ok(items
+        .iter()
+        .map(|item| text(&item["metadata"]["name"]))
+        .collect())
+}
+
 /// The list of the images on a node is most of its object.
 fn without_images(mut node: Value) -> Value {
     if let Some(status) = node["status"].as_object_mut() {
@@ -186,9 +194,6 @@ impl ClusterNode {
         let metadata = &node["metadata"];
         ClusterNode {
             name: text(&metadata["name"]),
-            address: all("addresses")
-                .find(|address| address["type"] == "InternalIP")
-                .and_then(|address| address["address"].as_str()?.parse().ok()),
             is_control_plane: !metadata["labels"]["node-role.kubernetes.io/control-plane"]
                 .is_null(),
             is_ready: all("conditions")
@@ -196,6 +201,11 @@ impl ClusterNode {
             kubelet: text(&node["status"]["nodeInfo"]["kubeletVersion"]),
             image: text(&metadata["annotations"][IMAGE_ANNOTATION]),
         }
+    }
+
+    /// Returns whether the node has this image. Clouds compare the names of images without case.
+    pub fn has_image(&self, image: &str) -> bool {
+        self.image.eq_ignore_ascii_case(image)
     }
 
     /// Returns the role as text.
@@ -247,16 +257,19 @@ pub fn agent_check(deployment: &mut Value) -> Option<&mut Value> {
     volume.get_mut("hostPath")?.get_mut("type")
 }
 
-/// Returns arguments of the API server in kubeadm's configuration whose files only control planes of Constellation have. The
-/// configuration is that of each control plane that joins.
-fn foreign_files(client: &Client) -> Result<Vec<(String, String)>, client::Error> {
+/// Returns kubeadm's configuration of the cluster, which each control plane that joins gets.
+fn configuration(client: &Client) -> Result<Value, client::Error> {
     let map = CONFIG_MAPS
         .in_namespace(NAMESPACE)
         .named(kubeadm::CONFIG_MAP);
     let map = client.find(&map)?.unwrap_or_default();
     let configuration = map["data"]["ClusterConfiguration"].as_str();
-    let configuration = yaml::document(configuration.unwrap_or_default()).unwrap_or_default();
-    Ok(files_in(&configuration["apiServer"]["extraArgs"]))
+    Ok(yaml::document(configuration.unwrap_or_default()).unwrap_or_default())
+}
+
+/// Returns the version of Kubernetes that kubeadm has recorded.
+pub fn kubeadm_version(client: &Client) -> Result<String, client::Error> {
+    Ok(text(&configuration(client)?["kubernetesVersion"]))
 }
 
 /// Returns the arguments with such files. Before v1beta4 of kubeadm's configuration, arguments are fields.

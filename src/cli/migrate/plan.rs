@@ -1,6 +1,7 @@
 //! Says what a move would change, what stays, what cannot be kept, and what blocks it.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
+use std::time::SystemTime;
 
 use kubernetes::node_version::{CLUSTER_VERSION, COMPONENTS, IMAGE, IMAGE_VERSION, NodeVersion};
 use kubernetes::parameters::Version;
@@ -26,6 +27,12 @@ const OLDEST_MINOR: u32 = 31;
 pub struct Block {
     what: String,
     then: String,
+}
+
+impl fmt::Display for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.then)
+    }
 }
 
 /// The plan of a move.
@@ -71,7 +78,9 @@ fn changes(facts: &Facts, wanted: &Wanted) -> Vec<String> {
     };
     let old_clients = match &wanted.old_clients {
         Some(until) if until.to_string().is_empty() => "clients without a token get no keys".into(),
-        Some(until) => format!("clients without a token get keys of volumes through {until}"),
+        Some(until) => format!(
+            "clients without a token get keys of volumes through {until}, and of state disks that have no record yet"
+        ),
         None => {
             "clients without a token get keys of volumes through the day of --old-clients-until"
                 .to_owned()
@@ -244,15 +253,41 @@ pub fn blocks(facts: &Facts, workspace: &Workspace, wanted: &Wanted) -> Vec<Bloc
             "restore it from the master secret of the cluster: no node could restart now",
         );
     }
-    if let Some((what, then)) = undecided(
-        &facts.old_clients,
-        wanted.old_clients,
-        wanted.grants.as_deref(),
-    ) && facts.maker == Some(Maker::Constellation)
+    of_clients(facts, wanted, &mut block);
+    blocks
+}
+
+/// Adds what is undecided about nodes and clients of Constellation.
+fn of_clients(facts: &Facts, wanted: &Wanted, block: &mut impl FnMut(String, &str)) {
+    let now = SystemTime::now();
+    if wanted.migration.is_some_and(|until| !until.is_on(now)) {
+        block(
+            "the day of --migrate-until is over".into(),
+            "name one by which every node runs the new image: a node of Constellation that restarts would get no key",
+        );
+    }
+    if let Some(why) = &facts.open_network
+        && wanted.old_clients.is_some_and(|until| until.is_on(now))
     {
+        block(
+            format!("clients without a token are not served, because {why}"),
+            "let Cilium replace kube-proxy, or give --old-clients-until never (docs/storage.md)",
+        );
+    }
+    let version = facts.node_version.as_ref();
+    if wanted.node_image.is_some() && !version.is_some_and(NodeVersion::names_an_image) {
+        block(
+            "--node-image has no effect: NodeVersion names no image in this cloud".into(),
+            "leave it out",
+        );
+    }
+    if facts.maker != Some(Maker::Constellation) {
+        return;
+    }
+    let grants = wanted.grants.as_deref();
+    if let Some((what, then)) = undecided(&facts.old_clients, wanted.old_clients, grants) {
         block(what, &then);
     }
-    blocks
 }
 
 /// Adds what the node operator is doing.
@@ -349,6 +384,12 @@ fn of_policy(facts: &Facts, wanted: &Wanted, block: &mut impl FnMut(String, &str
     }
     if let Some(policy) = &wanted.policy {
         let errors = match Policy::from_json(&policy.text) {
+            Ok(policy) if policy.variant().is_some_and(|name| name != variant.name) => {
+                vec![format!(
+                    "it is for another attestation variant than {}, which the cluster's nodes have",
+                    variant.name
+                )]
+            }
             Ok(policy) => found(&policy, variant).errors,
             Err(error) => vec![error.to_string()],
         };
@@ -407,9 +448,7 @@ impl Plan<'_> {
         let blocks = self.blocks.iter();
         section(
             "What blocks the move",
-            blocks
-                .map(|block| format!("{}: {}", block.what, block.then))
-                .collect(),
+            blocks.map(ToString::to_string).collect(),
         );
         if self.blocks.is_empty() {
             text.push_str("\nNothing blocks the move. Nothing was changed.\n");
@@ -531,7 +570,6 @@ pub mod tests {
     fn node(name: &str, is_control_plane: bool) -> ClusterNode {
         ClusterNode {
             name: name.into(),
-            address: None,
             is_control_plane,
             is_ready: true,
             kubelet: "v1.31.13".into(),
@@ -567,6 +605,7 @@ pub mod tests {
             nodes: vec![node("plane-0", true), node("worker-0", false)],
             old_clients: OldClients::default(),
             workloads: vec![],
+            open_network: None,
             foreign_files: vec![],
         }
     }
@@ -651,6 +690,32 @@ pub mod tests {
                 found.len() == 1 && found[0].what.contains(expected),
                 "{expected}: {found:?}"
             );
+        }
+    }
+
+    #[test]
+    fn dates_that_are_over_and_a_network_that_is_open_block_a_move() {
+        let day = |day: &str| Some(day.parse().unwrap());
+        let (over, later) = (day("2026-01-31"), day("2099-12-31"));
+        let mut open = facts();
+        open.open_network = Some("there is no ConfigMap".into());
+        for (facts, migration, old_clients, expected) in [
+            (&facts(), later, later, None),
+            (&facts(), over, None, Some("--migrate-until is over")),
+            (&facts(), day(""), None, Some("--migrate-until is over")),
+            (&open, later, later, Some("because there is no ConfigMap")),
+            (&open, later, day(""), None),
+        ] {
+            let wanted = Wanted {
+                migration,
+                old_clients,
+                ..Wanted::default()
+            };
+            let found = blocks(facts, &workspace(), &wanted);
+            assert_eq!(found.len(), usize::from(expected.is_some()), "{found:?}");
+            if let Some(expected) = expected {
+                assert!(found[0].what.contains(expected), "{found:?}");
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kubernetes::node_version::NodeVersion;
 use kubernetes::services::migration::Migration;
 
 use super::facts::Facts;
@@ -16,6 +17,10 @@ use crate::output::Output;
 pub enum Task {
     /// Says what a move changes.
     Plan,
+    /// Moves the cluster.
+    Apply,
+    /// Restores what a move has changed.
+    Undo,
 }
 
 /// The options of the command line.
@@ -29,9 +34,13 @@ pub struct Options {
     pub kubeconfig: Vec<PathBuf>,
     /// The source of the master secret.
     pub master_secret: SecretSource,
+    /// Whether to do the last step, too.
+    pub end: bool,
+    /// Whether every node was started with the image, as the operator says.
+    pub nodes_moved: bool,
     /// The form of the output.
     pub output: Output,
-    /// The limit for each request.
+    /// The limit until the services are ready, and for the node operator to move one node.
     pub timeout: Duration,
 }
 
@@ -91,9 +100,10 @@ impl Wanted {
             self.image.is_some(),
             "--image: the container image of the services",
         );
+        let has_images = (facts.node_version.as_ref()).is_some_and(NodeVersion::names_an_image);
         need(
-            self.node_image.is_some() || !facts.operator_moves_nodes(),
-            "--node-image: the new image as the cloud names it, for the node operator",
+            self.node_image.is_some() || !has_images,
+            "--node-image: the new image as the cloud names it, for NodeVersion",
         );
         need(
             self.migration.is_some(),

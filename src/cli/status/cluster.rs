@@ -25,7 +25,7 @@ use crate::output::{Output, say_all};
 use crate::progress::printable;
 
 /// The number of nodes that are asked at the same time.
-const AT_ONCE: usize = 64;
+pub const AT_ONCE: usize = 64;
 /// The exit codes of nodes that are not members, the most severe first: the cluster's exit code is
 /// that of its worst node.
 const SEVERITY: [u8; 6] = [
@@ -46,7 +46,8 @@ pub struct Listed {
     address: String,
     /// Whether kubeadm has made it a control plane.
     pub is_control_plane: bool,
-    is_ready: bool,
+    /// Whether its kubelet says that it is ready.
+    pub is_ready: bool,
     /// A sentence if it has no network plugin.
     no_network: Option<String>,
     /// The version of the kubelet.
@@ -54,7 +55,7 @@ pub struct Listed {
 }
 
 /// A node, and what its evidence proves.
-type Asked = (Listed, Report);
+pub type Asked = (Listed, Report);
 
 /// Asks all nodes, and prints a table of them.
 pub fn run(inquiry: &Inquiry, kubeconfigs: &[PathBuf], output: Output) -> Result<(), Error> {
@@ -146,7 +147,7 @@ impl Listed {
 }
 
 /// Asks the nodes, many at the same time. Returns them sorted by name.
-fn ask_all(inquiry: &Inquiry, nodes: Vec<Listed>) -> Result<Vec<Asked>, Error> {
+pub fn ask_all(inquiry: &Inquiry, nodes: Vec<Listed>) -> Result<Vec<Asked>, Error> {
     let workers = nodes.len().min(AT_ONCE);
     let left = Mutex::new(nodes);
     let asked = Mutex::new(Vec::new());

@@ -105,6 +105,15 @@ impl Report {
         }
     }
 
+    /// Returns why the node is in its state: what its evidence lacks, or else a sentence.
+    pub fn reason(&self) -> String {
+        let refused = self.answers.iter().find_map(|(_, answer)| match answer {
+            Answer::Refused(why) => Some(why.clone()),
+            _ => None,
+        });
+        refused.unwrap_or_else(|| self.state().text.to_owned())
+    }
+
     /// Returns the attestation keys that the node's servers have.
     pub fn keys(&self) -> impl Iterator<Item = KeyName> {
         self.answers.iter().filter_map(|(_, answer)| match answer {

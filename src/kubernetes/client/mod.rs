@@ -298,6 +298,16 @@ impl Client {
         })
     }
 
+    /// Asks the server whether it would accept [`Client::update`], and changes nothing. Returns the object as it would be.
+    pub fn try_update(&self, object: &Object, new: &Value) -> Result<Value, Error> {
+        let path = format!("{}?fieldManager={FIELD_MANAGER}&dryRun=All", object.path());
+        let request = Request::new("update", object, "PUT", path);
+        self.json(&Request {
+            body: Some(("application/json", new)),
+            ..request
+        })
+    }
+
     /// Reads an object, changes it and writes it back. Starts again after a conflict. `change`
     /// returns whether there is anything to write.
     pub fn modify(

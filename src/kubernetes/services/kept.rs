@@ -269,7 +269,7 @@ fn of(present: &Present, defaults: &Value) -> Values {
 }
 
 /// Returns whether an object was installed from the chart, and not by Constellation.
-fn is_of_chart(object: &Value) -> bool {
+pub fn is_of_chart(object: &Value) -> bool {
     let chart = object["metadata"]["labels"]["helm.sh/chart"].as_str();
     chart.is_some_and(|chart| chart.starts_with("firstlight-"))
 }

@@ -22,6 +22,7 @@
 //! The account of the key service may ask the API server for the owner of a caller's token, and on
 //! which node a volume is. The account of the join service may do what a ticket needs.
 
+mod before;
 pub mod grants;
 mod kept;
 pub mod master_secret;
@@ -308,6 +309,9 @@ struct Change {
     before: Option<Value>,
     /// The answer of the dry run.
     after: Value,
+    /// Whether the pods of a DaemonSet of another system are replaced as a whole: with fields of both systems, such as two kinds of one
+    /// volume, no pod would start.
+    replaces: bool,
 }
 
 impl Change {
@@ -407,6 +411,7 @@ pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
     settings.objects(&settings.keeping, kept::Values::new())
 }
 
+pub use before::Before;
 pub use kept::{
     Maker, OldClients, all_old_clients, asks_a_key_service, maker, old_clients, old_clients_until,
     variant as present_variant,
@@ -447,15 +452,32 @@ fn plan(client: &Client, wanted: Vec<Value>) -> Result<Vec<Change>, Error> {
         if at.name() == JOIN_CONFIG {
             keep_policy(&mut wanted, before.as_ref());
         }
-        let after = client.try_apply(&at, &wanted)?;
+        let whole = before.as_ref().and_then(|before| replaced(before, &wanted));
+        let after = match &whole {
+            Some(whole) => client.try_update(&at, whole)?,
+            None => client.try_apply(&at, &wanted)?,
+        };
         changes.push(Change {
             at,
             wanted,
             before,
             after,
+            replaces: whole.is_some(),
         });
     }
     Ok(changes)
+}
+
+/// Returns the object with the wanted pods, if it is a DaemonSet of another system.
+fn replaced(before: &Value, wanted: &Value) -> Option<Value> {
+    if wanted["kind"] != "DaemonSet" || kept::is_of_chart(before) {
+        return None;
+    }
+    let mut whole = before.clone();
+    for field in ["template", "updateStrategy"] {
+        whole["spec"][field] = wanted["spec"][field].clone();
+    }
+    Some(whole)
 }
 
 /// Keeps a replaced policy under a second key, as in Constellation.
@@ -483,6 +505,15 @@ fn carry_out(
 ) -> Result<(), Error> {
     for change in changes {
         report(Report::Phase(format!("applying {}", change.at)));
+        if change.replaces {
+            // controllers write its status at any time
+            client.modify(&change.at, |present| {
+                let whole = replaced(present, &change.wanted);
+                let is_needed = whole.is_some();
+                *present = whole.unwrap_or_default();
+                is_needed
+            })?;
+        }
         let after = client.apply(&change.at, &change.wanted)?;
         *done += 1;
         let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
