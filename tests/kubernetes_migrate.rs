@@ -845,3 +845,108 @@ fn a_node_operator_that_is_stopped_would_replace_no_node_when_it_starts_again() 
         text(&refused.stderr)
     );
 }
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn an_upgrade_of_kubernetes_drives_node_version_as_the_nodes_can_follow() {
+    let old = Old::new(true);
+    let (client, folder) = (&old.client, old.folder.path());
+    fs::copy(
+        folder.join("constellation-admin.conf"),
+        folder.join("firstlight-admin.conf"),
+    )
+    .unwrap();
+    let from = version(client);
+    let (minor, patch) = from.rsplit_once('.').unwrap();
+    let later = |by: u32| format!("{minor}.{}", patch.parse::<u32>().unwrap() + by);
+    let upgrade = |to: &str, more: &[&str]| {
+        let component = |name: &str| {
+            json!({"url": format!("https://dl.k8s.io/{to}/bin/linux/amd64/{name}"), "hash": format!("sha256:{}", "1".repeat(64)),
+                "install_path": format!("/run/state/bin/{name}")})
+        };
+        let mut list: Vec<_> = ["kubelet", "kubeadm", "kubectl"].map(component).into();
+        // the hash of a list covers the hashes of its programs only
+        list[0]["hash"] = format!("sha256:{}", &to.replace(['v', '.'], "").repeat(64)[..64]).into();
+        fs::write(folder.join("components.json"), json!(list).to_string()).unwrap();
+        old.run(&[&["upgrade", to, "--components", "components.json"], more].concat())
+    };
+    let said = |output: Output| -> Value {
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let spec = || client.get(&node_version::place()).unwrap()["spec"].clone();
+    let status = |condition: &str| {
+        let now = "2026-11-21T00:00:00Z";
+        let condition = json!({"type": "Outdated", "status": condition, "reason": "R", "message": "", "lastTransitionTime": now});
+        let at = node_version::place().subresource("status");
+        client
+            .merge(&at, &json!({"status": {"conditions": [condition]}}))
+            .unwrap();
+    };
+
+    // an upgrade would make it impossible to undo a move
+    let record = json!({"metadata": {"name": "firstlight-migration"}, "stringData": {"record": r#"{"done":"nodes"}"#}});
+    let secrets = SECRETS.in_namespace("kube-system");
+    client.create(&secrets, &record).unwrap();
+    let output = upgrade(&later(1), &[]);
+    assert!(
+        text(&output.stderr).contains("a move from Constellation is not complete"),
+        "{}",
+        text(&output.stderr)
+    );
+    client
+        .delete(&secrets.named("firstlight-migration"))
+        .unwrap();
+
+    // nodes of Constellation have upgrade agents
+    let before = spec();
+    status("True");
+    let output = upgrade(&later(1), &[]);
+    assert!(
+        text(&output.stderr).contains("replaces nodes: wait until it is done"),
+        "{}",
+        text(&output.stderr)
+    );
+    status("False");
+    let dry = said(upgrade(&later(1), &["--dry-run", "-o", "json"]));
+    assert_eq!((dry["nodeVersion"].as_str(), spec()), (Some("set"), before));
+    let set = said(upgrade(&later(1), &["-o", "json"]));
+    assert_eq!(spec()["kubernetesComponentsReference"], set["components"]);
+    assert_eq!(spec()["kubernetesClusterVersion"], later(1));
+    assert_eq!(spec()["image"], constellation::IMAGE);
+
+    // nodes of Firstlight have none: the operator upgrades the first control plane
+    node_version::set(client, &[(node_version::IMAGE_VERSION, "firstlight")]).unwrap();
+    let before = spec();
+    let output = upgrade(&later(2), &[]);
+    assert!(
+        text(&output.stdout)
+            .contains("NodeVersion stays as it is until the first control plane has"),
+        "{}",
+        text(&output.stdout)
+    );
+    assert_eq!(spec(), before);
+    let configuration = format!("kubernetesVersion: {}\n", later(2));
+    let map = json!({"data": {"ClusterConfiguration": configuration}});
+    client
+        .merge(&kube_system(CONFIG_MAPS, "kubeadm-config"), &map)
+        .unwrap();
+    let kubelet = json!({"status": {"nodeInfo": {"kubeletVersion": later(2)}}});
+    client
+        .merge(&NODES.named("plane-0").subresource("status"), &kubelet)
+        .unwrap();
+    let set = said(upgrade(&later(2), &["-o", "json"]));
+    assert_eq!(set["nodeVersion"], "set");
+    assert_eq!(spec()["kubernetesComponentsReference"], set["components"]);
+    assert_eq!(spec()["kubernetesClusterVersion"], later(2));
+    let components = |name: &str| {
+        let node = client.get(&NODES.named(name)).unwrap();
+        node["metadata"]["annotations"][node_version::COMPONENTS_ANNOTATION].clone()
+    };
+    assert_eq!(
+        components("plane-0"),
+        set["components"],
+        "it is not replaced"
+    );
+    assert_eq!(components("worker-0"), Value::Null);
+}

@@ -9,7 +9,10 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use kubernetes::client::{CONFIG_MAPS, Client, NODE_VERSIONS};
+use kubernetes::client::{CONFIG_MAPS, Client, NODES};
+use kubernetes::node_version::{
+    self, CLUSTER_VERSION, COMPONENTS, COMPONENTS_ANNOTATION, IMAGE_VERSION, NodeVersion,
+};
 use kubernetes::parameters::Version;
 use kubernetes::{NAMESPACE, kubeadm};
 use serde_json::{Value, json};
@@ -18,6 +21,7 @@ use super::components::{self, check};
 use super::error::Error;
 use super::interrupt;
 use super::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
+use super::migrate::{self, IMAGE_OF_FIRSTLIGHT, moves_nodes};
 use super::options::{TIMEOUT, time};
 use super::output::{OUTPUT, Output};
 use super::progress::{Progress, printable};
@@ -113,17 +117,11 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let progress = Progress::on_stderr();
     progress.phase(format!("waiting for the API server {}", client.server()));
     client.wait_ready(&mut |why| progress.line(why))?;
-    let versions = NODE_VERSIONS.all().named("constellation-version");
-    if client.find(&versions)?.is_some() {
-        return Err(Error::failed(
-            "the cluster has the NodeVersion constellation-version: Constellation's operator decides which version new nodes \
-             get; upgrade with its tools, or remove the operator and this object first",
-        ));
-    }
     let from = version_of(&client)?;
     from.check_upgrade(&to).map_err(Error::failed)?;
     let mut nodes = cluster::listed(&client)?;
     check_kubelets(&nodes, &to)?;
+    let driver = Driver::of(&client, from == to)?;
 
     let map = kubernetes::components::config_map(&to, &list);
     let name = map["metadata"]["name"].as_str().unwrap_or_default();
@@ -145,6 +143,9 @@ pub fn run(options: &Options) -> Result<(), Error> {
         }
         _ => {}
     }
+    if !options.dry_run {
+        driver.drive(&client, name, &to, &nodes)?;
+    }
 
     nodes.retain(|node| node.version != to.to_string());
     nodes.sort_by(|one, other| {
@@ -157,10 +158,118 @@ pub fn run(options: &Options) -> Result<(), Error> {
         name,
         is_new: present.is_none(),
         dry_run: options.dry_run,
+        driver,
         nodes,
     };
     options.output.json(&upgrade.json())?;
     options.output.say(upgrade.text())
+}
+
+/// What brings the version to the nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Driver {
+    /// The operator, node by node: the cluster has no NodeVersion.
+    Hand,
+    /// Constellation's node operator: its upgrade agents upgrade the control plane, and it replaces the nodes.
+    Agents,
+    /// As before, but nodes of Firstlight have no upgrade agent: the operator upgrades the control planes first.
+    Planes,
+    /// They are upgraded: NodeVersion names the new version, for the node operator and for nodes that join.
+    Rest,
+}
+
+impl Driver {
+    /// Returns the driver of this cluster. `is_upgraded` says whether the first control plane has the version.
+    fn of(client: &Client, is_upgraded: bool) -> Result<Driver, Error> {
+        let Some(version) = NodeVersion::find(client)? else {
+            return Ok(Driver::Hand);
+        };
+        let is_moved = match migrate::progress(client)? {
+            None => version.field(IMAGE_VERSION) == IMAGE_OF_FIRSTLIGHT,
+            Some((Some(migrate::Step::End), false)) => true,
+            Some(_) => {
+                return Err(Error::failed(
+                    "a move from Constellation is not complete: an upgrade now would make it impossible to undo. Nothing was changed. First \
+                     run `firstlight migrate apply --end` or `firstlight migrate undo`",
+                ));
+            }
+        };
+        let has_agents = !is_moved && moves_nodes(client)?;
+        match (has_agents, is_upgraded) {
+            // without agents the node operator tries in vain, and says so in the status
+            (true, _) if version.is_upgrading || version.is_outdated => {
+                Err(Error::failed(format!(
+                    "{}: Constellation's node operator {}: wait until it is done",
+                    node_version::place(),
+                    match version.is_upgrading {
+                        true => "upgrades Kubernetes",
+                        false => "replaces nodes",
+                    }
+                )))
+            }
+            (true, _) => Ok(Driver::Agents),
+            (false, false) => Ok(Driver::Planes),
+            (false, true) => Ok(Driver::Rest),
+        }
+    }
+
+    /// Makes NodeVersion name the version, unless that is too early.
+    fn drive(
+        self,
+        client: &Client,
+        name: &str,
+        to: &Version,
+        nodes: &[Listed],
+    ) -> Result<(), Error> {
+        if matches!(self, Driver::Hand | Driver::Planes) {
+            return Ok(());
+        }
+        let to = to.to_string();
+        // the node operator replaces a node whose annotation names other components
+        let upgraded = nodes.iter().filter(|node| node.version == to);
+        for node in upgraded.filter(|_| self == Driver::Rest) {
+            client.annotate(&NODES.named(&node.name), &[(COMPONENTS_ANNOTATION, name)])?;
+        }
+        let set = [(COMPONENTS, name), (CLUSTER_VERSION, to.as_str())];
+        let new = node_version::set(client, &set)?;
+        match set.iter().find(|(field, value)| new.field(field) != *value) {
+            None => Ok(()),
+            Some((field, value)) => Err(Error::Refused(format!(
+                "{}: expected {field} {value}, got {}: another program changes it",
+                node_version::place(),
+                new.field(field)
+            ))),
+        }
+    }
+
+    /// Returns what happens to NodeVersion, a sentence; empty if there is none.
+    fn text(self, to: &Version, dry_run: bool) -> String {
+        let has = if dry_run { "would have" } else { "has" };
+        match self {
+            Driver::Hand => String::new(),
+            Driver::Agents => format!(
+                "NodeVersion {has} {to}: Constellation's node operator upgrades the control plane and replaces the nodes. Run the command \
+                 again to see which nodes are left.\n"
+            ),
+            Driver::Planes => format!(
+                "NodeVersion stays as it is until the first control plane has {to}, because nodes of Firstlight have no upgrade agent: \
+                 upgrade it by hand, and run the command again.\n"
+            ),
+            Driver::Rest => format!(
+                "NodeVersion {has} {to}: new nodes join with it. Where Constellation's node operator replaces nodes, it replaces those that \
+                 are left.\n"
+            ),
+        }
+    }
+
+    /// Returns the name for programs.
+    fn name(self) -> Option<&'static str> {
+        match self {
+            Driver::Hand => None,
+            Driver::Planes => Some("waits"),
+            Driver::Agents | Driver::Rest => Some("set"),
+        }
+    }
 }
 
 /// Returns the version of the control plane, as kubeadm has recorded it.
@@ -205,6 +314,7 @@ struct Upgrade<'a> {
     name: &'a str,
     is_new: bool,
     dry_run: bool,
+    driver: Driver,
     /// The nodes that have another version, in the order of their upgrade.
     nodes: Vec<Listed>,
 }
@@ -226,27 +336,42 @@ impl Upgrade<'_> {
         let mut text = format!("{from} -> {to}\nConfigMap {NAMESPACE}/{name}: {made}\n");
         // writing to a string does not fail
         let _ = match from < to {
+            true if self.driver == Driver::Agents => {
+                writeln!(text, "New nodes join with {to} at once.")
+            }
             true => writeln!(
                 text,
                 "New nodes join with {from} until the first control plane has {to}."
             ),
             false => writeln!(text, "New nodes join with {to}."),
         };
+        text += &self.driver.text(to, self.dry_run);
         if nodes.is_empty() {
             let _ = write!(text, "Every node has {to}.");
+            return text;
+        }
+        if self.driver == Driver::Agents {
+            text.push_str("Left:");
+            self.list(&mut text);
             return text;
         }
         let _ = write!(
             text,
             "Next, as root on one node after the other, with the same list: bootstrapper upgrade < components.json"
         );
-        let width = nodes.iter().map(|node| node.name.chars().count()).max();
-        let width = width.unwrap_or_default();
-        for node in nodes {
+        self.list(&mut text);
+        text
+    }
+
+    /// Adds the nodes that are left.
+    fn list(&self, text: &mut String) {
+        let widths = self.nodes.iter().map(|node| node.name.chars().count());
+        let width = widths.max().unwrap_or_default();
+        for node in &self.nodes {
             let (name, version) = (printable(&node.name), printable(&node.version));
+            // writing to a string does not fail
             let _ = write!(text, "\n  {name:width$}  {:13}  {version}", node.role());
         }
-        text
     }
 
     fn json(&self) -> Value {
@@ -259,6 +384,7 @@ impl Upgrade<'_> {
             "to": self.to.to_string(),
             "components": self.name,
             "isNew": self.is_new,
+            "nodeVersion": self.driver.name(),
             "left": nodes.collect::<Vec<Value>>(),
         })
     }
