@@ -130,7 +130,8 @@ pub fn make(client: &Client, version: &str, in_known_cloud: bool) {
     for map in [
         json!({"metadata": {"name": "join-config"}, "data": {"attestationConfig": POLICY}, "binaryData": {"measurementSalt": zeros}}),
         json!({"metadata": {"name": "internal-config"}}),
-        json!({"metadata": {"name": "cilium-config"}, "data": {"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true"}}),
+        json!({"metadata": {"name": "cilium-config"}, "data": {"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true",
+            "enable-wireguard": "true", "encrypt-node": "true"}}),
         json!({"metadata": {"name": "kubeadm-config"}, "data": {"ClusterConfiguration": cluster_configuration(version)}}),
         json!({"metadata": {"name": COMPONENTS}, "immutable": true, "data": {"components": "[]", "cluster-version": version}}),
     ] {

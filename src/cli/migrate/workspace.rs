@@ -7,6 +7,7 @@ use base::crypto::{CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
 use kms::ClusterKms;
 use kubernetes::yaml;
 use serde_json::Value;
+use verifier::variant::ALL;
 
 use crate::error::Error;
 use crate::files;
@@ -22,19 +23,6 @@ const CONFIG_FILE: &str = "constellation-conf.yaml";
 const STATE_FILE: &str = "constellation-state.yaml";
 /// The folder with the state of the cloud's resources.
 const TERRAFORM: &str = "constellation-terraform";
-
-/// The variants' names in the configuration file, and in the cluster.
-const VARIANTS: [(&str, &str); 9] = [
-    ("awsSEVSNP", "aws-sev-snp"),
-    ("awsNitroTPM", "aws-nitro-tpm"),
-    ("azureSEVSNP", "azure-sev-snp"),
-    ("azureTDX", "azure-tdx"),
-    ("azureTrustedLaunch", "azure-trustedlaunch"),
-    ("gcpSEVES", "gcp-sev-es"),
-    ("gcpSEVSNP", "gcp-sev-snp"),
-    ("qemuVTPM", "qemu-vtpm"),
-    ("qemuTDX", "qemu-tdx"),
-];
 
 /// What the files say.
 pub struct Workspace {
@@ -157,15 +145,20 @@ impl OldState {
     }
 }
 
+/// Returns the variant with this name in the configuration, such as `awsSEVSNP` for `aws-sev-snp`.
+fn variant_of(name: &str) -> Option<&'static str> {
+    let mut names = ALL.iter().map(|variant| variant.name);
+    names.find(|own| own.replace('-', "").eq_ignore_ascii_case(name))
+}
+
 impl OldConfig {
     fn parse(value: &Value) -> Result<OldConfig, Error> {
         let attestation = value["attestation"].as_object();
         let given = attestation.into_iter().flatten();
         let given: Vec<_> = given.filter(|(_, value)| !value.is_null()).collect();
-        let named = |name: &str| VARIANTS.iter().find(|(own, _)| *own == name);
         Ok(OldConfig {
             variant: match given[..] {
-                [(name, _)] => named(name).map(|(_, variant)| *variant),
+                [(name, _)] => variant_of(name),
                 _ => None,
             },
             image: text(&value["image"]),
@@ -257,7 +250,17 @@ mod tests {
         };
         let measurements =
             "\n        measurements:\n            4: {expected: aa, warnOnly: false}";
-        for (name, expected) in VARIANTS {
+        for (name, expected) in [
+            ("awsSEVSNP", "aws-sev-snp"),
+            ("awsNitroTPM", "aws-nitro-tpm"),
+            ("azureSEVSNP", "azure-sev-snp"),
+            ("azureTDX", "azure-tdx"),
+            ("azureTrustedLaunch", "azure-trustedlaunch"),
+            ("gcpSEVES", "gcp-sev-es"),
+            ("gcpSEVSNP", "gcp-sev-snp"),
+            ("qemuVTPM", "qemu-vtpm"),
+            ("qemuTDX", "qemu-tdx"),
+        ] {
             let config = variant(&format!("\n    {name}:{measurements}"));
             assert_eq!(
                 (config.variant, config.image.as_str()),
