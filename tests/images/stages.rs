@@ -192,7 +192,8 @@ fn policy(image: &Path, units: &str) -> Result<String> {
         .output()
         .context("run firstlight")?;
     let policy = String::from_utf8_lossy(&output.stdout).into_owned();
-    match output.status.success() && policy.contains(r#""initramfs":{"#) {
+    let has_initramfs = policy.contains(r#""initramfs": {"#);
+    match output.status.success() && has_initramfs {
         true => Ok(policy),
         false => Err(Failure(format!(
             "firstlight measure: {policy}{}",

@@ -111,10 +111,8 @@ pub const COMMAND: Command = Command {
     ],
     examples: &[
         "firstlight migrate plan",
-        "firstlight migrate plan --policy policy.json --image registry.example.com/firstlight:0.1.0 \
-         --migrate-until 2027-01-31 --old-clients-until 2027-01-31 -o json",
-        "firstlight migrate apply --policy policy.json --image registry.example.com/firstlight:0.1.0 --node-image ami-0123456789abcdef0 \
-         --migrate-until 2027-01-31 --old-clients-until 2027-01-31",
+        "firstlight migrate plan --policy new.json --image r.example/services:1 --node-image ami-01 --migrate-until 2027-01-31",
+        "firstlight migrate apply --policy new.json --image r.example/services:1 --node-image ami-01 --migrate-until 2027-01-31",
         "firstlight migrate apply --end",
         "firstlight migrate undo",
     ],
