@@ -43,7 +43,8 @@ impl Loaded {
         })
     }
 
-    /// Reads the file again. Returns the new validator if the policy has changed.
+    /// Reads the file again. Returns the new validator if the policy has changed; when the caller uses
+    /// it, [`Loaded::log_new`] says so.
     pub fn reload(&mut self) -> Option<Arc<dyn Validator>> {
         let path = self.path.display();
         let read = read(&self.path).and_then(|text| match text == self.text {
@@ -56,9 +57,14 @@ impl Loaded {
         }
         self.fault = fault;
         let (validator, text) = read.ok()??;
-        log::info!("attestation policy {path}: a new policy is in force");
         (self.validator, self.text) = (validator, text);
         Some(self.validator())
+    }
+
+    /// Logs that callers are judged by the new policy from now on.
+    pub fn log_new(&self) {
+        let path = self.path.display();
+        log::info!("attestation policy {path}: a new policy is in force");
     }
 
     /// Returns the validator of the policy in force.

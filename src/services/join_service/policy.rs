@@ -67,6 +67,7 @@ fn follow_every(interval: Duration, mut file: Loaded) -> io::Result<(Arc<PolicyF
                 following.is_stale.store(file.is_stale(), Ordering::Relaxed);
                 if let Some(validator) = changed {
                     following.replace(validator);
+                    file.log_new();
                 }
             }
         })?;

@@ -45,7 +45,10 @@ impl Members {
     fn current(&self) -> Arc<dyn Validator> {
         // The lock is held only while a small file is read.
         let mut file = lock(&self.0);
-        file.reload().unwrap_or_else(|| file.validator())
+        if file.reload().is_some() {
+            file.log_new();
+        }
+        file.validator()
     }
 }
 
