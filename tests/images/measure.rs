@@ -145,7 +145,8 @@ fn compare_sha_384(
         let expected = predicted(Platform::Tpm(Bank::Sha384), *pcr);
         compare(&format!("PCR {pcr}"), digests(&[*pcr]), expected)?;
     }
-    if !image.description().contains("systemd-stub 252") {
+    // a stub before 256 measures its sections only into a TPM; RTMR 2 has the events of PCR 9, which can be unknown
+    if !image.description().contains("systemd-stub 252") && registers.contains(&9) {
         let rtmr_2 = predicted(Platform::Tdx, RTMR_2);
         compare("RTMR 2", digests(&[8, 9, 11, 12, 13]), rtmr_2)?;
     }
