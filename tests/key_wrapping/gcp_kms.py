@@ -213,7 +213,7 @@ class Api(Handler):
         ciphertext = encrypt(short, data, aad)
         answer = kms.EncryptResponse(
             name=f"{name}/cryptoKeyVersions/{len(KEYS[short])}",
-            ciphertext=ciphertext[:-1] + b"\0" if short == "bent" else ciphertext,
+            ciphertext=ciphertext[:-1] + bytes([ciphertext[-1] ^ 1]) if short == "bent" else ciphertext,
             ciphertext_crc32c=crc32c(ciphertext),
             verified_plaintext_crc32c=True,
             verified_additional_authenticated_data_crc32c=True,
