@@ -7,11 +7,13 @@ input. The line `versions 1.4` has it know these versions alone; `destroy NAME` 
 import datetime
 import json
 import logging
+import multiprocessing
 import os
 import pathlib
 import socket
 import sys
 import threading
+import types
 import warnings
 
 from cryptography import x509
@@ -23,6 +25,7 @@ warnings.simplefilter("ignore")  # of what PyKMIP uses of its libraries
 from kmip.core import enums
 from kmip.core.messages.contents import ProtocolVersion
 from kmip.pie import client, objects
+from kmip.services.server.monitor import PolicyDirectoryMonitor
 from kmip.services.server.server import KmipServer
 
 _, CERTIFICATE, KEY = sys.argv[1:]
@@ -140,10 +143,13 @@ def run():
     try:
         talk()
     finally:
-        SERVER.policy_monitor.kill()
         os._exit(0)
 
 
+# The server starts two processes that outlive this one when it is killed, and that hold its output open: one shares the policies,
+# the other watches their folder. This server has constant policies.
+multiprocessing.Manager = lambda: types.SimpleNamespace(dict=dict)
+PolicyDirectoryMonitor.start = lambda monitor: None
 SERVER.start()
 SERVER._socket.listen()
 threading.Thread(target=run, daemon=True).start()
