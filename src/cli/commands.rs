@@ -6,8 +6,8 @@ use super::error::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::output::OUTPUT;
 use super::usage::{HELP, Program, VERSION};
 use super::{
-    apply, cluster_id, collateral, completions, components, explain, hash_secret, init, man,
-    measure, metadata, migrate, policy, recover, roots, share, ssh, status, timeline, upgrade,
+    apply, cluster_id, collateral, completions, components, doctor, explain, hash_secret, init,
+    man, measure, metadata, migrate, policy, recover, roots, share, ssh, status, timeline, upgrade,
     verify, version, wrap,
 };
 
@@ -19,6 +19,7 @@ pub const PROGRAM: Program = Program {
         init::COMMAND,
         apply::COMMAND,
         status::COMMAND,
+        doctor::COMMAND,
         verify::COMMAND,
         explain::COMMAND,
         timeline::COMMAND,
@@ -69,6 +70,10 @@ pub const PROGRAM: Program = Program {
         (
             status::report::UNPROVEN,
             "status: only a join service answers, which proves nothing about its node",
+        ),
+        (
+            doctor::FOUND,
+            "doctor: a check has found an error or a warning",
         ),
         (130, "SIGINT has ended the command; 143 if it was SIGTERM"),
     ],

@@ -104,6 +104,29 @@ impl Endpoint {
     pub fn port(&self) -> u16 {
         self.port
     }
+
+    /// Returns the host: a name, or an address without brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Opens a TCP connection.
+    pub fn dial(&self, deadline: Instant) -> Result<TcpStream, Attempt> {
+        let addresses = (self.host.as_str(), self.port).to_socket_addrs();
+        let addresses = addresses
+            .map_err(|error| Attempt::Passing(format!("cannot resolve its name: {error}")))?;
+        let mut failure = "its name has no address".to_owned();
+        for address in addresses {
+            let left = deadline
+                .saturating_duration_since(Instant::now())
+                .max(Duration::from_millis(1));
+            match TcpStream::connect_timeout(&address, left.min(CONNECT_TIMEOUT)) {
+                Ok(socket) => return Ok(socket),
+                Err(error) => failure = format!("cannot connect to {address}: {error}"),
+            }
+        }
+        Err(Attempt::Passing(failure))
+    }
 }
 
 impl fmt::Display for Endpoint {
@@ -253,14 +276,14 @@ impl Node {
         }
     }
 
-    /// Creates a node of any standing; `noted` receives the standing that the node proves.
-    /// `cluster` is the ID of the operator's cluster, if it is known.
+    /// Creates a node of any standing; `noted` receives what the node proves. `cluster` is the ID of
+    /// the operator's cluster, if it is known.
     pub fn in_any_standing(
         endpoint: &Endpoint,
         variant: &Variant,
         policy: &Policy,
         cluster: Option<&[u8; CLUSTER_ID_LEN]>,
-        noted: &Arc<OnceLock<Standing>>,
+        noted: &Arc<OnceLock<Noted>>,
     ) -> Result<Node, Error> {
         let sources = sources();
         let judge =
@@ -304,7 +327,7 @@ impl Node {
     /// Tries once to connect to the node, until `deadline` at most.
     pub fn attempt(&self, deadline: Instant) -> Result<Reached, Attempt> {
         let passing = |error: &dyn fmt::Display| Attempt::Passing(error.to_string());
-        let socket = self.dial(deadline)?;
+        let socket = self.endpoint.dial(deadline)?;
         let handshake = deadline.min(Instant::now() + HANDSHAKE_TIMEOUT);
         let transport: Transport =
             self.client
@@ -320,24 +343,6 @@ impl Node {
         let channel = Channel::new(transport, &self.endpoint.to_string())
             .map_err(|status| passing(&status))?;
         Ok(Reached { channel, key })
-    }
-
-    /// Opens a TCP connection to the node.
-    pub fn dial(&self, deadline: Instant) -> Result<TcpStream, Attempt> {
-        let addresses = (self.endpoint.host.as_str(), self.endpoint.port).to_socket_addrs();
-        let addresses = addresses
-            .map_err(|error| Attempt::Passing(format!("cannot resolve its name: {error}")))?;
-        let mut failure = "its name has no address".to_owned();
-        for address in addresses {
-            let left = deadline
-                .saturating_duration_since(Instant::now())
-                .max(Duration::from_millis(1));
-            match TcpStream::connect_timeout(&address, left.min(CONNECT_TIMEOUT)) {
-                Ok(socket) => return Ok(socket),
-                Err(error) => failure = format!("cannot connect to {address}: {error}"),
-            }
-        }
-        Err(Attempt::Passing(failure))
     }
 }
 
@@ -414,13 +419,21 @@ pub enum Standing {
     Other,
 }
 
+/// What a node of any standing proves.
+pub struct Noted {
+    /// Its standing.
+    pub standing: Standing,
+    /// Its attestation document, which the validator has accepted.
+    pub document: Vec<u8>,
+}
+
 /// Accepts a machine whose registers meet the policy, whatever the value of PCR 15, and notes its
 /// standing.
 struct AnyStanding {
     fresh: Arc<dyn Validator>,
     member: Option<Arc<dyn Validator>>,
     any: Arc<dyn Validator>,
-    noted: Arc<OnceLock<Standing>>,
+    noted: Arc<OnceLock<Noted>>,
 }
 
 impl Validator for AnyStanding {
@@ -442,7 +455,10 @@ impl Validator for AnyStanding {
             _ => Standing::Other,
         };
         // there is only one connection, so this value is set only once
-        let _ = self.noted.set(standing);
+        let _ = self.noted.set(Noted {
+            standing,
+            document: evidence.document.into(),
+        });
         Ok(identified)
     }
 

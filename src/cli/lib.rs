@@ -17,6 +17,7 @@ mod completions;
 mod components;
 mod config;
 mod connect;
+mod doctor;
 mod error;
 pub mod explain;
 mod files;

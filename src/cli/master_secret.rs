@@ -148,6 +148,20 @@ pub fn read_wrapped(path: &Path, kms: Option<&str>) -> Result<ClusterKms, FileEr
         .map_err(|what| FileError::Content(path.into(), format!("not a master secret: {what}")))
 }
 
+/// Reads the master secret in a file without any server: `None` if an external KMS has wrapped it, or
+/// if the path is the URI of a store.
+pub fn read_plain(path: &Path) -> Result<Option<ClusterKms>, FileError> {
+    if store_uri(path).is_some() {
+        return Ok(None);
+    }
+    let content = files::read_private(path)?;
+    if keywrap::find(&content, Author::File).is_some() {
+        return Ok(None);
+    }
+    let parsed = parse(&content).map(Some);
+    parsed.map_err(|what| FileError::Content(path.into(), format!("not a master secret: {what}")))
+}
+
 fn create(path: &Path, wish: &Wish) -> Result<ClusterKms, FileError> {
     let fault = |error: String| FileError::Content(path.into(), error);
     let (key, salt) = (Secret::random(KEY_LEN), Secret::random(MIN_SALT_LEN));

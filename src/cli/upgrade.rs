@@ -25,7 +25,7 @@ use super::migrate::{self, IMAGE_OF_FIRSTLIGHT, moves_nodes};
 use super::options::{TIMEOUT, time};
 use super::output::{OUTPUT, Output};
 use super::progress::{Progress, printable};
-use super::status::cluster::{self, Listed};
+use super::status::listed::{Listed, listed};
 use super::usage::{Command, Given, Operand};
 use base::options::Opt;
 
@@ -119,7 +119,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     client.wait_ready(&mut |why| progress.line(why))?;
     let from = version_of(&client)?;
     from.check_upgrade(&to).map_err(Error::failed)?;
-    let mut nodes = cluster::listed(&client)?;
+    let mut nodes = listed(&client)?;
     check_kubelets(&nodes, &to)?;
     let driver = Driver::of(&client, from == to)?;
 

@@ -282,10 +282,13 @@ fn is_one_of(media: &[u8], types: &[&str]) -> bool {
 
 /// Returns the time of a `Retry-After`: seconds, or a date (RFC 9110 §10.2.3).
 pub fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
-    base::request::seconds(value).or_else(|| {
-        let date = httpdate::parse_http_date(value.trim()).ok()?;
-        Some(date.duration_since(now).unwrap_or_default())
-    })
+    base::request::seconds(value)
+        .or_else(|| Some(date(value)?.duration_since(now).unwrap_or_default()))
+}
+
+/// Parses a date such as that of the field `Date` (RFC 9110 §5.6.7).
+pub fn date(value: &str) -> Option<SystemTime> {
+    httpdate::parse_http_date(value.trim()).ok()
 }
 
 #[cfg(test)]

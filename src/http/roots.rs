@@ -123,6 +123,11 @@ impl ClientCertificate {
             own,
         )))
     }
+
+    /// Returns the certificate without its chain, DER.
+    pub fn der(&self) -> &[u8] {
+        self.0.certs().first().map_or(&[], Certificate::der)
+    }
 }
 
 impl From<ClientCertificate> for ClientCert {

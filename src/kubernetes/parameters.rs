@@ -96,10 +96,15 @@ impl Version {
         minor.map(|(_, end)| *end)
     }
 
+    /// Returns the end of that day; `None` for an unsupported version.
+    pub fn last_day(&self) -> Option<SystemTime> {
+        time::parse(&format!("{}T23:59:59Z", self.end_of_life()?))
+    }
+
     /// Returns a warning if the minor version gets no more repairs at this time.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         let end = self.end_of_life()?;
-        let is_over = time::parse(&format!("{end}T23:59:59Z")).is_some_and(|end| end < now);
+        let is_over = self.last_day()? < now;
         is_over.then(|| {
             format!(
                 "Kubernetes v1.{} gets no more security updates since {end}: the newest supported version is v1.{NEWEST}",

@@ -325,6 +325,19 @@ impl Cluster {
         Client::new(config(&self.kubeconfig()), stop)
     }
 
+    /// Issues the certificate of a kubelet's server at this address that has ended; returns it with its key.
+    #[allow(dead_code)] // not used by every test
+    pub fn ended_certificate(&self, address: &str) -> (String, String) {
+        let mut params = CertificateParams::new(vec![address.to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(2025, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2026, 1, 1);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let key = KeyPair::generate().unwrap();
+        let issuer = Issuer::from_params(&self.ca.0, &self.ca.1);
+        let certificate = params.signed_by(&key, &issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
     /// Issues a certificate; returns it with its key.
     fn certificate(&self, name: &str, group: Option<&str>, server: bool) -> (String, String) {
         let names = if server {

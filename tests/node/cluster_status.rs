@@ -41,7 +41,12 @@ fn the_table_of_the_cluster_has_what_kubernetes_says_and_what_each_node_proves()
 
     // a cluster without nodes
     let (code, said, errors) = status(&[]);
-    assert_eq!((code, said.lines().count()), (0, 1), "{said}{errors}");
+    let heads = "NODE  ADDRESS  ROLE  KUBERNETES  STATE";
+    assert_eq!(
+        (code, said.lines().next()),
+        (0, Some(heads)),
+        "{said}{errors}"
+    );
 
     let client = cluster.client(&Stop::new());
     let add = |name: &str, address: String, labels: serde_json::Value, ready: &str| {
@@ -139,6 +144,18 @@ fn the_table_of_the_cluster_has_what_kubernetes_says_and_what_each_node_proves()
     let report = assert_documented("status of a cluster", &said);
     assert_eq!(report["nodes"][1]["status"]["state"], "waits-for-key");
     assert_eq!(report["nodes"][0]["ready"], true);
+    assert_eq!(report["nodes"][0]["image"], "the first image", "{report:#}");
+    assert_eq!(report["nodes"][2]["image"], json!(null));
+    let waits = report["waiting"].as_array().unwrap().iter();
+    let kinds: Vec<_> = waits.map(|it| [&it["kind"], &it["object"]]).collect();
+    assert!(
+        kinds.contains(&[&json!("network-plugin"), &json!("worker-b")]),
+        "{kinds:?}"
+    );
+    assert!(
+        kinds.contains(&[&json!("node-without-record"), &json!("cp-0")]),
+        "{kinds:?}"
+    );
     let networks = ["0", "1", "2", "3"].map(|at| report.pointer(&format!("/nodes/{at}/network")));
     assert_eq!(
         networks.map(|it| it == Some(&json!(true))),

@@ -10,6 +10,7 @@ use support::program;
 
 mod bad_input;
 mod cluster_status;
+mod doctor;
 mod hostile_texts;
 mod init;
 mod join;

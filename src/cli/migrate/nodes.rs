@@ -14,8 +14,9 @@ use crate::connect::and_known;
 use crate::error::Error;
 use crate::progress::{Progress, human};
 use crate::state::State;
-use crate::status::cluster;
 use crate::status::inquiry::Inquiry;
+use crate::status::listed::listed;
+use crate::status::view;
 
 /// How often the nodes are listed.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -187,16 +188,20 @@ pub fn unproven(
     let variant = Variant::named(variant).map_err(Error::failed)?;
     let policy = Policy::from_json(policy).map_err(Error::content)?;
     let policy = and_known(policy, state.attestation_keys.iter().copied())?;
-    let nodes = cluster::listed(client)?;
+    let nodes = listed(client)?;
     progress.phase("asking the nodes for their evidence");
-    let rounds = nodes.len().div_ceil(cluster::AT_ONCE) as u32;
+    let rounds = nodes.len().div_ceil(view::AT_ONCE) as u32;
     let inquiry = Inquiry {
         variant,
         policy: &policy,
         cluster: state.cluster_id,
         deadline: Instant::now() + QUESTION * rounds,
     };
-    let asked = cluster::ask_all(&inquiry, nodes)?;
+    let mut asked = view::ask_all(nodes, |node| {
+        let report = inquiry.ask(&node.address)?;
+        Ok((node, report))
+    })?;
+    asked.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
     let left = asked.into_iter().filter_map(|(node, report)| {
         let why = match report.state().code {
             0 if node.is_ready => return None,

@@ -38,6 +38,12 @@ impl Found {
     }
 }
 
+/// Returns whether a policy accepts any TPM, and so a program that simulates one.
+pub fn accepts_any_tpm(policy: &Policy, variant: &Variant) -> bool {
+    let judge = endorsement::validator(variant, policy.clone(), &offline());
+    judge.is_ok_and(|judge| judge.properties().believes_any_tpm)
+}
+
 /// Checks a policy for machines of this variant.
 pub fn found(policy: &Policy, variant: &Variant) -> Found {
     let mut found = Found::default();

@@ -27,7 +27,7 @@ use crate::usage::{Command, Given, Operand, suggestion};
 use base::options::Opt;
 use base::program;
 
-pub use check::found;
+pub use check::{accepts_any_tpm, found};
 pub use edit::Edit;
 pub use text::text;
 
@@ -218,6 +218,14 @@ fn diff(options: &Options, old: &Path, new: &Path) -> Result<(), Error> {
             new.display()
         ))),
     }
+}
+
+/// Returns what two policies require differently, each as a phrase.
+pub fn differences(old: &Policy, new: &Policy) -> Vec<String> {
+    let value = |value: Option<String>| value.unwrap_or_else(|| "nothing".into());
+    let all = facts::differences(old, new).into_iter();
+    all.map(|it| format!("{}: {} -> {}", it.what, value(it.before), value(it.after)))
+        .collect()
 }
 
 fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Error> {

@@ -57,6 +57,8 @@ pub enum Answer {
     Verified {
         /// The node's standing, as PCR 15 shows it.
         standing: Standing,
+        /// The policy's image that has the node's registers; `None` if the evidence has none.
+        image: Option<Box<str>>,
         /// The services that the server lists.
         services: Vec<&'static Service>,
         /// The name of the node's attestation key, if it has one.

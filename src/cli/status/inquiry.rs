@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::answer::{Answer, SERVICES, Service};
 use super::report::Report;
-use crate::connect::{Attempt, Endpoint, Node, Reached, Standing};
+use crate::connect::{Attempt, Endpoint, Node, Noted, Reached, Standing};
 use crate::error::Error;
-use crate::recover;
+use crate::{recover, verify};
 use base::crypto::CLUSTER_ID_LEN;
 use proto::node::{self, TimelineRequest, TimelineResponse};
 use rpc::grpc::health::{CHECK, HealthCheckRequest, HealthCheckResponse};
@@ -36,10 +36,10 @@ pub struct Inquiry<'a> {
     pub deadline: Instant,
 }
 
-/// A server of the node, and the standing that it proves.
+/// A server of the node, and what it proves.
 struct Asked {
     node: Node,
-    standing: Arc<OnceLock<Standing>>,
+    noted: Arc<OnceLock<Noted>>,
 }
 
 impl Inquiry<'_> {
@@ -47,15 +47,15 @@ impl Inquiry<'_> {
     /// others.
     pub fn ask(&self, address: &str) -> Result<Report, Error> {
         let asked = |endpoint: &Endpoint| {
-            let standing = Arc::default();
+            let noted = Arc::default();
             let node = Node::in_any_standing(
                 endpoint,
                 self.variant,
                 self.policy,
                 self.cluster.as_ref(),
-                &standing,
+                &noted,
             )?;
-            Ok(Asked { node, standing })
+            Ok(Asked { node, noted })
         };
         let endpoints = endpoints(address)?;
         let servers: Vec<Asked> = endpoints.iter().map(asked).collect::<Result<_, Error>>()?;
@@ -80,7 +80,7 @@ impl Inquiry<'_> {
         thread::scope(|scope| {
             let asking: Vec<_> = servers
                 .iter()
-                .map(|server| scope.spawn(|| ask(server, self.deadline)))
+                .map(|server| scope.spawn(|| ask(server, self.policy, self.deadline)))
                 .collect();
             let lost = |_| Answer::Nobody("firstlight has a defect".into());
             asking
@@ -102,13 +102,14 @@ fn endpoints(address: &str) -> Result<Vec<Endpoint>, Error> {
     Ok(endpoints)
 }
 
-fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
+fn ask(Asked { node, noted }: &Asked, policy: &Policy, deadline: Instant) -> Answer {
     match node.attempt(deadline) {
         Ok(Reached { channel, key }) => {
-            // a connection exists only if the validator has noted a standing
-            let standing = standing.get().copied().unwrap_or(Standing::Other);
+            // a connection exists only if the validator has noted something
+            let noted = noted.get();
             Answer::Verified {
-                standing,
+                standing: noted.map_or(Standing::Other, |noted| noted.standing),
+                image: noted.and_then(|noted| verify::image_of(policy, &noted.document)),
                 services: services(&channel),
                 key,
                 waiting: recover::status(&channel).ok(),
@@ -124,7 +125,7 @@ fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
 /// Returns whether the server closes the connection of a caller that sends no evidence. In TLS 1.3
 /// it does so after the handshake.
 fn is_guarded(node: &Node, deadline: Instant) -> bool {
-    let Ok(socket) = node.dial(deadline) else {
+    let Ok(socket) = node.endpoint.dial(deadline) else {
         return false;
     };
     let mut transport = match atls::Client::new(None, None).connect(socket, deadline) {

@@ -10,10 +10,15 @@
 //! | 9000 | member | a booted node that belongs to a cluster |
 //! | 30090 | join service | a control plane that admits other nodes if they prove what they run |
 
-mod answer;
+pub mod answer;
 pub mod cluster;
 pub mod inquiry;
+pub mod listed;
+pub mod objects;
 pub mod report;
+pub mod served;
+pub mod view;
+mod waiting;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -52,7 +57,7 @@ pub const COMMAND: Command = Command {
          which proves nothing about its node.",
         "Without HOST it asks all nodes that the API server of the cluster lists, each at its internal address, and prints a table: \
          what Kubernetes knows of the node, and the state that the node proves. Below the table it explains each node that is not a \
-         member, and names those without a network plugin. The exit code is 0 if all nodes are members, and otherwise that of the worst node: 3, 7, 8, 6, 5, 4, in this order.",
+         member, names those without a network plugin, shows image, ticket, disk and certificates of each node, and lists what waits. The exit code is 0 if all nodes are members, and otherwise that of the worst node: 3, 7, 8, 6, 5, 4, in this order.",
     ],
     operand: Some(Operand {
         value: "HOST[:PORT]",

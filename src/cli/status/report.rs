@@ -51,6 +51,16 @@ const MEMBER: State = State {
 };
 
 impl Report {
+    /// Creates the report of a node that cannot be asked.
+    pub fn silent(address: &str, cluster: Option<[u8; CLUSTER_ID_LEN]>) -> Report {
+        Report {
+            address: address.to_owned(),
+            answers: vec![],
+            cluster,
+            names_no_keys: false,
+        }
+    }
+
     /// Returns the result of the whole command.
     pub fn result(&self) -> Result<(), Error> {
         let State { code, text, .. } = self.state();
@@ -118,6 +128,14 @@ impl Report {
     pub fn keys(&self) -> impl Iterator<Item = KeyName> {
         self.answers.iter().filter_map(|(_, answer)| match answer {
             Answer::Verified { key, .. } => *key,
+            _ => None,
+        })
+    }
+
+    /// Returns the policy's image that the node proves to run.
+    pub fn image(&self) -> Option<&str> {
+        self.answers.iter().find_map(|(_, answer)| match answer {
+            Answer::Verified { image, .. } => image.as_deref(),
             _ => None,
         })
     }

@@ -82,7 +82,7 @@ fn connect(endpoint: &Endpoint, client: atls::Client, deadline: Instant) -> Resu
         endpoint: endpoint.clone(),
         client,
     };
-    let socket = node.dial(deadline).map_err(|error| match error {
+    let socket = node.endpoint.dial(deadline).map_err(|error| match error {
         Attempt::Refused(why) | Attempt::Passing(why) => Attempted::Not(why),
     })?;
     let connected = node.client.connect(socket, deadline);
@@ -106,7 +106,7 @@ fn get_attestation(endpoint: &Endpoint, nonce: &[u8], deadline: Instant) -> Resu
         endpoint: endpoint.clone(),
         client: atls::Client::new(None, None),
     };
-    let socket = node.dial(deadline).map_err(|error| match error {
+    let socket = node.endpoint.dial(deadline).map_err(|error| match error {
         Attempt::Refused(why) | Attempt::Passing(why) => Error::Unreachable(why),
     })?;
     let transport = booted_base::plain::transport(socket);

@@ -348,6 +348,13 @@ impl Register {
     }
 }
 
+/// Returns how messages call the image of a policy whose registers are those of an attestation
+/// document, which a validator has accepted; `None` if it has no registers.
+pub fn image_of(policy: &Policy, document: &[u8]) -> Option<Box<str>> {
+    let (_, image) = nearest(policy, &explain::quoted(document)?);
+    Some(image.to_string().into())
+}
+
 /// Returns the image with the fewest differences, and the stage at which it has them; no stage if
 /// the policy does not distinguish them.
 fn nearest(policy: &Policy, values: &BTreeMap<u32, Vec<u8>>) -> (Option<Stage>, Image) {

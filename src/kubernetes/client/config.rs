@@ -171,6 +171,16 @@ impl Config {
     pub fn server(&self) -> &str {
         &self.server
     }
+
+    /// Returns the authorities that may certify the server.
+    pub fn authorities(&self) -> &[CertificateDer<'static>] {
+        self.roots.certificates()
+    }
+
+    /// Returns the client's own certificate, DER, if it has one.
+    pub fn certificate(&self) -> Option<&[u8]> {
+        Some(self.credentials.certificate.as_ref()?.der())
+    }
 }
 
 impl fmt::Debug for Config {

@@ -119,7 +119,7 @@ pub fn from_chart(before: &Value, after: &Value) -> Vec<String> {
 pub fn old_clients_until(client: &Client) -> Result<Option<String>, client::Error> {
     let at = DAEMON_SETS.in_namespace(NAMESPACE).named("key-service");
     let set = client.find(&at)?.unwrap_or_default();
-    Ok(value_of(&words(&set), "--old-clients-until").map(str::to_owned))
+    Ok(option_of(&set, "--old-clients-until"))
 }
 
 /// The clients of Constellation's key service that get no key from one of Firstlight, each as `NAMESPACE/NAME`.
@@ -220,8 +220,13 @@ pub fn variant(client: &Client) -> Result<Option<String>, client::Error> {
     Ok(value_of(&words(&set), "--attestation-variant").map(str::to_owned))
 }
 
-/// Returns the command line of a service.
-fn words(set: &Value) -> Vec<&str> {
+/// Returns the value of an option of a service, from its DaemonSet.
+pub fn option_of(set: &Value, option: &str) -> Option<String> {
+    value_of(&words(set), option).map(str::to_owned)
+}
+
+/// Returns the command line of a service, from its DaemonSet.
+pub fn words(set: &Value) -> Vec<&str> {
     let container = &set["spec"]["template"]["spec"]["containers"][0];
     [&container["command"], &container["args"]]
         .into_iter()

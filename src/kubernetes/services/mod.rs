@@ -414,7 +414,7 @@ pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
 pub use before::Before;
 pub use kept::{
     Maker, OldClients, all_old_clients, asks_a_key_service, maker, old_clients, old_clients_until,
-    variant as present_variant,
+    option_of, variant as present_variant, words as command_line,
 };
 pub use render::RenderError;
 
