@@ -288,6 +288,25 @@ impl Client {
         })
     }
 
+    /// Evicts a pod. Returns the server's message if it does not evict the pod now, for example because a PodDisruptionBudget
+    /// forbids it. Sends the request only once, so that the caller can go on with other pods.
+    pub fn evict(&self, pod: &Object, uid: &str) -> Result<Option<String>, Error> {
+        let eviction = pod.subresource("eviction");
+        let body = json!({
+            "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod.name(), "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        });
+        let request = Request {
+            body: Some(("application/json", &body)),
+            ..Request::once("create", &eviction, "POST", eviction.path())
+        };
+        match self.once(&request, Instant::now() + self.time) {
+            Ok(_) => Ok(None),
+            Err(Error::Refused(refused)) if refused.code == 429 => Ok(Some(refused.message)),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Replaces an object. Fails with a conflict if `metadata.resourceVersion` of `new` is not the present one.
     pub fn update(&self, object: &Object, new: &Value) -> Result<Value, Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", object.path());

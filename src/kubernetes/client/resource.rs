@@ -19,7 +19,7 @@ pub struct Resource {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Object {
     resource: Resource,
-    namespace: Option<String>,
+    pub(super) namespace: Option<String>,
     name: String,
     subresource: Option<&'static str>,
 }
