@@ -7,8 +7,8 @@ use super::output::OUTPUT;
 use super::usage::{HELP, Program, VERSION};
 use super::{
     apply, cluster_id, collateral, completions, components, doctor, explain, hash_secret, init,
-    man, measure, metadata, migrate, policy, recover, roots, share, ssh, status, timeline, upgrade,
-    verify, version, wrap,
+    man, measure, metadata, migrate, node, policy, recover, roots, share, ssh, status, timeline,
+    upgrade, verify, version, wrap,
 };
 
 /// The program with all its commands.
@@ -32,6 +32,7 @@ pub const PROGRAM: Program = Program {
         components::COMMAND,
         upgrade::COMMAND,
         migrate::COMMAND,
+        node::COMMAND,
         metadata::COMMAND,
         hash_secret::COMMAND,
         cluster_id::COMMAND,

@@ -35,6 +35,7 @@ mod measure;
 mod measure_image;
 mod metadata;
 mod migrate;
+pub mod node;
 mod objects;
 mod options;
 mod output;

@@ -1,7 +1,7 @@
 //! A server of a cloud, over HTTP/1.1, with TLS or without: a closure answers each request.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::thread;
 
@@ -91,6 +91,14 @@ pub fn start(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Str
 
 /// Starts a server with TLS and a new certificate. Returns its URL and the certificate in PEM.
 pub fn start_tls(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> (String, String) {
+    start_tls_at("127.0.0.1".parse().unwrap(), answer)
+}
+
+/// Starts a server as [`start_tls`] does, at another address of this machine.
+pub fn start_tls_at(
+    address: IpAddr,
+    answer: impl Fn(&Request) -> Answer + Send + Sync + 'static,
+) -> (String, String) {
     let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let key = PrivateKeyDer::Pkcs8(own.signing_key.serialize_der().into());
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -100,7 +108,7 @@ pub fn start_tls(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) ->
         .with_single_cert(vec![own.cert.der().clone()], key)
         .unwrap();
     let (config, answer) = (Arc::new(config), Arc::new(answer));
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind((address, 0)).unwrap();
     let url = format!("https://{}", listener.local_addr().unwrap());
     thread::spawn(move || {
         for client in listener.incoming().flatten() {

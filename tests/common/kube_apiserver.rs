@@ -2,7 +2,7 @@
 //! objects in the API stay as they are.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -17,6 +17,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 use serde_json::{Value, json};
+use support::foreign::fetched;
 use tempfile::TempDir;
 
 /// The API server needs about 6 s of processor time to start.
@@ -28,8 +29,17 @@ pub struct Cluster {
     programs: PathBuf,
     ports: [u16; 3],
     ca: (CertificateParams, KeyPair, String),
-    etcd: Process,
+    /// The etcd of this cluster alone; `None` if it has members of [`Cluster::start_on`].
+    etcd: Option<Process>,
+    members: Vec<Member>,
     api_server: Option<Process>,
+}
+
+/// A member of an etcd as kubeadm sets it up: the name and address of a control plane, the usual ports, TLS.
+struct Member {
+    name: String,
+    address: IpAddr,
+    process: Option<Process>,
 }
 
 /// A program that ends when its standard input closes, so that it ends however the test ends.
@@ -100,6 +110,12 @@ impl Cluster {
 
     /// Starts a separate cluster, which is not ready yet.
     pub fn start() -> Cluster {
+        Cluster::start_on(&[])
+    }
+
+    /// Starts a separate cluster with an etcd of these members, at addresses of loopback that no other test uses: names and
+    /// addresses of control planes. The files of a control plane are below `pki`.
+    pub fn start_on(members: &[(&str, IpAddr)]) -> Cluster {
         let programs = programs();
         let dir = TempDir::new().unwrap();
         let ports = free_ports();
@@ -112,16 +128,22 @@ impl Cluster {
         ];
         let key = KeyPair::generate().unwrap();
         let pem = ca.self_signed(&key).unwrap().pem();
-        let etcd = start_etcd(dir.path(), &programs, ports);
+        let etcd = members
+            .is_empty()
+            .then(|| start_etcd(dir.path(), &programs, ports));
         let mut cluster = Cluster {
             dir,
             programs,
             ports,
             ca: (ca, key, pem),
             etcd,
+            members: vec![],
             api_server: None,
         };
         cluster.write_pki();
+        if !members.is_empty() {
+            cluster.start_members(members);
+        }
         cluster.start_api_server();
         cluster
     }
@@ -131,12 +153,110 @@ impl Cluster {
     pub fn replace_etcd(&mut self, make: impl FnOnce(&Path)) {
         self.api_server = None;
         // its port is free again when it has ended
-        self.etcd.signal("-KILL");
+        self.etcd.as_ref().unwrap().signal("-KILL");
         let folder = self.path("etcd");
         fs::rename(&folder, self.path("etcd-before")).unwrap();
         make(&folder);
-        self.etcd = start_etcd(self.dir.path(), &self.programs, self.ports);
+        self.etcd = None;
+        self.etcd = Some(start_etcd(self.dir.path(), &self.programs, self.ports));
         self.start_api_server();
+    }
+
+    /// Starts the members, and writes the files of a control plane that their clients need.
+    fn start_members(&mut self, members: &[(&str, IpAddr)]) {
+        fs::create_dir_all(self.path("pki/etcd")).unwrap();
+        let addresses = members.iter().map(|(_, address)| address.to_string());
+        // etcd wants the source address of another member in its certificate
+        let addresses = addresses.chain(["127.0.0.1".to_owned()]);
+        let (certificate, key) = self.certificate_of("etcd", None, addresses.collect(), true);
+        let (client, client_key) = self.certificate("kube-apiserver-etcd-client", None, false);
+        for (name, content) in [
+            ("etcd/ca.crt", &self.ca.2),
+            ("etcd/server.crt", &certificate),
+            ("etcd/server.key", &key),
+            ("apiserver-etcd-client.crt", &client),
+            ("apiserver-etcd-client.key", &client_key),
+        ] {
+            fs::write(self.path("pki").join(name), content).unwrap();
+        }
+        let all = members
+            .iter()
+            .map(|(name, address)| format!("{name}=https://{address}:2380"));
+        let all = all.collect::<Vec<_>>().join(",");
+        let file = |name: &str| self.path("pki/etcd").join(name).display().to_string();
+        let start = |(name, address): &(&str, IpAddr)| {
+            let (clients, peers) = (
+                format!("https://{address}:2379"),
+                format!("https://{address}:2380"),
+            );
+            let [ca, certificate, key] = ["ca.crt", "server.crt", "server.key"].map(file);
+            let arguments = [
+                ("name", *name),
+                ("data-dir", &self.path(name).display().to_string()),
+                ("listen-client-urls", &clients),
+                ("advertise-client-urls", &clients),
+                ("listen-peer-urls", &peers),
+                ("initial-advertise-peer-urls", &peers),
+                ("initial-cluster", &all),
+                ("client-cert-auth", "true"),
+                ("trusted-ca-file", &ca),
+                ("cert-file", &certificate),
+                ("key-file", &key),
+                ("peer-client-cert-auth", "true"),
+                ("peer-trusted-ca-file", &ca),
+                ("peer-cert-file", &certificate),
+                ("peer-key-file", &key),
+                ("unsafe-no-fsync", "true"),
+            ]
+            .map(|(name, value)| format!("--{name}={value}"));
+            Member {
+                name: (*name).to_owned(),
+                address: *address,
+                process: Some(Process::start(
+                    &self.path(&format!("{name}.log")),
+                    &self.programs.join("etcd"),
+                    &arguments,
+                )),
+            }
+        };
+        self.members = members.iter().map(start).collect();
+    }
+
+    /// Kills a member of etcd, as if its machine had lost power.
+    #[allow(dead_code)] // not used by every test
+    pub fn kill_member(&mut self, name: &str) {
+        let member = self.members.iter_mut().find(|it| it.name == name);
+        member.unwrap().process = None;
+    }
+
+    /// Runs etcdctl at a member of etcd; returns what it prints.
+    #[allow(dead_code)] // not used by every test
+    pub fn etcdctl(&self, member: &str, arguments: &[&str]) -> String {
+        let member = self.members.iter().find(|it| it.name == member).unwrap();
+        let file = |name: &str| self.path("pki/etcd").join(name);
+        let output = Command::new(fetched("etcd-tools.sh").join("etcdctl"))
+            .arg(format!("--endpoints=https://{}:2379", member.address))
+            .arg("--cacert")
+            .arg(file("ca.crt"))
+            .arg("--cert")
+            .arg(file("server.crt"))
+            .arg("--key")
+            .arg(file("server.key"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Returns the names of etcd's members, as this one knows them; one that never started has no name.
+    #[allow(dead_code)] // not used by every test
+    pub fn members(&self, asked: &str) -> Vec<String> {
+        let list = self.etcdctl(asked, &["member", "list"]);
+        let name = |line: &str| line.split(", ").nth(2).unwrap().to_owned();
+        let mut names: Vec<_> = list.lines().map(name).collect();
+        names.sort();
+        names
     }
 
     /// Returns etcd's addresses for clients and for other members.
@@ -162,8 +282,21 @@ impl Cluster {
     pub fn start_api_server(&mut self) {
         let path = |name: &str| self.path(name).display().to_string();
         let [etcd, _, port] = self.ports;
+        let urls = self
+            .members
+            .iter()
+            .map(|it| format!("https://{}:2379", it.address));
+        let urls = urls.collect::<Vec<_>>().join(",");
+        let of_etcd = match urls.is_empty() {
+            true => vec![format!("--etcd-servers=http://127.0.0.1:{etcd}")],
+            false => vec![
+                format!("--etcd-servers={urls}"),
+                format!("--etcd-cafile={}", path("pki/etcd/ca.crt")),
+                format!("--etcd-certfile={}", path("pki/apiserver-etcd-client.crt")),
+                format!("--etcd-keyfile={}", path("pki/apiserver-etcd-client.key")),
+            ],
+        };
         let arguments = [
-            format!("--etcd-servers=http://127.0.0.1:{etcd}"),
             "--bind-address=127.0.0.1".to_owned(),
             format!("--secure-port={port}"),
             // no node has to find the server, and a loopback address is not valid for an endpoint
@@ -184,7 +317,7 @@ impl Cluster {
         self.api_server = Some(Process::start(
             &log,
             &self.programs.join("kube-apiserver"),
-            &arguments,
+            &[&arguments[..], &of_etcd].concat(),
         ));
     }
 
@@ -246,7 +379,10 @@ impl Cluster {
     /// Freezes etcd, while the API server continues; or continues it.
     #[allow(dead_code)] // not used by every test
     pub fn freeze_etcd(&self, frozen: bool) {
-        self.etcd.signal(if frozen { "-STOP" } else { "-CONT" });
+        self.etcd
+            .as_ref()
+            .unwrap()
+            .signal(if frozen { "-STOP" } else { "-CONT" });
     }
 
     /// Removes all versions except the present one (etcd's Compact).
@@ -275,7 +411,7 @@ impl Cluster {
     pub fn processes(&self) -> Vec<String> {
         self.api_server
             .iter()
-            .chain([&self.etcd])
+            .chain(&self.etcd)
             .flat_map(Process::children)
             .collect()
     }
@@ -340,13 +476,23 @@ impl Cluster {
 
     /// Issues a certificate; returns it with its key.
     fn certificate(&self, name: &str, group: Option<&str>, server: bool) -> (String, String) {
-        let names = if server {
-            ["127.0.0.1", "localhost", "kubernetes"]
+        let names = match server {
+            true => ["127.0.0.1", "localhost", "kubernetes"]
                 .map(str::to_owned)
-                .to_vec()
-        } else {
-            Vec::new()
+                .to_vec(),
+            false => Vec::new(),
         };
+        self.certificate_of(name, group, names, server)
+    }
+
+    /// Issues a certificate with these names and addresses. That of a server is good for a client, too, as etcd needs it.
+    fn certificate_of(
+        &self,
+        name: &str,
+        group: Option<&str>,
+        names: Vec<String>,
+        server: bool,
+    ) -> (String, String) {
         let mut params = CertificateParams::new(names).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         if let Some(group) = group {
@@ -355,11 +501,12 @@ impl Cluster {
                 .push(DnType::OrganizationName, group);
         }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![if server {
-            ExtendedKeyUsagePurpose::ServerAuth
-        } else {
-            ExtendedKeyUsagePurpose::ClientAuth
-        }];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if server {
+            params
+                .extended_key_usages
+                .push(ExtendedKeyUsagePurpose::ServerAuth);
+        }
         let key = KeyPair::generate().unwrap();
         let issuer = Issuer::from_params(&self.ca.0, &self.ca.1);
         (

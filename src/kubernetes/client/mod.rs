@@ -307,6 +307,22 @@ impl Client {
         }
     }
 
+    /// Returns the log of a container of a pod, from its kubelet.
+    pub fn pod_log(&self, pod: &Object, container: &str) -> Result<String, Error> {
+        let log = pod.subresource("log");
+        let path = format!("{}?container={}", log.path(), escaped(container));
+        let answer = self.bytes(&Request::new("get", &log, "GET", path))?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+
+    /// Asks the kubelet of a node for its health, through the API server and only once.
+    pub fn ask_kubelet(&self, node: &str) -> Result<(), Error> {
+        let proxy = NODES.named(node).subresource("proxy");
+        let path = format!("{}/healthz", proxy.path());
+        let request = Request::new("get", &proxy, "GET", path);
+        self.once(&request, Instant::now() + self.time).map(drop)
+    }
+
     /// Replaces an object. Fails with a conflict if `metadata.resourceVersion` of `new` is not the present one.
     pub fn update(&self, object: &Object, new: &Value) -> Result<Value, Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", object.path());
@@ -538,22 +554,24 @@ impl Client {
 
     /// Sends a request, repeats it according to the module's table, and returns the answer.
     fn json(&self, request: &Request) -> Result<Value, Error> {
+        let answer = self.bytes(request)?;
+        serde_json::from_slice(&answer).map_err(|error| Error::Answer {
+            request: request.name(),
+            problem: error.to_string(),
+        })
+    }
+
+    fn bytes(&self, request: &Request) -> Result<Zeroizing<Vec<u8>>, Error> {
         let started = Instant::now();
         self.repeated(request, started + self.time)
             .map_err(|error| error.tried_for(started.elapsed()))
     }
 
-    fn repeated(&self, request: &Request, deadline: Instant) -> Result<Value, Error> {
+    fn repeated(&self, request: &Request, deadline: Instant) -> Result<Zeroizing<Vec<u8>>, Error> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut tries_of_500 = TRIES_OF_500;
         loop {
-            let answer = self.once(request, deadline).and_then(|answer| {
-                serde_json::from_slice(&answer).map_err(|error| Error::Answer {
-                    request: request.name(),
-                    problem: error.to_string(),
-                })
-            });
-            let error = match answer {
+            let error = match self.once(request, deadline) {
                 Err(error)
                     if error.nothing_happened() || request.idempotent && error.is_temporary() =>
                 {

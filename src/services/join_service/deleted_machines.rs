@@ -26,11 +26,9 @@ use super::joining_node;
 use booted_base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
-use kubernetes::machine_record::{self, MachineRecord};
+use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
 use kubernetes::services::migration::Migration;
 
-/// The machine in the record of a disk that opens nowhere: no machine has this name.
-const NO_MACHINE: &str = "none";
 /// The timeout of one call of the API.
 const TIMEOUT: Duration = Duration::from_secs(5);
 

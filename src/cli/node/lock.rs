@@ -1,0 +1,153 @@
+//! Lets one `firstlight node remove` work at a time: two would each count the control plane that the other one removes.
+//!
+//! The Lease is renewed every few seconds. One that is not renewed any more, because its command was killed, is taken over.
+
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use base::crypto::random;
+use base::stop::Stop;
+use base::text::hex;
+use booted_base::time;
+use kubernetes::NAMESPACE;
+use kubernetes::client::{self, Client, LEASES, Object};
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::objects::text;
+use crate::progress::{Progress, printable};
+
+/// The name of the Lease.
+const NAME: &str = "firstlight-node-remove";
+/// How often the Lease is renewed.
+const RENEWAL: Duration = Duration::from_secs(4);
+/// How long a Lease must be unchanged, by the clock of this machine, before another command takes it.
+const VALIDITY: Duration = Duration::from_secs(20);
+
+/// The Lease, held. Dropping it ends the renewal, and deletes the Lease.
+pub struct Lock {
+    client: Client,
+    holder: String,
+    stop: Stop,
+    renewal: Option<JoinHandle<()>>,
+}
+
+fn object() -> Object {
+    LEASES.in_namespace(NAMESPACE).named(NAME)
+}
+
+fn spec(holder: &str) -> Value {
+    json!({"holderIdentity": holder, "leaseDurationSeconds": VALIDITY.as_secs(), "renewTime": time::micros(SystemTime::now())})
+}
+
+impl Lock {
+    /// Takes the Lease, or waits until one that is not renewed has ended.
+    pub fn take(client: &Client, progress: &Progress) -> Result<Lock, Error> {
+        // the operator's name helps the next one, and the random part tells two commands of one operator apart
+        let user = std::env::var("USER").unwrap_or_else(|_| "unknown".into());
+        let holder = format!("{user}-{}", hex(&random::<4>()));
+        let mut seen: Option<(Value, Instant)> = None;
+        loop {
+            let new = json!({"metadata": {"name": NAME}, "spec": spec(&holder)});
+            if client.create_if_absent(&LEASES.in_namespace(NAMESPACE), &new)? {
+                break;
+            }
+            let Some(mut lease) = client.find(&object())? else {
+                continue;
+            };
+            // the answer to an earlier try was lost
+            if is_of(&lease, &holder) {
+                break;
+            }
+            let version = &lease["metadata"]["resourceVersion"];
+            let other = printable(text(&lease, "/spec/holderIdentity"));
+            let (before, since) = seen.get_or_insert_with(|| {
+                progress.phase(format!(
+                    "{other} has begun to remove nodes: waiting whether it still runs"
+                ));
+                (version.clone(), Instant::now())
+            });
+            if version != before {
+                return Err(Error::Refused(format!(
+                    "another firstlight node remove runs in this cluster, by {other} (Lease {NAMESPACE}/{NAME}): wait until it has \
+                     ended, because both count the members of etcd that stay"
+                )));
+            }
+            if since.elapsed() >= VALIDITY {
+                lease["spec"] = spec(&holder);
+                match client.update(&object(), &lease) {
+                    Ok(_) => break,
+                    Err(error) if error.is_conflict() || error.is_not_found() => continue,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if client.stopped_within(Duration::from_secs(1)) {
+                return Err(client::Error::Stopped.into());
+            }
+        }
+        let mut lock = Lock {
+            client: client.within(RENEWAL),
+            holder,
+            stop: Stop::new(),
+            renewal: None,
+        };
+        lock.start()?;
+        Ok(lock)
+    }
+
+    fn start(&mut self) -> Result<(), Error> {
+        let (client, holder, stop) = (self.client.clone(), self.holder.clone(), self.stop.clone());
+        let renew = move || {
+            while !stop.wait(RENEWAL) {
+                let renewed = client.modify(&object(), |lease| {
+                    let is_ours = is_of(lease, &holder);
+                    if is_ours {
+                        lease["spec"] = spec(&holder);
+                    }
+                    is_ours
+                });
+                // `check` finds out whether the Lease is lost
+                if let Err(error) = renewed {
+                    log::debug!("{error}: renewing the Lease again");
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("lease".into()).spawn(renew);
+        self.renewal = Some(thread.map_err(Error::failed)?);
+        Ok(())
+    }
+
+    /// Checks before a change that no other command has taken the Lease.
+    pub fn check(&self) -> Result<(), Error> {
+        let lease = self.client.within(VALIDITY).find(&object())?;
+        let lease = lease.unwrap_or_default();
+        match is_of(&lease, &self.holder) {
+            true => Ok(()),
+            false => Err(Error::Refused(format!(
+                "the Lease {NAMESPACE}/{NAME} is no longer that of this command but of {:?}, because the API server did not answer for \
+                 {} s, or somebody deleted it: run the command again, which goes on",
+                printable(text(&lease, "/spec/holderIdentity")),
+                VALIDITY.as_secs()
+            ))),
+        }
+    }
+}
+
+fn is_of(lease: &Value, holder: &str) -> bool {
+    text(lease, "/spec/holderIdentity") == holder
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(renewal) = self.renewal.take() {
+            let _ = renewal.join();
+        }
+        // a Lease that stays ends by itself
+        if let Ok(Some(lease)) = self.client.find(&object())
+            && is_of(&lease, &self.holder)
+        {
+            let _ = self.client.delete_as(&object(), &lease);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! `firstlight node remove`: shows what exists of nodes, and removes it from the cluster.
+//!
+//! `plan` reads what exists and refuses what would do harm, `remove` has the steps. `etcd` asks etcd for its members, `power` finds out
+//! whether a machine is off, and `lock` lets one such command run at a time.
+
+pub mod etcd;
+mod lock;
+mod plan;
+mod power;
+mod remove;
+
+use std::io::{self, BufRead, IsTerminal};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use base::options::Opt;
+use base::program;
+use kubernetes::parameters::NodeName;
+use serde_json::Value;
+
+use super::drain::Permitted;
+use super::error::Error;
+use super::interrupt;
+use super::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
+use super::options::{TIMEOUT, time};
+use super::output::{OUTPUT, Output};
+use super::progress::Progress;
+use super::usage::{Command, Given, Operand, suggestion};
+use lock::Lock;
+use plan::Plan;
+use remove::Choices;
+
+const ACTIONS: [&str; 1] = ["remove"];
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "node",
+    summary: "remove nodes from the cluster",
+    about: &[
+        "Shows what exists of the nodes, asks, and then: cordons and drains them; removes the members of etcd of control planes; \
+         waits until you have powered the machines off; closes their disks; and deletes their bootstrap tokens, records and Nodes. \
+         Run again after an interruption, it goes on. It also removes what is left of a machine that no longer exists.",
+        "It refuses to remove the last control plane, and one without which etcd has no majority, and says the numbers. Pods are \
+         evicted as by kubectl drain: PodDisruptionBudgets are honoured, those of DaemonSets stay, and so does each pod that would lose \
+         data or that nothing makes again, unless an option permits it.",
+    ],
+    operand: Some(Operand {
+        value: "remove NAME..",
+        words: &ACTIONS,
+        is_needed: true,
+        help: "the names of the nodes, as in kubectl get nodes",
+    }),
+    options: &[
+        Opt::flag("yes", "do not ask before the first change"),
+        Opt::flag("dry-run", "show the plan, and change nothing"),
+        Opt::flag("skip-drain", "evict no pods: they end with the machine"),
+        Opt::flag(
+            "delete-emptydir-data",
+            "also evict pods with emptyDir volumes, whose data is lost",
+        ),
+        Opt::flag(
+            "delete-unmanaged-pods",
+            "also evict pods that no controller makes again elsewhere (kubectl drain: --force)",
+        ),
+        Opt::value(
+            "drain-timeout",
+            "TIME",
+            "how long the pods of a node may take to end",
+        )
+        .or("10m"),
+        Opt::flag(
+            "machines-off",
+            "you have made sure that the machines whose kubelets do not answer are powered off, or deleted",
+        ),
+        KUBECONFIG,
+        OUTPUT,
+        TIMEOUT.or("1h"),
+    ],
+    examples: &[
+        "firstlight node remove worker-2 --dry-run",
+        "firstlight node remove worker-2",
+        "firstlight node remove control-plane-1 worker-3 --yes --delete-emptydir-data",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Error> {
+    let action = given.operand()?;
+    if action != ACTIONS[0] {
+        let suggestion = suggestion("", &action, ACTIONS);
+        return Err(Error::Usage(format!(
+            "there is no action {action:?}{suggestion}"
+        )));
+    }
+    let mut names = Vec::new();
+    for name in given.further().iter().cloned().map(program::text) {
+        let name: String = name?;
+        NodeName::from_machine(&name)
+            .ok()
+            .filter(|it| it.as_str() == name)
+            .ok_or_else(|| Error::Usage(format!("{name:?} is not the name of a node")))?;
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    if names.is_empty() {
+        return Err(Error::Usage(
+            "expected firstlight node remove NAME..".into(),
+        ));
+    }
+    Ok(Options {
+        names,
+        is_agreed: given.has("yes"),
+        is_dry_run: given.has("dry-run"),
+        drains: !given.has("skip-drain"),
+        permitted: Permitted {
+            empty_dir: given.has("delete-emptydir-data"),
+            unmanaged: given.has("delete-unmanaged-pods"),
+        },
+        drain_limit: given.parsed("drain-timeout", time)?,
+        machines_off: given.has("machines-off"),
+        kubeconfig: kubeconfigs_of(given),
+        output: Output::of(given)?,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// The names of the nodes.
+    pub names: Vec<String>,
+    /// Whether the operator need not be asked.
+    pub is_agreed: bool,
+    /// Whether nothing is changed.
+    pub is_dry_run: bool,
+    /// Whether the nodes are drained.
+    pub drains: bool,
+    /// Which pods may be evicted.
+    pub permitted: Permitted,
+    /// The limit for the pods of a node.
+    pub drain_limit: Duration,
+    /// Whether the operator knows that machines are off whose kubelets do not answer.
+    pub machines_off: bool,
+    /// The administrator's kubeconfigs.
+    pub kubeconfig: Vec<PathBuf>,
+    /// The form of the output.
+    pub output: Output,
+    /// The limit for the whole command.
+    pub timeout: Duration,
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Error> {
+    let deadline = Instant::now() + options.timeout;
+    let client = kubeconfig::client(&options.kubeconfig)?;
+    let mut progress = Progress::on_stderr();
+    progress.phase(format!("waiting for the API server {}", client.server()));
+    client
+        .within(options.timeout)
+        .wait_ready(&mut |why| progress.line(why))?;
+    let lock = match options.is_dry_run {
+        true => None,
+        false => Some(Lock::take(&client, &progress)?),
+    };
+    let plan = Plan::read(&client, &progress, &options.names, options.permitted)?;
+    options.output.say(plan.text(options.drains).trim_end())?;
+    if options.is_dry_run {
+        options.output.json(&json(&plan, false))?;
+    }
+    plan.check(client.server(), options.drains, options.machines_off)?;
+    let Some(lock) = lock else {
+        return options.output.say("nothing was changed");
+    };
+    if !options.is_agreed {
+        // its line on the terminal would overwrite the question
+        drop(progress);
+        ask(&options.names)?;
+        progress = Progress::on_stderr();
+    }
+    interrupt::means(
+        "what was removed stays removed, and a node that is not removed yet stays cordoned (kubectl uncordon); run the same command \
+         again, which goes on",
+    );
+    let how = Choices {
+        drains: options.drains,
+        permitted: options.permitted,
+        drain_limit: options.drain_limit,
+        deadline,
+    };
+    remove::run(&client, &progress, &lock, &plan, &how)?;
+    drop(progress);
+    options.output.json(&json(&plan, true))?;
+    options
+        .output
+        .say(format!("removed: {}", options.names.join(", ")))?;
+    // the plan said so, too, perhaps an hour ago
+    for node in &plan.nodes {
+        for what in plan.by_hand(node) {
+            options
+                .output
+                .say(format!("left to you: {}: {what}", node.name))?;
+        }
+    }
+    Ok(())
+}
+
+fn json(plan: &Plan, is_removed: bool) -> Value {
+    let mut json = plan.json();
+    json["removed"] = is_removed.into();
+    json
+}
+
+/// Asks the operator on the terminal.
+fn ask(names: &[String]) -> Result<(), Error> {
+    if !io::stdin().is_terminal() {
+        return Err(Error::Usage(
+            "standard input is no terminal, so nobody can be asked: give --yes, or look at the plan with --dry-run".into(),
+        ));
+    }
+    eprint!("Remove {}? Type yes: ", names.join(", "));
+    let mut answer = String::new();
+    let read = io::stdin().lock().read_line(&mut answer);
+    read.map_err(|error| Error::failed(format!("standard input: {error}")))?;
+    match answer.trim() {
+        "yes" => Ok(()),
+        _ => Err(Error::Failed("nothing was changed".into())),
+    }
+}

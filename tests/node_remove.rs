@@ -1,0 +1,769 @@
+//! `firstlight node remove` with a real kube-apiserver on an etcd of three members, and with kubectl beside it (`make
+//! kubernetes-api`). The test does the work of the kubelets: it runs the commands of pods that ask etcd, with the real etcdctl.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime};
+
+use base::stop::Stop;
+use booted_base::time;
+use booted_base::uuid::Uuid;
+use common::cloud_server::{self, Answer};
+use common::kube_apiserver::{Cluster, PATIENCE, build};
+use kubernetes::client::{
+    CONFIG_MAPS, Client, DAEMON_SETS, LEASES, NODES, Object, POD_DISRUPTION_BUDGETS, PODS, SECRETS,
+    SERVICE_ACCOUNTS, Selector,
+};
+use kubernetes::machine_record::MachineRecord;
+use serde_json::{Value, json};
+use support::foreign::fetched;
+use support::program::{Program, built};
+use tempfile::TempDir;
+
+/// The folder of kubeadm's files, as pods mount it.
+const PKI: &str = "/etc/kubernetes/pki/";
+
+fn disk(number: u8) -> String {
+    format!("00000000-0000-0000-0000-0000000000{number:02x}")
+}
+
+fn address(number: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(127, 42, 7, number))
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or("")
+}
+
+fn list<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
+/// Returns the address of all kubelets: one of this machine, because an API server passes no request on to loopback.
+fn kubelets() -> IpAddr {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    // sends nothing
+    socket.connect("192.0.2.1:9").unwrap();
+    socket.local_addr().unwrap().ip()
+}
+
+/// The machines whose kubelets do not reach the API server, and the logs of containers by their paths at a kubelet.
+#[derive(Default)]
+struct Machines {
+    cut_off: Mutex<BTreeSet<String>>,
+    logs: Mutex<HashMap<String, String>>,
+}
+
+/// An address at which nothing answers, as that of a machine without power: its listener has a full backlog.
+struct Nothing {
+    address: SocketAddr,
+    _listener: TcpListener,
+    _first: TcpStream,
+}
+
+impl Nothing {
+    fn new() -> Nothing {
+        let listener = TcpListener::bind((kubelets(), 0)).unwrap();
+        // SAFETY: listen(2) takes no pointers; this shrinks the backlog of a listening socket.
+        unsafe { libc::listen(listener.as_raw_fd(), 0) };
+        let address = listener.local_addr().unwrap();
+        let first = TcpStream::connect(address).unwrap();
+        Nothing {
+            address,
+            _listener: listener,
+            _first: first,
+        }
+    }
+}
+
+struct Setup {
+    cluster: Cluster,
+    admin: Client,
+    machines: Arc<Machines>,
+    folder: TempDir,
+    /// The port of all kubelets.
+    port: u16,
+    nothing: Nothing,
+    stop: Stop,
+    kubelets: Option<JoinHandle<()>>,
+}
+
+impl Drop for Setup {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(kubelets) = self.kubelets.take() {
+            let _ = kubelets.join();
+        }
+    }
+}
+
+impl Setup {
+    /// Starts a cluster of control planes of these names.
+    fn new(planes: &[&str], first: u8) -> Setup {
+        let members: Vec<_> = planes
+            .iter()
+            .zip(first..)
+            .map(|(name, number)| (*name, address(number)))
+            .collect();
+        let cluster = Cluster::start_on(&members);
+        let admin = cluster.client(&Stop::new());
+        admin.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
+        for namespace in ["default", "kube-system"] {
+            let account = json!({"metadata": {"name": "default"}});
+            let accounts = SERVICE_ACCOUNTS.in_namespace(namespace);
+            admin.create_if_absent(&accounts, &account).unwrap();
+        }
+        let machines = Arc::new(Machines::default());
+        let logs = machines.clone();
+        let (url, _) = cloud_server::start_tls_at(kubelets(), move |request| {
+            match logs.logs.lock().unwrap().get(&request.path) {
+                _ if request.path == "/healthz" => Answer::text(200, "ok"),
+                Some(log) => Answer::text(200, log.as_str()),
+                None => Answer::text(404, "no such container"),
+            }
+        });
+        let port = url.rsplit(':').next().unwrap().parse().unwrap();
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("admin.conf"), cluster.kubeconfig()).unwrap();
+        let stop = Stop::new();
+        let kubelets = {
+            let (client, machines, stop) = (cluster.client(&stop), machines.clone(), stop.clone());
+            let pki = cluster.path("pki");
+            thread::spawn(move || {
+                while !stop.wait(Duration::from_millis(200)) {
+                    play_kubelets(&client, &machines, &pki);
+                }
+            })
+        };
+        let setup = Setup {
+            cluster,
+            admin,
+            machines,
+            folder,
+            port,
+            nothing: Nothing::new(),
+            stop,
+            kubelets: Some(kubelets),
+        };
+        for (name, address) in members {
+            setup.node(name, address, true);
+            setup.etcd_pod(name, address);
+        }
+        setup
+    }
+
+    fn node(&self, name: &str, address: IpAddr, is_control_plane: bool) {
+        let mut labels = json!({});
+        if is_control_plane {
+            labels["node-role.kubernetes.io/control-plane"] = "".into();
+        }
+        self.admin
+            .create(
+                &NODES.all(),
+                &json!({"metadata": {"name": name, "labels": labels}}),
+            )
+            .unwrap();
+        let status = json!({"status": {
+            // the API server looks for the kubelet at the first one: the log server of this test
+            "addresses": [{"type": "Hostname", "address": kubelets().to_string()}, {"type": "InternalIP", "address": address.to_string()}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port}},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Test"}],
+        }});
+        self.admin
+            .merge(&NODES.named(name).subresource("status"), &status)
+            .unwrap();
+        let lease = json!({"metadata": {"name": name}, "spec": {"holderIdentity": name, "leaseDurationSeconds": 40}});
+        self.admin
+            .create_if_absent(&LEASES.in_namespace("kube-node-lease"), &lease)
+            .unwrap();
+    }
+
+    /// The static pod of etcd, as kubeadm writes it.
+    fn etcd_pod(&self, node: &str, address: IpAddr) {
+        let flags = [
+            "etcd".to_owned(),
+            format!("--listen-client-urls=https://{address}:2379"),
+            format!("--cert-file={PKI}etcd/server.crt"),
+            format!("--key-file={PKI}etcd/server.key"),
+            format!("--trusted-ca-file={PKI}etcd/ca.crt"),
+        ];
+        let pod = json!({
+            "metadata": {
+                "name": format!("etcd-{node}"), "labels": {"component": "etcd", "tier": "control-plane"},
+                "annotations": {"kubernetes.io/config.mirror": "a"},
+            },
+            "spec": {
+                "nodeName": node, "hostNetwork": true, "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "etcd", "image": "registry.k8s.io/etcd:3.6.5-0", "command": flags, "volumeMounts": [
+                    {"name": "etcd-data", "mountPath": "/var/lib/etcd"},
+                    {"name": "etcd-certs", "mountPath": "/etc/kubernetes/pki/etcd"},
+                ]}],
+                "volumes": [
+                    {"name": "etcd-data", "hostPath": {"path": "/var/lib/etcd", "type": "DirectoryOrCreate"}},
+                    {"name": "etcd-certs", "hostPath": {"path": "/etc/kubernetes/pki/etcd", "type": "DirectoryOrCreate"}},
+                ],
+            },
+        });
+        self.admin
+            .create(&PODS.in_namespace("kube-system"), &pod)
+            .unwrap();
+    }
+
+    /// Cuts the power of a machine.
+    fn power_off(&self, name: &str) {
+        self.cut_off(name);
+        self.answers_at(name, self.nothing.address.port());
+    }
+
+    /// Lets the kubelet of a machine no longer reach the API server, while it answers.
+    fn cut_off(&self, name: &str) {
+        self.machines.cut_off.lock().unwrap().insert(name.into());
+    }
+
+    /// Sets the port at which the API server looks for a kubelet.
+    fn answers_at(&self, name: &str, port: u16) {
+        let status = json!({"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}});
+        let at = NODES.named(name).subresource("status");
+        self.admin.merge(&at, &status).unwrap();
+    }
+
+    /// Does what Kubernetes' node controller does when it has not heard of a kubelet for 40 s.
+    fn notice_silence(&self, name: &str) {
+        let status = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown", "reason": "Test"}]}});
+        let at = NODES.named(name).subresource("status");
+        self.admin.merge(&at, &status).unwrap();
+    }
+
+    /// Records that a machine has joined.
+    fn record(&self, name: &str, number: u8, is_control_plane: bool, machine: &str) {
+        let disk = Uuid::parse(&disk(number)).unwrap();
+        let mut record = MachineRecord::of_node(name, &disk, Some(machine), "abcdef", "");
+        (record.control_plane, record.addresses) = (is_control_plane, vec![address(number)]);
+        let maps = CONFIG_MAPS.in_namespace("kube-system");
+        self.admin.create(&maps, &record.to_object()).unwrap();
+    }
+
+    /// Returns which machine has a disk.
+    fn machine_of(&self, disk: &str) -> String {
+        let maps = CONFIG_MAPS.in_namespace("kube-system");
+        let map = self.admin.get(&maps.named(&format!("join-disk-{disk}")));
+        text(&map.unwrap(), "/data/machine").to_owned()
+    }
+
+    fn is_cordoned(&self, node: &str) -> bool {
+        self.admin.get(&NODES.named(node)).unwrap()["spec"]["unschedulable"] == true
+    }
+
+    fn pod(&self, name: &str, node: &str, owner: Option<&str>, more: Value) {
+        let mut pod = json!({
+            "metadata": {"name": name, "labels": {"app": name}},
+            "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [{"name": "a", "image": "a"}]},
+        });
+        if let Some(kind) = owner {
+            pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": kind, "name": "a", "uid": "1", "controller": true}]);
+        }
+        for (key, value) in more.as_object().into_iter().flatten() {
+            let (part, key) = key.split_once('.').unwrap();
+            pod[part][key] = value.clone();
+        }
+        self.admin
+            .create(&PODS.in_namespace("default"), &pod)
+            .unwrap();
+    }
+
+    /// Returns the names of the pods on a node, without the part behind the last hyphen.
+    fn pods_on(&self, node: &str) -> BTreeSet<String> {
+        let selector = Selector::fields(&format!("spec.nodeName={node}"));
+        let pods = self
+            .admin
+            .list(&PODS.in_namespace("default"), &selector)
+            .unwrap()
+            .items;
+        pods.iter()
+            .map(|pod| base_of(text(pod, "/metadata/name")))
+            .collect()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(built("firstlight"));
+        command
+            .args(["node", "remove", "--kubeconfig", "admin.conf"])
+            .args(arguments)
+            .current_dir(self.folder.path());
+        command
+    }
+
+    fn remove(&self, arguments: &[&str]) -> Output {
+        let output = self.command(arguments).output().unwrap();
+        println!("{arguments:?}: {}", said(&output));
+        output
+    }
+
+    fn refuses(&self, arguments: &[&str], reasons: &[&str]) {
+        let output = self.remove(arguments);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        for reason in reasons {
+            assert!(said(&output).contains(reason), "no {reason:?}");
+        }
+    }
+
+    fn removes(&self, arguments: &[&str]) {
+        let output = self.remove(arguments);
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    fn exists(&self, object: &Object) -> bool {
+        self.admin.find(object).unwrap().is_some()
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> Output {
+        Command::new(build(&["kubectl"]).join("kubectl"))
+            .arg("--kubeconfig")
+            .arg(self.folder.path().join("admin.conf"))
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+}
+
+fn said(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+fn base_of(name: &str) -> String {
+    name.rsplit_once('-')
+        .map_or(name, |(base, _)| base)
+        .to_owned()
+}
+
+/// Does what the kubelets do that reach the API server: renews leases, starts pods, and runs those that ask etcd.
+fn play_kubelets(client: &Client, machines: &Machines, pki: &Path) {
+    let cut_off = machines.cut_off.lock().unwrap().clone();
+    let is_on = |name: &str| !cut_off.contains(name);
+    let nodes = client.list(&NODES.all(), &Selector::default());
+    for node in nodes.map(|it| it.items).unwrap_or_default() {
+        let name = text(&node, "/metadata/name");
+        if is_on(name) {
+            let renewed = json!({"spec": {"renewTime": time::micros(SystemTime::now())}});
+            let _ = client.merge(
+                &LEASES.in_namespace("kube-node-lease").named(name),
+                &renewed,
+            );
+        }
+    }
+    let pods = client.list(&PODS.all(), &Selector::default());
+    for pod in pods.map(|it| it.items).unwrap_or_default() {
+        let is_new = text(&pod, "/status/phase") == "Pending";
+        if is_new && is_on(text(&pod, "/spec/nodeName")) {
+            let at = PODS
+                .in_namespace(text(&pod, "/metadata/namespace"))
+                .named(text(&pod, "/metadata/name"));
+            let status = match at.name().starts_with("firstlight-etcd-") {
+                true => run_etcdctl(&pod, machines, pki),
+                false => {
+                    json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]})
+                }
+            };
+            let _ = client.merge(&at.subresource("status"), &json!({"status": status}));
+        }
+    }
+}
+
+/// Runs the containers of a pod. They see only the folders that the pod mounts.
+fn run_etcdctl(pod: &Value, machines: &Machines, pki: &Path) -> Value {
+    let mut is_done = true;
+    let containers = list(pod, "/spec/containers").iter().map(|container| {
+        let mounts = list(container, "/volumeMounts").iter();
+        let mounted: Vec<_> = mounts.map(|it| text(it, "/mountPath")).collect();
+        assert_eq!(mounted, ["/etc/kubernetes/pki/etcd"], "{pod}");
+        assert!(container["volumeMounts"][0]["readOnly"] == true, "{pod}");
+        let mut words = list(container, "/command")
+            .iter()
+            .map(|it| it.as_str().unwrap());
+        let program = fetched("etcd-tools.sh").join(words.next().unwrap());
+        let words = words.map(|word| word.replace(PKI, &format!("{}/", pki.display())));
+        let output = Command::new(program).args(words).output().unwrap();
+        is_done &= output.status.success();
+        let name = text(container, "/name");
+        let path = format!(
+            "/containerLogs/kube-system/{}/{name}",
+            text(pod, "/metadata/name")
+        );
+        machines.logs.lock().unwrap().insert(path, said(&output));
+        json!({
+            "name": name, "image": "a", "imageID": "a", "ready": false, "restartCount": 0,
+            "state": {"terminated": {"exitCode": output.status.code().unwrap()}},
+        })
+    });
+    let containers: Vec<_> = containers.collect();
+    json!({"phase": if is_done { "Succeeded" } else { "Failed" }, "containerStatuses": containers})
+}
+
+/// Makes a pod of each kind on a node.
+fn make_pods(setup: &Setup, node: &str, number: u8) {
+    let scratch = json!({"spec.volumes": [{"name": "a", "emptyDir": {}}]});
+    let name = |kind: &str| format!("{kind}-{number}");
+    setup.pod(&name("managed"), node, Some("ReplicaSet"), json!({}));
+    setup.pod(&name("scratch"), node, Some("ReplicaSet"), scratch.clone());
+    setup.pod(&name("daemon"), node, Some("DaemonSet"), scratch);
+    setup.pod(&name("alone"), node, None, json!({}));
+    setup.pod(
+        &name("static"),
+        node,
+        None,
+        json!({"metadata.annotations": {"kubernetes.io/config.mirror": "a"}}),
+    );
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_worker_leaves_with_what_kubectl_would_evict_and_all_that_is_recorded_of_it() {
+    let setup = Setup::new(&["plane-a"], 10);
+    let selector = json!({"matchLabels": {"app": "daemon"}});
+    let template = json!({"metadata": {"labels": {"app": "daemon"}}, "spec": {"containers": [{"name": "a", "image": "a"}]}});
+    let set =
+        json!({"metadata": {"name": "a"}, "spec": {"selector": selector, "template": template}});
+    setup
+        .admin
+        .create(&DAEMON_SETS.in_namespace("default"), &set)
+        .unwrap();
+    for (node, number) in [("worker-0", 20), ("worker-1", 21)] {
+        setup.node(node, address(number), false);
+        make_pods(&setup, node, number);
+    }
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let key = format!("000b{}", "5a".repeat(32));
+    setup.record("worker-0", 20, false, &key);
+    // the operator has emptied the record of its disk, and a further disk is of the same machine
+    for (disk, machine) in [(disk(20), ""), (disk(0xbb), &*key)] {
+        let record = MachineRecord::of_disk(&Uuid::parse(&disk).unwrap(), machine);
+        setup.admin.create(&maps, &record.to_object()).unwrap();
+    }
+    let expected = json!({"expected": "00".repeat(32), "warnOnly": false});
+    let policy = json!({"measurements": {"4": expected}, "attestationKeys": [key]});
+    let config = json!({"metadata": {"name": "join-config"}, "data": {"attestationConfig": policy.to_string()}});
+    setup.admin.create(&maps, &config).unwrap();
+    let secrets = SECRETS.in_namespace("kube-system");
+    for (id, node) in [("abcdef", "worker-0"), ("ghijkl", "worker-1")] {
+        let token = json!({"metadata": {"name": format!("bootstrap-token-{id}"), "labels": {"firstlight/node": node}}});
+        setup.admin.create(&secrets, &token).unwrap();
+    }
+
+    // the same pods need permission
+    let ours = setup.remove(&["worker-0", "--dry-run", "--output", "json"]);
+    assert_eq!(ours.status.code(), Some(1));
+    let plan: Value = serde_json::from_slice(&ours.stdout).unwrap();
+    let ours = list(&plan, "/nodes/0/notPermitted").iter();
+    let ours: BTreeSet<_> = ours
+        .map(|it| base_of(it.as_str().unwrap().split(':').next().unwrap()))
+        .collect();
+    let theirs = setup.kubectl(&[
+        "drain",
+        "worker-1",
+        "--ignore-daemonsets",
+        "--dry-run=server",
+    ]);
+    let theirs = said(&theirs);
+    let kinds = ["managed", "scratch", "daemon", "alone", "static"];
+    let theirs: BTreeSet<_> = kinds
+        .iter()
+        .filter(|kind| {
+            theirs.lines().any(|line| {
+                line.contains("cannot delete") && line.contains(&format!("default/{kind}-"))
+            })
+        })
+        .map(|kind| format!("default/{kind}"))
+        .collect();
+    assert_eq!(ours, theirs);
+    assert_eq!(ours.len(), 2);
+    assert_eq!(setup.pods_on("worker-0"), kinds.map(str::to_owned).into());
+
+    // the same pods are evicted
+    let drained = setup.kubectl(&[
+        "drain",
+        "worker-1",
+        "--ignore-daemonsets",
+        "--delete-emptydir-data",
+        "--force",
+    ]);
+    assert!(drained.status.success(), "{drained:?}");
+    let all = [
+        "worker-0",
+        "--yes",
+        "--delete-emptydir-data",
+        "--delete-unmanaged-pods",
+    ];
+    let mut removal = Program::start(&mut setup.command(&all));
+    removal.expect("power off worker-0 now");
+    // two at a time would each count what the other one removes
+    setup.refuses(
+        &["worker-1", "--yes"],
+        &["another firstlight node remove runs in this cluster, by "],
+    );
+    assert_eq!(setup.pods_on("worker-0"), setup.pods_on("worker-1"));
+    assert_eq!(setup.pods_on("worker-0").len(), 2);
+    assert!(setup.is_cordoned("worker-0"));
+    assert!(setup.exists(&maps.named("join-node-worker-0")));
+    setup.power_off("worker-0");
+    assert!(removal.exit().success());
+    let by_hand = "left to you: worker-0: the policy names its attestation key: firstlight policy remove-key policy.json ";
+    assert!(removal.output().contains(&format!("{by_hand}{key}")));
+    assert!(!setup.exists(&NODES.named("worker-0")) && setup.exists(&NODES.named("worker-1")));
+    assert!(!setup.exists(&maps.named("join-node-worker-0")));
+    assert_eq!(setup.machine_of(&disk(20)), "none");
+    assert_eq!(setup.machine_of(&disk(0xbb)), "none");
+    assert!(!setup.exists(&secrets.named("bootstrap-token-abcdef")));
+    assert!(setup.exists(&secrets.named("bootstrap-token-ghijkl")));
+    setup.refuses(
+        &["worker-0", "--yes"],
+        &["nothing is left of a node \"worker-0\""],
+    );
+    // a token of a node that was no control plane needs no etcd
+    let pod = PODS.in_namespace("kube-system").named("etcd-plane-a");
+    let not_ready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
+    let status = pod.subresource("status");
+    setup.admin.merge(&status, &not_ready).unwrap();
+    let token = json!({"metadata": {"name": "bootstrap-token-mnopqr", "labels": {"firstlight/node": "worker-9"}}});
+    setup.admin.create(&secrets, &token).unwrap();
+    setup.removes(&["worker-9", "--yes"]);
+    assert!(!setup.exists(&secrets.named("bootstrap-token-mnopqr")));
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_machine_that_kubernetes_takes_for_lost_may_run_and_keeps_its_node() {
+    let setup = Setup::new(&["plane-c"], 12);
+    setup.node("worker-3", address(23), false);
+    setup.record("worker-3", 23, false, "m");
+    // the operator has given its disk to another machine
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let given = MachineRecord::of_disk(&Uuid::parse(&disk(23)).unwrap(), "other");
+    setup.admin.create(&maps, &given.to_object()).unwrap();
+    setup.pod("managed", "worker-3", Some("ReplicaSet"), json!({}));
+    let is_there = || {
+        let record = maps.named("join-node-worker-3");
+        setup.exists(&NODES.named("worker-3")) && setup.exists(&record)
+    };
+    setup.cut_off("worker-3");
+    setup.notice_silence("worker-3");
+
+    // its kubelet answers: it has no network to the API server, or no certificate
+    for more in [&[][..], &["--machines-off"]] {
+        let arguments = ["worker-3", "--yes", "--timeout", "30s"];
+        setup.refuses(
+            &[&arguments[..], more].concat(),
+            &[
+                "the kubelet of worker-3 still answers, so its machine runs",
+                "--machines-off",
+            ],
+        );
+        assert!(is_there());
+        assert!(
+            setup.is_cordoned("worker-3"),
+            "it may reach the API server again"
+        );
+    }
+    uncordon(&setup, "worker-3");
+    // nothing listens at the port of the kubelet, or nothing answers at all
+    let refused = TcpListener::bind((kubelets(), 0)).unwrap();
+    let closed = refused.local_addr().unwrap().port();
+    drop(refused);
+    for (port, why) in [
+        (closed, "connection refused"),
+        (setup.nothing.address.port(), "i/o timeout"),
+    ] {
+        setup.answers_at("worker-3", port);
+        setup.refuses(
+            &["worker-3", "--yes"],
+            &[
+                "the kubelet of worker-3 does not answer",
+                why,
+                "say so: --machines-off",
+            ],
+        );
+        assert!(is_there() && !setup.is_cordoned("worker-3"));
+    }
+    // its Lease shows that it runs, although the API server does not reach it
+    setup.machines.cut_off.lock().unwrap().clear();
+    setup.refuses(
+        &["worker-3", "--yes", "--machines-off", "--timeout", "75s"],
+        &["the kubelet of worker-3 has not been silent for 60 s"],
+    );
+    assert!(is_there());
+    setup.power_off("worker-3");
+    setup.notice_silence("worker-3");
+    setup.removes(&["worker-3", "--yes", "--machines-off"]);
+    assert!(!is_there());
+    assert_eq!(setup.machine_of(&disk(23)), "other");
+}
+
+fn uncordon(setup: &Setup, node: &str) {
+    let uncordoned = setup.kubectl(&["uncordon", node]);
+    assert!(uncordoned.status.success(), "{uncordoned:?}");
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_disruption_budget_is_waited_for_and_the_command_goes_on_where_it_was_cut_off() {
+    let setup = Setup::new(&["plane-b"], 11);
+    let _controller = setup.cluster.start_controllers("disruption-controller");
+    setup.node("worker-2", address(22), false);
+    setup.pod("guarded", "worker-2", Some("ReplicaSet"), json!({}));
+    setup.pod("free", "worker-2", Some("ReplicaSet"), json!({}));
+    let budget = json!({"metadata": {"name": "b"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}}});
+    let budgets = POD_DISRUPTION_BUDGETS.in_namespace("default");
+    setup.admin.create(&budgets, &budget).unwrap();
+    while setup.admin.get(&budgets.named("b")).unwrap()["status"]["currentHealthy"] != 1 {
+        thread::sleep(Duration::from_millis(100));
+    }
+    let asked = setup.remove(&["worker-2"]);
+    assert_eq!(
+        asked.status.code(),
+        Some(2),
+        "without a terminal nobody is asked"
+    );
+    setup.refuses(
+        &["worker-2", "--yes", "--drain-timeout", "8s"],
+        &[
+            "pods are still on worker-2 after 8 s",
+            "default/guarded: Cannot evict pod as it would violate the pod's disruption budget",
+            "kubectl uncordon worker-2",
+        ],
+    );
+    let guarded = PODS.in_namespace("default").named("guarded");
+    assert!(setup.exists(&guarded) && !setup.exists(&PODS.in_namespace("default").named("free")));
+    setup.admin.delete(&budgets.named("b")).unwrap();
+
+    // the machine runs: its Node stays
+    setup.refuses(
+        &["worker-2", "--yes", "--timeout", "40s"],
+        &["the kubelet of worker-2 still answers, so its machine runs"],
+    );
+    assert!(!setup.exists(&guarded) && setup.exists(&NODES.named("worker-2")));
+    // its record was deleted before the command was cut off: nobody knows which attestation key it had
+    let expected = json!({"expected": "00".repeat(32), "warnOnly": false});
+    let policy = json!({"measurements": {"4": expected}, "attestationKeys": [format!("000b{}", "5a".repeat(32))]});
+    let config = json!({"metadata": {"name": "join-config"}, "data": {"attestationConfig": policy.to_string()}});
+    setup
+        .admin
+        .create(&CONFIG_MAPS.in_namespace("kube-system"), &config)
+        .unwrap();
+    let plan = setup.remove(&["worker-2", "--dry-run"]);
+    assert!(
+        said(&plan)
+            .contains("its record, which says which attestation key it had, is deleted already")
+    );
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn control_planes_leave_as_long_as_etcd_keeps_its_majority() {
+    let names = ["plane-0", "plane-1", "plane-2"];
+    let mut setup = Setup::new(&names, 1);
+    let members = |setup: &Setup| setup.cluster.members("plane-0");
+    assert_eq!(members(&setup), names);
+    setup.refuses(
+        &["plane-0", "plane-1", "plane-2", "--dry-run"],
+        &["of the 3 control planes none would be left"],
+    );
+    // the API server of this test answers at an address of one of the nodes
+    setup.node("plane-own", IpAddr::V4(Ipv4Addr::LOCALHOST), true);
+    setup.refuses(&["plane-own", "--dry-run"], &["is plane-own itself"]);
+    setup.admin.delete(&NODES.named("plane-own")).unwrap();
+
+    // one of three is lost: none of the other two may leave, and the lost one may
+    setup.cluster.kill_member("plane-1");
+    setup.power_off("plane-1");
+    setup.notice_silence("plane-1");
+    setup.refuses(
+        &["plane-2", "--yes"],
+        &["etcd would lose its majority: without plane-2, 1 of its 2 members with a vote answer, and 2 are needed (plane-1: "],
+    );
+    assert_eq!(members(&setup), names);
+    assert!(!setup.is_cordoned("plane-2"), "nothing was changed");
+    // both together: the lost one first
+    setup.refuses(
+        &["plane-1", "--yes"],
+        &["the kubelet of plane-1 does not answer"],
+    );
+    setup.removes(&["plane-2", "plane-1", "--machines-off", "--dry-run"]);
+    setup.removes(&["plane-1", "--machines-off", "--yes"]);
+    assert_eq!(members(&setup), ["plane-0", "plane-2"]);
+    assert!(!setup.exists(&NODES.named("plane-1")));
+
+    // cut off after etcd, and run again
+    let mut cut = Program::start(&mut setup.command(&["plane-2", "--yes"]));
+    cut.expect("plane-2: no member of etcd any more");
+    assert!(
+        Command::new("kill")
+            .args(["-KILL", &cut.id().to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
+    cut.exit();
+    assert_eq!(members(&setup), ["plane-0"]);
+    // its API server ends with its member, and with that the Lease of its kubelet, which asks only this API server
+    setup.cut_off("plane-2");
+    setup.notice_silence("plane-2");
+    let mut rest = Program::start(&mut setup.command(&["plane-2", "--yes"]));
+    rest.expect("has begun to remove nodes: waiting whether it still runs");
+    rest.expect("power off plane-2 now");
+    // longer than a kubelet must be silent
+    thread::sleep(Duration::from_secs(75));
+    assert!(setup.exists(&NODES.named("plane-2")), "{}", rest.output());
+    setup.power_off("plane-2");
+    assert!(rest.exit().success(), "{}", rest.output());
+    assert!(!setup.exists(&NODES.named("plane-2")));
+
+    learners_leave_that_are_of_no_other_node(&setup);
+
+    setup.refuses(
+        &["plane-0", "--yes"],
+        &["of the 1 control planes none would be left"],
+    );
+    assert_eq!(members(&setup), ["plane-0"]);
+    // no pod that asked etcd is left
+    let pods = setup
+        .admin
+        .list(&PODS.in_namespace("kube-system"), &Selector::default())
+        .unwrap();
+    assert!(
+        pods.items
+            .iter()
+            .all(|pod| text(pod, "/metadata/name").starts_with("etcd-")),
+        "{pods:?}"
+    );
+}
+
+/// A control plane was deleted while it joined: its member of etcd has an address but no name.
+fn learners_leave_that_are_of_no_other_node(setup: &Setup) {
+    setup.record("plane-never", 9, true, "m");
+    let url = format!("--peer-urls=https://{}:2380", address(9));
+    let added = ["member", "add", "plane-never", "--learner", &url];
+    setup.cluster.etcdctl("plane-0", &added);
+    // the cloud has given its address to another machine, which joins: the member may be that of the new one
+    setup.record("plane-next", 9, true, "n");
+    let plan = setup.remove(&["plane-never", "--dry-run"]);
+    assert!(said(&plan).contains("stays, because plane-next has its address too"));
+    setup.removes(&["plane-never", "--yes"]);
+    assert_eq!(setup.cluster.members("plane-0"), ["", "plane-0"]);
+    setup.removes(&["plane-next", "--yes"]);
+    assert_eq!(setup.cluster.members("plane-0"), ["plane-0"]);
+}
