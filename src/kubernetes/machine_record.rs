@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! join-node-NAME   by a join ticket       data: node, disk, machine, addresses, hostKey, principals, token,
-//!                                               nodeUID, role, issued
+//!                                               nodeUID, role, issued, image
 //!                  by an init             the same without a token, written by the node itself
 //! join-disk-UUID   by a rejoin ticket for a disk without a record, while migration is on,
 //!                  or by the operator     data: disk, machine
@@ -63,6 +63,9 @@ pub struct MachineRecord {
     /// Whether the machine's source address was that of the machine with this name in the cloud's
     /// list.
     pub direct: bool,
+    /// The ID of the policy's image whose registers the machine had at its last ticket, also at one
+    /// of a reboot. Empty if none is known.
+    pub image: String,
     /// When the ticket was issued.
     pub issued: Option<SystemTime>,
     /// The resourceVersion for an update.
@@ -136,6 +139,7 @@ impl MachineRecord {
             node_uid: text("/data/nodeUID"),
             control_plane: text("/data/role") == CONTROL_PLANE,
             direct: text("/data/direct") == YES,
+            image: text("/data/image"),
             issued: time::parse(&text("/data/issued")),
             version: text("/metadata/resourceVersion"),
         })
@@ -178,6 +182,9 @@ impl MachineRecord {
             }
             if self.direct {
                 data["direct"] = YES.into();
+            }
+            if !self.image.is_empty() {
+                data["image"] = self.image.as_str().into();
             }
             data["issued"] = self.issued.map(time::seconds).unwrap_or_default().into();
         }
@@ -225,6 +232,7 @@ mod tests {
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000002").unwrap();
         let mut written = MachineRecord::of_node("n", &disk, Some("m"), "abcdef", "u");
         (written.version, written.control_plane, written.direct) = ("7".into(), true, true);
+        written.image = "ab".repeat(16);
         assert_eq!(
             MachineRecord::read(&written.to_object()).as_ref(),
             Some(&written)

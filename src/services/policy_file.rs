@@ -7,6 +7,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use base::text::hex;
+use ring::digest::{SHA256, digest};
 use verifier::{PolicyError, Validator};
 
 /// The name of the file in the configuration directory; it contains JSON.
@@ -34,13 +36,15 @@ impl Loaded {
             path: path.into(),
             fault,
         })?;
-        Ok(Loaded {
+        let loaded = Loaded {
             path: path.into(),
             parse,
             text,
             validator,
             fault: None,
-        })
+        };
+        loaded.log("it");
+        Ok(loaded)
     }
 
     /// Reads the file again. Returns the new validator if the policy has changed; when the caller uses
@@ -63,8 +67,14 @@ impl Loaded {
 
     /// Logs that callers are judged by the new policy from now on.
     pub fn log_new(&self) {
+        self.log("a new policy");
+    }
+
+    /// Logs which policy is in force. `firstlight rollout` waits for the digest in the logs.
+    fn log(&self, policy: &str) {
         let path = self.path.display();
-        log::info!("attestation policy {path}: a new policy is in force");
+        let digest = hex(digest(&SHA256, self.text.as_bytes()).as_ref());
+        log::info!("attestation policy {path}: {policy} is in force (sha256 {digest})");
     }
 
     /// Returns the validator of the policy in force.

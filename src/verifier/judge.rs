@@ -65,6 +65,7 @@ fn accepted(form: Form, identified: Identified) -> Accepted {
         claims: Arc::new(Claims {
             form,
             stage: identified.stage,
+            image: identified.image,
             platform: identified.platform,
         }),
     }

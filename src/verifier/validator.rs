@@ -68,6 +68,8 @@ pub struct Identified {
     pub machine: Option<Arc<str>>,
     /// The stage of the machine's boot; `None` if the validator does not distinguish stages.
     pub stage: Option<Stage>,
+    /// The [ID](crate::policy::Image::id) of the policy's image that has the machine's registers.
+    pub image: Option<Arc<str>>,
     /// What the evidence proves about the platform; `None` if it contains nothing that a platform
     /// signed.
     pub platform: Option<Arc<PlatformClaims>>,
@@ -86,6 +88,8 @@ pub struct Claims {
     pub form: Form,
     /// As [`Identified::stage`].
     pub stage: Option<Stage>,
+    /// As [`Identified::image`].
+    pub image: Option<Arc<str>>,
     /// As [`Identified::platform`].
     pub platform: Option<Arc<PlatformClaims>>,
 }

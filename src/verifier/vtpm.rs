@@ -123,7 +123,7 @@ impl Validator {
             check_bank(&values)?;
         }
         let log = &document.attestation.event_log.0;
-        self.policy.check(&values, |index, measurement, got| {
+        let image = self.policy.check(&values, |index, measurement, got| {
             mismatch(index, measurement, got, log)
         })?;
         let key = KeyName::of(&document.attestation.ak_pub.0);
@@ -153,6 +153,7 @@ impl Validator {
             user_data: document.user_data.0,
             machine: Some(key.digest().into()),
             stage: None,
+            image: Some(image.id().clone()),
             platform: platform.map(|claims| Arc::new(hardware::claims::printable(claims))),
             is_endorsed: endorsed,
             cluster: values

@@ -17,6 +17,7 @@ use super::{joining_node, reservation, tokens};
 use kubernetes::client::Client;
 use kubernetes::machine_record::{self, MachineRecord};
 use rpc::grpc::Call;
+use verifier::Claims;
 
 /// The timeout of an API call within a ticket. Callers wait 30 s.
 const API_TIMEOUT: Duration = Duration::from_secs(8);
@@ -75,6 +76,12 @@ impl ClusterAccess {
     fn busy(&self) -> MutexGuard<'_, HashSet<String>> {
         lock(&self.busy)
     }
+}
+
+/// Returns the ID of the image that the caller runs, or an empty text.
+pub fn image_of(call: &Call) -> String {
+    let image = call.claims::<Claims>().and_then(|it| it.image.as_deref());
+    image.unwrap_or_default().into()
 }
 
 /// A node whose ticket is being issued, until this is dropped.
@@ -170,6 +177,7 @@ impl<'a> Admission<'a> {
             addresses: asked.addresses().to_vec(),
             host_key: asked.host_key.line(),
             principals: principals.to_vec(),
+            image: image_of(self.call),
             ..MachineRecord::of_node(
                 asked.node(),
                 &asked.disk,

@@ -57,6 +57,8 @@ pub struct Subject<'a> {
     pub machine: Option<&'a str>,
     /// The form of attested TLS: `old` or `strong`; empty without attested TLS.
     pub form: &'static str,
+    /// The ID of the policy's image that the caller runs.
+    pub image: Option<&'a str>,
     /// The caller's proven claims about its platform.
     pub platform: Option<&'a PlatformClaims>,
     /// When the request arrived.
@@ -79,6 +81,7 @@ impl<'a> Subject<'a> {
                 Some(Form::Old) => "old",
                 None => "",
             },
+            image: claims.and_then(|claims| claims.image.as_deref()),
             platform: claims.and_then(|claims| claims.platform.as_deref()),
             since: Instant::now(),
         }
@@ -270,6 +273,7 @@ fn line(subject: &Subject, decision: &str, reason: &str, why: &str) -> Value {
     json!({
         "request": subject.request, "decision": decision, "reason": reason, "peer": subject.peer,
         "node": subject.node, "role": subject.role, "disk": subject.disk, "machine": subject.machine, "form": subject.form,
+        "image": subject.image,
         "platform": subject.platform, "why": why,
     })
 }
@@ -351,6 +355,7 @@ mod tests {
             disk: "",
             machine: Some("a1b2"),
             form: "strong",
+            image: Some("ab"),
             platform,
             since: Instant::now(),
         };
@@ -363,6 +368,7 @@ mod tests {
             let record = line(&subject(Some(&claims)), decision, "reason", "why");
             assert_eq!(record["platform"], expected);
             assert_eq!(record["machine"], "a1b2");
+            assert_eq!(record["image"], "ab");
         }
         let record = line(&subject(None), GIVEN, GIVEN, "");
         assert!(record["platform"].is_null());

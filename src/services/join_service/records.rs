@@ -94,6 +94,24 @@ pub fn check_rejoin(
     }
 }
 
+/// Returns the record that has to be written after a rejoin ticket: `record`, or that of the node, if
+/// the node's image is not the recorded one.
+pub fn with_image(
+    cluster: &Cluster,
+    disk: &Uuid,
+    image: String,
+    record: Option<MachineRecord>,
+) -> Option<MachineRecord> {
+    let changed = || {
+        let records = cluster.records_of_disk(disk.as_str());
+        let mut of_nodes = records.iter().filter(|record| !record.node.is_empty());
+        let changed = of_nodes.find(|record| record.image != image)?;
+        Some(MachineRecord::clone(changed))
+    };
+    let record = record.or_else(changed)?;
+    Some(MachineRecord { image, ..record })
+}
+
 /// Returns a record for a disk without one. Refuses a machine that has too many disks, because each
 /// leaves a record. The counts are those of the records of disks: of this machine, and of all.
 fn check_new_disk(

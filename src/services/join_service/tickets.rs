@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime};
 
 use zeroize::Zeroizing;
 
-use super::admission::{Admission, ClusterAccess};
+use super::admission::{Admission, ClusterAccess, image_of};
 use super::approver;
 use super::audit::{Audit, Subject};
 use super::cleaner::Task;
@@ -212,9 +212,15 @@ impl Tickets {
             ticket.measurement_salt = self.secrets.measurement_salt()?.expose().to_vec();
         }
         self.check_caller(call, Stage::Initramfs)?;
-        if let (Some(attached), Some(record)) = (&self.cluster, record) {
-            attached.cluster.store_record_of_disk(&record);
-            attached.cleaner.add(Task::Write(Box::new(record)));
+        if let Some(attached) = &self.cluster {
+            if let Some(record) = &record {
+                attached.cluster.store_record_of_disk(record);
+            }
+            let image = image_of(call);
+            let record = records::with_image(&attached.cluster, disk, image, record);
+            if let Some(record) = record {
+                attached.cleaner.add(Task::Write(Box::new(record)));
+            }
         }
         ticket.host_certificate = self.renewed_host_certificate(call, disk);
         Ok((ticket, note))

@@ -76,9 +76,11 @@ mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use hardware::json::is_default;
 use hardware::tdx::TdxRequirements;
+use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 
 use crate::refusal::{Kind, Refusal};
@@ -111,6 +113,8 @@ const RTMR_0: u32 = 1;
 const STRONG: &str = "strong";
 /// Maximum number of characters in the name of an image.
 const MAX_NAME: usize = 100;
+/// The bytes of an image's ID.
+const ID_LEN: usize = 16;
 
 /// The expected value of a register.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,6 +137,8 @@ pub struct Image {
     initramfs: BTreeMap<u32, Measurement>,
     /// Whether the image's kernel confines the code in ACPI tables.
     has_confined_kernel: bool,
+    /// See [`Image::id`].
+    id: Arc<str>,
 }
 
 /// What a kernel does with the host's ACPI tables.
@@ -234,6 +240,7 @@ impl Image {
             measurements,
             initramfs,
             has_confined_kernel: false,
+            id: "".into(),
         };
         image.check()?;
         Ok(image)
@@ -271,7 +278,21 @@ impl Image {
             let why = "no register is enforced, so it would accept any machine";
             return Err(Fault::Image.because(why));
         }
+        self.id = self.compute_id();
         Ok(())
+    }
+
+    fn compute_id(&self) -> Arc<str> {
+        let mut bytes = vec![];
+        for registers in [&self.measurements, &self.initramfs] {
+            // a count keeps the two lists apart
+            bytes.push(registers.len() as u8);
+            for (index, measurement) in registers {
+                bytes.extend([*index as u8, u8::from(measurement.warn_only)]);
+                bytes.extend(&measurement.expected);
+            }
+        }
+        hex(&digest(&SHA256, &bytes).as_ref()[..ID_LEN]).into()
     }
 
     /// Returns the registers at this stage.
@@ -295,6 +316,7 @@ impl Image {
             initramfs: Image::measurements_from_json(initramfs)
                 .map_err(|error| error.within("initramfs"))?,
             has_confined_kernel: acpi_tables.is_some(),
+            id: "".into(),
         };
         image.check()?;
         Ok(image)
@@ -351,6 +373,13 @@ impl Image {
         let first = self.measurements.values().next();
         let kind = first.and_then(|first| Registers::of(&first.expected));
         kind.unwrap_or(Registers::Pcrs)
+    }
+
+    /// Returns 32 hexadecimal digits that depend on all registers of the image at both stages, and on nothing else: in each policy
+    /// the image has the same ID, whatever its name is. A policy for one stage or cluster keeps the IDs of the policy that it was
+    /// made from.
+    pub fn id(&self) -> &Arc<str> {
+        &self.id
     }
 
     /// Returns the name; empty if the image has none.
@@ -742,13 +771,13 @@ impl Policy {
         &self.tdx
     }
 
-    /// Checks registers. The refusal has a line made by `say` for each enforced register with a
-    /// wrong value; other wrong registers are logged.
+    /// Checks registers, and returns the image that has them. The refusal has a line made by `say`
+    /// for each enforced register with a wrong value; other wrong registers are logged.
     pub(crate) fn check(
         &self,
         values: &BTreeMap<u32, Vec<u8>>,
         say: impl Fn(u32, &Measurement, Option<&[u8]>) -> String,
-    ) -> Result<(), Refusal> {
+    ) -> Result<&Image, Refusal> {
         let image = self.nearest(values);
         let mut refused = vec![];
         for (index, measurement, got) in image.mismatches(values) {
@@ -765,7 +794,7 @@ impl Policy {
         }
         let judged = hardware::reasons::unless_none(refused);
         if let [_] = self.images() {
-            return judged;
+            return judged.map(|()| image);
         }
         judged.map_err(|refusal| {
             refusal.reworded(|lines| format!(
@@ -774,7 +803,7 @@ impl Policy {
             ))
         })?;
         log::debug!("the machine runs {image}");
-        Ok(())
+        Ok(image)
     }
 
     /// Returns the policy for a machine that has joined no cluster in this boot: the register of
@@ -1215,6 +1244,56 @@ mod tests {
             assert_eq!(wrong(&mixed), 1, "{mixed:?}");
         }
         assert_eq!(wrong(&[(4, 2), (9, 2), (15, 7)]), 1);
+    }
+
+    #[test]
+    fn an_image_has_the_same_id_in_each_policy_and_at_each_stage() {
+        let id = |policy: &Policy, at: usize| policy.images()[at].id().to_string();
+        let (both, old) = (upgrade(), Policy::new(enforced(&[(4, 1), (9, 1), (15, 0)])));
+        let old = old.unwrap();
+        assert_eq!(id(&both, 0), id(&old, 0));
+        assert_eq!(id(&both, 0).len(), 32);
+        assert_ne!(id(&both, 0), id(&both, 1));
+        let other_name = old.clone().and_image("x", both.images()[1].clone());
+        assert_eq!(id(&other_name.unwrap(), 1), id(&both, 1));
+        // what is required of the register of the cluster ID is no property of the image
+        assert_eq!(id(&old.clone().expecting_cluster(&[7; 32]), 0), id(&old, 0));
+        let json = |more: &str| {
+            let entry = |warn| format!(r#"{{"expected":"{}","warnOnly":{warn}}}"#, "01".repeat(32));
+            let registers = format!(r#""4":{},"11":{}"#, entry(false), entry(true));
+            let text = format!(r#"{{"measurements":{{{registers}}}{more}}}"#);
+            Policy::from_json(&text).unwrap()
+        };
+        let initramfs = format!(r#","initramfs":{{"11":"{}"}}"#, "02".repeat(32));
+        let (plain, staged) = (json(""), json(&initramfs));
+        assert_ne!(id(&plain, 0), id(&staged, 0));
+        for stage in Stage::ALL {
+            assert_eq!(id(&staged.clone().at(stage), 0), id(&staged, 0));
+        }
+        let enforced = plain.images()[0].measurements().clone();
+        let warned = |warn_only| {
+            enforced.clone().into_iter().map(move |(index, it)| {
+                (
+                    index,
+                    Measurement {
+                        warn_only: index == 11 && warn_only,
+                        ..it
+                    },
+                )
+            })
+        };
+        assert_eq!(
+            id(&Policy::new(warned(true).collect()).unwrap(), 0),
+            id(&plain, 0)
+        );
+        assert_ne!(
+            id(&Policy::new(warned(false).collect()).unwrap(), 0),
+            id(&plain, 0)
+        );
+        let found = both.check(&machine(&[(4, 2), (9, 2), (15, 0)]), |_, _, _| {
+            String::new()
+        });
+        assert_eq!(*found.unwrap().id(), *both.images()[1].id());
     }
 
     #[test]

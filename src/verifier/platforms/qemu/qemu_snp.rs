@@ -105,7 +105,7 @@ impl Validator {
         // before the signatures: a report of another machine must not make this program fetch
         // certificates
         let values = BTreeMap::from([(CLUSTER_ID_PCR, register.to_vec())]);
-        self.policy.check(&values, |_, measurement, _| {
+        let image = self.policy.check(&values, |_, measurement, _| {
             let (expected, got) = (hex(&measurement.expected), hex(register));
             format!("register of the cluster ID: expected {expected}, got {got}")
         })?;
@@ -118,6 +118,7 @@ impl Validator {
             user_data,
             machine: None,
             stage: None,
+            image: Some(image.id().clone()),
             platform: Some(Arc::new(claims::printable(platform))),
             is_endorsed: true,
             cluster: ClusterRegister::new(register),

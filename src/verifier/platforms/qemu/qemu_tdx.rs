@@ -88,7 +88,8 @@ impl TdValidator {
         let cluster = ClusterRegister::new(&quote.body.rtmr[3]);
         // before the signatures: a quote with wrong registers must not make this program fetch
         // collateral
-        self.policy
+        let image = self
+            .policy
             .check(&registers(&quote.body), |index, measurement, got| {
                 let (name, expected) = (Registers::Rtmrs.name(index), hex(&measurement.expected));
                 match got {
@@ -107,6 +108,7 @@ impl TdValidator {
             user_data: document.user_data.0,
             machine: None,
             stage: None,
+            image: Some(image.id().clone()),
             platform: Some(Arc::new(hardware::claims::printable(platform))),
             is_endorsed: true,
             cluster,
