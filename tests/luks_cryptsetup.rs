@@ -85,6 +85,19 @@ impl Fixture {
         self.dir.path().join(name)
     }
 
+    /// Returns the volume key that a disk's header has for a passphrase, according to cryptsetup.
+    fn volume_key(&self, disk: &str, passphrase: &str) -> Secret {
+        let options = ["--dump-volume-key", "--key-file", passphrase];
+        let dump = self.ok("luksDump", &options, &[disk]);
+        // "MK dump:" or "Volume key dump:", then hexadecimal bytes on several lines
+        let (_, hex) = dump.split_once("dump:").unwrap();
+        let bytes = hex.split_whitespace();
+        let key: Vec<u8> = bytes
+            .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+            .collect();
+        Secret::new(key)
+    }
+
     /// Runs `cryptsetup ACTION OPTIONS FILES`. The files are relative to the directory.
     fn cryptsetup(&self, action: &str, options: &[&str], files: &[&str]) -> Output {
         let mut command = Command::new("cryptsetup");
@@ -224,18 +237,28 @@ fn cryptsetup_opens_what_we_format_and_gets_our_volume_key() {
     let it = Fixture::ours();
     assert!(it.opens("old"));
     assert!(!it.opens("new"));
-    let dump = it.ok(
-        "luksDump",
-        &["--dump-volume-key", "--key-file", "old"],
-        &["disk"],
+    assert_eq!(it.volume_key("disk", "old"), volume_key());
+}
+
+/// docs/day-two/secrets.md: why another master secret does not protect a disk whose key is known to others.
+#[test]
+fn another_passphrase_does_not_protect_a_disk_whose_header_was_copied() {
+    let mut it = Fixture::ours();
+    std::fs::copy(it.path("disk"), it.path("copy")).unwrap();
+    it.commit();
+    assert!(it.opens("new") && !it.opens("old"));
+    assert_eq!(it.volume_key("disk", "new"), it.volume_key("copy", "old"));
+
+    // and the data of a disk with integrity protection cannot be encrypted again with another volume key
+    let before = it.bytes();
+    let options = ["--init-only", "--key-file", "new", "--pbkdf-memory", "32"];
+    let output = it.cryptsetup("reencrypt", &options, &["disk"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("integrity profile is not supported"),
+        "{said}"
     );
-    // "MK dump:" or "Volume key dump:", then hexadecimal bytes on several lines
-    let (_, hex) = dump.split_once("dump:").unwrap();
-    let key: Vec<u8> = hex
-        .split_whitespace()
-        .map(|byte| u8::from_str_radix(byte, 16).unwrap())
-        .collect();
-    assert_eq!(Secret::new(key), volume_key());
+    assert!(it.bytes() == before);
 }
 
 #[test]
