@@ -29,7 +29,7 @@ use kubernetes::services::{
 use serde_json::{Value, json};
 use verifier::sources::offline;
 use verifier::variant::DEFAULT;
-use verifier::{Policy, Variant};
+use verifier::{KeyName, Policy, Variant};
 
 /// What is granted to Constellation's S3 proxy: the only key for which it asks.
 const S3_PROXY_KEY: &str = "id:s3proxy-kek";
@@ -362,10 +362,8 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Erro
     // checked here: if the service cannot read the new policy, it keeps the previous one, and the
     // operator would not notice
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
-    let mut wanted = and_known(read.clone(), state.attestation_keys.clone())?;
-    if requires_strong(options, &read, client)? {
-        wanted = wanted.requiring_strong();
-    }
+    let is_strong = requires_strong(options, &read, client)?;
+    let wanted = policy_of(read.clone(), state.attestation_keys.clone(), is_strong)?;
     let policy = if wanted == read {
         policy.into()
     } else {
@@ -406,6 +404,26 @@ fn variant(options: &Options, client: Option<&Client>) -> Result<&'static Varian
     Variant::named(present.as_deref().unwrap_or(DEFAULT)).map_err(Error::failed)
 }
 
+/// Returns the policy that `apply` puts in force: that of the file, the keys of known nodes, and the strong form of attested TLS
+/// if it is required besides.
+pub fn policy_of(
+    file: Policy,
+    known: impl IntoIterator<Item = KeyName>,
+    is_strong: bool,
+) -> Result<Policy, Error> {
+    let policy = and_known(file, known)?;
+    Ok(match is_strong {
+        true => policy.requiring_strong(),
+        false => policy,
+    })
+}
+
+/// Returns whether `apply` keeps the requirement of the strong form, because the policy in force has it. A policy that cannot be
+/// read, such as one of Constellation, requires nothing.
+pub fn keeps_strong(in_force: &str) -> bool {
+    Policy::from_json(in_force).is_ok_and(|policy| policy.requires_strong())
+}
+
 /// Returns whether to add the requirement of the strong form to a policy without it: as the options
 /// say, or else as in the cluster.
 fn requires_strong(
@@ -417,10 +435,7 @@ fn requires_strong(
     else {
         return Ok(options.require_strong.unwrap_or_default());
     };
-    let present = services::present_policy(client)?;
-    // a policy that cannot be read, such as one of Constellation, requires nothing
-    let present = present.and_then(|text| Policy::from_json(&text).ok());
-    let is_strong = present.is_some_and(|present| present.requires_strong());
+    let is_strong = services::present_policy(client)?.is_some_and(|text| keeps_strong(&text));
     if is_strong {
         log::warn!(
             "the policy in force requires the strong form, and {} does not: the requirement stays, and --require any removes it",

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use std::{fmt, thread};
+use std::{fmt, io, thread};
 
 use super::files;
 use super::progress::{Progress, human};
@@ -100,6 +100,12 @@ impl Endpoint {
         })
     }
 
+    /// Returns the address with another port.
+    pub fn at(mut self, port: u16) -> Endpoint {
+        self.port = port;
+        self
+    }
+
     /// Returns the TCP port.
     pub fn port(&self) -> u16 {
         self.port
@@ -111,21 +117,26 @@ impl Endpoint {
     }
 
     /// Opens a TCP connection.
-    pub fn dial(&self, deadline: Instant) -> Result<TcpStream, Attempt> {
+    pub fn dial(&self, deadline: Instant) -> Result<TcpStream, Unreached> {
         let addresses = (self.host.as_str(), self.port).to_socket_addrs();
         let addresses = addresses
-            .map_err(|error| Attempt::Passing(format!("cannot resolve its name: {error}")))?;
-        let mut failure = "its name has no address".to_owned();
+            .map_err(|error| Unreached::from(format!("cannot resolve its name: {error}")))?;
+        let mut failure = Unreached::from("its name has no address");
         for address in addresses {
             let left = deadline
                 .saturating_duration_since(Instant::now())
                 .max(Duration::from_millis(1));
             match TcpStream::connect_timeout(&address, left.min(CONNECT_TIMEOUT)) {
                 Ok(socket) => return Ok(socket),
-                Err(error) => failure = format!("cannot connect to {address}: {error}"),
+                Err(error) => {
+                    failure = Unreached {
+                        text: format!("cannot connect to {address}: {error}"),
+                        is_closed: error.kind() == io::ErrorKind::ConnectionRefused,
+                    }
+                }
             }
         }
-        Err(Attempt::Passing(failure))
+        Err(failure)
     }
 }
 
@@ -313,7 +324,7 @@ impl Node {
                     let text = format!("{}: attestation refused: {why}", self.endpoint);
                     return Err(Error::Attestation(text));
                 }
-                Err(Attempt::Passing(reason)) => reason,
+                Err(Attempt::Passing(reason)) => reason.text,
             };
             if !pause.take(deadline) {
                 let waited = human(started.elapsed());
@@ -326,14 +337,14 @@ impl Node {
 
     /// Tries once to connect to the node, until `deadline` at most.
     pub fn attempt(&self, deadline: Instant) -> Result<Reached, Attempt> {
-        let passing = |error: &dyn fmt::Display| Attempt::Passing(error.to_string());
-        let socket = self.endpoint.dial(deadline)?;
+        let passing = |error: &dyn fmt::Display| Attempt::Passing(error.to_string().into());
+        let socket = self.endpoint.dial(deadline).map_err(Attempt::Passing)?;
         let handshake = deadline.min(Instant::now() + HANDSHAKE_TIMEOUT);
         let transport: Transport =
             self.client
                 .connect(socket, handshake)
                 .map_err(|error| match error {
-                    atls::Error::Refused(why) => Attempt::Refused(why.to_string()),
+                    atls::Error::Refused(why) => Attempt::Refused(verifier::refusal_of(why)),
                     other => passing(&other),
                 })?;
         let key = transport
@@ -470,9 +481,33 @@ impl Validator for AnyStanding {
 /// Why a try failed.
 pub enum Attempt {
     /// The node does not meet the policy, for this reason.
-    Refused(String),
+    Refused(Refusal),
     /// The node could not be reached, for this reason; a later try may succeed.
-    Passing(String),
+    Passing(Unreached),
+}
+
+/// Why a server could not be reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreached {
+    /// The reason, as a clause.
+    pub text: String,
+    /// Whether its machine answered that no program listens on the port.
+    pub is_closed: bool,
+}
+
+impl<T: Into<String>> From<T> for Unreached {
+    fn from(text: T) -> Unreached {
+        Unreached {
+            text: text.into(),
+            is_closed: false,
+        }
+    }
+}
+
+impl fmt::Display for Unreached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 /// The time that is reserved for the last try before a deadline.
@@ -542,6 +577,18 @@ mod tests {
         ] {
             assert!(Endpoint::parse(text, 9000).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_port_where_no_program_listens_is_told_from_other_failures() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let dial = |host| Endpoint::parse(host, port).unwrap().dial(deadline);
+        assert!(dial("127.0.0.1").is_ok());
+        drop(listener);
+        assert!(dial("127.0.0.1").unwrap_err().is_closed);
+        assert!(!dial("no-such-name.invalid").unwrap_err().is_closed);
     }
 
     #[test]

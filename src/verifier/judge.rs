@@ -15,6 +15,9 @@ use crate::refusal::{Kind, Refusal};
 use crate::validator::{Challenge, Claims, Evidence, Identified, Session, Validator};
 use crate::{self_signed, sha256, wire};
 
+/// The field in the refusal of a peer that proves itself by another attestation variant than the verifier expects.
+pub const OTHER_VARIANT: &str = "variant";
+
 /// The PCR banks of which quotes are requested: policies have values of this one.
 const BANKS: [Bank; 1] = [Bank::Sha256];
 
@@ -127,7 +130,7 @@ impl Validators {
             .map(|validator| hex(validator.properties().oid))
             .collect();
         let got: Vec<_> = oids.iter().take(SHOWN).map(|oid| hex(oid)).collect();
-        Kind::Unproven.because(format!(
+        let refusal = Kind::Unproven.because(format!(
             "it has no attestation document of an accepted variant (expected OID {}, got {})",
             expected.join(" or "),
             if got.is_empty() {
@@ -135,7 +138,12 @@ impl Validators {
             } else {
                 got.join(", ")
             }
-        ))
+        ));
+        match got.is_empty() {
+            true => refusal,
+            // the machine proves itself by another variant than the caller expects
+            false => refusal.of(OTHER_VARIANT),
+        }
     }
 }
 

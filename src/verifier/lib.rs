@@ -41,7 +41,7 @@ pub use attest::*;
 pub use booted_base::stage::Stage;
 pub use hardware::claims::{PlatformClaims, Property, TcbPart};
 pub use hardware::{Refusal, claims, reasons, refusal};
-pub use judge::{judge, judge_of_any, refusal as refusal_of, role_of};
+pub use judge::{OTHER_VARIANT, judge, judge_of_any, refusal as refusal_of, role_of};
 pub use judged::{Measured, Variant};
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_document};
 pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};

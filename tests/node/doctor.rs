@@ -333,6 +333,18 @@ fn judge(setting: &Setting, cluster: &Cluster, client: &Client, policy: &Path) {
         );
     }
 
+    // evidence of another variant than the command expects says nothing against the node
+    let (code, said, errors) = doctor(&["--attestation-variant", "gcp-sev-es"]);
+    assert_eq!(code, 9, "{said}{errors}");
+    assert!(
+        said.contains("warning (attestation): cp-0: it could not be judged: it has no attestation document of an accepted variant"),
+        "{said}"
+    );
+    assert!(
+        said.contains("the command expects gcp-sev-es: give --attestation-variant"),
+        "{said}"
+    );
+
     break_cluster(client, setting);
     let kubelet = start_kubelet(cluster, &host);
     let ports = json!({"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet}}}});
@@ -400,16 +412,41 @@ fn judge(setting: &Setting, cluster: &Cluster, client: &Client, policy: &Path) {
         "{said}"
     );
 
-    // without the API server, the files are still judged
-    let elsewhere = cluster
-        .kubeconfig()
-        .replace(&cluster.server(), "https://127.0.0.1:9");
-    fs::write(setting.path("firstlight-admin.conf"), elsewhere).unwrap();
-    let (code, said, errors) = doctor(&["--timeout", "5s"]);
-    assert_eq!(code, 9, "{said}{errors}");
-    assert!(
-        said.contains("error (api-server): the API server of the kubeconfig: "),
-        "{said}"
-    );
-    assert!(said.contains("error (files): "), "{said}");
+    // without the nodes, the files are still judged; each reason has its own advice
+    let good = cluster.kubeconfig();
+    let foreign = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
+    let (users, _) = good.split_once("  user:\n    client-certificate").unwrap();
+    for (kubeconfig, advice) in [
+        (
+            good.replace(&cluster.server(), "https://127.0.0.1:9"),
+            "check the address in the kubeconfig, the load balancer and the firewall",
+        ),
+        (
+            format!("{users}  user:\n    token: a-wrong-token\n"),
+            "the credentials in the kubeconfig have ended, or are of another cluster",
+        ),
+        (
+            cluster.kubeconfig_of("somebody", "people", &cluster.ca().0),
+            "the credentials are good, and their user may not do this",
+        ),
+        (
+            cluster.kubeconfig_of("kubernetes-admin", "system:masters", &foreign.cert.pem()),
+            "do not use this server before you know why",
+        ),
+        (
+            "[]".to_owned(),
+            "give the right file by --kubeconfig, or copy /etc/kubernetes/admin.conf",
+        ),
+    ] {
+        fs::write(setting.path("firstlight-admin.conf"), kubeconfig).unwrap();
+        let (code, said, errors) = doctor(&["--timeout", "5s"]);
+        assert_eq!(code, 9, "{said}{errors}");
+        assert!(
+            said.contains("error (api-server): the API server of the kubeconfig: "),
+            "{said}"
+        );
+        assert!(said.contains(advice), "{advice}: {said}");
+        assert!(said.contains("error (files): "), "{said}");
+        assert!(!said.contains("(attestation)"), "{said}");
+    }
 }

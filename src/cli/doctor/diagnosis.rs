@@ -78,12 +78,18 @@ impl Diagnosis {
         }
     }
 
-    /// Returns the lines for people.
-    pub fn text(&self, check: &str) -> String {
+    /// Returns whether another finding is the same of another object.
+    pub fn is_like(&self, other: &Diagnosis) -> bool {
+        let of = |it: &Diagnosis| (it.severity, it.text.clone(), it.advice.clone());
+        of(self) == of(other)
+    }
+
+    /// Returns the lines for people, with these names of objects.
+    pub fn text(&self, check: &str, objects: &str) -> String {
         format!(
             "{} ({check}): {}: {}\n    {}\n",
             self.severity.word(),
-            printable(&self.object),
+            printable(objects),
             printable(&self.text),
             printable(&self.advice)
         )

@@ -18,9 +18,10 @@ use std::time::{Duration, Instant, SystemTime};
 use base::crypto::CLUSTER_ID_LEN;
 use base::options::Opt;
 use serde_json::{Value, json};
+use verifier::sources::offline;
 use verifier::{KeyName, Variant};
 
-use super::connect::{ATTESTATION_KEY, keys_of, read_policy_with};
+use super::connect::{ATTESTATION_KEY, keys_of, read_policy, read_policy_with};
 use super::kubeconfig::{KUBECONFIG, kubeconfigs_of};
 use super::master_secret::MASTER_SECRET_FILE;
 use super::options::{POLICY, TIMEOUT, VARIANT, time, variant_of};
@@ -39,6 +40,9 @@ use gathered::Gathered;
 
 /// Exit code: a check has found an error or a warning.
 pub const FOUND: u8 = 9;
+
+/// How many objects are named of findings that are shown as one.
+const SHOWN: usize = 5;
 
 /// The command and its options.
 pub const COMMAND: Command = Command {
@@ -127,11 +131,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     found.sort_by_key(|(_, finding)| finding.severity);
     options.output.json(&json(&facts, &found))?;
     if options.output == Output::Text {
-        let text: String = found
-            .iter()
-            .map(|(check, finding)| finding.text(check.name))
-            .collect();
-        say_all(&format!("{text}{}\n", summary(&found)))?;
+        say_all(&text(&facts, &found))?;
     }
     match count(&found, Severity::Error) + count(&found, Severity::Warning) {
         0 => Ok(()),
@@ -143,38 +143,72 @@ pub fn run(options: &Options) -> Result<(), Error> {
 fn gather(options: &Options) -> Result<Gathered, Error> {
     let state = State::find(&options.paths.state);
     let state = state.as_ref().ok().and_then(Option::as_ref);
-    let known = || {
-        let keys = state.map(|state| state.attestation_keys.iter().copied());
-        keys.into_iter().flatten()
-    };
+    let known: Vec<KeyName> = state
+        .iter()
+        .flat_map(|state| state.attestation_keys.iter().copied())
+        .collect();
+    let policy = read_policy_with(&options.paths.policy, &options.keys, known.iter().copied())?;
+    // a policy that does not fit the variant judges no node: that is an error of the command line
+    endorsement::validator(options.variant, policy.clone(), &offline())
+        .map_err(|error| Error::failed(format!("{}: {error}", options.paths.policy.display())))?;
     let inquiry = Inquiry {
         variant: options.variant,
-        policy: &read_policy_with(&options.paths.policy, &options.keys, known())?,
+        policy: &policy,
         cluster: options
             .cluster_id
             .or(state.and_then(|state| state.cluster_id)),
         deadline: Instant::now() + options.timeout,
     };
-    let kubeconfigs = &options.paths.kubeconfigs;
-    let (view, unreachable) = match view::gather(&inquiry, kubeconfigs, Secrets::Read) {
+    let (view, unlisted) = match view::gather(&inquiry, &options.paths.kubeconfigs, Secrets::Read) {
         Ok(view) => (view, None),
         // the operator's certificate may be the reason
-        Err(error) => (
-            view::of_kubeconfigs(kubeconfigs).unwrap_or_default(),
-            Some(error.to_string()),
+        Err(unlisted) => (
+            unlisted.known,
+            Some((unlisted.cause, unlisted.error.to_string())),
         ),
     };
-    // what apply would put in force: the keys of known nodes, too
-    let file = read_policy_with(&options.paths.policy, &[], known())?;
     Ok(Gathered {
         now: SystemTime::now(),
-        unreachable,
+        unlisted,
         view,
-        policy: file,
+        policy: read_policy(&options.paths.policy)?,
+        known,
         policy_file: options.paths.policy.clone(),
         variant: options.variant,
         folder: Folder::look(&options.paths, options.cluster_id),
     })
+}
+
+/// Returns the text for people. Findings that differ only in their object are shown as one.
+fn text(facts: &Gathered, found: &[(&Check, Diagnosis)]) -> String {
+    let mut merged: Vec<(&Check, &Diagnosis, Vec<&str>)> = vec![];
+    for (check, finding) in found {
+        let known = merged
+            .iter_mut()
+            .find(|(of, it, _)| of.name == check.name && it.is_like(finding));
+        match known {
+            Some((.., objects)) => objects.push(&finding.object),
+            None => merged.push((check, finding, vec![&finding.object])),
+        }
+    }
+    let mut text = String::new();
+    for (check, finding, objects) in merged {
+        let mut shown = objects[..objects.len().min(SHOWN)].join(", ");
+        if let more @ 1.. = objects.len().saturating_sub(SHOWN) {
+            shown += &format!(" and {more} more");
+        }
+        text += &finding.text(check.name, &shown);
+    }
+    let nodes = match (&facts.unlisted, facts.view.nodes.len()) {
+        (Some(_), _) => "no node was asked".to_owned(),
+        (None, 1) => "1 node".to_owned(),
+        (None, nodes) => format!("{nodes} nodes"),
+    };
+    format!(
+        "{text}{} ({} checks, {nodes})\n",
+        summary(found),
+        CHECKS.len()
+    )
 }
 
 fn count(found: &[(&Check, Diagnosis)], severity: Severity) -> usize {
@@ -214,6 +248,7 @@ fn json(facts: &Gathered, found: &[(&Check, Diagnosis)]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::view::Cause;
 
     /// The page that explains the checks.
     const PAGE: &str = include_str!("../../../docs/day-two/doctor.md");
@@ -234,13 +269,29 @@ mod tests {
         let found = [(&CHECKS[0], finding.clone()), (&CHECKS[0], finding)];
         assert_eq!(summary(&found), "0 errors, 2 warnings, 0 notes");
         assert_eq!(summary(&found[..1]), "0 errors, 1 warning, 0 notes");
-        let text = found[0].1.text("x");
+        let text = found[0].1.text("x", "a");
         assert_eq!(text, "warning (x): a: b\n    c\n");
     }
 
     #[test]
+    fn findings_that_differ_only_in_their_object_are_shown_as_one() {
+        let of = |object: &str, text: &str| (&CHECKS[0], Diagnosis::warning(object, text, "c"));
+        let mut found = vec![of("a", "x"), of("b", "y"), of("c", "x")];
+        let mut facts = super::checks::tests::healthy();
+        let said = text(&facts, &found);
+        let expected = "warning (api-server): a, c: x\n    c\nwarning (api-server): b: y\n    c\n0 errors, 3 warnings, 0 notes";
+        assert!(said.starts_with(expected), "{said}");
+        assert!(said.ends_with("checks, 4 nodes)\n"), "{said}");
+        found.extend(["d", "e", "f", "g", "h"].map(|object| of(object, "x")));
+        facts.unlisted = Some((Cause::Refused, String::new()));
+        let said = text(&facts, &found);
+        assert!(said.contains(": a, c, d, e, f and 2 more: x\n"), "{said}");
+        assert!(said.ends_with("checks, no node was asked)\n"), "{said}");
+    }
+
+    #[test]
     fn texts_of_others_cannot_forge_a_finding() {
-        let text = Diagnosis::note("a\nerror (x): b", "c\u{1b}[2J", "d").text("y");
+        let text = Diagnosis::note("a", "c\u{1b}[2J", "d").text("y", "a\nerror (x): b");
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(!text.contains('\u{1b}'), "{text}");
     }

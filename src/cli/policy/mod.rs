@@ -220,12 +220,15 @@ fn diff(options: &Options, old: &Path, new: &Path) -> Result<(), Error> {
     }
 }
 
-/// Returns what two policies require differently, each as a phrase.
-pub fn differences(old: &Policy, new: &Policy) -> Vec<String> {
+/// Returns what the policy in force and the one in a file require differently, each as a phrase.
+pub fn differences(in_force: &Policy, file: &Policy) -> Vec<String> {
     let value = |value: Option<String>| value.unwrap_or_else(|| "nothing".into());
-    let all = facts::differences(old, new).into_iter();
-    all.map(|it| format!("{}: {} -> {}", it.what, value(it.before), value(it.after)))
-        .collect()
+    let all = facts::differences(in_force, file).into_iter();
+    all.map(|it| {
+        let (in_force, file) = (value(it.before), value(it.after));
+        format!("{}: in force {in_force}, in the file {file}", it.what)
+    })
+    .collect()
 }
 
 fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Error> {

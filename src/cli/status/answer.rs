@@ -3,9 +3,9 @@
 use booted_proto::init;
 use proto::recoverproto::{self, StatusResponse};
 use rpc::grpc::Status;
-use verifier::KeyName;
+use verifier::{KeyName, Refusal};
 
-use crate::connect::Standing;
+use crate::connect::{Standing, Unreached};
 
 /// A service that a node can have. The server of a member has only the health service, and is not
 /// in this list.
@@ -48,9 +48,9 @@ const JOIN_PORT: u16 = 30090;
 /// The answer of one server.
 pub enum Answer {
     /// No server answers, or the server does not speak attested TLS; the reason.
-    Nobody(String),
-    /// The node does not meet the policy: register, expected and got.
-    Refused(String),
+    Nobody(Unreached),
+    /// The node does not meet the policy, or could not be judged: the kind of the refusal says which.
+    Refused(Refusal),
     /// The server sends no evidence, but requires evidence from the caller.
     Guarded,
     /// The node meets the policy.

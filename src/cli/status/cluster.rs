@@ -11,9 +11,11 @@ use base::time::seconds;
 use serde_json::{Value, json};
 use verifier::KeyName;
 
+use super::ends::{Ending, day, ending};
 use super::inquiry::Inquiry;
 use super::report::{FRESH, OTHER_CLUSTER, State, UNPROVEN, WAITS_FOR_KEY};
-use super::view::{self, NodeView, Secrets, View};
+use super::served::Validity;
+use super::view::{self, API_SERVER, ETCD, ETCD_PEER, KUBELET, NodeView, Secrets, View};
 use super::waiting::{Waiting, waiting};
 use crate::error::{ATTESTATION_REFUSED, Error, UNREACHABLE};
 use crate::output::{Output, say_all};
@@ -32,7 +34,7 @@ const SEVERITY: [u8; 6] = [
 
 /// Asks all nodes, and prints a table of them.
 pub fn run(inquiry: &Inquiry, kubeconfigs: &[PathBuf], output: Output) -> Result<(), Error> {
-    let view = view::gather(inquiry, kubeconfigs, Secrets::Skip)?;
+    let view = view::gather(inquiry, kubeconfigs, Secrets::Skip).map_err(|it| it.error)?;
     let now = SystemTime::now();
     let waiting = waiting(&view, now);
     match output {
@@ -40,12 +42,12 @@ pub fn run(inquiry: &Inquiry, kubeconfigs: &[PathBuf], output: Output) -> Result
             let parts = [
                 text(&view.nodes),
                 more(&view, inquiry),
-                of_cluster(&view, &waiting),
+                of_cluster(&view, &waiting, now),
             ];
             let parts: Vec<String> = parts.into_iter().filter(|it| !it.is_empty()).collect();
             say_all(&parts.join("\n"))?;
         }
-        Output::Json => output.json(&to_json(&view, &waiting, inquiry))?,
+        Output::Json => output.json(&to_json(&view, &waiting, inquiry, now))?,
     }
     result(&view.nodes)
 }
@@ -141,15 +143,8 @@ fn table<const COLUMNS: usize>(
     text
 }
 
-/// Returns the day of a time.
-fn day(at: SystemTime) -> String {
-    let mut day = seconds(at);
-    day.truncate(10);
-    day
-}
-
 /// Returns a table of what each node proves about itself now, its last ticket and its disk according to its record, and when its
-/// certificates end.
+/// first certificate ends.
 fn more(view: &View, inquiry: &Inquiry) -> String {
     if view.nodes.is_empty() {
         return String::new();
@@ -160,32 +155,30 @@ fn more(view: &View, inquiry: &Inquiry) -> String {
         "VARIANT",
         "JOINED",
         "DISK",
-        "CERTIFICATES END",
+        "FIRST CERTIFICATE ENDS",
     ];
     let none = || "-".to_owned();
     let rows = view.nodes.iter().map(|node| {
         let record = view.objects.record_of(&node.listed.name);
         let image = node.report.image();
         let certificates = node.servers.certificates();
-        let ends = certificates.map(|(name, validity)| format!("{name} {}", day(validity.until)));
-        let ends: Vec<String> = ends.collect();
+        let first = certificates.min_by_key(|(_, validity)| validity.until);
+        let ends =
+            |(server, validity): (_, Validity)| format!("{} ({server})", day(validity.until));
         [
             printable(&node.listed.name),
             image.map_or_else(none, printable),
             image.map_or_else(none, |_| inquiry.variant.name.to_owned()),
             record.and_then(|it| it.issued).map_or_else(none, day),
             record.map_or_else(none, |it| printable(&it.disk)),
-            match ends.is_empty() {
-                true => none(),
-                false => ends.join(", "),
-            },
+            first.map_or_else(none, ends),
         ]
     });
     table(heads.map(str::to_owned), rows)
 }
 
 /// Returns lines about the whole cluster: what ends, what waits, what could not be read.
-fn of_cluster(view: &View, waiting: &[Waiting]) -> String {
+fn of_cluster(view: &View, waiting: &[Waiting], now: SystemTime) -> String {
     let mut text = String::new();
     let authorities = view.authorities.iter();
     let operator = view
@@ -195,6 +188,16 @@ fn of_cluster(view: &View, waiting: &[Waiting]) -> String {
     for (what, validity) in authorities.copied().chain(operator) {
         // writing to a string does not fail
         let _ = writeln!(text, "The {what} ends on {}", day(validity.until));
+    }
+    for Ending {
+        object, text: what, ..
+    } in ending(view, now)
+    {
+        let object = printable(&object);
+        let _ = writeln!(
+            text,
+            "Look at it soon (firstlight doctor): {object}: {what}"
+        );
     }
     for Waiting {
         object, text: what, ..
@@ -231,14 +234,12 @@ pub fn shared_keys(nodes: &[NodeView]) -> Vec<(KeyName, Vec<&str>)> {
 }
 
 /// Returns the JSON for programs. docs/cli.md describes it.
-fn to_json(view: &View, waiting: &[Waiting], inquiry: &Inquiry) -> Value {
+fn to_json(view: &View, waiting: &[Waiting], inquiry: &Inquiry, now: SystemTime) -> Value {
     let each = view.nodes.iter().map(|node| {
         let listed = &node.listed;
         let record = view.objects.record_of(&listed.name);
-        let mut ends = json!({"kubelet": null, "API server": null, "etcd": null});
-        for (server, validity) in node.servers.certificates() {
-            ends[server] = seconds(validity.until).into();
-        }
+        let ends: BTreeMap<_, _> = node.servers.certificates().collect();
+        let end = |server| ends.get(server).map(|it: &Validity| seconds(it.until));
         json!({
             "name": listed.name,
             "address": listed.address,
@@ -250,7 +251,9 @@ fn to_json(view: &View, waiting: &[Waiting], inquiry: &Inquiry) -> Value {
             "variant": node.report.image().map(|_| inquiry.variant.name),
             "joined": record.and_then(|it| it.issued).map(seconds),
             "disk": record.map(|it| &it.disk),
-            "certificates": {"kubelet": ends["kubelet"], "apiServer": ends["API server"], "etcd": ends["etcd"]},
+            "certificates": {
+                "kubelet": end(KUBELET), "apiServer": end(API_SERVER), "etcd": end(ETCD), "etcdPeer": end(ETCD_PEER),
+            },
             "status": node.report.json(None),
         })
     });
@@ -262,6 +265,7 @@ fn to_json(view: &View, waiting: &[Waiting], inquiry: &Inquiry) -> Value {
         "nodes": each.collect::<Vec<Value>>(),
         "authorities": authorities.collect::<Vec<Value>>(),
         "operatorCertificate": view.operator.map(|it| seconds(it.until)),
+        "ending": ending(view, now).iter().map(Ending::json).collect::<Vec<Value>>(),
         "waiting": waiting.iter().map(Waiting::json).collect::<Vec<Value>>(),
         "unread": view.objects.unread.iter().map(|(_, why)| why).collect::<Vec<_>>(),
         "oldClientsUntil": view.old_clients_until(),

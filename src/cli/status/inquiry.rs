@@ -1,6 +1,8 @@
 //! Asks a node's servers.
 
 use std::io::Read;
+use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -110,16 +112,23 @@ fn ask(Asked { node, noted }: &Asked, policy: &Policy, deadline: Instant) -> Ans
             Answer::Verified {
                 standing: noted.map_or(Standing::Other, |noted| noted.standing),
                 image: noted.and_then(|noted| verify::image_of(policy, &noted.document)),
-                services: services(&channel),
+                services: services(&channel, deadline),
                 key,
                 waiting: recover::status(&channel).ok(),
-                record: record(&channel),
+                record: record(&channel, deadline),
             }
         }
         Err(Attempt::Refused(_)) if is_guarded(node, deadline) => Answer::Guarded,
         Err(Attempt::Refused(why)) => Answer::Refused(why),
         Err(Attempt::Passing(reason)) => Answer::Nobody(reason),
     }
+}
+
+/// Returns the time limit of a call that must end by the deadline.
+fn limit(deadline: Instant) -> Duration {
+    deadline
+        .saturating_duration_since(Instant::now())
+        .clamp(Duration::from_millis(1), CALL_TIMEOUT)
 }
 
 /// Returns whether the server closes the connection of a caller that sends no evidence. In TLS 1.3
@@ -132,23 +141,36 @@ fn is_guarded(node: &Node, deadline: Instant) -> bool {
         Ok(transport) => transport,
         Err(error) => return matches!(error, atls::Error::PeerRefused(_)),
     };
-    let left = deadline
-        .saturating_duration_since(Instant::now())
-        .clamp(Duration::from_millis(1), CALL_TIMEOUT);
-    if transport.socket.set_read_timeout(Some(left)).is_err() {
-        return false;
-    }
-    let error = transport.reader.read(&mut [0]).err();
+    let socket = transport.socket.clone();
+    // nobody has vouched for this peer: it may send a record byte by byte, which no time limit of a read ends
+    let read = until(&socket, limit(deadline), || transport.reader.read(&mut [0]));
+    let error = read.err();
     let refused = error
         .as_ref()
         .and_then(|error| error.get_ref()?.downcast_ref());
     matches!(refused, Some(atls::Error::PeerRefused(_)))
 }
 
+/// Runs `work`, which waits for this socket, and shuts the socket down after this time.
+fn until<T>(socket: &TcpStream, time: Duration, work: impl FnOnce() -> T) -> T {
+    let (running, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        // dropped also if the work panics, or the scope would wait for the whole time
+        let _running = running;
+        scope.spawn(move || {
+            if ended.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
+                // the peer may have closed it
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+        });
+        work()
+    })
+}
+
 /// Returns the record of the node's boot.
-fn record(channel: &Channel) -> Result<String, Status> {
+fn record(channel: &Channel, deadline: Instant) -> Result<String, Status> {
     let options = CallOptions {
-        timeout: Some(CALL_TIMEOUT),
+        timeout: Some(limit(deadline)),
         ..CallOptions::default()
     };
     let answer: TimelineResponse = channel.unary(node::TIMELINE, &TimelineRequest {}, &options)?;
@@ -157,12 +179,12 @@ fn record(channel: &Channel) -> Result<String, Status> {
 
 /// Returns the services that the server lists; none for Constellation's nodes, which have no health
 /// service.
-fn services(channel: &Channel) -> Vec<&'static Service> {
-    let options = CallOptions {
-        timeout: Some(CALL_TIMEOUT),
-        ..CallOptions::default()
-    };
+fn services(channel: &Channel, deadline: Instant) -> Vec<&'static Service> {
     let has = |service: &&Service| {
+        let options = CallOptions {
+            timeout: Some(limit(deadline)),
+            ..CallOptions::default()
+        };
         let request = HealthCheckRequest {
             service: service.name.into(),
         };
@@ -170,4 +192,35 @@ fn services(channel: &Channel) -> Vec<&'static Service> {
         answer.is_ok()
     };
     SERVICES.iter().filter(has).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_sends_byte_by_byte_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            while socket.write_all(&[0]).is_ok() {
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let started = Instant::now();
+        let shared = socket.try_clone().unwrap();
+        let read = until(&shared, Duration::from_millis(300), || {
+            socket.read_exact(&mut vec![0; 100_000])
+        });
+        assert!(read.is_err());
+        // all of it would take a quarter of an hour
+        assert!(started.elapsed() < Duration::from_secs(60));
+        // work that ends before the deadline ends at once
+        assert_eq!(until(&shared, Duration::from_secs(600), || 7), 7);
+        assert!(started.elapsed() < Duration::from_secs(60));
+    }
 }

@@ -12,11 +12,14 @@
 
 pub mod answer;
 pub mod cluster;
+pub mod ends;
 pub mod inquiry;
 pub mod listed;
 pub mod objects;
 pub mod report;
 pub mod served;
+#[cfg(test)]
+mod testing;
 pub mod view;
 mod waiting;
 

@@ -1,12 +1,12 @@
 //! The objects of a cluster's API that say how it is: records of machines, settings, certificate
 //! requests, pods of the control plane, tokens. Secrets are wiped as they arrive.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use booted_base::time;
 use kubernetes::client::{
-    CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, Client, Collection, DAEMON_SETS, JOINING_NODES,
-    LEASES, PODS, SECRETS, Selector, wipe,
+    CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, Client, Collection, DAEMON_SETS, DEPLOYMENTS,
+    JOINING_NODES, LEASES, PODS, SECRETS, Selector, wipe,
 };
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::{NAMESPACE, kubeadm, services, yaml};
@@ -53,9 +53,11 @@ pub enum List {
     Requests,
     /// JoiningNodes.
     Joining,
-    /// DaemonSets of the services.
-    Services,
-    /// Their pods.
+    /// DaemonSets of the services, and others of their namespace.
+    DaemonSets,
+    /// Deployments of that namespace.
+    Deployments,
+    /// Pods of the services.
     Pods,
     /// Pods of the control planes.
     ControlPlane,
@@ -89,6 +91,8 @@ pub struct Objects {
     pub joining: Vec<Joining>,
     /// The DaemonSets of the services that exist.
     pub services: Vec<Value>,
+    /// The other DaemonSets and Deployments of their namespace, with their status.
+    pub workloads: Vec<Value>,
     /// What the kubelets say about pods of the services that do not run.
     pub pods: Vec<Value>,
     /// The pods of the control planes.
@@ -156,6 +160,18 @@ pub struct ControlPlanePod {
     pub address: Option<String>,
 }
 
+/// Until when a bootstrap token is valid.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Expiration {
+    /// For ever: it has no such field.
+    #[default]
+    Never,
+    /// Until this time.
+    At(SystemTime),
+    /// The field is not a time. Then the API server does not accept the token.
+    Unreadable,
+}
+
 /// A bootstrap token.
 #[derive(Debug, Clone, Default)]
 pub struct Token {
@@ -163,8 +179,8 @@ pub struct Token {
     pub id: String,
     /// The groups of a client with this token.
     pub groups: String,
-    /// Until when it is valid; `None` for ever.
-    pub expires: Option<SystemTime>,
+    /// Until when it is valid.
+    pub expires: Expiration,
     /// Whether a client can authenticate itself by it.
     pub authenticates: bool,
 }
@@ -204,7 +220,13 @@ impl Objects {
         objects.joining = joining.iter().map(Joining::read).collect();
         let of_services = Selector::labels("k8s-app in (join-service,key-service)");
         let sets = DAEMON_SETS.in_namespace(NAMESPACE);
-        objects.services = list(List::Services, sets, all(), wanted_set);
+        let sets = list(List::DaemonSets, sets, all(), wanted_set);
+        (objects.services, objects.workloads) = sets.into_iter().partition(is_service);
+        let deployments = DEPLOYMENTS.in_namespace(NAMESPACE);
+        let deployments = list(List::Deployments, deployments, all(), |it| {
+            workload("Deployment", &it)
+        });
+        objects.workloads.extend(deployments);
         objects.pods = list(
             List::Pods,
             PODS.in_namespace(NAMESPACE),
@@ -335,16 +357,29 @@ fn wanted_map(mut map: Value) -> Value {
     map
 }
 
-/// Keeps the DaemonSets of the services. Objects in a list have no kind.
+/// Keeps a DaemonSet of a service, and of others what says whether they run. Objects in a list have no kind.
 fn wanted_set(mut set: Value) -> Value {
-    let is_service = ["join-service", "key-service"].map(Value::from);
-    match is_service.contains(&set["metadata"]["name"]) {
-        true => {
-            set["kind"] = "DaemonSet".into();
-            set
-        }
-        false => Value::Null,
+    if !set.is_object() || !is_service(&set) {
+        return workload("DaemonSet", &set);
     }
+    set["kind"] = "DaemonSet".into();
+    set
+}
+
+fn is_service(set: &Value) -> bool {
+    let names = ["join-service", "key-service"].map(Value::from);
+    names.contains(&set["metadata"]["name"])
+}
+
+/// Keeps what `readiness::missing_of` reads.
+fn workload(kind: &str, of: &Value) -> Value {
+    let metadata = &of["metadata"];
+    json!({
+        "kind": kind,
+        "metadata": {"name": metadata["name"], "generation": metadata["generation"]},
+        "spec": {"replicas": of["spec"]["replicas"], "updateStrategy": of["spec"]["updateStrategy"]},
+        "status": of["status"],
+    })
 }
 
 /// Keeps only the name of a Secret and whether it is immutable, and wipes everything else: a copy of
@@ -369,6 +404,27 @@ fn without_token(mut secret: Value) -> Value {
 fn text(value: &Value, pointer: &str) -> String {
     let text = value.pointer(pointer).and_then(Value::as_str);
     text.unwrap_or_default().to_owned()
+}
+
+/// Parses a time with or without an offset, as people write it into a token (RFC 3339).
+fn rfc3339(text: &str) -> Option<SystemTime> {
+    let (local, offset) = text.split_at_checked(text.len().checked_sub(6)?)?;
+    let (sign, offset) = offset.split_at_checked(1)?;
+    let (hours, minutes) = match sign {
+        "+" | "-" => offset.split_once(':')?,
+        _ => return time::parse(text),
+    };
+    let number = |digits: &str, below: u64| {
+        let is_number = digits.len() == 2 && digits.bytes().all(|it| it.is_ascii_digit());
+        let number: u64 = is_number.then(|| digits.parse().ok())??;
+        (number < below).then_some(number)
+    };
+    let offset = Duration::from_secs(number(hours, 24)? * 3600 + number(minutes, 60)? * 60);
+    let local = time::parse(&format!("{local}Z"))?;
+    match sign {
+        "+" => local.checked_sub(offset),
+        _ => local.checked_add(offset),
+    }
 }
 
 fn moment(value: &Value, pointer: &str) -> Option<SystemTime> {
@@ -401,7 +457,7 @@ fn fetched(times: &str) -> Vec<(String, SystemTime)> {
     let times: Value = serde_json::from_str(times).unwrap_or_default();
     let times = times.as_object().into_iter().flatten();
     let at = |seconds: &Value| {
-        let since = std::time::Duration::from_secs(seconds.as_u64()?);
+        let since = Duration::from_secs(seconds.as_u64()?);
         SystemTime::UNIX_EPOCH.checked_add(since)
     };
     times
@@ -476,7 +532,10 @@ impl Token {
         Token {
             id: field("token-id"),
             groups: field("auth-extra-groups"),
-            expires: time::parse(&field("expiration")),
+            expires: match field("expiration").as_str() {
+                "" => Expiration::Never,
+                text => rfc3339(text).map_or(Expiration::Unreadable, Expiration::At),
+            },
             authenticates: field("usage-bootstrap-authentication") == "true",
         }
     }
@@ -484,6 +543,8 @@ impl Token {
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD as STANDARD;
     use support::mutation::mutations;
 
     use super::*;
@@ -504,6 +565,7 @@ mod tests {
             .master_secrets
             .extend(master_secret(&without_data(object.clone())));
         objects.services.push(wanted_set(object.clone()));
+        objects.workloads.push(workload("Deployment", object));
         objects
     }
 
@@ -547,12 +609,12 @@ mod tests {
         assert_eq!(pod.address.as_deref(), Some("10.0.0.1:2379"));
         let token = &all[2].tokens[0];
         assert_eq!(
+            (token.id.as_str(), token.groups.as_str(), token.expires),
             (
-                token.id.as_str(),
-                token.groups.as_str(),
-                token.expires.is_some()
-            ),
-            ("abcdef", "group", true)
+                "abcdef",
+                "group",
+                Expiration::At(time::parse("2026-11-26T10:00:00Z").unwrap())
+            )
         );
         assert_eq!(
             (all[3].policy.as_deref(), all[3].salt.as_deref()),
@@ -569,6 +631,36 @@ mod tests {
             all[8].master_secrets,
             [("firstlight-mastersecret-00".into(), true)]
         );
+    }
+
+    #[test]
+    fn the_end_of_a_token_is_read_as_the_api_server_reads_it() {
+        let read = |text: &str| {
+            let data = json!({"data": {"expiration": STANDARD.encode(text)}});
+            Token::read(&data).expires
+        };
+        let at = |text: &str| Expiration::At(time::parse(text).unwrap());
+        for (text, expected) in [
+            ("", Expiration::Never),
+            ("2026-11-26T10:00:00Z", at("2026-11-26T10:00:00Z")),
+            ("2026-11-26T10:00:00.5Z", at("2026-11-26T10:00:00.5Z")),
+            ("2026-11-26T10:00:00+02:00", at("2026-11-26T08:00:00Z")),
+            ("2026-11-26T22:30:00-05:30", at("2026-11-27T04:00:00Z")),
+            (
+                "2026-11-26T10:00:00.25+00:00",
+                at("2026-11-26T10:00:00.25Z"),
+            ),
+            ("2026-11-26", Expiration::Unreadable),
+            ("2026-11-26T10:00:00", Expiration::Unreadable),
+            ("2026-11-26T10:00:00+2:00", Expiration::Unreadable),
+            ("2026-11-26T10:00:00+02:60", Expiration::Unreadable),
+            ("2026-11-26T10:00:00Z+02:00", Expiration::Unreadable),
+            ("x", Expiration::Unreadable),
+            ("\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}", Expiration::Unreadable),
+        ] {
+            assert_eq!(read(text), expected, "{text:?}");
+        }
+        assert_eq!(Token::read(&json!({})).expires, Expiration::Never);
     }
 
     #[test]

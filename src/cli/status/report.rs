@@ -1,11 +1,13 @@
 //! What `firstlight status` found: text for people, JSON for programs, and the exit code.
 
 use std::fmt::Write;
+use std::iter;
 
 use booted_proto::init;
 use proto::recoverproto;
 use serde_json::{Value, json};
-use verifier::KeyName;
+use verifier::refusal::Kind;
+use verifier::{KeyName, OTHER_VARIANT, Refusal};
 
 use super::answer::{Answer, SERVICES};
 use crate::connect::{Endpoint, Standing};
@@ -49,6 +51,15 @@ const MEMBER: State = State {
     code: 0,
     text: "it is a member of the cluster",
 };
+
+/// Why a node's evidence could not be judged, which says nothing against the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unjudged {
+    /// This machine does not have the vendor's collateral.
+    Collateral,
+    /// The evidence is of another attestation variant than the command expects.
+    Variant,
+}
 
 impl Report {
     /// Creates the report of a node that cannot be asked.
@@ -117,11 +128,37 @@ impl Report {
 
     /// Returns why the node is in its state: what its evidence lacks, or else a sentence.
     pub fn reason(&self) -> String {
-        let refused = self.answers.iter().find_map(|(_, answer)| match answer {
-            Answer::Refused(why) => Some(why.clone()),
+        match self.refusal() {
+            Some(why) => why.to_string(),
+            None => self.state().text.to_owned(),
+        }
+    }
+
+    /// Returns why the node's evidence is refused, if it is.
+    pub fn refusal(&self) -> Option<&Refusal> {
+        self.answers.iter().find_map(|(_, answer)| match answer {
+            Answer::Refused(why) => Some(why),
             _ => None,
-        });
-        refused.unwrap_or_else(|| self.state().text.to_owned())
+        })
+    }
+
+    /// Returns why the node's evidence could not be judged, if that is the only reason of its refusal.
+    pub fn unjudged(&self) -> Option<Unjudged> {
+        let refusal = self.refusal()?;
+        let mut reasons = iter::once(refusal).chain(&refusal.others);
+        if refusal.field.as_deref() == Some(OTHER_VARIANT) {
+            Some(Unjudged::Variant)
+        } else if reasons.all(|reason| reason.kind == Kind::Collateral) {
+            Some(Unjudged::Collateral)
+        } else {
+            None
+        }
+    }
+
+    /// Returns whether the machine has said for each port that no program listens there.
+    pub fn is_closed(&self) -> bool {
+        let closed = |answer: &Answer| matches!(answer, Answer::Nobody(why) if why.is_closed);
+        !self.answers.is_empty() && self.answers.iter().all(|(_, answer)| closed(answer))
     }
 
     /// Returns the attestation keys that the node's servers have.
@@ -172,10 +209,14 @@ impl Report {
         let usual = at_port.map_or(String::new(), |service| format!(" ({})", service.title));
         match answer {
             Answer::Nobody(reason) => {
-                writeln!(text, "{endpoint}{usual}: no answer: {}", printable(reason))
+                writeln!(
+                    text,
+                    "{endpoint}{usual}: no answer: {}",
+                    printable(&reason.text)
+                )
             }
             Answer::Refused(why) => {
-                let why = block(why);
+                let why = block(&why.text);
                 writeln!(text, "{endpoint}{usual}: attestation refused:\n    {why}")
             }
             Answer::Guarded => writeln!(
@@ -238,8 +279,8 @@ impl Report {
     pub fn json(&self, timeline: Option<Value>) -> Value {
         let servers = self.answers.iter().map(|(endpoint, answer)| {
             let (name, reason) = match answer {
-                Answer::Nobody(reason) => ("none", Some(reason)),
-                Answer::Refused(why) => ("refused", Some(why)),
+                Answer::Nobody(reason) => ("none", Some(&reason.text)),
+                Answer::Refused(why) => ("refused", Some(&why.text)),
                 Answer::Guarded => ("guarded", None),
                 Answer::Verified { .. } => ("attested", None),
             };

@@ -19,7 +19,7 @@ use rustls::{
     StreamOwned,
 };
 
-use crate::connect::{Attempt, Endpoint};
+use crate::connect::Endpoint;
 
 /// Time limit of a whole conversation with a server.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -107,9 +107,8 @@ impl Asker {
         deadline: Instant,
     ) -> Result<Served, ServedError> {
         let deadline = deadline.min(Instant::now() + TIMEOUT);
-        let socket = endpoint.dial(deadline).map_err(|error| match error {
-            Attempt::Refused(why) | Attempt::Passing(why) => ServedError::Unreachable(why),
-        })?;
+        let socket = endpoint.dial(deadline);
+        let socket = socket.map_err(|why| ServedError::Unreachable(why.text))?;
         let name = ServerName::try_from(endpoint.host().to_owned());
         let name = name.map_err(|error| ServedError::Address(error.to_string()))?;
         let noting = Arc::new(Noting {
@@ -123,7 +122,7 @@ impl Asker {
         let talked = talk(socket, name, noting.clone(), path);
         let (certificate, distrust) = match (noting.seen.get(), &talked) {
             (Some(seen), _) => seen,
-            (None, Err(error)) => return Err(ServedError::NoTls(error.to_string())),
+            (None, Err(error)) => return Err(silent(error)),
             (None, Ok(_)) => return Err(ServedError::NoTls("it shows no certificate".into())),
         };
         let answer = talked.ok().flatten();
@@ -136,6 +135,16 @@ impl Asker {
             ahead: date.map(|date| ahead(date, SystemTime::now())),
             answer: answer.map(|answer| (answer.status, text(&answer))),
         })
+    }
+}
+
+/// Returns why a server has shown no certificate.
+fn silent(error: &io::Error) -> ServedError {
+    match error.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+            ServedError::Unreachable("it does not answer in time".into())
+        }
+        _ => ServedError::NoTls(error.to_string()),
     }
 }
 
@@ -285,55 +294,10 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
-    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-    use rustls::server::WebPkiClientVerifier;
-    use rustls::{ServerConfig, ServerConnection};
+    use rcgen::CertificateParams;
 
+    use super::super::testing::{Act, DRIPS, Server};
     use super::*;
-
-    /// Starts a server that answers one connection. It may demand a certificate of its client, as etcd does.
-    fn start(
-        make: impl FnOnce(&mut CertificateParams),
-        wants_client: bool,
-        answer: &'static [u8],
-    ) -> (Endpoint, CertificateDer<'static>) {
-        let mut ca = CertificateParams::default();
-        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let ca_key = KeyPair::generate().unwrap();
-        let root = ca.self_signed(&ca_key).unwrap().der().clone();
-        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-        make(&mut params);
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &Issuer::from_params(&ca, &ca_key));
-        let mut roots = RootCertStore::empty();
-        roots.add(root.clone()).unwrap();
-        let builder = ServerConfig::builder_with_provider(tls::provider())
-            .with_safe_default_protocol_versions()
-            .unwrap();
-        let builder = match wants_client {
-            true => builder.with_client_cert_verifier(
-                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), tls::provider())
-                    .build()
-                    .unwrap(),
-            ),
-            false => builder.with_no_client_auth(),
-        };
-        let key = key.serialize_der().try_into().unwrap();
-        let certificate = certificate.unwrap().der().clone();
-        let config = builder.with_single_cert(vec![certificate], key).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        thread::spawn(move || {
-            let (socket, _) = listener.accept().unwrap();
-            let connection = ServerConnection::new(Arc::new(config)).unwrap();
-            let mut stream = StreamOwned::new(connection, socket);
-            // the client may be refused, or end the connection
-            let _ = stream
-                .read(&mut [0; 1024])
-                .and_then(|_| stream.write_all(answer));
-        });
-        (Endpoint::parse("127.0.0.1", port).unwrap(), root)
-    }
 
     fn deadline() -> Instant {
         Instant::now() + Duration::from_secs(60)
@@ -343,9 +307,9 @@ mod tests {
     fn a_server_shows_its_certificate_its_clock_and_its_answer() {
         let answer = b"HTTP/1.1 500 Internal Server Error\r\nDate: Fri, 01 Jan 2100 00:00:00 GMT\r\nContent-Length: 4\r\n\r\n[-]a";
         let until = rcgen::date_time_ymd(2099, 1, 1);
-        let (endpoint, root) = start(|params| params.not_after = until, false, answer);
-        let served = Asker::new(&[root])
-            .ask(&endpoint, Some("/readyz"), deadline())
+        let server = Server::start(|it| it.not_after = until, false, Act::Answer(answer));
+        let served = Asker::new(&[server.root])
+            .ask(&server.endpoint, Some("/readyz"), deadline())
             .unwrap();
         assert_eq!(served.distrust, None);
         assert_eq!(served.answer, Some((500, "[-]a".into())));
@@ -356,20 +320,20 @@ mod tests {
 
     #[test]
     fn a_certificate_that_is_not_good_is_seen_with_the_reason() {
-        let ended =
-            |params: &mut CertificateParams| params.not_after = rcgen::date_time_ymd(2020, 1, 1);
-        let (endpoint, root) = start(ended, false, b"");
-        let served = Asker::new(&[root])
-            .ask(&endpoint, None, deadline())
+        let ended = |it: &mut CertificateParams| it.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        let server = Server::start(ended, false, Act::Answer(b""));
+        let served = Asker::new(&[server.root])
+            .ask(&server.endpoint, None, deadline())
             .unwrap();
         let why = served.distrust.unwrap();
         assert!(why.contains("expired"), "{why}");
         assert_eq!((served.answer, served.ahead), (None, None));
         // of another cluster, or without any authority
-        for authorities in [vec![start(|_| {}, false, b"").1], vec![]] {
-            let (endpoint, _) = start(|_| {}, false, b"");
+        let server = Server::start(|_| {}, false, Act::Answer(b""));
+        let other = Server::start(|_| {}, false, Act::Answer(b""));
+        for authorities in [vec![other.root], vec![]] {
             let served = Asker::new(&authorities)
-                .ask(&endpoint, None, deadline())
+                .ask(&server.endpoint, None, deadline())
                 .unwrap();
             assert!(served.distrust.is_some() && served.validity.is_some());
         }
@@ -377,9 +341,9 @@ mod tests {
 
     #[test]
     fn a_server_that_wants_the_callers_certificate_has_shown_its_own_before() {
-        let (endpoint, root) = start(|_| {}, true, b"");
-        let served = Asker::new(&[root])
-            .ask(&endpoint, None, deadline())
+        let server = Server::start(|_| {}, true, Act::Answer(b""));
+        let served = Asker::new(&[server.root])
+            .ask(&server.endpoint, None, deadline())
             .unwrap();
         assert!(
             served.validity.is_some() && served.distrust.is_none(),
@@ -389,22 +353,21 @@ mod tests {
 
     #[test]
     fn a_server_that_sends_byte_by_byte_is_given_up() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        thread::spawn(move || {
-            let (mut socket, _) = listener.accept().unwrap();
-            // the beginning of a long record of a handshake, and then one byte after the other
-            let _ = socket.write_all(&[22, 3, 3, 64, 0]);
-            while socket.write_all(&[0]).is_ok() {
-                thread::sleep(Duration::from_millis(100));
+        for act in DRIPS {
+            let server = Server::start(|_| {}, false, act);
+            let end = Instant::now() + Duration::from_millis(700);
+            let asked = Asker::new(&[server.root]).ask(&server.endpoint, Some("/"), end);
+            match act {
+                Act::DripHandshake => {
+                    let error = asked.unwrap_err();
+                    assert!(matches!(error, ServedError::Unreachable(_)), "{error}");
+                }
+                // its certificate was seen before
+                _ => assert!(asked.unwrap().validity.is_some()),
             }
-        });
-        let endpoint = Endpoint::parse("127.0.0.1", port).unwrap();
-        let end = Instant::now() + Duration::from_millis(500);
-        let error = Asker::new(&[]).ask(&endpoint, None, end).unwrap_err();
-        assert!(matches!(error, ServedError::NoTls(_)), "{error}");
-        // the record has 16 KiB: it would take half an hour
-        assert!(end.elapsed() < Duration::from_secs(60));
+            // otherwise it would take a quarter of an hour or more
+            assert!(end.elapsed() < Duration::from_secs(60), "{act:?}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::stop::Stop;
 use base::sync::lock;
 use kubernetes::client::{self, Client, Config};
 use rustls::pki_types::CertificateDer;
@@ -18,19 +19,30 @@ use super::report::Report;
 use super::served::{Asker, Served, ServedError, Validity};
 use crate::connect::Endpoint;
 use crate::error::Error;
-use crate::kubeconfig;
 
 /// The number of nodes that are asked at the same time.
 pub const AT_ONCE: usize = 64;
+/// Time limit of the first request, which everybody may send.
+const TIME_OF_VERSION: Duration = Duration::from_secs(3);
 /// Time limit of each list of objects.
 const TIME_OF_LIST: Duration = Duration::from_secs(10);
+/// Time limit of a look at what listens at the API server's address.
+const PROBE: Duration = Duration::from_secs(2);
 /// The ports of a control plane whose pods name none.
 const API_SERVER_PORT: u16 = 6443;
 const ETCD_PORT: u16 = 2379;
+/// The port of etcd for its other members, which kubeadm does not change.
+const ETCD_PEER_PORT: u16 = 2380;
 /// The path that an API server answers to everybody: whether it is ready.
 const READY: &str = "/readyz?verbose";
 /// A path that a kubelet refuses to strangers, with its time.
 const HEALTH: &str = "/healthz";
+
+/// The names of a node's servers for people.
+pub const KUBELET: &str = "kubelet";
+pub const API_SERVER: &str = "API server";
+pub const ETCD: &str = "etcd";
+pub const ETCD_PEER: &str = "etcd for other members";
 
 /// A cluster at one moment.
 #[derive(Default)]
@@ -76,15 +88,18 @@ pub struct NodeServers {
     pub api_server: Option<Result<Served, ServedError>>,
     /// The server of etcd for clients.
     pub etcd: Option<Result<Served, ServedError>>,
+    /// The server of etcd for its other members.
+    pub etcd_peer: Option<Result<Served, ServedError>>,
 }
 
 impl NodeServers {
     /// Returns each server with its name for people.
-    pub fn each(&self) -> [(&'static str, &Option<Result<Served, ServedError>>); 3] {
+    pub fn each(&self) -> [(&'static str, &Option<Result<Served, ServedError>>); 4] {
         [
-            ("kubelet", &self.kubelet),
-            ("API server", &self.api_server),
-            ("etcd", &self.etcd),
+            (KUBELET, &self.kubelet),
+            (API_SERVER, &self.api_server),
+            (ETCD, &self.etcd),
+            (ETCD_PEER, &self.etcd_peer),
         ]
     }
 
@@ -107,30 +122,109 @@ pub enum Secrets {
     Skip,
 }
 
-/// Returns what the kubeconfigs say by themselves: the operator's certificate, and the authorities.
-pub fn of_kubeconfigs(kubeconfigs: &[PathBuf]) -> Result<View, Error> {
-    let config = Config::from_kubeconfig_files(kubeconfigs)?;
-    Ok(View {
+/// Returns what a kubeconfig says by itself: the operator's certificate, and the authorities.
+fn of_config(config: &Config) -> View {
+    View {
         server: config.server().to_owned(),
         operator: config.certificate().and_then(Validity::of),
         authorities: ends_of(config.authorities(), &Objects::default()),
         ..View::default()
-    })
+    }
+}
+
+/// Returns whether something listens at the server's address that does not speak TLS.
+fn speaks_no_tls(asker: &Asker, known: &View) -> bool {
+    let address = known.server.strip_prefix("https://").unwrap_or_default();
+    let Ok(endpoint) = Endpoint::parse(address, API_SERVER_PORT) else {
+        return false;
+    };
+    // the deadline may be over: this takes some seconds at most
+    let asked = asker.ask(&endpoint, None, Instant::now() + PROBE);
+    matches!(asked, Err(ServedError::NoTls(_)))
+}
+
+/// Why the nodes of a cluster could not be listed.
+pub struct Unlisted {
+    /// What is at fault.
+    pub cause: Cause,
+    /// The error of the command.
+    pub error: Error,
+    /// What the kubeconfig says by itself.
+    pub known: View,
+}
+
+/// What is at fault if the nodes cannot be listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The kubeconfig cannot be used.
+    Kubeconfig,
+    /// The API server does not accept the credentials (401).
+    Credentials,
+    /// The user may not list nodes (403).
+    Rights,
+    /// The server's certificate is not one of the cluster's API server.
+    Certificate,
+    /// What listens at the address does not speak TLS.
+    NoTls,
+    /// No connection, or no answer in time.
+    NoConnection,
+    /// The API server answers with another error.
+    Refused,
+}
+
+impl Unlisted {
+    fn of(error: &client::Error, known: View) -> Box<Unlisted> {
+        let cause = match error {
+            client::Error::Refused(refused) => match refused.code {
+                401 => Cause::Credentials,
+                403 => Cause::Rights,
+                _ => Cause::Refused,
+            },
+            client::Error::Unreachable {
+                untrusted: true, ..
+            } => Cause::Certificate,
+            client::Error::Unreachable { .. } | client::Error::NoAddress { .. } => {
+                Cause::NoConnection
+            }
+            _ => Cause::Refused,
+        };
+        Box::new(Unlisted {
+            cause,
+            error: unlisted(error),
+            known,
+        })
+    }
 }
 
 /// Asks the API server of the kubeconfigs and then all nodes.
-pub fn gather(inquiry: &Inquiry, kubeconfigs: &[PathBuf], secrets: Secrets) -> Result<View, Error> {
-    let known = of_kubeconfigs(kubeconfigs)?;
-    let authorities = Config::from_kubeconfig_files(kubeconfigs)?;
-    let authorities = authorities.authorities().to_vec();
-    let client = kubeconfig::client(kubeconfigs)?;
+pub fn gather(
+    inquiry: &Inquiry,
+    kubeconfigs: &[PathBuf],
+    secrets: Secrets,
+) -> Result<View, Box<Unlisted>> {
+    let config = Config::from_kubeconfig_files(kubeconfigs).map_err(|error| Unlisted {
+        cause: Cause::Kubeconfig,
+        error: error.into(),
+        known: View::default(),
+    })?;
+    let known = of_config(&config);
+    let authorities = config.authorities().to_vec();
+    let asker = Asker::new(&authorities);
+    let client = Client::new(config, &Stop::new());
     let client = || within(&client, inquiry.deadline);
-    let nodes = listed(&client()).map_err(|error| unlisted(&error))?;
-    let version = client().version().ok();
+    let (version, nodes) = match version_and_nodes(&client) {
+        Ok(found) => found,
+        Err(error) => {
+            let mut unlisted = Unlisted::of(&error, known);
+            if unlisted.cause == Cause::NoConnection && speaks_no_tls(&asker, &unlisted.known) {
+                unlisted.cause = Cause::NoTls;
+            }
+            return Err(unlisted);
+        }
+    };
     // one list that hangs must not use up the time of all others
     let brief = || client().within(TIME_OF_LIST.min(left(inquiry.deadline)));
     let objects = Objects::read(&brief, secrets == Secrets::Read);
-    let asker = Asker::new(&authorities);
     let mut nodes = ask_all(nodes, |node| {
         let servers = || ask_servers(&asker, &node, &objects, inquiry.deadline);
         let (report, servers) = thread::scope(|scope| {
@@ -147,6 +241,11 @@ pub fn gather(inquiry: &Inquiry, kubeconfigs: &[PathBuf], secrets: Secrets) -> R
             report: report?,
             servers,
         })
+    })
+    .map_err(|error| Unlisted {
+        cause: Cause::Refused,
+        error,
+        known: View::default(),
     })?;
     nodes.sort_by(|one, other| one.listed.name.cmp(&other.listed.name));
     Ok(View {
@@ -156,6 +255,23 @@ pub fn gather(inquiry: &Inquiry, kubeconfigs: &[PathBuf], secrets: Secrets) -> R
         objects,
         ..known
     })
+}
+
+/// Returns the version of the API server, if it says one, and the nodes.
+fn version_and_nodes(
+    client: &dyn Fn() -> Client,
+) -> Result<(Option<String>, Vec<Listed>), client::Error> {
+    client().resolve()?;
+    let version = match client().within(TIME_OF_VERSION).version() {
+        // the list would be tried until the deadline, with the same result
+        Err(
+            error @ client::Error::Unreachable {
+                untrusted: true, ..
+            },
+        ) => return Err(error),
+        version => version.ok(),
+    };
+    Ok((version, listed(&client())?))
 }
 
 /// Returns the same client for a call that ends at the deadline.
@@ -247,10 +363,119 @@ fn ask_servers(asker: &Asker, node: &Listed, objects: &Objects, deadline: Instan
             let endpoint = at("etcd", ETCD_PORT);
             node.is_control_plane.then(|| ask(endpoint, None))
         });
+        let etcd_peer = scope.spawn(|| {
+            let endpoint = at("etcd", ETCD_PORT).map(|it| it.at(ETCD_PEER_PORT));
+            node.is_control_plane.then(|| ask(endpoint, None))
+        });
         NodeServers {
             kubelet: Some(ask(kubelet, Some(HEALTH))),
             api_server: api_server.join().unwrap_or_default(),
             etcd: etcd.join().unwrap_or_default(),
+            etcd_peer: etcd_peer.join().unwrap_or_default(),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD;
+    use verifier::{Policy, Variant};
+
+    use super::super::testing::{Act, DRIPS, Server};
+    use super::*;
+
+    /// Asks the API server of this kubeconfig for at most so long.
+    fn gathered(kubeconfig: &str, time: Duration) -> Box<Unlisted> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        fs::write(&path, kubeconfig).unwrap();
+        let policy = format!(
+            r#"{{"measurements": {{"4": {{"expected": "{}"}}}}}}"#,
+            "11".repeat(32)
+        );
+        let inquiry = Inquiry {
+            variant: Variant::named("qemu-vtpm").unwrap(),
+            policy: &Policy::from_json(&policy).unwrap(),
+            cluster: None,
+            deadline: Instant::now() + time,
+        };
+        match gather(&inquiry, &[path], Secrets::Skip) {
+            Ok(_) => panic!("nobody has listed the nodes"),
+            Err(unlisted) => unlisted,
+        }
+    }
+
+    fn kubeconfig(address: &str, ca: &str) -> String {
+        let ca = BASE64_STANDARD.encode(ca);
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{{name: a, context: {{cluster: a, user: a}}}}]\n\
+             clusters: [{{name: a, cluster: {{server: 'https://{address}', certificate-authority-data: {ca}}}}}]\n\
+             users: [{{name: a, user: {{token: t}}}}]\n"
+        )
+    }
+
+    #[test]
+    fn an_api_server_that_sends_byte_by_byte_is_given_up() {
+        for act in DRIPS {
+            let server = Server::start(|_| {}, false, act);
+            let config = kubeconfig(&server.endpoint.to_string(), &server.pem);
+            let end = Instant::now() + Duration::from_secs(1);
+            let unlisted = gathered(&config, Duration::from_secs(1));
+            assert_eq!(unlisted.cause, Cause::NoConnection, "{act:?}");
+            // otherwise it would take a quarter of an hour or more
+            assert!(end.elapsed() < Duration::from_secs(60), "{act:?}");
+        }
+    }
+
+    #[test]
+    fn each_reason_why_nodes_cannot_be_listed_is_told_from_the_others() {
+        let other = Server::start(|_| {}, false, Act::Answer(b""));
+        for (answer, expected) in [
+            (
+                "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n",
+                Cause::Credentials,
+            ),
+            (
+                "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n",
+                Cause::Rights,
+            ),
+            (
+                "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+                Cause::Refused,
+            ),
+        ] {
+            let server = Server::start(|_| {}, false, Act::Answer(answer.as_bytes()));
+            let address = server.endpoint.to_string();
+            let time = Duration::from_secs(20);
+            let unlisted = gathered(&kubeconfig(&address, &server.pem), time);
+            assert_eq!(unlisted.cause, expected, "{}", unlisted.error);
+            assert_eq!(unlisted.known.authorities.len(), 1);
+        }
+        let started = Instant::now();
+        let server = Server::start(|_| {}, false, Act::Answer(b""));
+        let config = kubeconfig(&server.endpoint.to_string(), &other.pem);
+        let unlisted = gathered(&config, Duration::from_secs(300));
+        assert_eq!(unlisted.cause, Cause::Certificate, "{}", unlisted.error);
+        // it is not tried until the deadline
+        assert!(started.elapsed() < Duration::from_secs(200));
+        let unlisted = gathered("a: b: c", Duration::from_secs(1));
+        assert_eq!(unlisted.cause, Cause::Kubeconfig, "{}", unlisted.error);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        thread::spawn(move || {
+            for mut socket in listener.incoming().flatten() {
+                let _ = std::io::Write::write_all(&mut socket, b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            }
+        });
+        let unlisted = gathered(&kubeconfig(&address, &other.pem), Duration::from_secs(2));
+        assert_eq!(unlisted.cause, Cause::NoTls, "{}", unlisted.error);
+        let unlisted = gathered(
+            &kubeconfig("127.0.0.1:9", &other.pem),
+            Duration::from_secs(1),
+        );
+        assert_eq!(unlisted.cause, Cause::NoConnection, "{}", unlisted.error);
+    }
 }

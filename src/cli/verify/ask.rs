@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::super::connect::{Attempt, Endpoint, Node};
+use super::super::connect::{Endpoint, Node};
 use super::demand::Demand;
 use super::presented::{Channel, Presented};
 use crate::error::Error;
@@ -82,9 +82,8 @@ fn connect(endpoint: &Endpoint, client: atls::Client, deadline: Instant) -> Resu
         endpoint: endpoint.clone(),
         client,
     };
-    let socket = node.endpoint.dial(deadline).map_err(|error| match error {
-        Attempt::Refused(why) | Attempt::Passing(why) => Attempted::Not(why),
-    })?;
+    let socket = node.endpoint.dial(deadline);
+    let socket = socket.map_err(|why| Attempted::Not(why.text))?;
     let connected = node.client.connect(socket, deadline);
     connected.map(drop).map_err(Attempted::Made)
 }
@@ -106,9 +105,8 @@ fn get_attestation(endpoint: &Endpoint, nonce: &[u8], deadline: Instant) -> Resu
         endpoint: endpoint.clone(),
         client: atls::Client::new(None, None),
     };
-    let socket = node.endpoint.dial(deadline).map_err(|error| match error {
-        Attempt::Refused(why) | Attempt::Passing(why) => Error::Unreachable(why),
-    })?;
+    let socket = node.endpoint.dial(deadline);
+    let socket = socket.map_err(|why| Error::Unreachable(why.text))?;
     let transport = booted_base::plain::transport(socket);
     let transport = transport.map_err(|error| Error::Unreachable(error.to_string()))?;
     let channel = grpc::Channel::new(transport, &endpoint.to_string());

@@ -4,28 +4,28 @@ use std::collections::BTreeSet;
 
 use kubernetes::kubeadm;
 use kubernetes::parameters::Version;
+use kubernetes::readiness;
 
 use super::super::diagnosis::Diagnosis;
 use super::super::gathered::Gathered;
+use crate::status::objects::List;
 use crate::status::served::{Served, ServedError};
-use crate::status::view::NodeView;
+use crate::status::view::{Cause, NodeView};
 
 /// How many minor versions a kubelet may be older than an API server (Kubernetes, "Version Skew
 /// Policy").
 const KUBELET_SKEW: u32 = 3;
 /// How many days before its end a version of Kubernetes is reported.
 const NOTICE: u64 = 60;
+/// The components of a control plane besides etcd and the API server.
+const CONTROLLERS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 /// The port of an endpoint without one.
 const API_SERVER_PORT: u16 = 6443;
 
 /// The API server answers through the kubeconfig, and on each control plane.
 pub fn api_server(facts: &Gathered) -> Vec<Diagnosis> {
-    if let Some(why) = &facts.unreachable {
-        return vec![Diagnosis::error(
-            "the API server of the kubeconfig",
-            why,
-            "check the load balancer and port 6443, then ask one control plane: firstlight status HOST --policy FILE",
-        )];
+    if let Some((cause, why)) = &facts.unlisted {
+        return vec![unlisted(*cause, why, facts)];
     }
     let control_planes = || {
         facts
@@ -51,6 +51,41 @@ pub fn api_server(facts: &Gathered) -> Vec<Diagnosis> {
         .collect()
 }
 
+/// Returns what to do if the API server does not list the nodes.
+fn unlisted(cause: Cause, why: &str, facts: &Gathered) -> Diagnosis {
+    let file = facts.policy_file.display();
+    let advice = match cause {
+        Cause::Kubeconfig => {
+            "give the right file by --kubeconfig, or copy /etc/kubernetes/admin.conf of a control plane \
+             (docs/day-two/secrets.md#other-files-are-lost)"
+                .into()
+        }
+        Cause::Credentials => {
+            "the credentials in the kubeconfig have ended, or are of another cluster: copy /etc/kubernetes/admin.conf of a control plane \
+             (docs/day-two/certificates.md)"
+                .into()
+        }
+        Cause::Rights => {
+            "the credentials are good, and their user may not do this: use the administrator's kubeconfig".into()
+        }
+        Cause::Certificate => format!(
+            "do not use this server before you know why: the kubeconfig is of another cluster, the certificate has ended or does not \
+             name this address, or another machine answers; ask a control plane what it is: firstlight status HOST --policy {file}"
+        ),
+        Cause::NoTls => {
+            "another program answers there: correct the address in the kubeconfig, or where the load balancer leads to".into()
+        }
+        Cause::NoConnection => format!(
+            "check the address in the kubeconfig, the load balancer and the firewall, then ask a control plane: firstlight status HOST \
+             --policy {file}"
+        ),
+        Cause::Refused => {
+            "run the command again; if the error stays, look at the log of the API server on a control plane (docs/boot.md)".into()
+        }
+    };
+    Diagnosis::error("the API server of the kubeconfig", why, advice)
+}
+
 fn of_api_server(node: &str, served: &Result<Served, ServedError>) -> Option<Diagnosis> {
     let advice = format!(
         "look at its log: kubectl -n kube-system logs kube-apiserver-{node}, or the console of the node (docs/boot.md)"
@@ -68,7 +103,7 @@ fn of_api_server(node: &str, served: &Result<Served, ServedError>) -> Option<Dia
             Some((200 | 401 | 403, _)) => None,
             None => Some(Diagnosis::error(
                 node,
-                "its API server closes the connection without an answer",
+                "its API server gives no answer",
                 advice,
             )),
             Some((status, text)) => {
@@ -132,6 +167,60 @@ pub fn endpoint(facts: &Gathered) -> Vec<Diagnosis> {
     }
 }
 
+/// The controller manager and the scheduler of each control plane run.
+pub fn control_plane(facts: &Gathered) -> Vec<Diagnosis> {
+    let pods = &facts.view.objects.control_plane;
+    let mut found = vec![];
+    for component in CONTROLLERS {
+        let all: Vec<_> = pods
+            .iter()
+            .filter(|pod| pod.component == component)
+            .collect();
+        // a control plane that kubeadm has not made may run them elsewhere
+        if all.is_empty() {
+            continue;
+        }
+        for node in facts.view.nodes.iter().map(|node| &node.listed) {
+            let pod = all.iter().find(|pod| pod.node == node.name);
+            let text = match pod {
+                Some(pod) if pod.is_ready => continue,
+                Some(_) => format!("its {component} is not ready"),
+                None if node.is_control_plane => {
+                    format!("it is a control plane and has no {component}")
+                }
+                None => continue,
+            };
+            let name = &node.name;
+            let advice = format!(
+                "look at its log: kubectl -n kube-system logs {component}-{name}, then at /etc/kubernetes/manifests on the node"
+            );
+            found.push(Diagnosis::error(name, text, advice));
+        }
+    }
+    found
+}
+
+/// The other workloads of Kubernetes' own namespace run: the cluster's DNS, kube-proxy, the network plugin.
+pub fn system_pods(facts: &Gathered) -> Vec<Diagnosis> {
+    let workloads = facts.view.objects.workloads.iter();
+    workloads
+        .filter_map(|workload| {
+            let missing = readiness::missing_of(workload)?;
+            let name = workload["metadata"]["name"].as_str()?;
+            let kind = workload["kind"].as_str()?;
+            let object = format!("{kind} kube-system/{name}");
+            let advice = format!(
+                "kubectl -n kube-system describe {} {name} shows why; if you have just changed it, wait",
+                kind.to_lowercase()
+            );
+            Some(match missing.contains(": 0 of ") {
+                true => Diagnosis::error(object, missing, advice),
+                false => Diagnosis::warning(object, missing, advice),
+            })
+        })
+        .collect()
+}
+
 /// etcd keeps its majority if one more member fails.
 pub fn etcd(facts: &Gathered) -> Vec<Diagnosis> {
     let nodes = facts.view.nodes.iter();
@@ -152,26 +241,27 @@ pub fn etcd(facts: &Gathered) -> Vec<Diagnosis> {
         }
     }
     for pod in members.iter().filter(|pod| !pod.is_ready) {
-        found.push(Diagnosis::error(
-            &pod.node,
-            format!(
-                "its member of etcd is not ready; {ready} of {} are, and {needed} are needed",
-                members.len()
-            ),
-            format!(
-                "look at its log: kubectl -n kube-system logs etcd-{}, then docs/day-two/etcd.md",
-                pod.node
-            ),
-        ));
+        let count = members.len();
+        let mut text = format!(
+            "its member of etcd is not ready: {ready} of {count} are, and {needed} are needed"
+        );
+        if ready == needed {
+            text += ", so the next failure stops the cluster";
+        }
+        let advice = format!(
+            "bring it back before anything else: kubectl -n kube-system logs etcd-{}, then docs/day-two/etcd.md",
+            pod.node
+        );
+        found.push(Diagnosis::error(&pod.node, text, advice));
     }
     match members.len() {
-        0 => {}
         1 => found.push(Diagnosis::note(
             "etcd",
             "it has one member: the cluster stops with this machine, and its data are lost with the disk",
             "let two more control planes join, and make snapshots (docs/day-two/etcd.md)",
         )),
-        count if count % 2 == 0 => found.push(Diagnosis::warning(
+        // otherwise a member is missing, which was said
+        count if count % 2 == 0 && count == nodes.len() => found.push(Diagnosis::warning(
             "etcd",
             format!(
                 "it has {count} members, which survive the loss of {}, as {} would",
@@ -179,11 +269,6 @@ pub fn etcd(facts: &Gathered) -> Vec<Diagnosis> {
                 count - 1
             ),
             "let one more control plane join, or remove one (docs/day-two/remove-node.md)",
-        )),
-        count if ready == needed && ready < count => found.push(Diagnosis::error(
-            "etcd",
-            format!("{ready} of {count} members are ready: the next failure stops the cluster"),
-            "bring the other members back before anything else (docs/day-two/etcd.md)",
         )),
         _ => {}
     }
@@ -229,7 +314,9 @@ pub fn versions(facts: &Gathered) -> Vec<Diagnosis> {
         ));
     }
     let recorded = view.objects.version().and_then(version);
-    if let Some(recorded) = recorded.filter(|it| !all.contains(it)) {
+    // without the pods, only one API server's version is known
+    let knows_all = view.objects.has(List::ControlPlane);
+    if let Some(recorded) = recorded.filter(|it| knows_all && !all.contains(it)) {
         found.push(Diagnosis::warning(
             format!("ConfigMap kube-system/{}", kubeadm::CONFIG_MAP),
             format!("it has {}, and the API server is {}: new nodes join with the former", name(recorded), name(newest)),

@@ -6,7 +6,7 @@ mod files;
 mod nodes;
 mod services;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 use super::diagnosis::Diagnosis;
 use super::gathered::Gathered;
@@ -27,7 +27,7 @@ impl Check {
     pub fn run(&self, facts: &Gathered) -> Vec<Diagnosis> {
         let is_known = match self.needs {
             None => true,
-            Some(_) if facts.unreachable.is_some() => false,
+            Some(_) if facts.unlisted.is_some() => false,
             Some(lists) => lists.iter().all(|list| facts.view.objects.has(*list)),
         };
         match is_known {
@@ -61,6 +61,11 @@ const fn always(name: &'static str, run: fn(&Gathered) -> Vec<Diagnosis>) -> Che
 pub const CHECKS: &[Check] = &[
     always("api-server", control_plane::api_server),
     check("endpoint", &[], control_plane::endpoint),
+    check(
+        "control-plane",
+        &[List::ControlPlane],
+        control_plane::control_plane,
+    ),
     check("etcd", &[List::ControlPlane], control_plane::etcd),
     check("versions", &[], control_plane::versions),
     check("end-of-life", &[], control_plane::end_of_life),
@@ -78,20 +83,21 @@ pub const CHECKS: &[Check] = &[
         &[List::Requests],
         certificates::requests,
     ),
-    check("services", &[List::Services], services::services),
+    check("system-pods", &[], control_plane::system_pods),
+    check("services", &[List::DaemonSets], services::services),
     check("policy", &[List::Maps], services::policy),
-    check("old-clients", &[List::Services], services::old_clients),
-    check("migration", &[List::Services], services::migration),
-    check("plaintext", &[List::Services], services::plaintext),
+    check("old-clients", &[List::DaemonSets], services::old_clients),
+    check("migration", &[List::DaemonSets], services::migration),
+    check("plaintext", &[List::DaemonSets], services::plaintext),
     check(
         "old-form",
-        &[List::Services, List::Maps],
+        &[List::DaemonSets, List::Maps],
         services::old_form,
     ),
     check("collateral", &[List::Maps], services::collateral),
     check(
         "master-secret",
-        &[List::Services, List::MasterSecrets],
+        &[List::DaemonSets, List::MasterSecrets],
         services::master_secret,
     ),
     check(

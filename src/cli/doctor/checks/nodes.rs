@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use verifier::refusal::Kind;
+
 use super::super::diagnosis::Diagnosis;
 use super::super::gathered::Gathered;
 use crate::progress::human;
 use crate::status::cluster::shared_keys;
-use crate::status::objects::UNINITIALIZED;
-use crate::status::report::Report;
+use crate::status::objects::{List, UNINITIALIZED};
+use crate::status::report::{Report, Unjudged};
 use crate::status::view::NodeView;
 
 /// How long after its ticket a machine may need to become a node: the token of the ticket is valid
@@ -22,29 +24,16 @@ const HEARTBEAT: i64 = 120;
 
 /// Each node proves that it is a member of the cluster, and no two are one machine.
 pub fn attestation(facts: &Gathered) -> Vec<Diagnosis> {
-    let nodes = &facts.view.nodes;
-    let all_are =
-        |state: &str| nodes.len() > 1 && nodes.iter().all(|node| node.report.state().name == state);
-    if all_are("refused") {
-        return vec![Diagnosis::error(
-            "all nodes",
-            "none meets the policy in your file",
-            "check the file, --attestation-variant and the access to collateral first, then explain the registers of one node \
-             (docs/refusals.md)",
-        )];
+    if let Some(of_all) = of_all(facts) {
+        return vec![of_all];
     }
-    if all_are("unreachable") {
-        return vec![Diagnosis::warning(
-            "all nodes",
-            "none answers this machine, so nothing is known of what they run",
-            "run the command where ports 9000 and 9999 of the nodes can be reached; nodes of Constellation do not answer there",
-        )];
-    }
-    let mut found: Vec<Diagnosis> = nodes
+    let mut found: Vec<Diagnosis> = facts
+        .view
+        .nodes
         .iter()
         // without the ID of the cluster each node is of another one: the check `state` says so
         .filter(|it| it.report.cluster.is_some() || it.report.state().name != "other-cluster")
-        .filter_map(|node| of_report(&node.listed.name, &node.report))
+        .filter_map(|node| of_report(facts, node))
         .collect();
     for (key, names) in shared_keys(&facts.view.nodes) {
         found.push(Diagnosis::error(
@@ -56,45 +45,171 @@ pub fn attestation(facts: &Gathered) -> Vec<Diagnosis> {
     found
 }
 
-fn of_report(node: &str, report: &Report) -> Option<Diagnosis> {
-    let state = report.state();
-    let servers = report.servers();
-    let mut reasons = servers
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty());
-    let why = reasons.next().unwrap_or(state.text);
-    let error = |advice: &str| {
-        Some(Diagnosis::error(
-            node,
-            format!("{}: {why}", state.name),
-            advice,
-        ))
-    };
-    match state.name {
-        "member" => None,
-        "refused" => Some(Diagnosis::error(
-            node,
+/// Returns one finding if no node proves anything for one reason: that is seldom the nodes' fault.
+fn of_all(facts: &Gathered) -> Option<Diagnosis> {
+    let nodes = &facts.view.nodes;
+    let first = nodes.first()?;
+    let are = |test: &dyn Fn(&NodeView) -> bool| nodes.len() > 1 && nodes.iter().all(test);
+    let all = format!("all {} nodes", nodes.len());
+    let why = format!("{}: {}", first.listed.name, reason(&first.report));
+    let file = facts.policy_file.display();
+    for cause in [Unjudged::Collateral, Unjudged::Variant] {
+        if are(&|node| node.report.unjudged() == Some(cause)) {
+            return Some(Diagnosis::warning(
+                all,
+                format!("none could be judged: {why}"),
+                advice_of(cause, facts),
+            ));
+        }
+    }
+    if are(&|node| node.report.refusal().is_some()) {
+        return Some(Diagnosis::error(
+            all,
+            format!("none meets the policy in {file}: {why}"),
             format!(
-                "it does not meet the policy: {}",
-                reasons.next().unwrap_or(why)
+                "first make sure that {file} is the policy of this cluster (firstlight policy show {file}), then look at one node: \
+                 firstlight explain {} --policy {file} (docs/refusals.md)",
+                first.listed.address
             ),
-            "compare the reason with docs/refusals.md: a register that differs is explained by firstlight explain, lacking collateral by --offline or the network",
+        ));
+    }
+    if are(&|node| is_foreign(facts, node)) {
+        return Some(Diagnosis::warning(
+            all,
+            "no program of Firstlight answers on them, and they have no records: they are probably nodes of Constellation",
+            "firstlight migrate plan shows how to move them (docs/migration.md)",
+        ));
+    }
+    if are(&|node| node.report.state().name == "unreachable") {
+        return Some(Diagnosis::warning(
+            all,
+            format!("none answers this machine, so nothing is known of what they run: {why}"),
+            "run the command where ports 9000 and 9999 of the nodes can be reached",
+        ));
+    }
+    None
+}
+
+/// Returns what the first server says, without its address.
+fn reason(report: &Report) -> String {
+    match report.refusal() {
+        // one line for each register
+        Some(why) => why.text.lines().next().unwrap_or_default().to_owned(),
+        None => {
+            let servers = report.servers();
+            let first = servers.lines().next().unwrap_or(report.state().text);
+            first.trim().to_owned()
+        }
+    }
+}
+
+/// Returns whether a node looks like one of Constellation: Kubernetes takes it for ready, it has no record, and its machine says
+/// that no program listens on our ports.
+fn is_foreign(facts: &Gathered, node: &NodeView) -> bool {
+    let objects = &facts.view.objects;
+    node.listed.is_ready
+        && node.report.is_closed()
+        && objects.has(List::Maps)
+        && objects.record_of(&node.listed.name).is_none()
+}
+
+fn advice_of(cause: Unjudged, facts: &Gathered) -> String {
+    match cause {
+        Unjudged::Collateral => "run the command where the servers of AMD and Intel can be reached, without --offline, or give it a \
+                                 folder that has what is missing: --collateral FILE (docs/collateral.md)"
+            .into(),
+        Unjudged::Variant => format!(
+            "the command expects {}: give --attestation-variant, or the policy of these machines (docs/attestation.md)",
+            facts.variant.name
+        ),
+    }
+}
+
+fn of_report(facts: &Gathered, node: &NodeView) -> Option<Diagnosis> {
+    let (report, listed) = (&node.report, &node.listed);
+    let state = report.state();
+    let (name, address) = (&listed.name, &listed.address);
+    let file = facts.policy_file.display();
+    let why = format!("{}: {}", state.name, reason(report));
+    match (state.name, report.unjudged()) {
+        ("member", _) => None,
+        (_, Some(cause)) => {
+            let text = format!("it could not be judged: {}", reason(report));
+            let advice = advice_of(cause, facts);
+            Some(match cause {
+                Unjudged::Collateral => Diagnosis::note(name, text, advice),
+                // of a cluster with one variant
+                Unjudged::Variant => Diagnosis::warning(name, text, advice),
+            })
+        }
+        ("refused", None) => Some(Diagnosis::error(
+            name,
+            format!("it does not meet the policy: {}", reason(report)),
+            of_refusal(facts, node),
         )),
-        "waits-for-key" => error(
-            "read what it waits for: firstlight recover --endpoint NODE --policy FILE --status (docs/troubleshooting.md)",
-        ),
-        "unreachable" => error(
-            "look at its console (docs/boot.md), and whether this machine reaches ports 9000 and 9999 of the node",
-        ),
-        "unproven" => Some(Diagnosis::warning(
-            node,
+        ("waits-for-key", _) => Some(Diagnosis::error(
+            name,
+            why,
+            format!(
+                "read what it waits for: firstlight recover --endpoint {address} --policy {file} --status (docs/troubleshooting.md)"
+            ),
+        )),
+        ("unreachable", _) if is_foreign(facts, node) => Some(Diagnosis::warning(
+            name,
+            "no program of Firstlight answers on it, and it has no record: it is probably a node of Constellation",
+            "firstlight migrate plan shows how to move it (docs/migration.md)",
+        )),
+        // Kubernetes hears its kubelet, so it runs
+        ("unreachable", _) if listed.is_ready => Some(Diagnosis::warning(
+            name,
+            why,
+            format!(
+                "run the command where ports 9000 and 9999 of {address} can be reached; if they can, look at the log of its bootstrapper \
+                 (docs/troubleshooting.md)"
+            ),
+        )),
+        ("unreachable", _) => Some(Diagnosis::error(
+            name,
+            why,
+            "look at its console (docs/boot.md): the machine is off, still starts, or has lost its network",
+        )),
+        ("unproven", _) => Some(Diagnosis::warning(
+            name,
             "only its join service answers, so the node proves nothing",
             "if it is a node of Constellation, replace it by one of Firstlight (docs/migration.md)",
         )),
-        _ => error(
-            "remove the Node of a machine that was made again, or give --state or --cluster-id of this cluster (docs/day-two/remove-node.md)",
+        ("fresh", _) => Some(Diagnosis::error(
+            name,
+            why,
+            "the machine was made again and has not joined yet: look at its console (docs/boot.md)",
+        )),
+        _ => Some(Diagnosis::error(
+            name,
+            why,
+            "make sure that --state or --cluster-id is of this cluster; if it is, the Node is of a machine that was made again: remove it \
+             (docs/day-two/remove-node.md)",
+        )),
+    }
+}
+
+/// Returns what to do about a node that is refused. A machine is not condemned by a reason that an update explains.
+fn of_refusal(facts: &Gathered, node: &NodeView) -> String {
+    let file = facts.policy_file.display();
+    match node.report.refusal().map(|why| why.kind) {
+        Some(Kind::Measurement) => format!(
+            "find out what differs: firstlight explain {} --policy {file} (docs/refusals.md)",
+            node.listed.address
         ),
+        Some(Kind::Machine) => format!(
+            "if you know why the machine or its key is new: firstlight policy add-key {file} KEY, then apply it (docs/day-two/hardware.md)"
+        ),
+        Some(Kind::Outdated) => {
+            "update the firmware of the host, or lower the minimum in the policy if you accept the risk (docs/day-two/hardware.md)".into()
+        }
+        Some(Kind::Expired) => {
+            "check the clock of this machine, then let the command fetch newer collateral, without --offline (docs/collateral.md)".into()
+        }
+        _ => "look the reason up (docs/refusals.md#kinds-of-refusals)".into(),
     }
 }
 
@@ -139,7 +254,10 @@ pub fn network_plugin(facts: &Gathered) -> Vec<Diagnosis> {
             Diagnosis::error(
                 &node.listed.name,
                 "no network plugin is installed: pods that are not on the host's network do not start there",
-                "install one: firstlight apply --addons FILE, or look at the pods of the one that you have (docs/addons.md)",
+                format!(
+                    "install one: {}; or look at the pods of the one that you have (docs/addons.md)",
+                    facts.apply_without("policy,services", "--addons FILE")
+                ),
             )
         })
         .collect()

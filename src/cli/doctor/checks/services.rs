@@ -12,34 +12,34 @@ use serde_json::Value;
 use verifier::Policy;
 
 use super::super::diagnosis::Diagnosis;
-use super::super::gathered::Gathered;
-use crate::policy;
+use super::super::gathered::{Gathered, image_of};
+use crate::status::objects::{Expiration, Token};
+use crate::{apply, policy};
 
 const SERVICES: [&str; 2] = ["join-service", "key-service"];
 /// The age at which collateral is no longer fresh.
 const STALE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// How many differences of two policies are shown.
 const SHOWN: usize = 5;
+/// The command that prints the policy in force.
+const IN_FORCE: &str =
+    "kubectl -n kube-system get configmap join-config -o jsonpath={.data.attestationConfig}";
 /// The group of kubeadm's bootstrap tokens, which any machine may use.
 const KUBEADM_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
-
-fn image(set: &Value) -> &str {
-    let image = set.pointer("/spec/template/spec/containers/0/image");
-    image.and_then(Value::as_str).unwrap_or_default()
-}
 
 /// Both services run on each control plane, from one image.
 pub fn services(facts: &Gathered) -> Vec<Diagnosis> {
     let objects = &facts.view.objects;
     let nodes = facts.view.nodes.iter();
     let control_planes = nodes.filter(|node| node.listed.is_control_plane).count() as u64;
+    let file = facts.policy_file.display();
     let mut found = vec![];
     for name in SERVICES {
         let Some(set) = objects.service(name) else {
             found.push(Diagnosis::error(
                 format!("DaemonSet kube-system/{name}"),
                 "it does not exist: no node gets a ticket, and none that reboots gets the key of its disk",
-                "firstlight apply --policy FILE --image IMAGE installs the services (docs/services.md)",
+                format!("{} installs the services (docs/services.md)", facts.apply("")),
             ));
             continue;
         };
@@ -68,16 +68,16 @@ pub fn services(facts: &Gathered) -> Vec<Diagnosis> {
         }
     }
     if let [Some(join), Some(key)] = SERVICES.map(|name| objects.service(name))
-        && image(join) != image(key)
+        && image_of(join) != image_of(key)
     {
         found.push(Diagnosis::warning(
             "the services",
             format!(
                 "the join service has the image {}, the key service {}",
-                image(join),
-                image(key)
+                image_of(join),
+                image_of(key)
             ),
-            "finish the upgrade: firstlight apply --policy FILE --image IMAGE",
+            format!("finish the upgrade: firstlight apply --policy {file} --image IMAGE, with the new one"),
         ));
     }
     let is_constellation = |name: &str| {
@@ -102,7 +102,7 @@ pub fn policy(facts: &Gathered) -> Vec<Diagnosis> {
         return vec![Diagnosis::error(
             "ConfigMap kube-system/join-config",
             "it has no attestation policy, so the join service admits no node",
-            format!("firstlight apply --policy {file}"),
+            facts.apply_policy(""),
         )];
     };
     let in_force = match Policy::from_json(text) {
@@ -112,12 +112,17 @@ pub fn policy(facts: &Gathered) -> Vec<Diagnosis> {
                 "ConfigMap kube-system/join-config",
                 format!("its policy cannot be used, so the services keep the one before: {error}"),
                 format!(
-                    "firstlight policy check {file}, then firstlight apply --policy {file} --skip-phases services"
+                    "firstlight policy check {file}, then {}",
+                    facts.apply_policy("")
                 ),
             )];
         }
     };
-    let differences = policy::differences(&in_force, &facts.policy);
+    // what apply would put in force: also the keys of known nodes, and the requirement that it keeps
+    let known = facts.known.iter().copied();
+    let wanted = apply::policy_of(facts.policy.clone(), known, apply::keeps_strong(text));
+    let wanted = wanted.unwrap_or_else(|_| facts.policy.clone());
+    let differences = policy::differences(&in_force, &wanted);
     if !differences.is_empty() {
         let more = differences.len().saturating_sub(SHOWN);
         let mut shown: Vec<String> = differences.into_iter().take(SHOWN).collect();
@@ -127,7 +132,11 @@ pub fn policy(facts: &Gathered) -> Vec<Diagnosis> {
         found.push(Diagnosis::warning(
             "the policy in force",
             format!("it differs from {file}: {}", shown.join("; ")),
-            format!("if the file is right: firstlight apply --policy {file} --skip-phases services; else take the one in force (docs/day-two/secrets.md)"),
+            format!(
+                "compare them: {IN_FORCE} | firstlight policy diff - {file}; if the file is right: {}; else take the one in force \
+                 (docs/day-two/secrets.md#other-files-are-lost)",
+                facts.apply_policy("")
+            ),
         ));
     }
     let checked = policy::found(&in_force, facts.variant);
@@ -138,8 +147,9 @@ pub fn policy(facts: &Gathered) -> Vec<Diagnosis> {
             "measure the image again (docs/measure.md), and apply the new policy",
         ));
     }
-    // `old_form` looks at the form of attested TLS
-    let is_other = |open: &String| !open.starts_with("the form of attested TLS");
+    // `old_form` looks at the form of attested TLS, and a note below at the TPM
+    let said = ["the form of attested TLS", "the attestation key"];
+    let is_other = |open: &String| said.iter().all(|said| !open.starts_with(said));
     let open: Vec<String> = checked.open.into_iter().filter(is_other).collect();
     if !open.is_empty() {
         found.push(Diagnosis::note(
@@ -149,7 +159,8 @@ pub fn policy(facts: &Gathered) -> Vec<Diagnosis> {
         ));
     }
     if policy::accepts_any_tpm(&in_force, facts.variant) {
-        found.push(Diagnosis::warning(
+        // if the operator's file accepts it too, the operator has chosen so; if not, that is a difference
+        found.push(Diagnosis::note(
             "the policy in force",
             "any TPM is accepted, and so is a program that only simulates one",
             format!("name the keys of your machines: firstlight policy add-key {file} KEY, then apply it (docs/init.md#before)"),
@@ -192,7 +203,10 @@ fn until(facts: &Gathered, service: &str, option: &str) -> Option<(String, bool)
 
 /// The key service gives no keys to clients without a token.
 pub fn old_clients(facts: &Gathered) -> Vec<Diagnosis> {
-    let advice = "when no driver of Constellation is left: firstlight apply --old-clients-until never (docs/storage.md#drivers-of-constellation)";
+    let advice = format!(
+        "when no driver of Constellation is left: {} (docs/storage.md#drivers-of-constellation)",
+        facts.apply("--old-clients-until never")
+    );
     match until(facts, "key-service", "--old-clients-until") {
         Some((day, true)) => vec![Diagnosis::warning(
             "DaemonSet kube-system/key-service",
@@ -210,7 +224,10 @@ pub fn old_clients(facts: &Gathered) -> Vec<Diagnosis> {
 
 /// The join service opens no disks without a record.
 pub fn migration(facts: &Gathered) -> Vec<Diagnosis> {
-    let advice = "when each node has restarted once: firstlight apply --migrate-until never (docs/join.md#disks-from-before)";
+    let advice = format!(
+        "when each node has restarted once: {} (docs/join.md#disks-from-before)",
+        facts.apply("--migrate-until never")
+    );
     match until(facts, "join-service", "--migrate-until") {
         Some((day, true)) => vec![Diagnosis::warning(
             "DaemonSet kube-system/join-service",
@@ -230,7 +247,10 @@ pub fn migration(facts: &Gathered) -> Vec<Diagnosis> {
 pub fn plaintext(facts: &Gathered) -> Vec<Diagnosis> {
     let objects = &facts.view.objects;
     let words = |name: &str| objects.service(name).map(command_line).unwrap_or_default();
-    let advice = "firstlight apply replaces the services by those that authenticate each other (docs/services.md#who-gets-which-keys)";
+    let advice = format!(
+        "{} replaces the services by those that authenticate each other (docs/services.md#who-gets-which-keys)",
+        facts.apply("")
+    );
     let mut found = vec![];
     let key = words("key-service");
     let is_old = !key.is_empty() && !key.iter().any(|word| word.starts_with("--clients"));
@@ -239,7 +259,7 @@ pub fn plaintext(facts: &Gathered) -> Vec<Diagnosis> {
         found.push(Diagnosis::error(
             "DaemonSet kube-system/key-service",
             "it gives every key to every caller that reaches it, in plaintext",
-            advice,
+            advice.as_str(),
         ));
     }
     let join = words("join-service");
@@ -249,7 +269,7 @@ pub fn plaintext(facts: &Gathered) -> Vec<Diagnosis> {
         found.push(Diagnosis::error(
             "DaemonSet kube-system/join-service",
             "it takes keys in plaintext from any server that answers for the key service",
-            advice,
+            advice.as_str(),
         ));
     }
     found
@@ -261,15 +281,19 @@ pub fn old_form(facts: &Gathered) -> Vec<Diagnosis> {
     let Some(set) = objects.service("join-service") else {
         return vec![];
     };
+    // without a policy that can be read, the check of the policy says so
     let policy = objects.policy.as_deref().map(Policy::from_json);
-    let by_policy = matches!(policy, Some(Ok(policy)) if policy.requires_strong());
+    let is_open = matches!(policy, Some(Ok(policy)) if !policy.requires_strong());
     let by_option = objects.option_of("join-service", "--require").as_deref() == Some("strong");
     let mut found = vec![];
-    if !by_policy && !by_option {
+    if is_open && !by_option {
         found.push(Diagnosis::note(
             "DaemonSet kube-system/join-service",
             "it admits nodes by the old form of attested TLS, whose evidence another machine can pass on",
-            "when no node is of Constellation: firstlight apply --require strong (docs/join.md#the-service-proves-itself)",
+            format!(
+                "when no node is of Constellation: {} (docs/join.md#the-service-proves-itself)",
+                facts.apply_policy("--require strong")
+            ),
         ));
     }
     let has_no_evidence = |word: &[&str]| word == ["--evidence", ""];
@@ -322,12 +346,15 @@ pub fn master_secret(facts: &Gathered) -> Vec<Diagnosis> {
         None => found.push(Diagnosis::error(
             secret(used),
             "the key service uses it, and it does not exist: its pods do not start again",
-            "make it again from the file of the operator: firstlight apply --policy FILE --image IMAGE (docs/day-two/secrets.md)",
+            format!(
+                "make it again from your file: {} (docs/day-two/secrets.md)",
+                facts.apply("")
+            ),
         )),
         Some((_, false)) => found.push(Diagnosis::warning(
             secret(used),
             "it is not immutable: with another content no disk of the cluster opens",
-            "firstlight apply makes it immutable again",
+            format!("{} makes it immutable again", facts.apply("")),
         )),
         Some((_, true)) => {}
     }
@@ -349,24 +376,53 @@ pub fn master_secret(facts: &Gathered) -> Vec<Diagnosis> {
 pub fn bootstrap_tokens(facts: &Gathered) -> Vec<Diagnosis> {
     let tokens = facts.view.objects.tokens.iter();
     let usable = tokens.filter(|token| token.authenticates);
-    let valid = usable.filter(|token| token.expires.is_none_or(|at| at > facts.now));
-    valid
-        .filter(|token| token.groups.split(',').any(|group| group == KUBEADM_GROUP))
-        .map(|token| {
-            let until = match token.expires {
-                Some(at) => format!("until {}", facts.day(at)),
-                None => "for ever".to_owned(),
-            };
-            Diagnosis::warning(
-                format!("Secret kube-system/bootstrap-token-{}", token.id),
-                format!(
-                    "with this token a machine joins without attestation, {until}: its group is {KUBEADM_GROUP}, that of tickets is {TICKET_GROUP}"
-                ),
-                format!(
-                    "unless Constellation's join service made it a moment ago: kubectl -n kube-system delete secret bootstrap-token-{}",
-                    token.id
-                ),
-            )
-        })
-        .collect()
+    usable.filter_map(|token| of_token(facts, token)).collect()
+}
+
+fn of_token(facts: &Gathered, token: &Token) -> Option<Diagnosis> {
+    let object = format!("Secret kube-system/bootstrap-token-{}", token.id);
+    let delete = format!(
+        "kubectl -n kube-system delete secret bootstrap-token-{}",
+        token.id
+    );
+    let until = match token.expires {
+        Expiration::At(at) if at <= facts.now => return None,
+        Expiration::At(at) => format!("until {}", facts.day(at)),
+        Expiration::Never => "for ever".to_owned(),
+        Expiration::Unreadable => {
+            return Some(Diagnosis::note(
+                object,
+                "its expiration is not a time, so the API server does not accept the token",
+                format!("if nothing needs it: {delete}"),
+            ));
+        }
+    };
+    let groups: Vec<&str> = token
+        .groups
+        .split(',')
+        .filter(|it| !it.is_empty())
+        .collect();
+    if groups.contains(&KUBEADM_GROUP) {
+        return Some(Diagnosis::warning(
+            object,
+            format!(
+                "with this token a machine joins without attestation, {until}: its group is {KUBEADM_GROUP}, that of tickets is {TICKET_GROUP}"
+            ),
+            format!("unless Constellation's join service made it a moment ago: {delete}"),
+        ));
+    }
+    if groups == [TICKET_GROUP] {
+        return None;
+    }
+    let groups = match groups.as_slice() {
+        [] => "no group but system:bootstrappers".to_owned(),
+        groups => format!("the groups {}", groups.join(", ")),
+    };
+    Some(Diagnosis::note(
+        object,
+        format!(
+            "it is valid {until}, and has {groups}: what a machine may do with it depends on the bindings of its groups"
+        ),
+        format!("if you did not make it, or nothing needs it any more: {delete}"),
+    ))
 }

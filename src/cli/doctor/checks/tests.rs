@@ -1,7 +1,8 @@
 //! Each check finds its faults in an otherwise healthy cluster, and finds nothing in a healthy one.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use base::crypto::Secret;
@@ -12,21 +13,23 @@ use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Settings};
 use rpc::grpc::{Code, Status};
 use serde_json::{Value, json};
-use verifier::{KeyName, Policy, Variant};
+use verifier::refusal::Kind;
+use verifier::{KeyName, OTHER_VARIANT, Policy, Refusal, Variant};
 
-use super::super::diagnosis::Severity;
+use super::super::diagnosis::Severity::{self, Error, Note, Warning};
 use super::super::folder::{Folder, OwnFile};
 use super::super::gathered::Gathered;
 use super::CHECKS;
-use crate::connect::{Endpoint, Standing};
-use crate::status::answer::Answer;
+use crate::commands::PROGRAM;
+use crate::connect::{Endpoint, Standing, Unreached};
+use crate::status::answer::{Answer, SERVICES};
 use crate::status::listed::Listed;
 use crate::status::objects::{
-    ControlPlanePod, Fate, Joining, List, Objects, Request, Token, UNINITIALIZED,
+    ControlPlanePod, Expiration, Fate, Joining, List, Objects, Request, Token, UNINITIALIZED,
 };
 use crate::status::report::Report;
 use crate::status::served::{Served, ServedError, Validity};
-use crate::status::view::{NodeServers, NodeView, View};
+use crate::status::view::{Cause, NodeServers, NodeView, View};
 
 const DAY: u64 = 24 * 60 * 60;
 const NAMES: [&str; 4] = ["cp-0", "cp-1", "cp-2", "worker-a"];
@@ -86,6 +89,23 @@ fn verified(name: &str) -> Answer {
     }
 }
 
+/// Returns the report of a node that answers that no program listens.
+fn closed() -> Report {
+    report(Answer::Nobody(Unreached {
+        text: "refused".into(),
+        is_closed: true,
+    }))
+}
+
+fn refused(why: Refusal) -> Report {
+    report(Answer::Refused(why))
+}
+
+fn of_other_variant() -> Refusal {
+    let why = "it has no attestation document of an accepted variant (expected OID 01, got 02)";
+    Kind::Unproven.because(why).of(OTHER_VARIANT)
+}
+
 fn report(answer: Answer) -> Report {
     let endpoint = Endpoint::parse("10.0.0.1", 9000).unwrap();
     Report {
@@ -117,6 +137,7 @@ fn node(index: usize) -> NodeView {
                 .then(|| served(300, Some((200, "ok"))))
                 .flatten(),
             etcd: is_control_plane.then(|| served(300, None)).flatten(),
+            etcd_peer: is_control_plane.then(|| served(300, None)).flatten(),
         },
     }
 }
@@ -160,27 +181,31 @@ fn sets(image: &str) -> Vec<Value> {
     sets
 }
 
-fn healthy() -> Gathered {
-    let pods = ["kube-apiserver", "etcd"]
-        .into_iter()
-        .flat_map(|component| {
-            NAMES[..3].iter().map(move |node| ControlPlanePod {
-                component: component.into(),
-                node: (*node).into(),
-                version: if component == "etcd" {
-                    "3.6.6-0"
-                } else {
-                    "v1.34.4"
-                }
-                .into(),
-                is_ready: true,
-                address: None,
-            })
-        });
+pub fn healthy() -> Gathered {
+    let components = [
+        "kube-apiserver",
+        "etcd",
+        "kube-controller-manager",
+        "kube-scheduler",
+    ];
+    let pods = components.into_iter().flat_map(|component| {
+        NAMES[..3].iter().map(move |node| ControlPlanePod {
+            component: component.into(),
+            node: (*node).into(),
+            version: if component == "etcd" {
+                "3.6.6-0"
+            } else {
+                "v1.34.4"
+            }
+            .into(),
+            is_ready: true,
+            address: None,
+        })
+    });
     let policy = Policy::from_json(&policy_text()).unwrap();
     Gathered {
         now: now(),
-        unreachable: None,
+        unlisted: None,
         view: View {
             server: "https://lb.example:6443".into(),
             version: Some("v1.34.4".into()),
@@ -205,6 +230,7 @@ fn healthy() -> Gathered {
             },
         },
         policy,
+        known: vec![],
         policy_file: "policy.json".into(),
         variant: Variant::named("qemu-vtpm").unwrap(),
         folder: Folder {
@@ -230,6 +256,7 @@ fn found(facts: &Gathered) -> Vec<(Severity, &'static str, String)> {
         let findings = check.run(facts).into_iter();
         findings.map(|it| {
             assert!(!it.advice.is_empty() && !it.advice.ends_with('.'), "{it:?}");
+            assert_exists(&it.advice);
             (
                 it.severity,
                 check.name,
@@ -245,8 +272,59 @@ fn nothing_is_found_in_a_healthy_cluster() {
     assert_eq!(found(&healthy()), []);
 }
 
-/// A fault: the check that finds it, how urgent it is, a part of the text, and what makes it.
-type Fault = (&'static str, Severity, &'static str, fn(&mut Gathered));
+/// Checks that an advice leads to a page, a chapter, a command and options that exist.
+fn assert_exists(advice: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for word in advice.split([' ', '(', ')', ',', ';']) {
+        let (page, chapter) = word.split_once('#').unwrap_or((word, ""));
+        if !page.ends_with(".md") {
+            continue;
+        }
+        let text = fs::read_to_string(folder.join(page));
+        let text = text.unwrap_or_else(|error| panic!("{advice}: {page}: {error}"));
+        let heads = text.lines().filter(|line| line.starts_with('#'));
+        let mut anchors = heads.map(|line| {
+            let line = line.trim_start_matches('#').trim().to_lowercase();
+            let kept = line
+                .chars()
+                .filter(|it| it.is_alphanumeric() || " -".contains(*it));
+            kept.collect::<String>().replace(' ', "-")
+        });
+        assert!(
+            chapter.is_empty() || anchors.any(|it| it == chapter),
+            "{advice}: {page} has no chapter {chapter}"
+        );
+    }
+    for part in advice.split("firstlight ").skip(1) {
+        let end = part.find([';', ',', '(', ')']).unwrap_or(part.len());
+        let mut words = part[..end].split_whitespace();
+        let name = words.next().unwrap();
+        let commands = PROGRAM.commands.iter();
+        let Some(command) = commands.clone().find(|it| it.name == name) else {
+            panic!("{advice}: there is no command {name:?}");
+        };
+        let given: Vec<&str> = words.filter_map(|word| word.strip_prefix("--")).collect();
+        for option in &given {
+            let mut options = command.options.iter();
+            assert!(
+                options.any(|it| it.name == *option),
+                "{advice}: {name} has no option --{option}"
+            );
+        }
+        let mut needed = command.options.iter().filter(|it| it.is_needed);
+        assert!(
+            given.is_empty() || needed.all(|it| given.contains(&it.name)),
+            "{advice}: an option that {name} needs is missing"
+        );
+    }
+}
+
+/// A fault: all findings, a part of the text of the first one, and what makes the fault.
+type Fault = (
+    &'static [(&'static str, Severity)],
+    &'static str,
+    fn(&mut Gathered),
+);
 
 fn option(facts: &mut Gathered, service: usize, name: &str, value: &str) {
     let container =
@@ -270,18 +348,53 @@ fn set_option(facts: &mut Gathered, service: &str, name: &str, value: &str) {
     option(facts, at, name, value);
 }
 
+fn pod<'a>(facts: &'a mut Gathered, component: &str, node: &str) -> &'a mut ControlPlanePod {
+    let mut pods = facts.view.objects.control_plane.iter_mut();
+    pods.find(|pod| pod.component == component && pod.node == node)
+        .unwrap()
+}
+
+/// Adds a Deployment of which so many of two pods are ready.
+fn add_deployment(facts: &mut Gathered, ready: u64) {
+    facts.view.objects.workloads.push(json!({
+        "kind": "Deployment", "metadata": {"name": "coredns"}, "spec": {"replicas": 2},
+        "status": {"availableReplicas": ready, "updatedReplicas": 2, "replicas": 2},
+    }));
+}
+
 const OF_CONTROL_PLANE: &[Fault] = &[
     (
-        "api-server",
-        Severity::Error,
+        &[("control-plane", Error)],
+        "cp-1: its kube-scheduler is not ready",
+        |it| pod(it, "kube-scheduler", "cp-1").is_ready = false,
+    ),
+    (
+        &[("control-plane", Error)],
+        "cp-1: it is a control plane and has no kube-controller-manager",
+        |it| {
+            let pods = &mut it.view.objects.control_plane;
+            pods.retain(|pod| pod.component != "kube-controller-manager" || pod.node != "cp-1");
+        },
+    ),
+    (
+        &[("system-pods", Warning)],
+        "Deployment kube-system/coredns: coredns: 1 of 2 ready",
+        |it| add_deployment(it, 1),
+    ),
+    (
+        &[("system-pods", Error)],
+        "Deployment kube-system/coredns: coredns: 0 of 2 ready",
+        |it| add_deployment(it, 0),
+    ),
+    (
+        &[("api-server", Error)],
         "its API server does not answer, those of other",
         |it| {
             it.view.nodes[1].servers.api_server = unreachable("refused");
         },
     ),
     (
-        "api-server",
-        Severity::Error,
+        &[("api-server", Error)],
         "is not ready: etcd, ping failed",
         |it| {
             it.view.nodes[1].servers.api_server = served(
@@ -294,16 +407,14 @@ const OF_CONTROL_PLANE: &[Fault] = &[
         },
     ),
     (
-        "api-server",
-        Severity::Error,
-        "closes the connection",
+        &[("api-server", Error)],
+        "its API server gives no answer",
         |it| {
             it.view.nodes[1].servers.api_server = served(300, None);
         },
     ),
     (
-        "api-server",
-        Severity::Note,
+        &[("api-server", Note)],
         "only through the kubeconfig",
         |it| {
             for node in &mut it.view.nodes[..3] {
@@ -312,24 +423,21 @@ const OF_CONTROL_PLANE: &[Fault] = &[
         },
     ),
     (
-        "endpoint",
-        Severity::Warning,
+        &[("endpoint", Warning)],
         "leads only to the control plane cp-1",
         |it| {
             it.view.server = "https://10.0.0.1:6443".into();
         },
     ),
     (
-        "endpoint",
-        Severity::Note,
+        &[("endpoint", Note)],
         "the endpoint of the cluster is https://lb.example:6443",
         |it| {
             it.view.server = "https://tunnel.example:6443".into();
         },
     ),
     (
-        "etcd",
-        Severity::Error,
+        &[("etcd", Error)],
         "cp-2: it is a control plane and has no pod of etcd",
         |it| {
             it.view
@@ -339,9 +447,8 @@ const OF_CONTROL_PLANE: &[Fault] = &[
         },
     ),
     (
-        "etcd",
-        Severity::Error,
-        "2 of 3 members are ready: the next failure stops",
+        &[("etcd", Error)],
+        "cp-2: its member of etcd is not ready: 2 of 3 are, and 2 are needed, so the next failure stops the cluster",
         |it| {
             it.view
                 .objects
@@ -353,8 +460,7 @@ const OF_CONTROL_PLANE: &[Fault] = &[
         },
     ),
     (
-        "etcd",
-        Severity::Warning,
+        &[("etcd", Warning)],
         "it has 2 members, which survive the loss of 0, as 1 would",
         |it| {
             it.view
@@ -365,7 +471,7 @@ const OF_CONTROL_PLANE: &[Fault] = &[
             it.view.objects.records.remove(2);
         },
     ),
-    ("etcd", Severity::Note, "it has one member", |it| {
+    (&[("etcd", Note)], "it has one member", |it| {
         it.view
             .objects
             .control_plane
@@ -374,8 +480,14 @@ const OF_CONTROL_PLANE: &[Fault] = &[
         it.view.objects.records.drain(1..3);
     }),
     (
-        "versions",
-        Severity::Error,
+        // each kubelet is newer than the oldest API server
+        &[
+            ("versions", Error),
+            ("versions", Error),
+            ("versions", Error),
+            ("versions", Error),
+            ("versions", Error),
+        ],
         "v1.33.1 and v1.35.0, more than one minor version apart",
         |it| {
             it.view.objects.control_plane[0].version = "v1.33.1".into();
@@ -383,70 +495,70 @@ const OF_CONTROL_PLANE: &[Fault] = &[
         },
     ),
     (
-        "versions",
-        Severity::Warning,
+        &[("versions", Warning)],
         "API servers: they have v1.34.4 and v1.34.5",
         |it| {
             it.view.objects.control_plane[0].version = "v1.34.5".into();
         },
     ),
     (
-        "versions",
-        Severity::Warning,
+        &[("versions", Warning)],
         "it has v1.34.3, and the API server is v1.34.4",
         |it| {
             it.view.objects.cluster_configuration["kubernetesVersion"] = "v1.34.3".into();
         },
     ),
     (
-        "versions",
-        Severity::Error,
+        &[("versions", Error)],
         "worker-a: its kubelet is v1.35.0, and the oldest API server v1.34.4",
         |it| {
             it.view.nodes[3].listed.version = "v1.35.0".into();
         },
     ),
     (
-        "versions",
-        Severity::Error,
+        &[("versions", Error)],
         "its kubelet is v1.30.0, more than 3 minor",
         |it| {
             it.view.nodes[3].listed.version = "v1.30.0".into();
         },
     ),
     (
-        "versions",
-        Severity::Warning,
+        &[("versions", Warning)],
         "its kubelet is v1.34.3, and the oldest",
         |it| {
             it.view.nodes[3].listed.version = "v1.34.3".into();
         },
     ),
     (
-        "end-of-life",
-        Severity::Warning,
+        &[("end-of-life", Warning)],
         "v1.34 gets no more security updates since 2026-10-27",
         |it| {
             it.now = time::parse("2026-10-28T00:00:00Z").unwrap();
         },
     ),
     (
-        "end-of-life",
-        Severity::Warning,
+        &[("end-of-life", Warning)],
         "v1.34 gets its last security updates until 2026-10-27, in 57 days",
         |it| {
             it.now = time::parse("2026-08-31T00:00:00Z").unwrap();
         },
     ),
     (
-        "end-of-life",
-        Severity::Note,
+        &[("end-of-life", Note)],
         "its version v1.99.0 is none that",
         |it| {
-            it.view.version = Some("v1.99.0".into());
+            let new = || "v1.99.0".to_owned();
+            it.view.version = Some(new());
+            it.view.objects.cluster_configuration["kubernetesVersion"] = new().into();
+            for pod in &mut it.view.objects.control_plane {
+                pod.version = new();
+            }
+            for node in &mut it.view.nodes {
+                node.listed.version = new();
+            }
         },
     ),
-    ("unread", Severity::Note, "list secrets: forbidden", |it| {
+    (&[("unread", Note)], "list secrets: forbidden", |it| {
         it.view
             .objects
             .unread
@@ -456,63 +568,159 @@ const OF_CONTROL_PLANE: &[Fault] = &[
 
 const OF_NODES: &[Fault] = &[
     (
-        "attestation",
-        Severity::Error,
+        &[("attestation", Error), ("ready", Error)],
         "worker-a: unreachable: 10.0.0.1:9000 (InitServer): no answer: no route",
         |it| {
             it.view.nodes[3].report = report(Answer::Nobody("no route".into()));
+            it.view.nodes[3].listed.is_ready = false;
         },
     ),
     (
-        "attestation",
-        Severity::Error,
+        &[("attestation", Error)],
         "worker-a: it does not meet the policy: PCR 4: expected 1, got 2",
         |it| {
-            it.view.nodes[3].report = report(Answer::Refused("PCR 4: expected 1, got 2".into()));
+            it.view.nodes[3].report = refused(
+                Kind::Measurement
+                    .because("PCR 4: expected 1, got 2\nPCR 7: ..")
+                    .of("PCR 4"),
+            );
         },
     ),
     (
-        "attestation",
-        Severity::Warning,
-        "worker-a: only its join service answers",
+        &[("attestation", Note)],
+        "worker-a: it could not be judged: there is no CRL",
+        |it| it.view.nodes[3].report = refused(Kind::Collateral.because("there is no CRL")),
+    ),
+    (
+        &[("attestation", Warning)],
+        "worker-a: it could not be judged: it has no attestation document of an accepted variant",
+        |it| it.view.nodes[3].report = refused(of_other_variant()),
+    ),
+    (
+        // a register counts, whatever else is missing
+        &[("attestation", Error)],
+        "worker-a: it does not meet the policy: there is no CRL",
         |it| {
-            it.view.nodes[3].report = report(Answer::Guarded);
+            let mut why = Kind::Collateral.because("there is no CRL");
+            why.others = [Kind::Measurement.because("PCR 4")].into();
+            it.view.nodes[3].report = refused(why);
         },
     ),
     (
-        "attestation",
-        Severity::Error,
-        "worker-a: other-cluster",
+        &[("attestation", Warning)],
+        "all 4 nodes: none could be judged: cp-0: there is no CRL",
+        |it| {
+            for node in &mut it.view.nodes {
+                node.report = refused(Kind::Collateral.because("there is no CRL"));
+            }
+        },
+    ),
+    (
+        &[("attestation", Warning)],
+        "all 4 nodes: none could be judged: cp-0: it has no attestation document",
+        |it| {
+            for node in &mut it.view.nodes {
+                node.report = refused(of_other_variant());
+            }
+        },
+    ),
+    (
+        &[("attestation", Warning)],
+        "worker-a: unreachable: 10.0.0.1:9000 (InitServer): no answer: no route",
+        |it| it.view.nodes[3].report = report(Answer::Nobody("no route".into())),
+    ),
+    (
+        &[("attestation", Warning)],
+        "worker-a: unreachable: 10.0.0.1:9000 (InitServer): no answer: refused",
+        |it| it.view.nodes[3].report = closed(),
+    ),
+    (
+        &[("attestation", Warning), ("records", Warning)],
+        "worker-a: no program of Firstlight answers on it, and it has no record: it is probably a node of Constellation",
+        |it| {
+            it.view.nodes[3].report = closed();
+            it.view.objects.records.truncate(3);
+        },
+    ),
+    (
+        &[
+            ("attestation", Warning),
+            ("records", Warning),
+            ("records", Warning),
+            ("records", Warning),
+            ("records", Warning),
+        ],
+        "all 4 nodes: no program of Firstlight answers on them",
+        |it| {
+            for node in &mut it.view.nodes {
+                node.report = closed();
+            }
+            it.view.objects.records.clear();
+        },
+    ),
+    (
+        &[("attestation", Error)],
+        "worker-a: waits-for-key: 10.0.0.1:9000 (recovery server): attested",
         |it| {
             let mut answer = verified("worker-a");
-            if let Answer::Verified { standing, .. } = &mut answer {
-                *standing = Standing::Other;
+            if let Answer::Verified {
+                standing, services, ..
+            } = &mut answer
+            {
+                *standing = Standing::Fresh;
+                services.push(&SERVICES[0]);
             }
             it.view.nodes[3].report = report(answer);
         },
     ),
     (
-        "attestation",
-        Severity::Error,
+        &[("attestation", Error)],
+        "worker-a: fresh: 10.0.0.1:9000 (InitServer): attested",
+        |it| {
+            let mut answer = verified("worker-a");
+            if let Answer::Verified {
+                standing, services, ..
+            } = &mut answer
+            {
+                *standing = Standing::Fresh;
+                services.push(&SERVICES[1]);
+            }
+            it.view.nodes[3].report = report(answer);
+        },
+    ),
+    (
+        &[("attestation", Warning)],
+        "worker-a: only its join service answers",
+        |it| {
+            it.view.nodes[3].report = report(Answer::Guarded);
+        },
+    ),
+    (&[("attestation", Error)], "worker-a: other-cluster", |it| {
+        let mut answer = verified("worker-a");
+        if let Answer::Verified { standing, .. } = &mut answer {
+            *standing = Standing::Other;
+        }
+        it.view.nodes[3].report = report(answer);
+    }),
+    (
+        &[("attestation", Error)],
         "cp-0, worker-a: one machine answers for these nodes",
         |it| {
             it.view.nodes[3].report = report(verified("cp-0"));
         },
     ),
     (
-        "attestation",
-        Severity::Error,
-        "all nodes: none meets the policy in your file",
+        &[("attestation", Error)],
+        "all 4 nodes: none meets the policy in policy.json: cp-0: PCR 4",
         |it| {
             for node in &mut it.view.nodes {
-                node.report = report(Answer::Refused("PCR 4".into()));
+                node.report = refused(Kind::Measurement.because("PCR 4"));
             }
         },
     ),
     (
-        "attestation",
-        Severity::Warning,
-        "all nodes: none answers this machine",
+        &[("attestation", Warning)],
+        "all 4 nodes: none answers this machine",
         |it| {
             for node in &mut it.view.nodes {
                 node.report = report(Answer::Nobody("filtered".into()));
@@ -520,23 +728,21 @@ const OF_NODES: &[Fault] = &[
         },
     ),
     (
-        "ready",
-        Severity::Error,
+        &[("ready", Error)],
         "Kubernetes takes it for not ready: silent",
         |it| {
             it.view.nodes[3].listed.is_ready = false;
             it.view.nodes[3].listed.why_not = "silent".into();
         },
     ),
-    ("ready", Severity::Warning, "reports DiskPressure", |it| {
+    (&[("ready", Warning)], "reports DiskPressure", |it| {
         it.view.nodes[3].listed.troubles = vec!["DiskPressure"];
     }),
-    ("ready", Severity::Note, "it is cordoned", |it| {
+    (&[("ready", Note)], "it is cordoned", |it| {
         it.view.nodes[3].listed.is_cordoned = true;
     }),
     (
-        "network-plugin",
-        Severity::Error,
+        &[("network-plugin", Error)],
         "worker-a: no network plugin is installed",
         |it| {
             it.view.nodes[3].listed.is_ready = false;
@@ -544,24 +750,21 @@ const OF_NODES: &[Fault] = &[
         },
     ),
     (
-        "cloud-controller",
-        Severity::Error,
+        &[("cloud-controller", Error)],
         "it waits for a cloud controller manager",
         |it| {
             it.view.nodes[3].listed.taints = vec![UNINITIALIZED.into()];
         },
     ),
     (
-        "records",
-        Severity::Warning,
+        &[("records", Warning)],
         "worker-a: no record says which machine it is",
         |it| {
             it.view.objects.records.truncate(3);
         },
     ),
     (
-        "records",
-        Severity::Warning,
+        &[("records", Warning)],
         "join-node-gone: a machine was admitted under this name",
         |it| {
             let mut old = record(3);
@@ -571,22 +774,20 @@ const OF_NODES: &[Fault] = &[
         },
     ),
     (
-        "records",
-        Severity::Warning,
+        &[("records", Warning)],
         "cp-0, worker-a: these nodes have one state disk",
         |it| {
             it.view.objects.records[3].disk = it.view.objects.records[0].disk.clone();
         },
     ),
     (
-        "records",
-        Severity::Warning,
+        &[("records", Warning)],
         "it joined as a control plane, and its Node says that it is a worker",
         |it| {
             it.view.objects.records[3].control_plane = true;
         },
     ),
-    ("records", Severity::Note, "JoiningNode late", |it| {
+    (&[("records", Note)], "JoiningNode late", |it| {
         let deadline = Some(days_ago(1));
         it.view.objects.joining.push(Joining {
             node: "late".into(),
@@ -594,16 +795,14 @@ const OF_NODES: &[Fault] = &[
         });
     }),
     (
-        "addresses",
-        Severity::Warning,
+        &[("addresses", Warning)],
         "it has the address 10.9.9.9, and joined with 10.0.0.3",
         |it| {
             it.view.nodes[3].listed.internal.push("10.9.9.9".into());
         },
     ),
     (
-        "clocks",
-        Severity::Error,
+        &[("clocks", Error)],
         "worker-a: its clock is 1 min 30 s ahead of most other nodes",
         |it| {
             let Some(Ok(kubelet)) = &mut it.view.nodes[3].servers.kubelet else {
@@ -613,8 +812,7 @@ const OF_NODES: &[Fault] = &[
         },
     ),
     (
-        "clocks",
-        Severity::Error,
+        &[("clocks", Error)],
         "worker-a: its clock is 1 h 0 min behind most",
         |it| {
             for node in &mut it.view.nodes {
@@ -633,8 +831,7 @@ const OF_NODES: &[Fault] = &[
         },
     ),
     (
-        "clocks",
-        Severity::Warning,
+        &[("clocks", Warning)],
         "the clocks of the cluster are 1 min behind it",
         |it| {
             for node in &mut it.view.nodes {
@@ -649,24 +846,36 @@ const OF_NODES: &[Fault] = &[
 
 const OF_CERTIFICATES: &[Fault] = &[
     (
-        "certificates",
-        Severity::Warning,
+        &[("certificates", Warning)],
+        "cp-0: the certificate of its etcd for other members ends on 2026-08-26, in 25 days",
+        |it| it.view.nodes[0].servers.etcd_peer = served(25, None),
+    ),
+    (
+        &[("certificates", Error)],
+        "the kubeconfig: the operator's certificate ended on 2026-07-31, 1 day ago",
+        |it| {
+            it.view.operator = Some(Validity {
+                from: days_ago(366),
+                until: days_ago(1),
+            });
+        },
+    ),
+    (
+        &[("certificates", Warning)],
         "cp-1: the certificate of its API server ends on 2026-08-21, in 20 days",
         |it| {
             it.view.nodes[1].servers.api_server = served(20, Some((200, "ok")));
         },
     ),
     (
-        "certificates",
-        Severity::Error,
+        &[("certificates", Error)],
         "worker-a: the certificate of its kubelet ends on 2026-08-06, in 5 days",
         |it| {
             it.view.nodes[3].servers.kubelet = served(5, Some((401, "")));
         },
     ),
     (
-        "certificates",
-        Severity::Error,
+        &[("certificates", Error)],
         "cp-2: the certificate of its etcd ended on 2026-07-30, 2 days ago",
         |it| {
             let Some(Ok(etcd)) = &mut it.view.nodes[2].servers.etcd else {
@@ -679,8 +888,7 @@ const OF_CERTIFICATES: &[Fault] = &[
         },
     ),
     (
-        "certificates",
-        Severity::Error,
+        &[("certificates", Error)],
         "begins only on 2026-08-02, in 1 day",
         |it| {
             let Some(Ok(etcd)) = &mut it.view.nodes[2].servers.etcd else {
@@ -693,16 +901,14 @@ const OF_CERTIFICATES: &[Fault] = &[
         },
     ),
     (
-        "certificates",
-        Severity::Warning,
+        &[("certificates", Warning)],
         "the kubeconfig: the operator's certificate ends",
         |it| {
             it.view.operator = Some(ends_in(29));
         },
     ),
     (
-        "certificates",
-        Severity::Error,
+        &[("certificates", Error)],
         "does not vouch for its kubelet at this address: other name",
         |it| {
             let Some(Ok(kubelet)) = &mut it.view.nodes[3].servers.kubelet else {
@@ -712,8 +918,7 @@ const OF_CERTIFICATES: &[Fault] = &[
         },
     ),
     (
-        "certificates",
-        Severity::Note,
+        &[("certificates", Note)],
         "kubelets: none answers this machine",
         |it| {
             for node in &mut it.view.nodes {
@@ -722,8 +927,7 @@ const OF_CERTIFICATES: &[Fault] = &[
         },
     ),
     (
-        "authorities",
-        Severity::Warning,
+        &[("authorities", Warning)],
         "the authority of the cluster ends on 2027-06-07, in 310 days",
         |it| {
             it.view.authorities[0].1 = Validity {
@@ -733,8 +937,7 @@ const OF_CERTIFICATES: &[Fault] = &[
         },
     ),
     (
-        "authorities",
-        Severity::Error,
+        &[("authorities", Error)],
         "ends on 2026-10-20, in 80 days",
         |it| {
             it.view.authorities[0].1 = Validity {
@@ -744,24 +947,21 @@ const OF_CERTIFICATES: &[Fault] = &[
         },
     ),
     (
-        "certificate-requests",
-        Severity::Error,
+        &[("certificate-requests", Error)],
         "nobody has approved it for 60 minutes",
         |it| {
             it.view.objects.requests.push(request(60, Fate::Pending));
         },
     ),
     (
-        "certificate-requests",
-        Severity::Error,
+        &[("certificate-requests", Error)],
         "nobody has signed it for 6 minutes",
         |it| {
             it.view.objects.requests.push(request(6, Fate::Unsigned));
         },
     ),
     (
-        "certificate-requests",
-        Severity::Error,
+        &[("certificate-requests", Error)],
         "it was refused: address",
         |it| {
             it.view.objects.requests.push(request(9, Fate::Issued));
@@ -783,10 +983,25 @@ fn request(minutes: u64, fate: Fate) -> Request {
     }
 }
 
+const KUBEADM_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
+
+fn token(groups: &str, expires: Expiration, authenticates: bool) -> Token {
+    Token {
+        id: "abcdef".into(),
+        groups: groups.into(),
+        expires,
+        authenticates,
+    }
+}
+
+fn add_token(facts: &mut Gathered, groups: &str, expires: Expiration) {
+    let token = token(groups, expires, true);
+    facts.view.objects.tokens.push(token);
+}
+
 const OF_SERVICES: &[Fault] = &[
     (
-        "services",
-        Severity::Error,
+        &[("services", Error)],
         "join-service: it does not exist",
         |it| {
             let at = place(it, "join-service");
@@ -794,8 +1009,7 @@ const OF_SERVICES: &[Fault] = &[
         },
     ),
     (
-        "services",
-        Severity::Error,
+        &[("services", Error)],
         "key-service: 2 of 3 ready; pod a on cp-1: ImagePullBackOff",
         |it| {
             let at = place(it, "key-service");
@@ -807,8 +1021,7 @@ const OF_SERVICES: &[Fault] = &[
         },
     ),
     (
-        "services",
-        Severity::Warning,
+        &[("services", Warning)],
         "it may run on 2 of 3 control planes",
         |it| {
             let at = place(it, "key-service");
@@ -816,8 +1029,7 @@ const OF_SERVICES: &[Fault] = &[
         },
     ),
     (
-        "services",
-        Severity::Warning,
+        &[("services", Warning)],
         "the join service has the image example.com/a:1, the key service b",
         |it| {
             let at = place(it, "key-service");
@@ -825,37 +1037,31 @@ const OF_SERVICES: &[Fault] = &[
                 "b".into();
         },
     ),
+    (&[("policy", Error)], "it has no attestation policy", |it| {
+        it.view.objects.policy = None
+    }),
     (
-        "policy",
-        Severity::Error,
-        "it has no attestation policy",
-        |it| it.view.objects.policy = None,
-    ),
-    (
-        "policy",
-        Severity::Error,
+        &[("policy", Error)],
         "cannot be used, so the services keep the one before",
         |it| {
             it.view.objects.policy = Some("{".into());
         },
     ),
     (
-        "policy",
-        Severity::Warning,
-        "it differs from policy.json: ",
+        &[("policy", Warning)],
+        "it differs from policy.json: the first image: PCR 11: in force 22221111",
         |it| {
             it.view.objects.policy = Some(policy_text().replacen("1111", "2222", 1));
         },
     ),
-    ("policy", Severity::Warning, "any TPM is accepted", |it| {
+    (&[("policy", Note)], "any TPM is accepted", |it| {
         let mut policy: Value = serde_json::from_str(&policy_text()).unwrap();
         policy.as_object_mut().unwrap().remove("attestationKeys");
         it.policy = Policy::from_json(&policy.to_string()).unwrap();
         it.view.objects.policy = Some(policy.to_string());
     }),
     (
-        "policy",
-        Severity::Error,
+        &[("policy", Error), ("policy", Note)],
         "neither PCR 4 nor PCR 11 is enforced",
         |it| {
             let mut policy: Value = serde_json::from_str(&policy_text()).unwrap();
@@ -867,8 +1073,7 @@ const OF_SERVICES: &[Fault] = &[
         },
     ),
     (
-        "policy",
-        Severity::Note,
+        &[("policy", Note)],
         "it accepts 2 images: 1 node runs image 1.3, 3 nodes run the first image",
         |it| {
             let mut policy: Value = serde_json::from_str(&policy_text()).unwrap();
@@ -885,48 +1090,42 @@ const OF_SERVICES: &[Fault] = &[
         },
     ),
     (
-        "old-clients",
-        Severity::Warning,
+        &[("old-clients", Warning)],
         "clients without a token get keys of volumes through 2026-09-01",
         |it| {
             set_option(it, "key-service", "--old-clients-until", "2026-09-01");
         },
     ),
     (
-        "old-clients",
-        Severity::Note,
+        &[("old-clients", Note)],
         "got keys of volumes through 2026-07-01",
         |it| {
             set_option(it, "key-service", "--old-clients-until", "2026-07-01");
         },
     ),
     (
-        "migration",
-        Severity::Warning,
+        &[("migration", Warning)],
         "disks without a record are opened through 2026-09-01",
         |it| {
             set_option(it, "join-service", "--migrate-until", "2026-09-01");
         },
     ),
     (
-        "migration",
-        Severity::Note,
+        &[("migration", Note)],
         "were opened through 2026-07-01",
         |it| {
             set_option(it, "join-service", "--migrate-until", "2026-07-01");
         },
     ),
     (
-        "plaintext",
-        Severity::Error,
+        &[("plaintext", Error)],
         "it gives every key to every caller",
         |it| {
             set_option(it, "key-service", "--clients", "any");
         },
     ),
     (
-        "plaintext",
-        Severity::Error,
+        &[("plaintext", Error)],
         "it gives every key to every caller",
         |it| {
             let at = place(it, "key-service");
@@ -936,16 +1135,14 @@ const OF_SERVICES: &[Fault] = &[
         },
     ),
     (
-        "plaintext",
-        Severity::Error,
+        &[("plaintext", Error)],
         "it takes keys in plaintext from any server",
         |it| {
             set_option(it, "join-service", "--key-service-auth", "none");
         },
     ),
     (
-        "old-form",
-        Severity::Note,
+        &[("old-form", Note)],
         "it admits nodes by the old form",
         |it| {
             let mut policy: Value = serde_json::from_str(&policy_text()).unwrap();
@@ -955,16 +1152,14 @@ const OF_SERVICES: &[Fault] = &[
         },
     ),
     (
-        "old-form",
-        Severity::Warning,
+        &[("old-form", Warning)],
         "it does not prove its machine to nodes",
         |it| {
             set_option(it, "join-service", "--evidence", "");
         },
     ),
     (
-        "collateral",
-        Severity::Note,
+        &[("collateral", Note)],
         "vcek-milan.crl was fetched on 2026-06-22, 40 days ago",
         |it| {
             it.view.objects.collateral = vec![
@@ -974,24 +1169,17 @@ const OF_SERVICES: &[Fault] = &[
         },
     ),
     (
-        "master-secret",
-        Severity::Error,
+        &[("master-secret", Error)],
         "the key service uses it, and it does not exist",
         |it| {
             it.view.objects.master_secrets.clear();
         },
     ),
+    (&[("master-secret", Warning)], "it is not immutable", |it| {
+        it.view.objects.master_secrets[0].1 = false;
+    }),
     (
-        "master-secret",
-        Severity::Warning,
-        "it is not immutable",
-        |it| {
-            it.view.objects.master_secrets[0].1 = false;
-        },
-    ),
-    (
-        "master-secret",
-        Severity::Warning,
+        &[("master-secret", Warning)],
         "firstlight-mastersecret-00: it has the master secret too",
         |it| {
             it.view
@@ -1001,72 +1189,63 @@ const OF_SERVICES: &[Fault] = &[
         },
     ),
     (
-        "bootstrap-tokens",
-        Severity::Warning,
+        &[("bootstrap-tokens", Warning)],
         "a machine joins without attestation, for ever",
-        |it| {
-            let groups = "system:bootstrappers:kubeadm:default-node-token".into();
-            it.view.objects.tokens.push(Token {
-                id: "abcdef".into(),
-                groups,
-                expires: None,
-                authenticates: true,
-            });
-        },
+        |it| add_token(it, KUBEADM_GROUP, Expiration::Never),
+    ),
+    (
+        &[("bootstrap-tokens", Note)],
+        "it is valid for ever, and has the groups system:bootstrappers:other: what",
+        |it| add_token(it, "system:bootstrappers:other", Expiration::Never),
+    ),
+    (
+        &[("bootstrap-tokens", Note)],
+        "it is valid until 2026-08-02, in 1 day, and has no group but system:bootstrappers: what",
+        |it| add_token(it, "", Expiration::At(in_days(1))),
+    ),
+    (
+        &[("bootstrap-tokens", Note)],
+        "bootstrap-token-abcdef: its expiration is not a time",
+        |it| add_token(it, KUBEADM_GROUP, Expiration::Unreadable),
     ),
 ];
 
 const OF_FILES: &[Fault] = &[
     (
-        "files",
-        Severity::Error,
+        &[("files", Error)],
         "secret.json: other users may read or change it (mode 0640",
         |it| {
             it.folder.files[0].mode = 0o640;
         },
     ),
     (
-        "files",
-        Severity::Error,
+        &[("files", Error)],
         "other users may change it (mode 0664)",
         |it| {
             (it.folder.files[0].mode, it.folder.files[0].is_secret) = (0o664, false);
         },
     ),
-    (
-        "files",
-        Severity::Warning,
-        "it belongs to the user 4242",
-        |it| it.folder.files[0].owner = 4242,
-    ),
-    (
-        "files",
-        Severity::Error,
-        "state.json: not a state file",
-        |it| {
-            it.folder
-                .unusable
-                .push((PathBuf::from("state.json"), "not a state file".into()));
-        },
-    ),
-    ("files", Severity::Note, "its file is not here", |it| {
+    (&[("files", Warning)], "it belongs to the user 4242", |it| {
+        it.folder.files[0].owner = 4242
+    }),
+    (&[("files", Error)], "state.json: not a state file", |it| {
+        it.folder
+            .unusable
+            .push((PathBuf::from("state.json"), "not a state file".into()));
+    }),
+    (&[("files", Note)], "its file is not here", |it| {
         it.folder.has_master_secret = false
     }),
+    (&[("state", Error)], "it makes the cluster 0909", |it| {
+        it.folder.derived = Some([9; 32])
+    }),
     (
-        "state",
-        Severity::Error,
-        "it makes the cluster 0909",
-        |it| it.folder.derived = Some([9; 32]),
-    ),
-    (
-        "state",
-        Severity::Warning,
+        &[("state", Warning)],
         "it does not have the ID of the cluster",
         |it| it.folder.cluster = None,
     ),
     (
-        "state",
-        Severity::Error,
+        &[("state", Error)],
         "its measurement salt is not that of",
         |it| {
             it.folder.salt = Some("b3RoZXI=".into());
@@ -1084,36 +1263,87 @@ fn each_fault_is_found_by_its_check() {
         OF_FILES,
     ];
     let mut covered = BTreeSet::new();
-    for (check, severity, text, make) in all.into_iter().flatten() {
+    let mut wrong = String::new();
+    for (expected, text, make) in all.into_iter().flatten() {
         let mut facts = healthy();
         make(&mut facts);
         let found = found(&facts);
-        let is_it = |(of, by, said): &&(Severity, &str, String)| {
-            of == severity && by == check && said.contains(text)
-        };
-        assert!(
-            found.iter().any(|it| is_it(&it)),
-            "{check}: {text:?} is not in {found:#?}"
-        );
-        covered.insert(*check);
+        let (check, severity) = expected[0];
+        let is_named = found
+            .iter()
+            .any(|(of, by, said)| *of == severity && *by == check && said.contains(text));
+        let mut expected = expected.to_vec();
+        let mut got: Vec<_> = found.iter().map(|(of, by, _)| (*by, *of)).collect();
+        expected.sort_unstable();
+        got.sort_unstable();
+        if !is_named || got != expected {
+            wrong += &format!("{text:?}: expected {expected:?}, got {found:#?}\n");
+        }
+        covered.insert(check);
     }
+    assert!(wrong.is_empty(), "{wrong}");
     let known: BTreeSet<&str> = CHECKS.iter().map(|check| check.name).collect();
     assert_eq!(covered, known);
 }
 
 #[test]
-fn without_the_api_server_only_that_and_the_files_are_judged() {
-    let facts = Gathered {
-        unreachable: Some("no route".into()),
-        view: View::default(),
-        ..healthy()
-    };
-    let found: Vec<String> = CHECKS
-        .iter()
-        .flat_map(|check| check.run(&facts))
-        .map(|it| format!("{}: {}", it.object, it.text))
-        .collect();
-    assert_eq!(found, ["the API server of the kubeconfig: no route"]);
+fn without_the_api_server_only_that_the_kubeconfig_and_the_files_are_judged() {
+    let mut advices = BTreeSet::new();
+    for cause in [
+        Cause::Kubeconfig,
+        Cause::Credentials,
+        Cause::Rights,
+        Cause::Certificate,
+        Cause::NoTls,
+        Cause::NoConnection,
+        Cause::Refused,
+    ] {
+        let facts = Gathered {
+            unlisted: Some((cause, "why".into())),
+            view: View {
+                operator: Some(ends_in(29)),
+                ..View::default()
+            },
+            ..healthy()
+        };
+        let found: Vec<_> = CHECKS.iter().flat_map(|check| check.run(&facts)).collect();
+        let texts: Vec<_> = found
+            .iter()
+            .map(|it| format!("{}: {}", it.object, it.text))
+            .collect();
+        let expected = [
+            "the API server of the kubeconfig: why",
+            "the kubeconfig: the operator's certificate ends on 2026-08-30, in 29 days",
+        ];
+        assert_eq!(texts, expected, "{cause:?}");
+        assert_exists(&found[0].advice);
+        // each cause has its own
+        assert!(advices.insert(found[0].advice.clone()), "{cause:?}");
+    }
+}
+
+/// What apply adds to the operator's file is no difference.
+#[test]
+fn the_policy_is_compared_with_what_apply_would_put_in_force() {
+    let mut facts = healthy();
+    let policy: Value = serde_json::from_str(&policy_text()).unwrap();
+    let mut file = policy.clone();
+    file.as_object_mut().unwrap().remove("require");
+    facts.policy = Policy::from_json(&file.to_string()).unwrap();
+    let mut in_force = policy.clone();
+    let keys = in_force["attestationKeys"].as_array_mut().unwrap();
+    keys.push(KeyName::of(b"b").to_string().into());
+    facts.view.objects.policy = Some(in_force.to_string());
+    facts.known = vec![KeyName::of(b"b")];
+    assert_eq!(found(&facts), []);
+    // a key that nobody knows is one
+    facts.known.clear();
+    let found = found(&facts);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(
+        found[0].2.contains("differs from policy.json"),
+        "{found:#?}"
+    );
 }
 
 #[test]
@@ -1133,18 +1363,13 @@ fn what_is_on_its_way_is_no_finding() {
     other.user = "system:node:cp-0".into();
     objects.requests.push(other);
     // tokens of tickets, and one that has ended
-    let group = "system:bootstrappers:kubeadm:default-node-token";
-    for (groups, expires) in [
-        (services::TICKET_GROUP, Some(in_days(1))),
-        (group, Some(days_ago(1))),
+    let later = Expiration::At(in_days(1));
+    for (groups, expires, authenticates) in [
+        (services::TICKET_GROUP, later, true),
+        (KUBEADM_GROUP, Expiration::At(days_ago(1)), true),
+        (KUBEADM_GROUP, later, false),
     ] {
-        let groups = groups.to_owned();
-        objects.tokens.push(Token {
-            id: "abcdef".into(),
-            groups,
-            expires,
-            authenticates: true,
-        });
+        objects.tokens.push(token(groups, expires, authenticates));
     }
     // certificates of a day that are renewed after 70 % of it
     let hour = |hours: u64| Duration::from_secs(hours * 3600);
@@ -1174,7 +1399,8 @@ fn a_list_that_could_not_be_read_is_a_note_and_nothing_else() {
         Maps,
         Requests,
         Joining,
-        Services,
+        DaemonSets,
+        Deployments,
         Pods,
         ControlPlane,
         Leases,
@@ -1189,10 +1415,10 @@ fn a_list_that_could_not_be_read_is_a_note_and_nothing_else() {
                 (objects.policy, objects.salt) = (None, None);
                 objects.cluster_configuration = Value::Null;
             }
-            Services => objects.services.clear(),
+            DaemonSets => objects.services.clear(),
             ControlPlane => objects.control_plane.clear(),
             MasterSecrets => objects.master_secrets.clear(),
-            Requests | Joining | Pods | Leases | Tokens => {}
+            Requests | Joining | Deployments | Pods | Leases | Tokens => {}
         }
         objects.unread.push((list, "forbidden".into()));
         let found = found(&facts);
