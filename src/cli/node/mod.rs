@@ -1,9 +1,10 @@
 //! `firstlight node remove`: shows what exists of nodes, and removes it from the cluster.
 //!
 //! `plan` reads what exists and refuses what would do harm, `remove` has the steps. `etcd` asks etcd for its members, `power` finds out
-//! whether a machine is off, and `lock` lets one such command run at a time.
+//! by the `kubelet` whether a machine is off, and `lock` lets one such command run at a time.
 
 pub mod etcd;
+mod kubelet;
 mod lock;
 mod plan;
 mod power;
@@ -27,7 +28,7 @@ use super::output::{OUTPUT, Output};
 use super::progress::Progress;
 use super::usage::{Command, Given, Operand, suggestion};
 use lock::Lock;
-use plan::Plan;
+use plan::RemovalPlan;
 use remove::Choices;
 
 const ACTIONS: [&str; 1] = ["remove"];
@@ -127,31 +128,30 @@ fn options(given: &Given) -> Result<Options, Error> {
 
 /// The options of the command line.
 #[derive(Debug)]
-pub struct Options {
+struct Options {
     /// The names of the nodes.
-    pub names: Vec<String>,
+    names: Vec<String>,
     /// Whether the operator need not be asked.
-    pub is_agreed: bool,
+    is_agreed: bool,
     /// Whether nothing is changed.
-    pub is_dry_run: bool,
+    is_dry_run: bool,
     /// Whether the nodes are drained.
-    pub drains: bool,
+    drains: bool,
     /// Which pods may be evicted.
-    pub permitted: Permitted,
+    permitted: Permitted,
     /// The limit for the pods of a node.
-    pub drain_limit: Duration,
+    drain_limit: Duration,
     /// Whether the operator knows that machines are off whose kubelets do not answer.
-    pub machines_off: bool,
+    machines_off: bool,
     /// The administrator's kubeconfigs.
-    pub kubeconfig: Vec<PathBuf>,
+    kubeconfig: Vec<PathBuf>,
     /// The form of the output.
-    pub output: Output,
+    output: Output,
     /// The limit for the whole command.
-    pub timeout: Duration,
+    timeout: Duration,
 }
 
-/// Runs the command.
-pub fn run(options: &Options) -> Result<(), Error> {
+fn run(options: &Options) -> Result<(), Error> {
     let deadline = Instant::now() + options.timeout;
     let client = kubeconfig::client(&options.kubeconfig)?;
     let mut progress = Progress::on_stderr();
@@ -163,7 +163,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         true => None,
         false => Some(Lock::take(&client, &progress)?),
     };
-    let plan = Plan::read(&client, &progress, &options.names, options.permitted)?;
+    let plan = RemovalPlan::read(&client, &progress, &options.names, options.permitted)?;
     options.output.say(plan.text(options.drains).trim_end())?;
     if options.is_dry_run {
         options.output.json(&json(&plan, false))?;
@@ -205,7 +205,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-fn json(plan: &Plan, is_removed: bool) -> Value {
+fn json(plan: &RemovalPlan, is_removed: bool) -> Value {
     let mut json = plan.json();
     json["removed"] = is_removed.into();
     json

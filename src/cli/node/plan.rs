@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use verifier::{KeyName, Policy};
 
 use super::etcd::{Etcd, EtcdPlace, Member, Quorum, host, removal, shown};
-use super::power::Kubelet;
+use super::kubelet::Kubelet;
 use crate::drain::{Permitted, Pods};
 use crate::error::Error;
 use crate::objects::{is_silent, list, text};
@@ -188,7 +188,7 @@ fn other_at(
 }
 
 /// The whole plan.
-pub struct Plan<'a> {
+pub struct RemovalPlan<'a> {
     /// The nodes, in the order of the command line.
     pub nodes: Vec<Leaving>,
     /// Where etcd is asked; `None` if none of the nodes was a control plane, or the cluster has another etcd.
@@ -203,17 +203,17 @@ pub struct Plan<'a> {
     endpoint: String,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> RemovalPlan<'a> {
     /// Reads what exists.
     pub fn read(
         client: &'a Client,
         progress: &Progress,
         names: &[String],
         permitted: Permitted,
-    ) -> Result<Plan<'a>, Error> {
+    ) -> Result<RemovalPlan<'a>, Error> {
         let read = |name: &String| Leaving::read(client, name, permitted);
         let nodes = names.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let mut plan = Plan {
+        let mut plan = RemovalPlan {
             nodes,
             etcd: None,
             members: vec![],

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::etcd::{self, shown};
 use super::lock::Lock;
-use super::plan::{Leaving, Plan};
+use super::plan::{Leaving, RemovalPlan};
 use super::power;
 use crate::drain::{self, Drained, Permitted};
 use crate::error::Error;
@@ -45,7 +45,7 @@ pub fn run(
     client: &Client,
     progress: &Progress,
     lock: &Lock,
-    plan: &Plan,
+    plan: &RemovalPlan,
     how: &Choices,
 ) -> Result<(), Error> {
     for node in plan.nodes.iter().filter(|it| it.node.is_some()) {
@@ -82,7 +82,7 @@ fn remove_members(
     client: &Client,
     progress: &Progress,
     lock: &Lock,
-    plan: &Plan,
+    plan: &RemovalPlan,
 ) -> Result<(), Error> {
     plan.check_others(client)?;
     let members = plan.nodes.iter().flat_map(|it| &it.members);
