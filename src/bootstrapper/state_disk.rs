@@ -2,7 +2,7 @@
 //! changes what its header says. The crate `disk` has what the initramfs needs too.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -136,8 +136,17 @@ fn check(handover: &Handover, header: &luks::Header) -> Result<(), Error> {
     })
 }
 
-/// Removes the files, which are not needed any more.
+/// Overwrites the passphrase, whose memory the kernel does not wipe, and removes the files, which
+/// are not needed any more.
 fn remove_files(handover: &Handover) {
+    let overwritten = File::options().write(true).open(&handover.key_file);
+    let overwritten = overwritten.and_then(|mut file| {
+        let len = file.metadata()?.len().min(MAX_KEY);
+        file.write_all(&vec![0; len as usize])
+    });
+    if let Err(error) = overwritten {
+        log::warn!("cannot overwrite {}: {error}", handover.key_file.display());
+    }
     for path in [&handover.key_file, &header_file(&handover.key_file)] {
         if let Err(error) = fs::remove_file(path) {
             log::warn!("cannot remove {}: {error}", path.display());

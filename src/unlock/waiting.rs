@@ -152,20 +152,15 @@ impl Waiting {
                     "key-slot",
                     format_args!("opened with the key from {}", candidate.from),
                 );
-                let Candidate {
-                    measurement_secret,
-                    host_certificate,
-                    ..
-                } = candidate;
                 let mut state = self.lock();
                 if state.done {
                     return Err(Refused::TooLate); // stopped during the try
                 }
                 state.opened = Some(Opened {
                     volume_key,
-                    measurement_secret,
+                    measurement_secret: candidate.measurement_secret,
                     measurement_salt,
-                    host_certificate,
+                    host_certificate: candidate.host_certificate,
                 });
                 state.done = true;
                 drop(state);
@@ -225,10 +220,8 @@ impl Waiting {
 
     /// Records a message about `name` that is not the result of a try; an earlier report stays.
     pub fn hint(&self, name: &str, text: &str) {
-        let hint = Note {
-            tries: 0,
-            text: text.into(),
-        };
+        let text = text.into();
+        let hint = Note { tries: 0, text };
         let mut state = self.lock();
         state.notes.entry(name.into()).or_insert(hint);
     }
@@ -243,23 +236,13 @@ impl Waiting {
     pub fn note(&self, name: &str, text: impl Into<String>) {
         let mut state = self.lock();
         let tries = state.notes.get(name).map_or(0, |note| note.tries) + 1;
-        state.notes.insert(
-            name.into(),
-            Note {
-                tries,
-                text: text.into(),
-            },
-        );
+        let text = text.into();
+        state.notes.insert(name.into(), Note { tries, text });
     }
 
     /// Returns how long the disk has waited, and the last report of each source.
     pub fn report(&self) -> (Duration, Vec<(String, Note)>) {
-        let notes = self
-            .lock()
-            .notes
-            .iter()
-            .map(|(name, note)| (name.clone(), note.clone()))
-            .collect();
+        let notes = self.lock().notes.clone().into_iter().collect();
         (self.since.elapsed(), notes)
     }
 
@@ -299,18 +282,14 @@ impl Waiting {
     }
 
     fn report_on_console(&self, state: &Progress) {
-        let seconds = self.since.elapsed().as_secs();
-        self.timeline.event(
-            "waiting",
-            format_args!("for a key of disk {} since {seconds} s", self.uuid()),
-        );
+        let event = |text: std::fmt::Arguments| self.timeline.event("waiting", text);
+        let (seconds, uuid) = (self.since.elapsed().as_secs(), self.uuid());
+        event(format_args!("for a key of disk {uuid} since {seconds} s"));
         if let Some(trouble) = network::trouble() {
-            self.timeline
-                .event("waiting", format_args!("  network: {trouble}"));
+            event(format_args!("  network: {trouble}"));
         }
         for (name, note) in &state.notes {
-            self.timeline
-                .event("waiting", format_args!("  {name}: {note}"));
+            event(format_args!("  {name}: {note}"));
         }
     }
 

@@ -2,6 +2,7 @@
 //! servers that publish Kubernetes, a machine on loopback with its environment.
 
 pub mod addons;
+pub mod area_key;
 pub mod attested;
 pub mod aws;
 pub mod cloud_server;

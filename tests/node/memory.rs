@@ -1,87 +1,54 @@
 //! No part of a secret stays in the memory of a node that refused it. The tests read the node's memory as the kernel shows it to
 //! root (`/proc/PID/mem`). They also read it while the node has the secret, to prove that the search finds it.
 
-use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use base::crypto::Secret;
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE;
+use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, derive_key};
 use booted_proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
 };
+use common::area_key::area_keys;
 use kms::{ClusterKms, NO_STORE};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
 use streaming::{Sender, StreamingMethods};
 use verifier::{Measurement, Policy, Validator, qemu_vtpm};
 
+use disk::luks::{Probe, probe};
+
 use crate::program::{PATIENCE, Program};
-use crate::setting::{Setting, wait_for_port};
+use crate::setting::{MASTER_SALT, Setting, wait_for_port};
+use support::secrets::{Secrets, list};
 
 /// How long a thread may take to wipe a secret that it has refused.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// Counts each half of `secret` in the process's writable memory: a copy may be incomplete.
-fn occurrences(process: u32, secret: &[u8]) -> usize {
-    let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
-    let memory = File::open(format!("/proc/{process}/mem")).unwrap();
-    let halves = [&secret[..secret.len() / 2], &secret[secret.len() / 2..]];
-    let mut found = 0;
-    for line in maps.lines().filter(|line| {
-        line.split(' ')
-            .nth(1)
-            .is_some_and(|mode| mode.starts_with("rw"))
-    }) {
-        let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
-        let [from, to] = [from, to].map(|address| u64::from_str_radix(address, 16).unwrap());
-        let mut content = vec![0; (to - from) as usize];
-        // a region may have been unmapped meanwhile
-        if memory.read_exact_at(&mut content, from).is_ok() {
-            found += halves
-                .iter()
-                .map(|half| count(&content, half))
-                .sum::<usize>();
-        }
-    }
-    found
-}
-
-fn count(content: &[u8], needle: &[u8]) -> usize {
-    let mut found = 0;
-    let mut rest = content;
-    while let Some(at) = rest.iter().position(|byte| *byte == needle[0]) {
-        rest = &rest[at..];
-        found += usize::from(rest.starts_with(needle));
-        rest = &rest[1..];
-    }
-    found
+fn searched(name: &str, secret: &[u8]) -> Secrets {
+    let mut secrets = Secrets::default();
+    secrets.add(name, secret);
+    secrets
 }
 
 #[track_caller]
-fn assert_known(node: &Program, secret: &[u8]) {
-    let end = Instant::now() + PATIENCE;
-    while occurrences(node.id(), secret) == 0 {
+fn assert_known(program: &Program, name: &str, secret: &[u8]) {
+    let (secrets, end) = (searched(name, secret), Instant::now() + PATIENCE);
+    while secrets.in_process(program.id()).is_empty() {
         assert!(
             Instant::now() < end,
-            "the search does not find the secret while the node has it"
+            "the search does not find the {name} while the program has it"
         );
     }
 }
 
 #[track_caller]
-fn assert_wiped(node: &Program, secret: &[u8]) {
+fn assert_wiped(program: &Program, name: &str, secret: &[u8]) {
     thread::sleep(MOMENT);
-    assert_eq!(
-        occurrences(node.id(), secret),
-        0,
-        "copies of the secret are left"
-    );
+    let hits = searched(name, secret).in_process(program.id());
+    assert!(hits.is_empty(), "copies are left: {}", list(&hits));
 }
 
 /// A join service whose first ticket is complete, but whose call ends only on the test's signal; it refuses further calls.
@@ -136,12 +103,13 @@ fn a_rejoin_ticket_that_does_not_open_the_disk_leaves_nothing_behind() {
     let (_service, end) =
         join_service_that_waits::<IssueRejoinTicketRequest, _>(&setting, method, ticket);
     let node = Program::start(&mut setting.unlock(&disk));
-    assert_known(&node, key.expose());
-    assert_known(&node, secret.expose());
+    assert_known(&node, "disk key", key.expose());
+    assert_known(&node, "measurement secret", secret.expose());
     end.send(()).unwrap();
     node.expect("was not accepted: the key does not open this disk");
-    assert_wiped(&node, key.expose());
-    assert_wiped(&node, secret.expose());
+    assert_wiped(&node, "disk key", key.expose());
+    assert_wiped(&node, "key of the keyslot", &area_keys(&disk, &key)[0]);
+    assert_wiped(&node, "measurement secret", secret.expose());
 }
 
 #[test]
@@ -158,11 +126,11 @@ fn a_join_ticket_that_is_refused_leaves_nothing_behind() {
     let (_service, end) =
         join_service_that_waits::<IssueJoinTicketRequest, _>(&setting, method, ticket);
     let node = Program::start(&mut setting.joining(&disk, "Worker"));
-    assert_known(&node, key.expose());
+    assert_known(&node, "disk key", key.expose());
     end.send(()).unwrap();
     node.expect("join service");
-    assert_wiped(&node, key.expose());
-    assert_wiped(&node, secret.expose());
+    assert_wiped(&node, "disk key", key.expose());
+    assert_wiped(&node, "measurement secret", secret.expose());
 }
 
 #[test]
@@ -201,13 +169,47 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
     };
     assert_eq!(bring(&[9; 32]).code(), Code::FailedPrecondition);
     let key = Secret::random(32);
-    let text = URL_SAFE.encode(key.expose());
     thread::scope(|scope| {
         // the second secret waits for the delay after the first
         let second = scope.spawn(|| bring(key.expose()));
-        assert_known(&node, text.as_bytes());
+        assert_known(&node, "master secret", key.expose());
         assert_eq!(second.join().unwrap().code(), Code::FailedPrecondition);
     });
-    assert_wiped(&node, key.expose());
-    assert_wiped(&node, text.as_bytes());
+    assert_wiped(&node, "master secret", key.expose());
+}
+
+#[test]
+fn a_ticket_leaves_nothing_behind_in_the_services() {
+    let setting = Setting::new();
+    let disk = setting.initialized_disk();
+    setting.set_control_planes(&[3]);
+    let mut master = [0; 32];
+    master.copy_from_slice(Secret::random(32).expose());
+    let (keys, address) = setting.key_service(3, master);
+    let join = setting.join_service(3, address, &setting.policy());
+    let mut node = Program::start(&mut setting.unlock(&disk));
+    // the disk is one of another cluster
+    node.expect("was not accepted: the key does not open this disk");
+    node.terminate();
+    node.exit();
+    let header = std::fs::File::open(&disk).unwrap();
+    let Probe::Luks(header) = probe(&mut &header).unwrap() else {
+        panic!("the disk has no header");
+    };
+    let derived = |dek: Dek| derive_key(&master, &MASTER_SALT, dek.info(), KEY_LEN).unwrap();
+    let disk_key = derived(Dek::disk(&header.uuid()));
+    let secret = derived(Dek::named(MEASUREMENT_SECRET_ID));
+    assert_wiped(&keys, "disk key", disk_key.expose());
+    assert_wiped(&keys, "measurement secret", secret.expose());
+    assert_wiped(&join, "disk key", disk_key.expose());
+    assert_wiped(&join, "master secret", &master);
+    // what the services keep for their next request: one copy, which is found as two halves
+    for (service, name, kept) in [
+        (&keys, "master secret", &master[..]),
+        (&join, "measurement secret", secret.expose()),
+    ] {
+        let hits = searched(name, kept).in_process(service.id());
+        let is_plain = hits.iter().all(|hit| hit.form == "plain");
+        assert!(hits.len() == 2 && is_plain, "{name}: {}", list(&hits));
+    }
 }

@@ -1,5 +1,5 @@
 //! Support for tests: a software TPM, a metadata service, running programs, hostile inputs, files
-//! and programs of other projects, pseudo-random numbers.
+//! and programs of other projects, pseudo-random numbers, a search of memory for secrets.
 
 pub mod boot_image;
 pub mod cut_off;
@@ -10,6 +10,7 @@ pub mod mutation;
 pub mod openssl;
 pub mod program;
 pub mod random;
+pub mod secrets;
 pub mod swtpm;
 
 /// The directory of the project.

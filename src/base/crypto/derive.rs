@@ -2,7 +2,7 @@
 
 use ring::hkdf;
 
-use super::Secret;
+use super::{Secret, with_clean_stack};
 
 /// Length in bytes of a state disk's key, of the measurement secret, and of the seeds of SSH
 /// certificate authorities.
@@ -64,12 +64,11 @@ pub fn derive_key(secret: &[u8], salt: &[u8], info: &str, len: usize) -> Option<
         return None;
     }
     let mut out = vec![0; len];
-    let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(secret);
-    prk.expand(&[info.as_bytes()], Len(len))
-        .ok()?
-        .fill(&mut out)
-        .ok()?;
-    Some(Secret::new(out))
+    let derived = with_clean_stack(|| {
+        let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(secret);
+        prk.expand(&[info.as_bytes()], Len(len))?.fill(&mut out)
+    });
+    derived.ok().map(|()| Secret::new(out))
 }
 
 /// Derives the key of the MAC that binds a state disk to its cluster: HKDF(measurement secret, no
@@ -83,13 +82,8 @@ pub fn disk_mac_key(measurement_secret: &Secret) -> Secret {
 /// Derives the cluster ID, which is measured into PCR 15: HKDF(measurement secret, measurement
 /// salt, `key-clusterID`, 32).
 pub fn cluster_id(measurement_secret: &Secret, measurement_salt: &[u8]) -> [u8; CLUSTER_ID_LEN] {
-    let info = Dek::named(CLUSTER_ID_INFO);
-    let id = derive_key(
-        measurement_secret.expose(),
-        measurement_salt,
-        info.info(),
-        CLUSTER_ID_LEN,
-    );
+    let (secret, info) = (measurement_secret.expose(), Dek::named(CLUSTER_ID_INFO));
+    let id = derive_key(secret, measurement_salt, info.info(), CLUSTER_ID_LEN);
     // The length is a constant within HKDF's bounds.
     id.and_then(|id| id.expose().try_into().ok())
         .unwrap_or_default()

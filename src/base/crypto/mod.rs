@@ -9,4 +9,4 @@ pub use derive::{
     SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, cluster_id, derive_key,
     disk_mac_key,
 };
-pub use secret::{Secret, random};
+pub use secret::{Secret, random, with_clean_stack};

@@ -3,7 +3,10 @@
 use std::fmt;
 
 use ring::rand::{SecureRandom, SystemRandom};
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
+
+/// Bytes of the stack that [`with_clean_stack`] overwrites: more than our key derivations use.
+const STACK: usize = 32 << 10;
 
 /// Secret bytes: wiped on drop, never printed, compared in constant time.
 #[derive(Clone)]
@@ -68,6 +71,22 @@ pub fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
+/// Runs `work`, and then overwrites the [`STACK`] bytes of the stack below this call, because the
+/// functions of libraries leave copies of secrets there.
+pub fn with_clean_stack<T>(work: impl FnOnce() -> T) -> T {
+    #[inline(never)]
+    fn run<T>(work: impl FnOnce() -> T) -> T {
+        work()
+    }
+    #[inline(never)]
+    fn overwrite() {
+        [0_u64; STACK / 8].zeroize();
+    }
+    let result = run(work);
+    overwrite();
+    result
+}
+
 fn fill_random(bytes: &mut [u8]) {
     // `ring` calls getrandom(2), which fails only on kernels before 3.17.
     SystemRandom::new()
@@ -78,6 +97,9 @@ fn fill_random(bytes: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use support::secrets::Secrets;
 
     #[test]
     fn debug_output_shows_only_the_length() {
@@ -92,6 +114,33 @@ mod tests {
         assert_eq!(Secret::new(vec![1, 2]), Secret::new(vec![1, 2]));
         assert_ne!(Secret::new(vec![1, 2]), Secret::new(vec![1, 3]));
         assert_ne!(Secret::new(vec![1, 2]), Secret::new(vec![1]));
+    }
+
+    /// Leaves a copy of a secret in the middle of the stack that [`with_clean_stack`] overwrites.
+    #[inline(never)]
+    fn leave(secret: &[u8]) {
+        let mut below = [0; STACK / 2 + 1024];
+        below[..secret.len()].copy_from_slice(secret);
+        zeroize::optimization_barrier(&mut below);
+    }
+
+    #[test]
+    fn nothing_is_left_on_a_clean_stack() {
+        let secret = Secret::random(32);
+        let mut secrets = Secrets::default();
+        secrets.add("secret", secret.expose());
+        let here = 0_u8;
+        let on_the_stack = || {
+            let mut stack = vec![0; 2 * STACK];
+            let memory = File::open("/proc/self/mem").unwrap();
+            let from = (&raw const here).addr() - stack.len();
+            memory.read_exact_at(&mut stack, from as u64).unwrap();
+            secrets.find(&stack, 0, "stack").len()
+        };
+        leave(secret.expose());
+        assert_eq!(on_the_stack(), 2, "the search must find the copy");
+        with_clean_stack(|| leave(secret.expose()));
+        assert_eq!(on_the_stack(), 0);
     }
 
     #[test]

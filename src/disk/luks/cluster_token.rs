@@ -18,10 +18,10 @@ use serde_json::Value;
 
 use super::error::{Error, Fault};
 use super::token;
-use base::crypto::{MEASUREMENT_SALT_LEN, Secret, disk_mac_key};
+use base::crypto::{MEASUREMENT_SALT_LEN, Secret, disk_mac_key, with_clean_stack};
 
 /// The `type` of the token.
-const TYPE: &str = "firstlight-cluster";
+pub(super) const TYPE: &str = "firstlight-cluster";
 const MAC_LEN: usize = 32;
 /// The first number of the token.
 const FIRST_ID: u32 = 1;
@@ -52,7 +52,8 @@ impl ClusterToken {
         measurement_secret: &Secret,
         measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     ) -> ClusterToken {
-        let tag = hmac::sign(&key(measurement_secret), &message(uuid, &measurement_salt));
+        let message = message(uuid, &measurement_salt);
+        let tag = with_clean_stack(|| hmac::sign(&key(measurement_secret), &message));
         ClusterToken {
             measurement_salt,
             mac: tag.as_ref().try_into().expect("HMAC-SHA-256 has 32 bytes"),
@@ -67,7 +68,7 @@ impl ClusterToken {
         measurement_secret: &Secret,
     ) -> Option<[u8; MEASUREMENT_SALT_LEN]> {
         let message = message(uuid, &self.measurement_salt);
-        hmac::verify(&key(measurement_secret), &message, &self.mac)
+        with_clean_stack(|| hmac::verify(&key(measurement_secret), &message, &self.mac))
             .ok()
             .map(|()| self.measurement_salt)
     }

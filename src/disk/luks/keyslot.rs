@@ -17,14 +17,12 @@ use super::error::{Error, io_error};
 use super::header::Header;
 use super::layout::STRIPES;
 use super::metadata::{AREA_KEY_LEN, Digest, Integrity, Kdf, Keyslot, SALT_LEN};
-use base::crypto::Secret;
+use base::crypto::{Secret, with_clean_stack};
 
 /// Sector size in bytes of the cipher within a keyslot area. IVs count from the start of the area
 /// (specification §2.2).
 const AREA_SECTOR: usize = 512;
 const SHA256_LEN: usize = 32;
-
-type AreaKey = Zeroizing<[u8; AREA_KEY_LEN]>;
 
 impl Header {
     /// Returns the volume key from the first keyslot that `passphrase` opens.
@@ -55,9 +53,11 @@ impl Header {
 
 /// Decrypts `area` with `passphrase`. Only the digest shows whether the result is the volume key.
 fn open(keyslot: &Keyslot, area: &mut [u8], passphrase: &Secret) -> Result<Secret, Error> {
-    let key = derive(&keyslot.kdf, passphrase)?;
-    cipher(&key).decrypt_area(area, AREA_SECTOR, 0, get_tweak_default);
-    Ok(merge(area, keyslot.key_size))
+    with_clean_stack(|| {
+        let cipher = cipher(&keyslot.kdf, passphrase)?;
+        cipher.decrypt_area(area, AREA_SECTOR, 0, get_tweak_default);
+        Ok(merge(area, keyslot.key_size))
+    })
 }
 
 /// Returns the bytes of a keyslot area that holds `volume_key` encrypted with `passphrase`.
@@ -66,10 +66,12 @@ pub(super) fn seal(
     volume_key: &Secret,
     passphrase: &Secret,
 ) -> Result<Zeroizing<Vec<u8>>, Error> {
-    let key = derive(kdf, passphrase)?;
-    let mut area = split(volume_key);
-    cipher(&key).encrypt_area(&mut area, AREA_SECTOR, 0, get_tweak_default);
-    Ok(area)
+    with_clean_stack(|| {
+        let mut area = split(volume_key);
+        let cipher = cipher(kdf, passphrase)?;
+        cipher.encrypt_area(&mut area, AREA_SECTOR, 0, get_tweak_default);
+        Ok(area)
+    })
 }
 
 /// Returns the digest of `volume_key`.
@@ -108,7 +110,8 @@ pub(super) fn matches(digest: &Digest, volume_key: &Secret) -> bool {
     .is_ok()
 }
 
-fn derive(kdf: &Kdf, passphrase: &Secret) -> Result<AreaKey, Error> {
+/// Returns the cipher of an area. The caller cleans the stack, which has its key afterwards.
+fn cipher(kdf: &Kdf, passphrase: &Secret) -> Result<Xts128<Aes256>, Error> {
     #[cfg(test)]
     work::add(kdf.work());
     let out_of_bounds = |e: argon2::Error| {
@@ -127,7 +130,7 @@ fn derive(kdf: &Kdf, passphrase: &Secret) -> Result<AreaKey, Error> {
             ))
         })?;
     memory.resize(params.block_count(), Block::new());
-    let mut key = AreaKey::new([0; AREA_KEY_LEN]);
+    let mut key = Zeroizing::new([0; AREA_KEY_LEN]);
     Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
         .hash_password_into_with_memory(
             passphrase.expose(),
@@ -136,16 +139,10 @@ fn derive(kdf: &Kdf, passphrase: &Secret) -> Result<AreaKey, Error> {
             &mut memory[..],
         )
         .map_err(out_of_bounds)?;
-    Ok(key)
-}
-
-fn cipher(key: &AreaKey) -> Xts128<Aes256> {
+    let (data, tweak) = key.split_at(AREA_KEY_LEN / 2);
     let half =
         |key: &[u8]| Aes256::new_from_slice(key).expect("half of 64 bytes is an AES-256 key");
-    Xts128::new(
-        half(&key[..AREA_KEY_LEN / 2]),
-        half(&key[AREA_KEY_LEN / 2..]),
-    )
+    Ok(Xts128::new(half(data), half(tweak)))
 }
 
 /// Splits a key into stripes (anti-forensic splitter, specification §2.4, as in LUKS1). All stripes
