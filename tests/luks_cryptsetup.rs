@@ -295,6 +295,34 @@ fn token_0_is_the_text_that_constellation_writes() {
     header.mark_for_reset(&mut it.disk).unwrap();
     assert_eq!(token(&it).trim(), text(false));
     assert_eq!(it.header().state(), DiskState::Uninitialized);
+    let dump = it.ok("luksDump", &[], &["disk"]);
+    assert!(!dump.contains("firstlight-cluster"), "{dump}");
+}
+
+#[test]
+fn a_disk_that_names_its_cluster_is_initialized_whatever_token_0_says() {
+    let mut it = Fixture::ours();
+    it.commit();
+    it.ok("token", &["--token-id", "0"], &["remove", "disk"]);
+    for marker in [None, Some(false)] {
+        if marker.is_some() {
+            let text =
+                r#"{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":false}"#;
+            std::fs::write(it.path("token"), text).unwrap();
+            let at = ["--token-id", "0", "--json-file", "token"];
+            it.ok("token", &at, &["import", "disk"]);
+        }
+        let header = it.header();
+        assert!(header.state() == DiskState::Initialized && !header.is_marked());
+        let error = luks::format(&mut it.disk, &volume_key(), &Secret::new(OLD.into()));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("an initialized state disk"), "{error}");
+        assert!(it.opens("new"));
+    }
+    // the operator's way to give its content up
+    it.ok("token", &["--token-id", "1"], &["remove", "disk"]);
+    assert_eq!(it.header().state(), DiskState::Uninitialized);
+    luks::format(&mut it.disk, &volume_key(), &Secret::new(OLD.into())).unwrap();
 }
 
 #[test]

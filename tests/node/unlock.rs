@@ -44,6 +44,32 @@ fn an_attested_node_gets_its_key_from_a_join_service() {
     expect_opened(&mut node, &setting.host(3).to_string());
 }
 
+#[test]
+fn a_host_that_marks_a_members_disk_as_new_does_not_make_the_node_format_it() {
+    let setting = Setting::new();
+    setting.set_control_planes(&[3]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    let disk = setting.initialized_disk();
+    let token = |arguments: &[&str]| {
+        let mut command = Command::new("/sbin/cryptsetup");
+        command.args(["token", arguments[0], "--token-id", "0"]);
+        let done = command.args(&arguments[1..]).arg(&disk).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+    };
+    let new = r#"{"type":"constellation-state-disk","keyslots":[],"diskIsInitialized":false}"#;
+    let new = setting.file("token", new);
+    token(&["remove"]);
+    for is_marked in [false, true] {
+        if is_marked {
+            token(&["import", "--json-file", new.to_str().unwrap()]);
+        }
+        let mut node = Program::start(&mut setting.unlock(&disk));
+        node.expect("names a cluster, but token 0 does not mark the disk as a member's");
+        expect_opened(&mut node, &setting.host(3).to_string());
+    }
+}
+
 /// The node reads the list itself, or asks `firstlight metadata serve`.
 #[test]
 fn a_list_of_machines_takes_the_place_of_a_clouds_metadata() {

@@ -27,6 +27,7 @@ use super::layout::{
     AREA_ALIGN, BINARY_LEN, DATA_OFFSET, HDR_SIZE, STRIPES, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN,
 };
 use super::peers::{self, Peers};
+use super::token;
 use Fault::{Costly, Foreign, Malformed};
 
 /// Cipher of the data and of the keyslot areas.
@@ -87,7 +88,7 @@ pub enum DiskState {
     Unmarked,
     /// `diskIsInitialized` is false: the disk is formatted and does not hold the state of a node.
     Uninitialized,
-    /// `diskIsInitialized` is true: the disk holds the state of a node.
+    /// `diskIsInitialized` is true, or there is a cluster token: the disk holds the state of a node.
     Initialized,
 }
 
@@ -132,13 +133,21 @@ impl fmt::Debug for Header {
 
 impl Header {
     /// Returns the state of the disk according to token 0. [`Header::check_ours`] checks the `type`
-    /// of the token.
+    /// of the token. A disk with a cluster token is initialized, whatever token 0 says: only the
+    /// host can have changed that one, because a reset removes both.
     pub fn state(&self) -> DiskState {
-        match self.metadata["tokens"][TOKEN.to_string()]["diskIsInitialized"].as_bool() {
+        let tokens = &self.metadata["tokens"];
+        match tokens[TOKEN.to_string()]["diskIsInitialized"].as_bool() {
+            _ if token::find(tokens, cluster_token::TYPE) != Ok(None) => DiskState::Initialized,
             None => DiskState::Unmarked,
             Some(false) => DiskState::Uninitialized,
             Some(true) => DiskState::Initialized,
         }
+    }
+
+    /// Returns whether token 0 says that the disk is initialized.
+    pub fn is_marked(&self) -> bool {
+        self.metadata["tokens"][TOKEN.to_string()]["diskIsInitialized"] == true
     }
 
     /// Returns the cluster token; `None` if there is none. Errors: [`Error::NotOurs`].

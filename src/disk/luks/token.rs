@@ -22,19 +22,23 @@ pub fn find<'a>(tokens: &'a Value, kind: &str) -> Result<Option<(&'a str, &'a Va
     }
 }
 
+/// Removes all tokens of this type.
+pub fn remove(metadata: &mut Value, kind: &str) {
+    if let Some(tokens) = metadata["tokens"].as_object_mut() {
+        tokens.retain(|_, token| token["type"] != kind);
+    }
+}
+
 /// Writes a token: replaces those of its type, or uses the first free number from `first` on. Token
 /// 0 is that of Constellation.
 pub fn set(metadata: &mut Value, first: u32, token: Value) -> Result<(), Error> {
     let tokens = &metadata["tokens"];
     let is_ours = |id: &u32| tokens[id.to_string()]["type"] == token["type"];
     let is_free = |id: &u32| tokens.get(id.to_string()).is_none();
-    let ours: Vec<u32> = (1..MAX_TOKENS).filter(is_ours).collect();
-    let free = (first..MAX_TOKENS).find(is_free);
-    let id = ours.first().copied().or(free);
+    let id = (1..MAX_TOKENS).find(is_ours);
+    let id = id.or_else(|| (first..MAX_TOKENS).find(is_free));
     let id = id.ok_or(Error::NoRoom("another token"))?;
-    if let Some(tokens) = metadata["tokens"].as_object_mut() {
-        tokens.retain(|number, _| !ours.iter().any(|id| *number == id.to_string()));
-    }
+    remove(metadata, token["type"].as_str().unwrap_or_default());
     metadata["tokens"][id.to_string()] = token;
     Ok(())
 }

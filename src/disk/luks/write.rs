@@ -216,12 +216,14 @@ impl Header {
         self.edit(dev, |metadata| token::set(metadata, 2, fields.into()))
     }
 
-    /// Marks the disk as uninitialized, so that the next boot formats it. Durable on return.
+    /// Marks the disk as uninitialized and removes the cluster token, so that the next boot formats
+    /// it. Durable on return.
     ///
     /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
     pub fn mark_for_reset(&mut self, dev: &mut impl Device) -> Result<(), Error> {
         self.edit(dev, |metadata| {
             metadata::set_token(metadata, false);
+            token::remove(metadata, cluster_token::TYPE);
             Ok(())
         })
     }

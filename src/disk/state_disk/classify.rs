@@ -36,7 +36,18 @@ pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
                 .check_ours(Integrity::Required)
                 .map_err(|error| Error::Luks(path.into(), error))?;
             match header.state() {
-                DiskState::Initialized => Ok(Disk::Initialized(Box::new(header))),
+                DiskState::Initialized => {
+                    if !header.is_marked() {
+                        log::warn!(
+                            "{0}: the header names a cluster, but token 0 does not mark the disk as a member's: the host or another \
+                             program changed it. The disk is not formatted, and waits for its key. To give its content \
+                             up, find the token firstlight-cluster with `cryptsetup luksDump {0}`, remove it with `cryptsetup token remove \
+                             --token-id NUMBER {0}`, and boot again",
+                            path.display()
+                        );
+                    }
+                    Ok(Disk::Initialized(Box::new(header)))
+                }
                 DiskState::Uninitialized => {
                     Ok(Disk::New("formatted before, but never part of a cluster"))
                 }
