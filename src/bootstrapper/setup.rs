@@ -28,7 +28,7 @@ use disk::state_disk::NodeState;
 use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubeadm;
 use kubernetes::kubelet_certificate::KubeletCertificate;
-use kubernetes::parameters::NodeName;
+use kubernetes::parameters::{self, NodeName};
 use machines::Instance;
 
 /// The directory of the components' programs; in PATH it comes before the image's own directories.
@@ -143,7 +143,7 @@ pub fn kubernetes_node(
         ip: me
             .vpc_ip
             .ok_or_else(|| Refused::NoAddress(me.name.clone()))?,
-        provider_id: me.provider_id.clone(),
+        provider_id: parameters::provider_id(&me.provider_id)?,
         external_cloud_provider: has_cloud_controller,
         kubeadm_timeout,
     })

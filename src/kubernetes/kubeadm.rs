@@ -77,7 +77,8 @@ pub struct NodeSettings {
     pub name: NodeName,
     /// The address in the cluster's network.
     pub ip: IpAddr,
-    /// The provider ID for the cloud's controller. May be empty.
+    /// The provider ID by which a cloud controller manager or Cluster API knows the machine,
+    /// validated by [`provider_id`](super::parameters::provider_id). May be empty.
     pub provider_id: String,
     /// Whether a cloud controller manager will run. It removes the node's taint when it has
     /// initialized the node.
@@ -109,7 +110,7 @@ pub struct ClusterSettings {
 pub fn init(cluster: &ClusterSettings, node: &NodeSettings) -> String {
     let init = InitConfiguration {
         local_api_endpoint: ApiEndpoint::of(node),
-        node_registration: NodeRegistration::of(node, true),
+        node_registration: NodeRegistration::of(node),
         patches: Patches { directory: PATCHES },
         bootstrap_tokens: [ShortLived { ttl: "1m0s" }],
         timeouts: node.kubeadm_timeout.map(timeouts),
@@ -212,7 +213,7 @@ pub fn join_configuration(ticket: &JoinSettings, node: &NodeSettings) -> Zeroizi
                 },
             },
         },
-        node_registration: NodeRegistration::of(node, false),
+        node_registration: NodeRegistration::of(node),
         patches: Patches { directory: PATCHES },
         control_plane: ticket.control_plane.then(|| JoinControlPlane {
             local_api_endpoint: ApiEndpoint::of(node),
@@ -306,10 +307,10 @@ struct NodeRegistration<'a> {
 }
 
 impl NodeRegistration<'_> {
-    fn of(node: &NodeSettings, with_provider_id: bool) -> NodeRegistration<'_> {
+    fn of(node: &NodeSettings) -> NodeRegistration<'_> {
         let mut kubelet_extra_args = cloud_provider(node);
         kubelet_extra_args.push(argument("node-ip", &node.ip.to_string()));
-        if with_provider_id && !node.provider_id.is_empty() {
+        if !node.provider_id.is_empty() {
             kubelet_extra_args.push(argument("provider-id", &node.provider_id));
         }
         NodeRegistration {
@@ -839,6 +840,10 @@ mod tests {
         );
         let worker = &documents(&join_configuration(&ticket(false), &node()))[0];
         assert_eq!(worker.get("controlPlane"), None);
+        assert_eq!(
+            worker["nodeRegistration"]["kubeletExtraArgs"][1],
+            json!({"name": "provider-id", "value": "qemu:///hostname/control-plane-0"})
+        );
         assert_eq!(
             worker["discovery"]["bootstrapToken"]["caCertHashes"]
                 .as_array()

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 use std::time::SystemTime;
 
+use base::text::quoted;
 use booted_base::time;
 
 /// The supported minor versions of Kubernetes 1, from the first with kubeadm's v1beta4 to the newest: the number, and the day after
@@ -31,6 +32,8 @@ const DEFAULT_SERVICE_SUBNET: &str = "10.96.0.0/12";
 const MAX_LABEL: usize = 63;
 /// The maximum length of an RFC 1123 name (k8s.io/apimachinery DNS1123SubdomainMaxLength).
 const MAX_SUBDOMAIN: usize = 253;
+/// The maximum length of a provider ID. Those of Azure, the longest ones, have fewer than 300 characters.
+const MAX_PROVIDER_ID: usize = 512;
 /// Kubeadm's MaximumBitsForServiceSubnet.
 const MAX_SERVICE_BITS: u8 = 20;
 /// The minimum number of host bits: the DNS service has the tenth address, and kubeadm's
@@ -179,6 +182,19 @@ pub fn cluster_name(name: &str) -> Result<String, Invalid> {
         _ if is_subdomain(name) && name.len() <= MAX_LABEL => Ok(name.into()),
         _ => invalid(format!(
             "a cluster cannot be named {name:?}: expected at most {MAX_LABEL} lower-case letters, digits, `-` and `.`"
+        )),
+    }
+}
+
+/// Validates a provider ID, which the metadata service chooses; it may be empty. It becomes one of the words in the environment
+/// variable KUBELET_KUBEADM_ARGS: systemd would split it at a space, and the rest would be further arguments of the kubelet.
+pub fn provider_id(id: &str) -> Result<String, Invalid> {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:/@+=,%()".contains(&byte);
+    match id.len() <= MAX_PROVIDER_ID && id.bytes().all(is_valid) {
+        true => Ok(id.into()),
+        false => invalid(format!(
+            "{} cannot be a provider ID: expected at most {MAX_PROVIDER_ID} letters, digits and -._~:/@+=,%(), as in aws:///ZONE/INSTANCE",
+            quoted(id, 80)
         )),
     }
 }
@@ -382,6 +398,35 @@ fn subnets(text: &str) -> Result<Vec<Subnet>, Invalid> {
 mod tests {
     use super::*;
     use support::mutation::mutations;
+
+    #[test]
+    fn a_provider_id_is_one_word_without_quotes() {
+        for good in [
+            "",
+            "aws:///eu-central-1a/i-0123456789abcdef0",
+            "azure:///subscriptions/8D/resourceGroups/a_(b).c/providers/Microsoft.Compute/virtualMachineScaleSets/s/virtualMachines/0",
+            "in-memory://workers-x7k2p",
+        ] {
+            assert_eq!(provider_id(good).unwrap(), good);
+        }
+        for bad in [
+            "qemu:///a --anonymous-auth=true",
+            "a\tb",
+            "a\nb",
+            "\"a\"",
+            "a'b",
+            "a\\b",
+            "$HOME",
+            "ä",
+            &"a".repeat(513),
+        ] {
+            let error = provider_id(bad).unwrap_err().to_string();
+            assert!(
+                error.contains("cannot be a provider ID") && error.len() < 300,
+                "{error}"
+            );
+        }
+    }
 
     #[test]
     fn versions_in_range_are_read_and_others_are_refused_with_the_range() {

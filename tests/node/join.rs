@@ -122,6 +122,12 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     let join = json(&seen.join("kubeadm-join.yaml"));
     assert_eq!(mode(&seen.join("kubeadm-join.yaml")), 0o600);
     assert_eq!(join["nodeRegistration"]["name"], "node-2");
+    let arguments = &join["nodeRegistration"]["kubeletExtraArgs"];
+    let provider_id = json!({"name": "provider-id", "value": "qemu:///Node_2"});
+    assert!(
+        arguments.as_array().unwrap().contains(&provider_id),
+        "{arguments}"
+    );
     assert_eq!(join["discovery"]["tlsBootstrapToken"], TOKEN);
     assert_eq!(
         join["discovery"]["file"]["kubeConfigPath"],
@@ -172,6 +178,25 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     assert!(end_of_member(&mut again).success(), "{}", again.output());
     again.expect("a member of its cluster");
     assert_eq!(setting.kubeadm_calls().lines().count(), 1);
+}
+
+#[test]
+fn a_provider_id_that_systemd_would_split_into_arguments_of_the_kubelet_stops_the_join() {
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    setting.set_control_planes(&[3]);
+    let cluster = setting.cluster("");
+    let _service = setting.join_service_that(3, move |_, request, _| Ok(cluster.ticket(&request)));
+    let mut command = setting.joining(&disk, "Worker");
+    let me = setting
+        .instance("Node_2", 2)
+        .replace("ControlPlane", "Worker");
+    let lie = me.replace("qemu:///Node_2", "qemu:///Node_2 --anonymous-auth=true");
+    setting.metadata.set_self(&lie);
+    let node = Program::start(&mut command);
+    node.expect("\"qemu:///Node_2 --anonymous-auth=true\" cannot be a provider ID");
+    assert_fresh(&setting, &node);
+    assert_eq!(setting.kubeadm_calls(), "");
 }
 
 #[test]
