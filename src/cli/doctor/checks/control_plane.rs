@@ -268,7 +268,7 @@ pub fn etcd(facts: &Gathered) -> Vec<Diagnosis> {
                 (count - 1) / 2,
                 count - 1
             ),
-            "let one more control plane join, or remove one (docs/day-two/remove-node.md)",
+            "let one more control plane join, or remove one: firstlight node remove NAME (docs/day-two/remove-node.md)",
         )),
         _ => {}
     }

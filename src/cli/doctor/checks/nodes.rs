@@ -39,7 +39,7 @@ pub fn attestation(facts: &Gathered) -> Vec<Diagnosis> {
         found.push(Diagnosis::error(
             names.join(", "),
             format!("one machine answers for these nodes, with the attestation key {key}"),
-            "correct the addresses of the nodes, or remove the Node that no machine has (docs/day-two/remove-node.md)",
+            "correct the addresses of the nodes, or remove the one that no machine has: firstlight node remove NAME (docs/day-two/remove-node.md)",
         ));
     }
     found
@@ -186,8 +186,10 @@ fn of_report(facts: &Gathered, node: &NodeView) -> Option<Diagnosis> {
         _ => Some(Diagnosis::error(
             name,
             why,
-            "make sure that --state or --cluster-id is of this cluster; if it is, the Node is of a machine that was made again: remove it \
-             (docs/day-two/remove-node.md)",
+            format!(
+                "make sure that --state or --cluster-id is of this cluster; if it is, the Node is of a machine that was made again: \
+                 firstlight node remove {name} (docs/day-two/remove-node.md)"
+            ),
         )),
     }
 }
@@ -301,7 +303,11 @@ pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
                     role(record.control_plane),
                     role(node.is_control_plane)
                 ),
-                "find out who changed the label node-role.kubernetes.io/control-plane, or remove the node (docs/day-two/remove-node.md)",
+                format!(
+                    "find out who changed the label node-role.kubernetes.io/control-plane, or firstlight node remove {} \
+                     (docs/day-two/remove-node.md)",
+                    node.name
+                ),
             ));
         }
     }
@@ -321,7 +327,11 @@ pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
             found.push(Diagnosis::warning(
                 format!("ConfigMap kube-system/{}", record.name),
                 "a machine was admitted under this name, and there is no such Node: its disk can still be opened",
-                "if the node is gone for good, delete the record (docs/day-two/remove-node.md); if not, look at its console (docs/boot.md)",
+                format!(
+                    "if the machine is gone for good: firstlight node remove {} (docs/day-two/remove-node.md); if not, look at its console \
+                     (docs/boot.md)",
+                    record.node
+                ),
             ));
         }
     }
@@ -329,7 +339,7 @@ pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
         found.push(Diagnosis::warning(
             nodes.join(", "),
             format!("these nodes have one state disk, {disk}: it was copied, or a record is old"),
-            "delete the record of the node that no longer exists, and give each machine a blank disk of its own",
+            "remove the node that no longer exists (firstlight node remove NAME), and give each machine a blank disk of its own",
         ));
     }
     for joining in &objects.joining {
