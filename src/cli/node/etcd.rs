@@ -521,7 +521,7 @@ mod tests {
                 "without c, 2 of its 4 members with a vote answer, and 3 are needed (D: off; E: off)",
             ),
             // also in between
-            ("a b c D E", "b c D", "without b, 2 of its 3"),
+            ("a b c D E", "b c D", "without c, 1 of its 2"),
             (
                 "a B",
                 "B",
