@@ -339,7 +339,8 @@ pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
         found.push(Diagnosis::warning(
             nodes.join(", "),
             format!("these nodes have one state disk, {disk}: it was copied, or a record is old"),
-            "remove the node that no longer exists (firstlight node remove NAME), and give each machine a blank disk of its own",
+            "kubectl -n kube-system delete configmap join-node-NAME of the node that no longer exists (firstlight node remove would close the \
+             disk of the other one, too), and give each machine a blank disk of its own",
         ));
     }
     for joining in &objects.joining {
