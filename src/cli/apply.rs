@@ -16,7 +16,7 @@ use super::output::{OUTPUT, Output, say};
 use super::progress::Progress;
 use super::state::{STATE_FILE, State};
 use super::usage::{Command, Given};
-use super::{files, interrupt, kubeconfig};
+use super::{files, interrupt, known_nodes, kubeconfig};
 use base::options::Opt;
 use base::program;
 use kubernetes::client::Client;
@@ -322,7 +322,11 @@ pub fn run(options: &Options) -> Result<(), Error> {
 /// Installs or upgrades the services.
 pub fn apply(options: &Options) -> Result<Applied, Error> {
     let client = kubeconfig::client(&options.kubeconfig)?;
-    bring_in(&client, options, &Progress::on_stderr())
+    let applied = bring_in(&client, options, &Progress::on_stderr())?;
+    if !options.is_dry_run {
+        known_nodes::keep(&client, &options.state);
+    }
+    Ok(applied)
 }
 
 /// Returns the objects that these options make in this cluster.

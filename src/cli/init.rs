@@ -24,7 +24,7 @@ use super::options::{
 use super::output::{OUTPUT, Output};
 use super::progress::Progress;
 use super::sources::{KEPT, OFFLINE};
-use super::state::{STATE_FILE, State};
+use super::state::{KnownNode, STATE_FILE, State};
 use super::usage::{Command, Given};
 use super::{apply, components, files, interrupt};
 use crate::error::Error;
@@ -42,6 +42,7 @@ use kms::{ClusterKms, NO_STORE};
 use kubernetes::kubeconfig;
 use kubernetes::parameters::{self, Networks, Version};
 use kubernetes::services::{self, Phase};
+use machines::Role;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
 use std::str::FromStr;
@@ -458,6 +459,13 @@ fn initialize(
     // write these first: a later init, recovery or status needs them, even if the kubeconfig cannot be written
     state.attestation_keys.extend(answered.key);
     state.cluster_id = Some(expected);
+    // its name is unknown until the API server lists it
+    state.nodes = vec![KnownNode {
+        name: String::new(),
+        role: Role::ControlPlane,
+        addresses: vec![options.endpoint.host().to_owned()],
+        key: answered.key,
+    }];
     state.save()?;
     interrupt::means("the node is initialized, and the state file has its cluster ID and key");
     output.say(format_args!("Cluster ID: {}", hex(&expected)))?;

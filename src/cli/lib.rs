@@ -26,6 +26,7 @@ mod hash_secret;
 mod init;
 mod interrupt;
 mod keeping;
+mod known_nodes;
 mod kubeconfig;
 mod launch_digest;
 mod launch_endorsement;

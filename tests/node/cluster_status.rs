@@ -2,8 +2,11 @@
 
 use std::fs;
 
+use booted_base::uuid::Uuid;
 use common::kube_apiserver::Cluster;
-use kubernetes::client::NODES;
+use kubernetes::NAMESPACE;
+use kubernetes::client::{CONFIG_MAPS, NODES};
+use kubernetes::machine_record::MachineRecord;
 use serde_json::json;
 
 use base::stop::Stop;
@@ -97,6 +100,33 @@ fn the_table_of_the_cluster_has_what_kubernetes_says_and_what_each_node_proves()
     );
     assert_eq!(errors, "");
 
+    // it has no join service yet, so nothing says that it is the cluster of the state file
+    let saved = || -> serde_json::Value {
+        let text = fs::read_to_string(setting.path("firstlight-state.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    // init has saved the first node
+    assert_eq!(saved()["nodes"][0]["name"], "");
+    assert_eq!(saved()["nodes"][0]["addresses"], json!([host]));
+    let config = |salt: &str| json!({"metadata": {"name": "join-config"}, "binaryData": {"measurementSalt": salt}});
+    let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
+    let other = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+    client.create(&maps, &config(other)).unwrap();
+    let (code, _, errors) = status(&[]);
+    assert!(
+        code == 0 && errors.contains("the kubeconfig is of another cluster than this state file"),
+        "{code} {errors}"
+    );
+    assert_eq!(saved()["nodesListed"], serde_json::Value::Null);
+    let own = saved()["measurementSalt"].as_str().unwrap().to_owned();
+    client
+        .update(&maps.named("join-config"), &config(&own))
+        .unwrap();
+    let disk = Uuid::parse("0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22").unwrap();
+    let key = rebooting.key_name();
+    let record = MachineRecord::of_node("worker-a", &disk, Some(&key.digest()), "abcdef", "");
+    client.create(&maps, &record.to_object()).unwrap();
+
     // one waits, one is off, one is another name of a machine in the list
     add(
         "worker-a",
@@ -123,6 +153,24 @@ fn the_table_of_the_cluster_has_what_kubernetes_says_and_what_each_node_proves()
             ["worker-c", "member"],
         ]
     );
+    let nodes = saved()["nodes"].clone();
+    let names: Vec<&str> = nodes
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| node["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["cp-0", "worker-a", "worker-b", "worker-c"]);
+    let expected = json!({
+        "name": "worker-a",
+        "role": "worker",
+        "addresses": [rebooting.host(2).to_string()],
+        "key": key.to_string(),
+    });
+    assert_eq!(nodes[1], expected);
+    assert!(saved()["nodesListed"].is_string());
+    client.delete(&maps.named("join-config")).unwrap();
+    client.delete(&maps.named("join-node-worker-a")).unwrap();
     for part in [
         "\nworker-a:\n",
         "waiting for the key of its disk from a join service",

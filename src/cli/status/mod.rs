@@ -27,7 +27,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::connect::{ATTESTATION_KEY, ENDPOINT, host_of, keys_of, read_policy_with};
-use super::kubeconfig::{KUBECONFIG, kubeconfigs_of};
+use super::known_nodes;
+use super::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
 use super::options::{POLICY, TIMEOUT, VARIANT, time, variant_of};
 use super::output::{OUTPUT, Output, say, say_all};
 use super::progress::printable;
@@ -179,7 +180,21 @@ pub fn run(options: &Options) -> Result<(), Error> {
             show(&report, options)?;
             report.result()
         }
-        Nodes::Cluster(kubeconfigs) => cluster::run(&inquiry, kubeconfigs, options.output),
+        Nodes::Cluster(kubeconfigs) => {
+            let result = cluster::run(&inquiry, kubeconfigs, options.output);
+            // a node in another state does not matter; an API server that does not answer does
+            if matches!(result, Ok(()) | Err(Error::State(..))) {
+                keep_nodes(options, kubeconfigs);
+            }
+            result
+        }
+    }
+}
+
+/// Saves the nodes in the state file, for a recovery without the API server.
+fn keep_nodes(options: &Options, kubeconfigs: &[PathBuf]) {
+    if let Ok(client) = kubeconfig::client(kubeconfigs) {
+        known_nodes::keep(&client.within(options.timeout), &options.state);
     }
 }
 
