@@ -58,15 +58,15 @@ pub const PROGRAM: Program = Program {
         ),
         (
             status::report::WAITS_FOR_KEY,
-            "status: the node waits for the key of its disk",
+            "status, recover --all: the node waits for the key of its disk",
         ),
         (
             status::report::FRESH,
-            "status: the node belongs to no cluster",
+            "status, recover --all: the node belongs to no cluster",
         ),
         (
             status::report::OTHER_CLUSTER,
-            "status: the node is a member of another cluster, or the ID of your cluster is unknown",
+            "status, recover --all: the node is a member of another cluster, or the ID of your cluster is unknown",
         ),
         (
             status::report::UNPROVEN,

@@ -226,7 +226,12 @@ impl Trust {
         }
     }
 
-    fn validator(&self, variant: &Variant, policy: Policy) -> Result<Arc<dyn Validator>, Error> {
+    /// Returns the validator of a node that will get the master secret.
+    pub fn validator(
+        &self,
+        variant: &Variant,
+        policy: Policy,
+    ) -> Result<Arc<dyn Validator>, Error> {
         let policy = match self {
             Trust::Named(keys) => policy
                 .believing(keys.iter().copied())

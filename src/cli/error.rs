@@ -13,6 +13,14 @@ pub const ATTESTATION_REFUSED: u8 = 3;
 /// Exit code: the node could not be reached, or did not answer in time.
 pub const UNREACHABLE: u8 = 4;
 
+/// Exit code: the node waits in its initramfs for the key of its disk.
+pub const WAITS_FOR_KEY: u8 = 5;
+/// Exit code: the node belongs to no cluster.
+pub const FRESH: u8 = 6;
+/// Exit code: the node is a member of another cluster, or the ID of the operator's cluster is
+/// unknown.
+pub const OTHER_CLUSTER: u8 = 7;
+
 /// Why a command ends without success.
 #[derive(Debug)]
 pub enum Error {

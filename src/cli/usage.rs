@@ -180,9 +180,10 @@ impl Command {
             }
         }
         let defaults = defaults(&given)?;
-        // the operand on the command line replaces the file's `endpoint`
+        // the operand on the command line, or `--all`, replaces the file's `endpoint`
+        let has_nodes = given.has_operand() || given.has("all");
         let absent = |(name, _): &(&'static str, OsString)| {
-            !given.has(name) && (*name != "endpoint" || !given.has_operand())
+            !given.has(name) && (*name != "endpoint" || !has_nodes)
         };
         let defaults: Values = defaults.into_iter().filter(absent).collect();
         given.values.extend(defaults);

@@ -11,6 +11,7 @@ use support::program;
 mod bad_input;
 mod cluster_status;
 mod doctor;
+mod fleet;
 mod hostile_texts;
 mod init;
 mod join;

@@ -12,18 +12,12 @@ use verifier::{KeyName, OTHER_VARIANT, Refusal};
 use super::answer::{Answer, SERVICES};
 use crate::connect::{Endpoint, Standing};
 use crate::error::{ATTESTATION_REFUSED, Error, UNREACHABLE};
+pub use crate::error::{FRESH, OTHER_CLUSTER, WAITS_FOR_KEY};
 use crate::progress::{block, printable};
 use crate::recover;
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::hex;
 
-/// Exit code: the node waits in its initramfs for the key of its disk.
-pub const WAITS_FOR_KEY: u8 = 5;
-/// Exit code: the node belongs to no cluster.
-pub const FRESH: u8 = 6;
-/// Exit code: the node is a member of another cluster, or the ID of the operator's cluster is
-/// unknown.
-pub const OTHER_CLUSTER: u8 = 7;
 /// Exit code: only a join service answers, which sends no evidence about its node.
 pub const UNPROVEN: u8 = 8;
 

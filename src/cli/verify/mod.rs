@@ -24,7 +24,7 @@ use base::options::Opt;
 use demand::Demand;
 pub use demand::EvidenceSource;
 use report::Report;
-pub use report::{image_of, meaning};
+pub use report::{image_of, meaning, refusals};
 use verifier::{KeyName, Variant};
 
 /// The command and its options.

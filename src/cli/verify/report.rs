@@ -68,20 +68,25 @@ impl Verdict {
 
     /// Returns the reasons of a refusal for programs.
     fn refusals(&self) -> Vec<Value> {
-        let Verdict::Refused(refusal) = self else {
-            return vec![];
-        };
-        let all = std::iter::once(refusal).chain(&refusal.others);
-        let json = |one: &Refusal| {
-            json!({
-                "kind": verifier::reasons::name(one.kind),
-                "field": one.field,
-                "expected": one.expected,
-                "got": one.got,
-            })
-        };
-        all.map(json).collect()
+        match self {
+            Verdict::Refused(refusal) => refusals(refusal),
+            _ => vec![],
+        }
     }
+}
+
+/// Returns the reasons of a refusal for programs.
+pub fn refusals(refusal: &Refusal) -> Vec<Value> {
+    let all = std::iter::once(refusal).chain(&refusal.others);
+    let json = |one: &Refusal| {
+        json!({
+            "kind": verifier::reasons::name(one.kind),
+            "field": one.field,
+            "expected": one.expected,
+            "got": one.got,
+        })
+    };
+    all.map(json).collect()
 }
 
 /// A register of the machine.

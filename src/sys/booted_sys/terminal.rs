@@ -5,9 +5,14 @@ use std::io::{self, Read, Write};
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Returns the number of columns of a terminal (`TIOCGWINSZ`, tty_ioctl(4)); `None` if `file` is no
-/// terminal, or does not know.
+/// Returns the number of columns of a terminal; `None` if `file` is no terminal, or does not know.
 pub fn columns(file: BorrowedFd) -> Option<usize> {
+    size(file).map(|(columns, _)| columns)
+}
+
+/// Returns the numbers of columns and rows of a terminal (`TIOCGWINSZ`, tty_ioctl(4)); `None` if
+/// `file` is no terminal, or does not know.
+pub fn size(file: BorrowedFd) -> Option<(usize, usize)> {
     let mut size = libc::winsize {
         ws_row: 0,
         ws_col: 0,
@@ -16,7 +21,8 @@ pub fn columns(file: BorrowedFd) -> Option<usize> {
     };
     // SAFETY: `size` is a winsize that outlives the call, and the call writes only to it.
     let rc = unsafe { libc::ioctl(file.as_raw_fd(), libc::TIOCGWINSZ, &mut size) };
-    (rc == 0 && size.ws_col > 0).then_some(size.ws_col.into())
+    (rc == 0 && size.ws_col > 0 && size.ws_row > 0)
+        .then_some((size.ws_col.into(), size.ws_row.into()))
 }
 
 /// The byte that a terminal sends for Ctrl-C (ETX).

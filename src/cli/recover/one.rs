@@ -1,114 +1,19 @@
-//! `firstlight recover`: sends the master secret to a node that waits for the key of its disk.
+//! `firstlight recover` for one node.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::connect::{
-    ATTESTATION_KEY, Endpoint, NODE_OPERAND, Node, Pause, Reached, TRUST_ANY_TPM, Trust, and_known,
-    endpoint_of, read_policy, trust_of,
-};
-use super::interrupt;
-use super::master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of};
-use super::options::{POLICY, TIMEOUT, VARIANT, time, variant_of};
-use super::output::{OUTPUT, Output};
-use super::progress::{Progress, human, printable};
-use super::sources::{KEPT, OFFLINE};
-use super::state::{KNOWN_NODES, State};
-use super::usage::{Command, Given};
+use super::calls::{Key, bring, facts, json, status, summary};
+use crate::connect::{Endpoint, Node, Pause, Reached, Trust, and_known, read_policy};
 use crate::error::Error;
-use base::options::Opt;
-use kms::{ClusterKms, NO_STORE};
-use proto::recoverproto;
-use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
-use rpc::grpc::{CallOptions, Channel, Code, Status};
-use serde_json::{Value, json};
+use crate::interrupt;
+use crate::master_secret::SecretSource;
+use crate::output::Output;
+use crate::progress::{Progress, printable};
+use crate::state::State;
+use rpc::grpc::{Code, Status};
+use serde_json::json;
 use verifier::{KeyName, Variant};
-
-/// The method that takes the master secret.
-const RECOVER: &str = "/recoverproto.API/Recover";
-/// The method that tells what the node waits for.
-const STATUS: &str = "/recoverproto.API/Status";
-
-/// Time limit of a status call, which the node answers from memory.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of a recover call. The argon2id of a Constellation keyslot may need a GiB of memory
-/// and much time on a small machine.
-const RECOVER_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "recover",
-    summary: "send the master secret to a node that waits for the key of its disk",
-    about: &[
-        "A node waits in its initramfs if its cluster cannot give it the key of its disk, because no other control plane \
-              runs. This command connects to the node over attested TLS, checks that it meets the policy, and sends it the \
-              master secret. It succeeds when the node has opened its disk. If several nodes share an address, each run \
-              recovers one of them.",
-        "The policy, the state file or the command line must name the node's attestation key. The state file has the keys of \
-              nodes that were initialized or recovered with it. Every node shows its key on its console, and a running \
-              cluster has it in its records.",
-        "When a whole cluster was off, recover control planes until more than half of them run. Then the cluster is back, and \
-              opens the disks of its other nodes by itself.",
-    ],
-    operand: Some(NODE_OPERAND),
-    options: &[
-        Opt::value(
-            "endpoint",
-            "HOST[:PORT]",
-            "the node; the default port is 9999",
-        ),
-        POLICY,
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        MASTER_SECRET,
-        SHARE_FILE,
-        ATTESTATION_KEY,
-        TRUST_ANY_TPM,
-        KNOWN_NODES,
-        Opt::flag(
-            "migrate",
-            "also open a disk whose header does not name its cluster, such as a disk of Constellation; use it only for a \
-             disk that you know to be this node's; needs the measurement salt of the state file",
-        ),
-        Opt::flag(
-            "status",
-            "only show what the node waits for: the disk, since when, what it tried",
-        ),
-        OUTPUT,
-        TIMEOUT.or("10m"),
-    ],
-    examples: &[
-        "firstlight recover --endpoint 10.42.1.100 --policy policy.json --status",
-        "firstlight recover --endpoint 10.42.1.100 --policy policy.json --master-secret /media/safe/mastersecret.json",
-        "firstlight recover --endpoint 10.42.1.100 --policy policy.json --share alice.txt --share bob.txt --share -",
-    ],
-    run: |given| run(&options(given)?),
-};
-
-fn options(given: &Given) -> Result<Options, Error> {
-    let secret = ["master-secret", "share"]
-        .into_iter()
-        .find(|name| given.has(name));
-    let action = match (given.has("status"), secret) {
-        (true, None) => Action::Status,
-        (true, Some(name)) => return Err(Error::Usage(format!("--status needs no --{name}"))),
-        (false, _) => Action::Push {
-            master_secret: master_secret_of(given)?,
-            is_migrating: given.has("migrate"),
-        },
-    };
-    Ok(Options {
-        endpoint: endpoint_of(given, recoverproto::PORT)?,
-        variant: variant_of(given)?,
-        policy: given.path("policy"),
-        trust: trust_of(given)?,
-        state: given.path("state"),
-        action,
-        output: Output::of(given)?,
-        timeout: given.parsed("timeout", time)?,
-    })
-}
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -146,13 +51,6 @@ pub enum Action {
     Status,
 }
 
-/// The secrets that are sent to a node.
-struct Key {
-    kms: ClusterKms,
-    /// The measurement salt; empty unless the cluster is migrating.
-    measurement_salt: Vec<u8>,
-}
-
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {
     let state = State::find(&options.state)?;
@@ -171,7 +69,11 @@ pub fn run(options: &Options) -> Result<(), Error> {
     };
     let recovered = recover_at(&node, options)?;
     match (state, recovered) {
-        (Some(state), Some(key)) => remember_key(state, key),
+        // so that the next recovery accepts the node
+        (Some(state), Some(key)) if !state.attestation_keys.contains(&key) => {
+            let add = |state: &mut State| state.attestation_keys.extend([key]);
+            State::change(&options.state, add).map_err(Error::from)
+        }
         _ => Ok(()),
     }
 }
@@ -190,24 +92,12 @@ fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Error> 
                 true => State::open(&options.state)?.measurement_salt.to_vec(),
                 false => Vec::new(),
             };
-            push(
-                options,
-                node,
-                &Key {
-                    kms,
-                    measurement_salt,
-                },
-                deadline,
-            )
+            let key = Key {
+                kms,
+                measurement_salt,
+            };
+            push(options, node, &key, deadline)
         }
-    }
-}
-
-/// Adds the key to the state file, so that the next recovery accepts the node.
-fn remember_key(mut state: State, key: KeyName) -> Result<(), Error> {
-    match state.attestation_keys.insert(key) {
-        true => state.save().map_err(Error::from),
-        false => Ok(()),
     }
 }
 
@@ -288,76 +178,6 @@ fn push(
     }
 }
 
-/// Asks the node what it waits for.
-pub fn status(channel: &Channel) -> Result<StatusResponse, Status> {
-    let options = CallOptions {
-        timeout: Some(STATUS_TIMEOUT),
-        ..CallOptions::default()
-    };
-    channel.unary(STATUS, &StatusRequest {}, &options)
-}
-
-fn bring(channel: &Channel, key: &Key, deadline: Instant) -> Result<(), Status> {
-    let timeout = deadline
-        .saturating_duration_since(Instant::now())
-        .min(RECOVER_TIMEOUT);
-    let options = CallOptions {
-        timeout: Some(timeout),
-        ..CallOptions::default()
-    };
-    let message = RecoverMessage {
-        kms_uri: key.kms.uri().to_string(),
-        storage_uri: NO_STORE.into(),
-        measurement_salt: key.measurement_salt.clone(),
-    };
-    channel
-        .unary(RECOVER, &message, &options)
-        .map(|RecoverResponse {}| ())
-}
-
-/// Returns the status as lines for people, with names of the same width.
-pub fn facts(status: &StatusResponse) -> Vec<(&'static str, String)> {
-    let or = |text: &str, other: &str| printable(if text.is_empty() { other } else { text });
-    let mut facts = vec![
-        ("Disk:       ", or(&status.disk_uuid, "not known yet")),
-        ("State:      ", or(&status.state, "not known")),
-        (
-            "Since:      ",
-            human(Duration::from_secs(status.waiting_seconds)),
-        ),
-    ];
-    facts.extend(
-        status
-            .waiting_for
-            .iter()
-            .map(|source| ("Waiting for:", printable(source))),
-    );
-    facts
-}
-
-/// Returns the status for programs.
-pub fn json(status: &StatusResponse) -> Value {
-    json!({
-        "disk": (!status.disk_uuid.is_empty()).then_some(&status.disk_uuid),
-        "state": status.state,
-        "seconds": status.waiting_seconds,
-        "for": status.waiting_for,
-    })
-}
-
-fn summary(status: &StatusResponse) -> String {
-    let disk = if status.disk_uuid.is_empty() {
-        "not known yet"
-    } else {
-        &status.disk_uuid
-    };
-    let (disk, state) = (printable(disk), printable(&status.state));
-    format!(
-        "disk {disk}, {state} for {}",
-        human(Duration::from_secs(status.waiting_seconds))
-    )
-}
-
 /// Explains a status other than OK to the operator.
 fn failure(options: &Options, status: &Status, pushed: bool) -> Error {
     let endpoint = &options.endpoint;
@@ -397,6 +217,10 @@ mod tests {
     use super::*;
     use crate::error::UNREACHABLE;
     use crate::master_secret;
+    use kms::ClusterKms;
+    use proto::recoverproto::{
+        RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
+    };
     use rpc::grpc::{Call, Limits, Router, Server};
     use verifier::variant;
 
