@@ -22,10 +22,10 @@ pub fn find<'a>(tokens: &'a Value, kind: &str) -> Result<Option<(&'a str, &'a Va
     }
 }
 
-/// Removes all tokens of this type.
+/// Removes all tokens of this type but token 0.
 pub fn remove(metadata: &mut Value, kind: &str) {
     if let Some(tokens) = metadata["tokens"].as_object_mut() {
-        tokens.retain(|_, token| token["type"] != kind);
+        tokens.retain(|id, token| id == "0" || token["type"] != kind);
     }
 }
 
