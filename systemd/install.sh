@@ -15,7 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 units=$root/usr/lib/systemd/system
 install -d -m 755 "$units"
-install -m 644 "$here"/*.service "$here"/*.socket "$here"/*.mount "$units/"
+install -m 644 "$here"/*.service "$here"/*.socket "$here"/*.timer "$here"/*.mount "$units/"
 install -D -m 644 "$here/80-firstlight.preset" "$root/usr/lib/systemd/system-preset/80-firstlight.preset"
 install -D -m 644 "$here/54-firstlight.rules" "$root/usr/lib/udev/rules.d/54-firstlight.rules"
 install -D -m 644 "$here/sysctl.conf" "$root/usr/lib/sysctl.d/60-firstlight.conf"

@@ -44,7 +44,7 @@ fn units() -> Vec<String> {
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names
         .filter(|name| {
-            let kinds = [".service", ".socket", ".mount"];
+            let kinds = [".service", ".socket", ".timer", ".mount"];
             kinds.iter().any(|kind| name.ends_with(kind))
         })
         .collect()

@@ -105,6 +105,11 @@ impl<'a> Certificate<'a> {
         common_name(self.issuer)
     }
 
+    /// Returns all extensions (the content of their DER); empty if there are none.
+    pub fn extensions(&self) -> &'a [u8] {
+        self.extensions
+    }
+
     /// Returns the value of the first extension with this OID (its content).
     pub fn extension(&self, oid: &[u8]) -> Option<&'a [u8]> {
         let mut extensions = Reader::new(self.extensions);

@@ -21,8 +21,10 @@
 //! status`, [`peers`] keeps the addresses of join services in the disk's header current, which
 //! [`peers_token`] writes, and
 //! [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a member to
-//! another version of Kubernetes. [`child_process`](base::child_process) runs other programs.
+//! another version of Kubernetes. [`renew`] renews the certificates of a control plane, and restarts
+//! the [`static_pods`] that use them; [`authorities`] gives new certificates to those that sign them. [`child_process`](base::child_process) runs other programs.
 
+pub mod authorities;
 pub mod cluster;
 pub mod error;
 pub mod etcd;
@@ -41,10 +43,12 @@ pub mod peers;
 pub mod peers_token;
 pub mod platform;
 pub mod race;
+pub mod renew;
 pub mod secret_guard;
 pub mod service_trust;
 pub mod setup;
 pub mod state_disk;
+pub mod static_pods;
 pub mod ticket;
 pub mod turn;
 pub mod upgrade;

@@ -13,7 +13,7 @@ use booted_proto::init;
 use bootstrapper::evidence::{self, Attester};
 use bootstrapper::options::{OPTIONS, Settings};
 use bootstrapper::service_trust::ServiceTrust;
-use bootstrapper::{Bootstrapper, Ending, member, peers, upgrade};
+use bootstrapper::{Bootstrapper, Ending, member, peers, renew, upgrade};
 use lexopt::Parser;
 use machines::Cloud;
 use node::options::{self, Options, STOPPED, all};
@@ -33,6 +33,8 @@ Usage: bootstrapper [OPTIONS]      joins a cluster, or starts the member that it
                                    until SIGTERM
        bootstrapper upgrade < LIST brings this node to the version of Kubernetes of this list of components, as
                                    `firstlight components` makes it; may be run again
+       bootstrapper renew          renews the certificates of this node that end soon, and restarts the programs that use them;
+                                   systemd runs it at each boot and once a day
 
 Options
 ";
@@ -53,6 +55,14 @@ fn main() -> ExitCode {
     let help = [HELP, &help(&all(OPTIONS)), MORE_HELP].concat();
     program::main("bootstrapper", &help, |mut arguments| {
         let mut settings = Settings::default();
+        if arguments
+            .raw_args()?
+            .next_if(|word| word == "renew")
+            .is_some()
+        {
+            settings.parse(arguments, settings::ARGUMENTS)?;
+            return renew(&settings.shared);
+        }
         let is_upgrade = arguments.raw_args()?.next_if(|word| word == "upgrade");
         // an upgrade obeys the image's limits on components, and its time limit for kubeadm
         settings.read = is_upgrade.is_some();
@@ -94,6 +104,12 @@ fn upgrade(settings: &Settings) -> Result<(), Failure> {
     let (from, to) = upgraded.map_err(Failure::failed)?;
     timeline.event("upgraded", format_args!("{from} -> {to}"));
     Ok(())
+}
+
+fn renew(options: &Options) -> Result<(), Failure> {
+    // the boot record stays unchanged; a signal ends the program, and the next run continues
+    options.start_log();
+    renew::run(&Stop::new(), Timeline::new("renew")).map_err(Failure::failed)
 }
 
 fn start(settings: Settings) -> Result<(), Failure> {

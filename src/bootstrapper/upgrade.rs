@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use super::error::Error as Step;
 use super::job::Job;
 use super::setup::{self, Kubeadm};
-use super::{etcd, kubelet};
+use super::{etcd, kubelet, renew};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_base::child_output;
@@ -74,6 +74,7 @@ pub fn run(
         return Err(Error::NoNode);
     }
     let list = Components::read(list, policy)?;
+    let _alone = renew::lock()?;
     let job = Job::<()>::new(timeline);
     job.begin();
     let upgrade = Upgrade {

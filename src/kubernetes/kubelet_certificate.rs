@@ -218,20 +218,32 @@ impl Authority {
         addresses: &[IpAddr],
         now: SystemTime,
     ) -> Result<String, Error> {
-        let mut serial = base::crypto::random::<16>();
-        serial[0] = serial[0] & 0x7f | 0x40; // positive, in the shortest encoding
         if self.end <= now {
             return Err(Error::Authority(format!(
                 "its certificate expired on {}",
                 instant::seconds(self.end)
             )));
         }
+        let extensions = extensions(self, node, names, addresses);
+        let end = (now + VALIDITY).min(self.end);
+        self.certificate(&subject(node), public_key, &extensions, now, end)
+    }
+
+    /// Issues a certificate for this subject and key (both DER) with these extensions (the element
+    /// of the certificate, DER), as PEM.
+    pub(super) fn certificate(
+        &self,
+        subject: &[u8],
+        public_key: &[u8],
+        extensions: &[u8],
+        now: SystemTime,
+        end: SystemTime,
+    ) -> Result<String, Error> {
+        let mut serial = base::crypto::random::<16>();
+        serial[0] = serial[0] & 0x7f | 0x40; // positive, in the shortest encoding
         let since_epoch = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (begin, end) = (
-            since_epoch(now).saturating_sub(BACKDATED),
-            since_epoch((now + VALIDITY).min(self.end)),
-        );
-        let validity = [begin, end].map(|it| instant::to_der(it.as_secs()));
+        let begin = since_epoch(now).saturating_sub(BACKDATED);
+        let validity = [begin, since_epoch(end)].map(|it| instant::to_der(it.as_secs()));
         let body = der::element(
             der::SEQUENCE,
             &[
@@ -240,14 +252,19 @@ impl Authority {
                 self.algorithm,
                 &self.name,
                 &der::element(der::SEQUENCE, &[&validity[0], &validity[1]]),
-                &subject(node),
+                subject,
                 public_key,
-                &extensions(self, node, names, addresses),
+                extensions,
             ],
         );
         let signature = der::element(der::BIT_STRING, &[&[0], &self.sign(&body)?]);
         let certificate = der::element(der::SEQUENCE, &[&body, self.algorithm, &signature]);
         Ok(pem("CERTIFICATE", &certificate).to_string())
+    }
+
+    /// Returns its name, DER.
+    pub(super) fn name(&self) -> &[u8] {
+        &self.name
     }
 
     fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {

@@ -6,6 +6,7 @@
 //! name, and [`node_version`] is what Constellation's node operator brings all nodes to. [`parameters`] contains types with validated values, so that a value that Kubernetes would
 //! refuse later is refused before any change.
 
+pub mod authority;
 pub mod certificate_request;
 pub mod client;
 pub mod components;

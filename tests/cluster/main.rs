@@ -12,9 +12,11 @@ mod workload;
 use support::program;
 use support::swtpm;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -268,6 +270,8 @@ fn nodes_join_by_what_they_run_and_come_back() {
     lap(&first, "pods of all nodes reach each other");
     client_certificates_are_of_tickets(&operator, &[&second, &worker]);
     kubelets_renew_their_certificates(&operator, &[&first, &worker]);
+    a_control_plane_renews_its_certificates(&operator, &second);
+    authorities_get_new_certificates(&operator, [&first, &second], &worker);
 
     // without the second control plane etcd has no majority: the join service opens disks by the records that it knows
     let id = operator.cluster_id();
@@ -778,6 +782,159 @@ fn kubelets_renew_their_certificates(operator: &Operator, nodes: &[&Node]) {
         );
     }
     println!("{}", requests());
+}
+
+/// Gives a control plane certificates that end in ten days, and checks that its unit renews them, that the kubelet replaces the pods
+/// that use them, once, and that the API answers all the time by the other control plane.
+fn a_control_plane_renews_its_certificates(operator: &Operator, node: &Node) {
+    node.sh("systemctl is-active firstlight-renew.timer && systemctl is-enabled firstlight-renew.service");
+    node.sh(concat!(
+        "version=$(/run/state/bin/kubeadm version --output short)\n",
+        "printf 'apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: %s\n",
+        "certificateValidityPeriod: 240h0m0s\n' $version >/run/short.yaml\n",
+        "/run/state/bin/kubeadm certs renew all --config /run/short.yaml"
+    ));
+    let before = static_pods(operator, node);
+    assert_eq!(before.len(), 4, "{before:?}");
+    node.sh("systemctl start --no-block firstlight-renew");
+    let log = || node.sh("journalctl --boot --unit firstlight-renew --output cat");
+    wait_for("the end of the renewal", || {
+        // the load balancer may have chosen the API server that stops
+        let answers = || operator.try_kubectl(&["get", "--raw", "/readyz"]);
+        assert!(answers().or_else(answers).is_some(), "{}", log());
+        let log = log();
+        assert!(!log.contains("Failed with result"), "{log}");
+        log.contains("Finished")
+    });
+    let said = log();
+    println!("{said}");
+    // a node that joined has no super-admin.conf
+    let renewed = said.lines().filter(|line| line.contains(" in 364 days"));
+    assert_eq!(renewed.count(), 10, "{said}");
+    let after = static_pods(operator, node);
+    for (pod, hash) in &before {
+        assert_eq!(after[pod] == *hash, pod == "etcd", "{pod}: {after:?}");
+    }
+    let config = "--kubeconfig /etc/kubernetes/admin.conf";
+    let here = format!("--server https://{}:6443", node.address());
+    node.sh(&format!(
+        "/run/state/bin/kubectl {config} {here} get --raw /readyz"
+    ));
+    // without anything to renew, the unit changes nothing
+    node.sh(
+        "systemctl start firstlight-renew && test ! -e /etc/kubernetes/firstlight-renewal.json",
+    );
+    let said = log();
+    assert_eq!(
+        said.matches(" restarts with its certificate").count(),
+        3,
+        "{said}"
+    );
+    assert_eq!(said.matches("Finished").count(), 2, "{said}");
+    assert_eq!(static_pods(operator, node), after);
+    lap(node, "a control plane has renewed its certificates");
+}
+
+/// Gives the cluster's authority a certificate that ends in ten days, on each node, and checks that the control planes make new ones with
+/// the same key, that the worker takes one of them, and that all of them still work together.
+fn authorities_get_new_certificates(
+    operator: &Operator,
+    control_planes: [&Node; 2],
+    worker: &Node,
+) {
+    const CERTIFICATE: &str = "/etc/kubernetes/pki/ca.crt";
+    let folder = tempfile::tempdir().unwrap();
+    let certificate = |node: &Node| node.sh(&format!("cat {CERTIFICATE}"));
+    fs::write(folder.path().join("crt"), certificate(control_planes[0])).unwrap();
+    let key = control_planes[0].sh("cat /etc/kubernetes/pki/ca.key");
+    fs::write(folder.path().join("key"), key).unwrap();
+    let openssl = |arguments: &str| {
+        let mut command = Command::new("openssl");
+        command
+            .args(arguments.split(' '))
+            .current_dir(folder.path());
+        assert!(command.status().unwrap().success(), "openssl {arguments}");
+    };
+    openssl("x509 -in crt -signkey key -days 10 -out short");
+    let short = text(&folder.path().join("short"));
+    for node in [control_planes[0], control_planes[1], worker] {
+        node.put(CERTIFICATE, short.as_bytes(), 0o644);
+    }
+    for node in control_planes {
+        renew(node);
+        let log = node.sh("journalctl --boot --unit firstlight-renew --output cat");
+        assert!(
+            log.contains("is a new certificate with the same key"),
+            "{log}"
+        );
+        assert!(log.contains("the kubelet restarts with"), "{log}");
+        fs::write(folder.path().join("new"), certificate(node)).unwrap();
+        openssl("x509 -in new -noout -checkend 315000000");
+        lap(node, "its authority has a new certificate");
+    }
+    let had = worker.sh("pidof kubelet");
+    wait_for("the worker's new certificate", || {
+        renew(worker);
+        certificate(worker) != short
+    });
+    assert_ne!(worker.sh("pidof kubelet"), had);
+    let nodes = control_planes.map(certificate);
+    assert!(nodes.contains(&certificate(worker)));
+    let kubelet = worker.sh("cat /etc/kubernetes/kubelet.conf");
+    assert!(kubelet.contains(&STANDARD.encode(certificate(worker))));
+    let all = [control_planes[0], control_planes[1], worker];
+    wait_for_cluster(operator, &all);
+    workload::answers(operator, &all);
+    lap(
+        worker,
+        "all nodes work with the new certificates of the authority",
+    );
+}
+
+/// Runs the unit that renews certificates, which must succeed.
+fn renew(node: &Node) {
+    let property = |name: &str| {
+        let show = format!("systemctl show --property {name} --value firstlight-renew");
+        node.sh(&show).trim().to_owned()
+    };
+    let before = property("InvocationID");
+    node.sh("systemctl start --no-block firstlight-renew");
+    wait_for("the end of a renewal", || {
+        let log = || node.sh("journalctl --boot --unit firstlight-renew --output cat");
+        let state = property("ActiveState");
+        assert_ne!(state, "failed", "{}", log());
+        state == "inactive" && property("InvocationID") != before
+    });
+}
+
+/// Returns the kubelet's hash of each manifest that a node runs, by the component, if all of these pods are ready.
+fn static_pods(operator: &Operator, node: &Node) -> BTreeMap<String, String> {
+    let of_node = format!(
+        "spec.nodeName={}",
+        node.name().to_lowercase().replace('_', "-")
+    );
+    let pods = operator.kubectl(&[
+        "get",
+        "pods",
+        "--namespace",
+        "kube-system",
+        "--selector",
+        "tier=control-plane",
+        "--field-selector",
+        &of_node,
+        "--output",
+        "json",
+    ]);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let of = |pod: &Value| {
+        let metadata = &pod["metadata"];
+        assert!(ready(pod).is_some(), "{pod}");
+        (
+            text(&metadata["labels"]["component"]),
+            text(&metadata["annotations"]["kubernetes.io/config.hash"]),
+        )
+    };
+    items(&pods).iter().map(of).collect()
 }
 
 fn lap(node: &Node, what: &str) {
