@@ -22,11 +22,10 @@ fn of_ending(ending: Ending) -> Diagnosis {
             "look for its requests: kubectl get csr; the join service's log says why one is not approved (docs/certificates.md)"
         }
         Holder::ControlPlane => {
-            "renew the certificates of this control plane (docs/day-two/certificates.md)"
+            "see the log of firstlight-renew on this control plane, which renews them (docs/day-two/certificates.md)"
         }
         Holder::Authority => {
-            "plan a new cluster, or a replacement of the authority by hand: kubeadm cannot renew it, and makes that of etcd on the same day \
-             (docs/day-two/certificates.md)"
+            "see the log of firstlight-renew on the control planes, which give it a new certificate (docs/day-two/certificates.md)"
         }
     };
     Diagnosis {
