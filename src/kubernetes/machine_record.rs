@@ -6,6 +6,7 @@
 //! join-node-NAME   by a join ticket       data: node, disk, machine, addresses, hostKey, principals, token,
 //!                                               nodeUID, role, issued, image
 //!                  by an init             the same without a token, written by the node itself
+//!                  by the watch of attestation, if it closes disks    data: refused
 //! join-disk-UUID   by a rejoin ticket for a disk without a record, while migration is on,
 //!                  or by the operator     data: disk, machine
 //! ```
@@ -68,6 +69,9 @@ pub struct MachineRecord {
     pub image: String,
     /// When the ticket was issued.
     pub issued: Option<SystemTime>,
+    /// Since when the machine's evidence has been refused, if that closes its disk. An operator, or
+    /// evidence that is accepted, removes it.
+    pub refused: Option<SystemTime>,
     /// The resourceVersion for an update.
     pub version: String,
 }
@@ -141,6 +145,10 @@ impl MachineRecord {
             direct: text("/data/direct") == YES,
             image: text("/data/image"),
             issued: time::parse(&text("/data/issued")),
+            // a text that is no time closes the disk, too
+            refused: Some(text("/data/refused"))
+                .filter(|since| !since.is_empty())
+                .map(|since| time::parse(&since).unwrap_or(SystemTime::UNIX_EPOCH)),
             version: text("/metadata/resourceVersion"),
         })
     }
@@ -164,6 +172,9 @@ impl MachineRecord {
             metadata["resourceVersion"] = self.version.as_str().into();
         }
         let mut data = json!({"disk": self.disk, "machine": self.machine});
+        if let Some(since) = self.refused {
+            data["refused"] = time::seconds(since).into();
+        }
         if !self.node.is_empty() {
             data["node"] = self.node.as_str().into();
             data["addresses"] = self
@@ -237,6 +248,7 @@ mod tests {
             MachineRecord::read(&written.to_object()).as_ref(),
             Some(&written)
         );
+        written.refused = written.issued;
         written.addresses = vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
         assert_eq!(MachineRecord::read(&written.to_object()), Some(written));
         let disk = MachineRecord::of_disk(
@@ -274,6 +286,12 @@ mod tests {
         );
         assert_eq!(disks("join-node-n", json!({"disk": "none"})), [""; 0]);
         assert_eq!(disks(&of_one, Value::Null), [one]);
+        let refused = |data: Value| {
+            let map = json!({"metadata": {"name": "join-node-n"}, "data": data});
+            MachineRecord::read(&map).unwrap().refused.is_some()
+        };
+        assert!(refused(json!({"refused": "by hand"})));
+        assert!(!refused(json!({"refused": ""})) && !refused(Value::Null));
         assert_eq!(
             disks(&of_two, json!({"disk": one, "machine": 7})),
             [one, two]

@@ -9,6 +9,7 @@ use super::cluster::Cluster;
 use super::node_status::NodeStatus;
 use super::refusal::TicketRefusal;
 use super::tokens;
+use booted_base::time;
 use booted_base::uuid::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client};
 use kubernetes::{
@@ -48,7 +49,7 @@ pub fn check_disk(
 ) -> Result<(), TicketRefusal> {
     let records = cluster.records_of_disk(disk.as_str());
     match records.iter().find(|record| record.is_of_other(machine)) {
-        None => Ok(()),
+        None => records.iter().try_for_each(|record| check_open(record)),
         Some(record) => {
             let message = "this disk belongs to another machine; if it was moved on purpose, empty the `machine` field of the \
                            record that the join service's log names";
@@ -60,6 +61,21 @@ pub fn check_disk(
             )
         }
     }
+}
+
+/// Refuses a machine whose evidence was refused when it was a member, if the watch of attestation
+/// closes disks.
+fn check_open(record: &MachineRecord) -> Result<(), TicketRefusal> {
+    let Some(since) = record.refused else {
+        return Ok(());
+    };
+    let message = format!(
+        "the evidence of this machine has been refused since {}, when it was a member; if it may come back, remove the \
+         field `refused` of the record that the join service's log names",
+        time::seconds(since)
+    );
+    let details = format!("ConfigMap {NAMESPACE}/{}", record.name);
+    Err(TicketRefusal::denied("refused-before", message).with_details(details))
 }
 
 /// Checks that this machine may have the key of this disk when it boots again. Returns the record
@@ -225,6 +241,7 @@ fn check_name_against(
                 None => Ok(()),
             }
         }
+        (Some(record), _) if record.refused.is_some() => check_open(record),
         (Some(record), _) if age(record) < JUST_ISSUED_AGE => {
             let message =
                 "a ticket for this node was issued a moment ago: if it did not arrive, try again";
@@ -274,7 +291,11 @@ pub fn write(
             && let Some(disk) = Uuid::parse(&before.disk)
         {
             check_not_full(cluster.count_of_records(DISK_RECORD_PREFIX, "").1)?;
-            write_if_absent(client, &MachineRecord::of_disk(&disk, &before.machine))?;
+            let of_disk = MachineRecord {
+                refused: before.refused,
+                ..MachineRecord::of_disk(&disk, &before.machine)
+            };
+            write_if_absent(client, &of_disk)?;
         }
         record.version = before
             .as_ref()
@@ -340,6 +361,25 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_that_was_refused_as_a_member_gets_neither_its_name_nor_its_disk_again() {
+        let closed = MachineRecord {
+            refused: Some(SystemTime::UNIX_EPOCH),
+            ..record("m", 3600)
+        };
+        let check = |machine| {
+            let claimant = indirect(Some(machine));
+            let checked = check_name_against(Some(&closed), None, claimant, SystemTime::now());
+            checked.map_err(|refusal| refusal.reason)
+        };
+        assert_eq!(check("m"), Err("refused-before"));
+        // another machine may replace it
+        assert_eq!(check("other"), Ok(()));
+        let refusal = check_open(&closed).unwrap_err();
+        assert!(refusal.to_string().contains("1970-01-01T00:00:00Z"));
+        assert_eq!(check_open(&record("m", 0)), Ok(()));
+    }
+
+    #[test]
     fn a_full_store_refuses_the_next_disk() {
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
         let check = |of_machine, all| {
@@ -359,7 +399,7 @@ mod tests {
     fn a_verified_machine_replaces_the_record_of_an_unverified_one() {
         let node = NodeStatus {
             uid: "u".into(),
-            ready_since: None,
+            ..NodeStatus::default()
         };
         let claimant = Claimant {
             machine: Some("other"),
@@ -383,7 +423,7 @@ mod tests {
         let read = MachineRecord::read(&written.to_object()).unwrap();
         let node = NodeStatus {
             uid: "u".into(),
-            ready_since: None,
+            ..NodeStatus::default()
         };
         let check = |machine| {
             check_name_against(
@@ -406,7 +446,7 @@ mod tests {
         let (fresh, old) = (record("m", 1), record("m", 3600));
         let node = NodeStatus {
             uid: "u".into(),
-            ready_since: None,
+            ..NodeStatus::default()
         };
         let check = |record: &MachineRecord, node: Option<&NodeStatus>, machine: Option<&str>| {
             check_name_against(Some(record), node, indirect(machine), SystemTime::now())
@@ -455,6 +495,7 @@ mod tests {
         let ready = NodeStatus {
             uid: "u".into(),
             ready_since: Some(SystemTime::now()),
+            ..NodeStatus::default()
         };
         let check = |node: &NodeStatus| {
             check_name_against(None, Some(node), indirect(Some("m")), SystemTime::now())
