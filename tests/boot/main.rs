@@ -3,6 +3,7 @@
 //! They need `make build`'s programs and take minutes, so `cargo test` skips them; `make boot` runs them.
 
 mod faults;
+mod growth;
 
 use base::crypto::{Dek, KEY_LEN, Secret};
 use base64::Engine;

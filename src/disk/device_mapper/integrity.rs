@@ -24,6 +24,12 @@ const LAYOUT_FLAGS: u32 = 0x18;
 const SECTORS_BEFORE_SUPERBLOCK: u64 = 8;
 /// Sectors of a block, which is a sector of the encryption.
 const SECTORS_PER_BLOCK: u64 = SECTOR_SIZE as u64 / SECTOR;
+/// Sectors of a section of the journal: 8 sectors of 4 entries each (JOURNAL_BLOCK_SECTORS), and
+/// the blocks of these entries.
+pub(super) const SECTION_SECTORS: u64 = 8 + 8 * 4 * SECTORS_PER_BLOCK;
+/// Sectors of the data between two runs of tags (DEFAULT_INTERLEAVE_SECTORS), and of a run.
+const DATA_RUN: u64 = 32_768;
+const TAG_RUN: u64 = DATA_RUN / SECTORS_PER_BLOCK * HMAC_SHA256_LEN as u64 / SECTOR;
 
 /// The integrity device and its size.
 pub(super) struct Lower<'c> {
@@ -61,7 +67,7 @@ pub(super) fn map<'c>(
         load(SECTORS_BEFORE_SUPERBLOCK, "make a dm-integrity superblock")?;
         device.clear()?;
     }
-    let sectors = read_superblock(mapping)?.provided_data_sectors;
+    let sectors = usable_sectors(mapping)?;
     load(sectors, "accept the dm-integrity table")?;
     device.resume(Audience::Nobody)?;
     Ok(Lower { device, sectors })
@@ -102,7 +108,9 @@ fn erase_superblock(mapping: &Mapping) -> Result<(), Error> {
     })
 }
 
-fn read_superblock(mapping: &Mapping) -> Result<Superblock, Error> {
+/// Returns the usable size. The size in the superblock is not used: nobody vouches for it, and it
+/// is that of the disk in the last boot, which the host may have enlarged since.
+fn usable_sectors(mapping: &Mapping) -> Result<u64, Error> {
     let mut buffer = PageBuffer::new(SUPERBLOCK_LEN);
     let read = |buffer: &mut PageBuffer| {
         // direct I/O: dm-integrity bypasses the page cache, which may hold older bytes
@@ -117,7 +125,8 @@ fn read_superblock(mapping: &Mapping) -> Result<Superblock, Error> {
         Error::of_disk(mapping.device, "read the dm-integrity superblock", error)
     })?;
     let available = disk_len.saturating_sub(mapping.geometry.data_offset) / SECTOR;
-    Superblock::parse(buffer.bytes(), available).map_err(|Unfit(reason)| {
+    let sectors = Superblock::parse(buffer.bytes()).and_then(|it| it.usable_sectors(available));
+    sectors.map_err(|Unfit(reason)| {
         Error::Failed(format!(
             "{}: no usable dm-integrity superblock at the data offset: {reason}",
             mapping.device.display()
@@ -129,7 +138,6 @@ fn read_superblock(mapping: &Mapping) -> Result<Superblock, Error> {
 /// sectors are), so the host can write any value. The kernel checks the other fields.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
-    provided_data_sectors: u64,
     pub journal_sections: u32,
     /// Whether the only options are those that change the layout of tags: no recalculation, and no
     /// bitmap instead of the journal.
@@ -141,51 +149,54 @@ pub(super) struct Superblock {
 pub(super) struct Unfit(pub String);
 
 impl Superblock {
-    /// Parses the superblock. `available` is the number of sectors from the superblock to the end
-    /// of the disk.
-    pub fn parse(bytes: &[u8], available: u64) -> Result<Superblock, Unfit> {
-        let unfit = |why: String| Err(Unfit(why));
-        let Some(field) = bytes.get(..64) else {
-            return unfit("it is truncated".into());
+    /// Parses the superblock.
+    pub fn parse(bytes: &[u8]) -> Result<Superblock, Unfit> {
+        let ensure = |fits: bool, why: String| fits.then_some(()).ok_or(Unfit(why));
+        let field = bytes.get(..64);
+        let field = field.ok_or_else(|| Unfit("it is truncated".into()))?;
+        let why = match field.iter().all(|byte| *byte == 0) {
+            true => "it contains only zeros".into(),
+            false => format!("it starts with {:02x?} instead of \"integrt\"", &field[..8]),
         };
-        if &field[..8] != MAGIC {
-            return unfit(match field.iter().all(|byte| *byte == 0) {
-                true => "it contains only zeros".into(),
-                false => format!("it starts with {:02x?} instead of \"integrt\"", &field[..8]),
-            });
-        }
+        ensure(&field[..8] == MAGIC, why)?;
         let version = field[8];
-        if !(1..=VERSION_MAX).contains(&version) {
-            return unfit(format!(
-                "its version is {version}, supported are 1 to {VERSION_MAX}"
-            ));
-        }
+        let why = format!("its version is {version}, supported are 1 to {VERSION_MAX}");
+        ensure((1..=VERSION_MAX).contains(&version), why)?;
         let tag_len = u16::from_le_bytes([field[10], field[11]]);
-        if usize::from(tag_len) != HMAC_SHA256_LEN {
-            return unfit(format!(
-                "its tags have {tag_len} bytes instead of {HMAC_SHA256_LEN}"
-            ));
-        }
-        let log2_sectors_per_block = field[28];
-        if 1_u64.checked_shl(log2_sectors_per_block.into()) != Some(SECTORS_PER_BLOCK) {
-            return unfit(format!(
-                "its blocks have 2^{log2_sectors_per_block} sectors of 512 bytes instead of {} (from the LUKS2 header)",
-                SECTORS_PER_BLOCK
-            ));
-        }
-        let provided_data_sectors = u64::from_le_bytes(field[16..24].try_into().expect("8 bytes"));
-        if provided_data_sectors == 0 || provided_data_sectors > available {
-            return unfit(format!(
-                "it provides {provided_data_sectors} sectors, but the disk has {available}"
-            ));
+        let why = format!("its tags have {tag_len} bytes instead of {HMAC_SHA256_LEN}");
+        ensure(usize::from(tag_len) == HMAC_SHA256_LEN, why)?;
+        for (log2, expected, name) in [
+            (field[28], SECTORS_PER_BLOCK, "blocks"),
+            (field[9], DATA_RUN, "runs of data"),
+        ] {
+            let why =
+                format!("its {name} have 2^{log2} sectors of 512 bytes instead of {expected}");
+            ensure(1_u64.checked_shl(log2.into()) == Some(expected), why)?;
         }
         let number = |at: usize| u32::from_le_bytes(field[at..at + 4].try_into().expect("4 bytes"));
         let has_plain_journal = number(24) & !LAYOUT_FLAGS == 0;
         Ok(Superblock {
-            provided_data_sectors,
             journal_sections: number(12),
             has_plain_journal,
         })
+    }
+
+    /// Returns how many sectors the kernel provides if `available` sectors are from the superblock
+    /// to the end of the disk (get_provided_data_sectors): behind superblock and journal, each run
+    /// of data follows a run of tags.
+    fn usable_sectors(&self, available: u64) -> Result<u64, Unfit> {
+        let before =
+            SUPERBLOCK_LEN as u64 / SECTOR + SECTION_SECTORS * u64::from(self.journal_sections);
+        let room = available.saturating_sub(before);
+        let last = (room % (TAG_RUN + DATA_RUN)).saturating_sub(TAG_RUN);
+        let sectors =
+            room / (TAG_RUN + DATA_RUN) * DATA_RUN + last / SECTORS_PER_BLOCK * SECTORS_PER_BLOCK;
+        match sectors {
+            0 => Err(Unfit(format!(
+                "the disk has {available} sectors there, superblock and journal {before}"
+            ))),
+            sectors => Ok(sectors),
+        }
     }
 }
 
@@ -211,8 +222,14 @@ mod tests {
 
     #[test]
     fn a_superblock_made_by_cryptsetup_is_understood() {
-        let parsed = Superblock::parse(&superblock(), AVAILABLE).unwrap();
-        assert_eq!(parsed.provided_data_sectors, 483_712);
+        let parsed = Superblock::parse(&superblock()).unwrap();
+        // as the kernel wrote it at byte 16
+        assert_eq!(parsed.usable_sectors(AVAILABLE).unwrap(), 483_712);
+        // a sector more or less than a block, and what a larger disk adds
+        assert_eq!(parsed.usable_sectors(AVAILABLE + 7).unwrap(), 483_712);
+        assert_eq!(parsed.usable_sectors(AVAILABLE + 8).unwrap(), 483_720);
+        let run = TAG_RUN + DATA_RUN;
+        assert_eq!(parsed.usable_sectors(AVAILABLE + run).unwrap(), 516_480);
     }
 
     #[test]
@@ -228,12 +245,12 @@ mod tests {
             (with(8, 9), "version is 9"),
             (with(10, 16), "tags have 16 bytes"),
             (with(28, 200), "2^200 sectors"),
-            (with(23, 1), "the disk has 491520"),
-            (with(28, 0), "instead of 8 (from"),
+            (with(9, 14), "runs of data have 2^14 sectors"),
+            (with(28, 0), "instead of 8"),
             (superblock()[..63].to_vec(), "truncated"),
         ];
         for (bytes, reason) in cases {
-            let Unfit(refused) = Superblock::parse(&bytes, AVAILABLE).unwrap_err();
+            let Unfit(refused) = Superblock::parse(&bytes).unwrap_err();
             assert!(
                 refused.contains(reason),
                 "{refused:?} does not contain {reason:?}"
@@ -250,8 +267,9 @@ mod tests {
                 bytes[random.below(64)] = random.next() as u8;
             }
             bytes.truncate(random.below(4097));
-            if let Ok(parsed) = Superblock::parse(&bytes, AVAILABLE) {
-                assert!((1..=AVAILABLE).contains(&parsed.provided_data_sectors));
+            let parsed = Superblock::parse(&bytes);
+            if let Ok(sectors) = parsed.and_then(|it| it.usable_sectors(AVAILABLE)) {
+                assert!((1..AVAILABLE).contains(&sectors));
             }
         }
     }

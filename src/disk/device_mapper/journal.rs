@@ -14,16 +14,14 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 
-use super::integrity::{SUPERBLOCK_LEN, Superblock, Unfit};
+use super::integrity::{SECTION_SECTORS, SUPERBLOCK_LEN, Superblock, Unfit};
 use super::mapping::SECTOR;
 
-/// A journal section consists of 8 sectors of entries and the blocks of these entries
-/// (JOURNAL_BLOCK_SECTORS). An entry has a sector number, the last 8 bytes of each of the block's 8
+/// A journal section begins with 8 sectors of entries. An entry has a sector number, the last 8 bytes of each of the block's 8
 /// sectors, and a tag of 32 bytes; 4 entries fit into a sector.
 const ENTRY_SECTORS: u64 = 8;
 const ENTRY_LEN: usize = 8 + 8 * 8 + 32;
 const ENTRIES_PER_SECTOR: usize = 4;
-const SECTION_SECTORS: u64 = ENTRY_SECTORS + ENTRY_SECTORS * ENTRIES_PER_SECTOR as u64 * 8;
 /// The first commit ID. Each sector of the journal ends with 8 bytes: the commit ID of the round in
 /// which it was written, combined with the numbers of section and sector.
 const FIRST_COMMIT_ID: u64 = 0x1111_1111_1111_1111;
@@ -46,7 +44,7 @@ pub fn may_hold_data(
     let available = size.saturating_sub(data_offset + TAIL) / SECTOR;
     let mut superblock = vec![0; SUPERBLOCK_LEN.min(size.saturating_sub(data_offset) as usize)];
     read_at(disk, data_offset, &mut superblock)?;
-    let sections = match Superblock::parse(&superblock, size.saturating_sub(data_offset) / SECTOR) {
+    let sections = match Superblock::parse(&superblock) {
         Ok(superblock) if superblock.has_plain_journal => u64::from(superblock.journal_sections),
         Ok(_) => {
             return Ok(Some(
