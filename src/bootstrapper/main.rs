@@ -1,7 +1,9 @@
 //! Makes the booted machine a member of a cluster, or starts the programs of a member.
 
 use std::error::Error;
-use std::io;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -31,8 +33,8 @@ bootstrapper: makes a fresh confidential VM a trusted node of a Kubernetes clust
 
 Usage: bootstrapper [OPTIONS]      joins a cluster, or starts the member that it already is; then answers `firstlight status`
                                    until SIGTERM
-       bootstrapper upgrade < LIST brings this node to the version of Kubernetes of this list of components, as
-                                   `firstlight components` makes it; may be run again
+       bootstrapper upgrade [LIST] brings this node to the version of Kubernetes of the list of components in this file, or on
+                                   standard input, as `firstlight components` makes it; may be run again
        bootstrapper renew          renews the certificates of this node that end soon, and restarts the programs that use them;
                                    systemd runs it at each boot and once a day
 
@@ -55,15 +57,15 @@ fn main() -> ExitCode {
     let help = [HELP, &help(&all(OPTIONS)), MORE_HELP].concat();
     program::main("bootstrapper", &help, |mut arguments| {
         let mut settings = Settings::default();
-        if arguments
-            .raw_args()?
-            .next_if(|word| word == "renew")
-            .is_some()
-        {
+        let mut words = arguments.raw_args()?;
+        let is_renewal = words.next_if(|word| word == "renew").is_some();
+        let is_upgrade = words.next_if(|word| !is_renewal && word == "upgrade");
+        let list = words.next_if(|word| is_upgrade.is_some() && !is_option(word));
+        drop(words);
+        if is_renewal {
             settings.parse(arguments, settings::ARGUMENTS)?;
             return renew(&settings.shared);
         }
-        let is_upgrade = arguments.raw_args()?.next_if(|word| word == "upgrade");
         // an upgrade obeys the image's limits on components, and its time limit for kubeadm
         settings.read = is_upgrade.is_some();
         settings.parse(arguments, settings::ARGUMENTS)?;
@@ -74,7 +76,7 @@ fn main() -> ExitCode {
             }
         }
         match (is_upgrade, settings.serve_evidence) {
-            (Some(_), _) => upgrade(&settings),
+            (Some(_), _) => upgrade(&settings, list.as_deref()),
             (None, true) => serve_evidence(&settings.shared),
             (None, false) => start(settings),
         }
@@ -89,12 +91,23 @@ fn serve_evidence(options: &Options) -> Result<(), Failure> {
     evidence::serve(Attester { issuer, tpm }).map_err(Failure::failed)
 }
 
-fn upgrade(settings: &Settings) -> Result<(), Failure> {
+fn is_option(word: &OsStr) -> bool {
+    word.as_encoded_bytes().starts_with(b"-")
+}
+
+fn upgrade(settings: &Settings, list: Option<&OsStr>) -> Result<(), Failure> {
     // the boot record stays unchanged; a signal ends the program, and the next run continues
     settings.shared.start_log();
     let timeline = Timeline::new("upgrade");
+    let list: Box<dyn Read> = match list {
+        None => Box::new(io::stdin()),
+        Some(path) => Box::new(
+            File::open(path)
+                .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?,
+        ),
+    };
     let upgraded = upgrade::run(
-        io::stdin(),
+        list,
         &settings.policy,
         &settings.components,
         settings.kubeadm_timeout,

@@ -161,10 +161,10 @@ impl Components {
         let mut json = String::new();
         list.take(MAX_LIST)
             .read_to_string(&mut json)
-            .map_err(|error| Error::List(format!("standard input: {error}")))?;
+            .map_err(|error| Error::List(format!("the list of components: {error}")))?;
         let wire = components::read_list(&json).map_err(|error| {
             Error::List(format!(
-                "standard input has no list of components, as `firstlight components` makes it: {error}"
+                "the file has no list of components, as `firstlight components` makes it: {error}"
             ))
         })?;
         let mut others: Vec<Component> = wire
