@@ -10,6 +10,7 @@
 mod addons;
 mod apply;
 pub mod chart;
+mod cluster_api;
 mod cluster_id;
 mod collateral;
 mod commands;

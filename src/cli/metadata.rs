@@ -1,9 +1,11 @@
 //! `firstlight metadata serve`: serves a list of machines to all of them over HTTP, in the form of
-//! [`cloud::qemu`].
+//! [`cloud::qemu`]. The list is a file, or the Machines of Cluster API.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use base::sync::lock;
 use cloud::{Machines, Problem};
@@ -13,11 +15,16 @@ use serde_json::{Value, json};
 use sys::signal::StopSignals;
 use web::{Answer, Limits, Server, TIME};
 
+use super::cluster_api::ClusterApi;
 use super::error::Error;
 use super::files::{self, FileError};
+use super::kubeconfig;
 use super::usage::{Command, Given, Operand};
 use base::options::Opt;
+use kubernetes::client::Config;
 
+/// How long the answer of a management cluster is used.
+const FRESH: Duration = Duration::from_secs(2);
 /// Enough for a rack of machines that all boot at once; each sends a few requests.
 const LIMITS: Limits = Limits {
     connections: 128,
@@ -35,6 +42,8 @@ pub const COMMAND: Command = Command {
          docs/metadata.md describes the list and the requests. Without a server, the same list can be a part of the image \
          (`cloud-provider=static`).",
         "The list is read again for each request. If it is not valid, the last valid one stays in use.",
+        "With --cluster the machines are those of a Cluster of Cluster API (v1.11 or later) that have an address and a provider ID. The \
+         kubeconfig must permit to get this Cluster and to list Machines. docs/day-two/cluster-api.md describes the use.",
     ],
     operand: Some(Operand {
         value: "serve",
@@ -43,7 +52,23 @@ pub const COMMAND: Command = Command {
         help: "the only action",
     }),
     options: &[
-        Opt::needed("machines", "FILE", "the list of machines (JSON)"),
+        Opt::value("machines", "FILE", "the list of machines (JSON)"),
+        Opt::value(
+            "cluster",
+            "NAME",
+            "instead of --machines: the Cluster of Cluster API whose Machines are the list",
+        ),
+        Opt::value("namespace", "NAME", "with --cluster: its namespace").or("default"),
+        Opt::value(
+            "kubeconfig",
+            "FILE",
+            "with --cluster: the kubeconfig of the management cluster; without it $KUBECONFIG, as for kubectl",
+        ),
+        Opt::value(
+            "init-secret-hash",
+            "HASH",
+            "with --cluster: the hash that the machine needs which `firstlight init` will initialize",
+        ),
         Opt::value(
             "listen",
             "ADDRESS:PORT",
@@ -51,59 +76,142 @@ pub const COMMAND: Command = Command {
         )
         .or("*:8080"),
     ],
-    examples: &["firstlight metadata serve --machines machines.json --listen 10.42.0.1:8080"],
-    run: |given| run(&options(given)?),
+    examples: &[
+        "firstlight metadata serve --machines machines.json --listen 10.42.0.1:8080",
+        "firstlight metadata serve --cluster example --kubeconfig management.conf --listen 10.42.0.1:8080",
+    ],
+    run: |given| run(options(given)?),
 };
 
 fn options(given: &Given) -> Result<Options, Error> {
     match given.operand()?.as_str() {
         "serve" => Ok(Options {
-            machines: given.path("machines"),
+            source: source(given)?,
             listen: given.parsed("listen", web::parse_listen)?,
         }),
         other => Err(Error::Usage(format!("{other:?}: expected serve"))),
     }
 }
 
+fn source(given: &Given) -> Result<Source, Error> {
+    match (given.has("machines"), given.has("cluster")) {
+        (true, false) => Ok(Source::File(given.path("machines"))),
+        (false, true) => {
+            let files = match given.has("kubeconfig") {
+                true => vec![given.path("kubeconfig")],
+                false => kubeconfig::of_environment(),
+            };
+            if files.is_empty() {
+                return Err(Error::Usage(
+                    "--cluster needs --kubeconfig: a kubeconfig of the management cluster".into(),
+                ));
+            }
+            let hash = given.has("init-secret-hash");
+            Ok(Source::Cluster(ClusterApi::new(
+                Config::from_kubeconfig_files(&files)?,
+                given.text("namespace")?,
+                given.text("cluster")?,
+                hash.then(|| given.text("init-secret-hash")).transpose()?,
+            )))
+        }
+        _ => Err(Error::Usage(
+            "give either --machines, a list, or --cluster, a Cluster of Cluster API".into(),
+        )),
+    }
+}
+
 /// The options of the command line.
-#[derive(Debug)]
-pub struct Options {
-    /// The file with the list.
-    pub machines: PathBuf,
+struct Options {
+    source: Source,
     /// The address of the server.
-    pub listen: SocketAddr,
+    listen: SocketAddr,
+}
+
+/// Where the list is.
+enum Source {
+    File(PathBuf),
+    Cluster(ClusterApi),
+}
+
+impl Source {
+    /// Reads the list.
+    fn read(&self) -> Result<Machines, Error> {
+        match self {
+            Source::File(path) => read(path),
+            Source::Cluster(cluster) => cluster.machines(),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::File(path) => path.display().fmt(f),
+            Source::Cluster(cluster) => cluster.fmt(f),
+        }
+    }
+}
+
+/// The last valid list.
+struct Known {
+    source: Source,
+    /// `None` until a management cluster has answered with a valid list.
+    valid: Option<Machines>,
+    /// When the management cluster was asked.
+    asked: Option<Instant>,
+}
+
+impl Known {
+    /// Returns the list after a look at its source.
+    fn current(&mut self) -> Option<Machines> {
+        let is_fresh = self.asked.is_some_and(|asked| asked.elapsed() < FRESH);
+        if !is_fresh {
+            match (self.source.read(), &self.valid) {
+                (Ok(list), _) => self.valid = Some(list),
+                (Err(error), Some(_)) => log::error!("the last valid list stays in use: {error}"),
+                (Err(error), None) => log::error!("there is no list yet: {error}"),
+            }
+            let asks = matches!(self.source, Source::Cluster(_));
+            self.asked = asks.then(Instant::now);
+        }
+        self.valid.clone()
+    }
 }
 
 /// Runs the command until SIGTERM or SIGINT.
-pub fn run(options: &Options) -> Result<(), Error> {
+fn run(options: Options) -> Result<(), Error> {
     let signals = StopSignals::block().map_err(Error::failed)?;
+    let name = options.source.to_string();
     let server = serve(options)?;
     super::output::say(format_args!(
-        "the metadata of {} is on http://{}",
-        options.machines.display(),
+        "the metadata of {name} is on http://{}",
         server.local_addr()
     ))?;
     signals.wait().map_err(Error::failed)?;
     Ok(())
 }
 
-/// Starts the server. It reads the list again for each request, and keeps the last valid one.
-fn serve(options: &Options) -> Result<Server, Error> {
-    let path = options.machines.clone();
-    let valid = Mutex::new(read(&path)?);
+/// Starts the server. A file must be valid at the start. A Cluster has no machines before its provider has made some of them.
+fn serve(options: Options) -> Result<Server, Error> {
+    let Options { source, listen } = options;
+    let valid = match &source {
+        Source::File(_) => Some(source.read()?),
+        Source::Cluster(_) => None,
+    };
+    let known = Mutex::new(Known {
+        source,
+        valid,
+        asked: None,
+    });
     let pages = move |page: &str, peer: IpAddr| {
-        let list = {
-            let mut list = lock(&valid);
-            match read(&path) {
-                Ok(changed) => *list = changed,
-                Err(error) => log::error!("the last valid list stays in use: {error}"),
-            }
-            list.clone()
+        let list = lock(&known).current();
+        let Some(list) = list else {
+            return Answer::status("503 Service Unavailable");
         };
         answer(&list, page, peer).unwrap_or_else(|| Answer::status("404 Not Found"))
     };
-    Server::start("metadata", options.listen, LIMITS, pages)
-        .map_err(|error| Error::failed(format!("cannot listen on {}: {error}", options.listen)))
+    Server::start("metadata", listen, LIMITS, pages)
+        .map_err(|error| Error::failed(format!("cannot listen on {listen}: {error}")))
 }
 
 fn read(path: &Path) -> Result<Machines, Error> {
@@ -160,10 +268,10 @@ mod tests {
         let machines = folder.path().join("machines.json");
         std::fs::write(&machines, LIST).unwrap();
         let options = Options {
-            machines: machines.clone(),
+            source: Source::File(machines.clone()),
             listen: "127.0.0.1:0".parse().unwrap(),
         };
-        let server = serve(&options).unwrap_or_else(|error| panic!("{error:?}"));
+        let server = serve(options).unwrap_or_else(|error| panic!("{error:?}"));
         let url = format!("http://{}", server.local_addr());
         let node = cloud_api::metadata(Cloud::named("qemu").unwrap(), Some(&url)).unwrap();
         let expected = Machines::parse(LIST.as_bytes()).unwrap();
@@ -190,9 +298,9 @@ mod tests {
     #[test]
     fn a_list_that_is_wrong_at_the_start_is_an_error() {
         let options = Options {
-            machines: "/nonexistent".into(),
+            source: Source::File("/nonexistent".into()),
             listen: "127.0.0.1:0".parse().unwrap(),
         };
-        assert!(serve(&options).is_err());
+        assert!(serve(options).is_err());
     }
 }
