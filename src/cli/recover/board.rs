@@ -26,7 +26,7 @@ const USUAL: (usize, usize) = (80, 24);
 
 /// The state of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
+pub enum NodeState {
     /// The command asks it for the first time.
     Asking,
     /// It waits for its key, and meets the policy.
@@ -51,41 +51,43 @@ pub enum State {
     Refused,
 }
 
-impl State {
+impl NodeState {
     /// Returns the name for people and programs.
     pub fn name(self) -> &'static str {
         match self {
-            State::Asking => "asking",
-            State::Verified => "verified",
-            State::KeySent => "key-sent",
-            State::Opened => "opened",
-            State::Received => "received",
-            State::Member => "member",
-            State::Unreachable => "unreachable",
-            State::Fresh => "fresh",
-            State::OtherCluster => "other-cluster",
-            State::Rejected => "rejected",
-            State::Refused => "refused",
+            NodeState::Asking => "asking",
+            NodeState::Verified => "verified",
+            NodeState::KeySent => "key-sent",
+            NodeState::Opened => "opened",
+            NodeState::Received => "received",
+            NodeState::Member => "member",
+            NodeState::Unreachable => "unreachable",
+            NodeState::Fresh => "fresh",
+            NodeState::OtherCluster => "other-cluster",
+            NodeState::Rejected => "rejected",
+            NodeState::Refused => "refused",
         }
     }
 
     /// Returns whether the state does not change any more while the command runs.
     fn is_final(self) -> bool {
-        use State::*;
+        use NodeState::*;
         matches!(self, Received | Member | OtherCluster | Rejected | Refused)
     }
 
     /// Returns the exit code of a command that ends while a node is in this state.
     pub fn code(self, is_dry_run: bool) -> u8 {
         match self {
-            State::Member | State::Received => 0,
-            State::Verified if is_dry_run => 0,
-            State::Verified => WAITS_FOR_KEY,
-            State::Asking | State::KeySent | State::Opened | State::Unreachable => UNREACHABLE,
-            State::Fresh => FRESH,
-            State::OtherCluster => OTHER_CLUSTER,
-            State::Rejected => FAILED,
-            State::Refused => ATTESTATION_REFUSED,
+            NodeState::Member | NodeState::Received => 0,
+            NodeState::Verified if is_dry_run => 0,
+            NodeState::Verified => WAITS_FOR_KEY,
+            NodeState::Asking | NodeState::KeySent | NodeState::Opened | NodeState::Unreachable => {
+                UNREACHABLE
+            }
+            NodeState::Fresh => FRESH,
+            NodeState::OtherCluster => OTHER_CLUSTER,
+            NodeState::Rejected => FAILED,
+            NodeState::Refused => ATTESTATION_REFUSED,
         }
     }
 }
@@ -97,7 +99,7 @@ pub struct Row {
     /// The address that is shown: the one that answered last.
     pub endpoint: Endpoint,
     /// Its state.
-    pub state: State,
+    pub state: NodeState,
     /// Since when it has this state.
     pub since: Instant,
     /// More about its state.
@@ -123,7 +125,7 @@ impl Row {
         Row {
             target,
             endpoint,
-            state: State::Asking,
+            state: NodeState::Asking,
             since: now,
             note: String::new(),
             refusal: None,
@@ -137,7 +139,7 @@ impl Row {
     }
 
     /// Changes the state. `note` says more about it.
-    pub fn becomes(&mut self, state: State, note: impl Into<String>) {
+    pub fn becomes(&mut self, state: NodeState, note: impl Into<String>) {
         if self.state != state {
             self.since = Instant::now();
         }
@@ -248,7 +250,8 @@ impl Board {
 
     fn is_done(&self, row: &Row) -> bool {
         // a dry run asks each node until it answers, or twice
-        let is_asked = row.tries >= 2 || !matches!(row.state, State::Asking | State::Unreachable);
+        let is_asked =
+            row.tries >= 2 || !matches!(row.state, NodeState::Asking | NodeState::Unreachable);
         row.state.is_final() || (self.is_dry_run && is_asked)
     }
 
@@ -373,9 +376,9 @@ fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> Vec<String> {
 /// worth a look, and counts the others.
 fn live(rows: &[Row], elapsed: Duration, (columns, height): (usize, usize)) -> Vec<String> {
     let count = |rows: &mut dyn Iterator<Item = &Row>| {
-        let mut states: Vec<State> = rows.map(|row| row.state).collect();
+        let mut states: Vec<NodeState> = rows.map(|row| row.state).collect();
         states.sort();
-        let counts = states.chunk_by(State::eq);
+        let counts = states.chunk_by(NodeState::eq);
         let counts = counts.map(|same| format!("{} {}", same.len(), same[0].name()));
         counts.collect::<Vec<_>>().join(", ")
     };
@@ -384,8 +387,8 @@ fn live(rows: &[Row], elapsed: Duration, (columns, height): (usize, usize)) -> V
     let mut shown: Vec<usize> = (0..rows.len()).collect();
     // those that are back are worth the least
     let worth = |row: &Row| match row.state {
-        State::Member | State::Received => 2,
-        State::Verified | State::Asking => 1,
+        NodeState::Member | NodeState::Received => 2,
+        NodeState::Verified | NodeState::Asking => 1,
         _ => 0,
     };
     shown.sort_by_key(|index| (worth(&rows[*index]), *index));
@@ -443,10 +446,13 @@ mod tests {
     fn a_small_terminal_shows_the_nodes_that_need_a_look_and_counts_the_others() {
         let mut rows = rows(40);
         for row in &mut rows {
-            row.becomes(State::Member, "");
+            row.becomes(NodeState::Member, "");
         }
-        rows[17].becomes(State::Refused, "PCR 4: expected aa, got bb\u{1f600}\nmore");
-        rows[30].becomes(State::Unreachable, "x".repeat(200));
+        rows[17].becomes(
+            NodeState::Refused,
+            "PCR 4: expected aa, got bb\u{1f600}\nmore",
+        );
+        rows[30].becomes(NodeState::Unreachable, "x".repeat(200));
         let lines = live(&rows, Duration::from_secs(61), (60, 10));
         assert!(lines.len() < 10, "{lines:?}");
         assert!(lines.iter().all(|line| line.is_ascii() && line.len() < 60));
@@ -470,7 +476,7 @@ mod tests {
     #[test]
     fn a_peers_text_forges_no_line() {
         let mut rows = rows(1);
-        rows[0].becomes(State::Rejected, "no\nnode-1: member\x1b[2J");
+        rows[0].becomes(NodeState::Rejected, "no\nnode-1: member\x1b[2J");
         assert_eq!(
             line(&rows[0]),
             "node-0 10.0.0.0:9999: rejected: no\n    node-1: member\\u001b[2J"

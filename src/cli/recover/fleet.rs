@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::board::{Board, Row, State as NodeState};
+use super::board::{Board, NodeState, Row};
 use super::calls::{self, Key};
 use super::targets::{self, Target};
 use crate::connect::{
