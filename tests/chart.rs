@@ -1060,7 +1060,11 @@ fn alerts_and_dashboard_have_the_metrics_that_the_services_export() {
     let (silent, joins) = start("join-service", &join_arguments);
     assert!(!exported(joins).contains("firstlight_join_proves_itself"));
     drop(silent);
-    let join_arguments = [&join_arguments[..], &["--evidence", "evidence"]].concat();
+    let join_arguments = [
+        &join_arguments[..],
+        &["--evidence", "evidence", "--watch", "600"],
+    ]
+    .concat();
     let (_join_service, joins) = start("join-service", &join_arguments);
     let exported: BTreeSet<String> = exported(keys).union(&exported(joins)).cloned().collect();
 

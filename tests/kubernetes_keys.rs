@@ -94,6 +94,8 @@ fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
         grants: None,
         metadata: None,
         require_strong: None,
+        watch: None,
+        watch_action: None,
     };
     for object in services::manifests(&settings).unwrap() {
         if object["kind"].as_str().unwrap().contains("Role")

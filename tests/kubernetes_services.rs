@@ -43,6 +43,8 @@ fn settings(image: &str) -> Settings {
         grants: None,
         metadata: None,
         require_strong: None,
+        watch: None,
+        watch_action: None,
     }
 }
 

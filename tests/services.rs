@@ -1039,6 +1039,7 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
         migration: Migration::default(),
         deleted_machines: Default::default(),
         collateral: None,
+        watch: None,
     })
     .unwrap();
     let channel = plain_channel(service.health_addr().unwrap());

@@ -35,6 +35,10 @@ use verifier::{KeyName, Policy, Variant};
 const S3_PROXY_KEY: &str = "id:s3proxy-kek";
 /// The values of `apply --require`.
 const REQUIRE: [&str; 2] = ["strong", "any"];
+/// The values of `apply --watch-action`.
+const ACTIONS: [&str; 3] = ["report", "taint", "cordon"];
+/// The shortest and the longest value of `apply --watch`, as the join service has them.
+const WATCH: (u64, u64) = (60, 86_400);
 
 /// The command and its options.
 pub const COMMAND: Command = Command {
@@ -109,6 +113,17 @@ pub const COMMAND: Command = Command {
             "the last day, as 2027-01-31, on which the key service gives keys of volumes to CSI drivers of Constellation, which \
              show no token, or never; by default as before, and never in a new cluster",
         ),
+        Opt::value(
+            "watch",
+            "SECONDS",
+            "ask each member for fresh evidence once in this time, 60 to 86400, and show the result at its Node (docs/watch.md), or \
+             never; by default as before, and never in a new cluster",
+        ),
+        Opt::value(
+            "watch-action",
+            "WORD",
+            "what happens to a node that is refused then; by default as before, and report in a new cluster",
+        ).one_of(&ACTIONS),
         Opt::value(
             "grants",
             "CALLER=CLASS,..;..",
@@ -202,6 +217,8 @@ pub fn options(given: &Given) -> Result<Options, Error> {
             .transpose()?,
         migration: until(given, "migrate-until")?,
         old_clients: until(given, "old-clients-until")?,
+        watch: watch(given)?,
+        watch_action: Some(given.one_of("watch-action", &ACTIONS)?).filter(|it| !it.is_empty()),
         grants: grants_of(given)?,
         metadata: match given.has("cloud-provider") || given.has("metadata") {
             true => Some(metadata_of(given)?),
@@ -222,6 +239,23 @@ pub fn until(given: &Given, option: &'static str) -> Result<Option<Migration>, E
         Some(never) if never == "never" => Some(Migration::default()),
         date => date.map(|date| program::parsed(option, date)).transpose()?,
     })
+}
+
+/// Returns the seconds of `--watch`; empty for `never`.
+fn watch(given: &Given) -> Result<Option<String>, Error> {
+    let Some(value) = given.value("watch") else {
+        return Ok(None);
+    };
+    if value == "never" {
+        return Ok(Some(String::new()));
+    }
+    match program::parsed("watch", value)? {
+        seconds if (WATCH.0..=WATCH.1).contains(&seconds) => Ok(Some(seconds.to_string())),
+        other => Err(Error::Usage(format!(
+            "--watch {other}: expected {} to {} seconds, or never",
+            WATCH.0, WATCH.1
+        ))),
+    }
 }
 
 /// Returns the text of `--grants`. Refuses one with which the key service would not start.
@@ -254,6 +288,10 @@ pub struct Options {
     /// Whether the policy must refuse nodes of the old form of attested TLS, even if its file does
     /// not say so; if `None`, unchanged.
     pub require_strong: Option<bool>,
+    /// In how many seconds members are asked for fresh evidence; if `None`, unchanged.
+    pub watch: Option<String>,
+    /// What happens to a node that is refused then; if `None`, unchanged.
+    pub watch_action: Option<String>,
     /// The attestation variant of the nodes; if `None`, unchanged.
     pub variant: Option<&'static Variant>,
     /// The container image of the services; empty if the services are skipped.
@@ -394,6 +432,8 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Erro
         // the policy has this requirement; a value of the chart has the same effect, and `--require
         // any` removes it
         require_strong: options.require_strong.filter(|strong| !strong),
+        watch: options.watch.clone(),
+        watch_action: options.watch_action.clone(),
     })
 }
 

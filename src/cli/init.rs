@@ -602,6 +602,8 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
     };
     let applied = apply::apply(&apply::Options {
         require_strong: None,
+        watch: None,
+        watch_action: None,
         variant: Some(options.variant),
         kubeconfig: vec![options.kubeconfig.clone()],
         policy: options.policy.clone(),

@@ -129,6 +129,7 @@ impl Meeting {
             migration: Migration::default(),
             deleted_machines: Default::default(),
             collateral: collateral.clone(),
+            watch: None,
         });
         (service.unwrap(), collateral)
     }

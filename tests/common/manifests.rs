@@ -20,5 +20,7 @@ pub fn settings(policy: &str) -> Settings {
         grants: None,
         metadata: None,
         require_strong: None,
+        watch: None,
+        watch_action: None,
     }
 }

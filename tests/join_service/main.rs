@@ -16,6 +16,7 @@ mod faults;
 mod renewal;
 mod rights;
 mod setup;
+mod watch;
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};

@@ -2,7 +2,7 @@
 
 use base::stop::Stop;
 use kubernetes::client::{
-    CONFIG_MAPS, Client, EVENTS, Error, LEASES, Object, SECRETS,
+    CONFIG_MAPS, Client, EVENTS, Error, LEASES, NODES, Object, SECRETS,
     VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
 use kubernetes::services::TICKET_GROUP;
@@ -172,4 +172,80 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
     for object in &foreign[2..] {
         setup.admin.delete(object).unwrap();
     }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn the_account_changes_only_the_fields_of_nodes_that_belong_to_the_watch_and_only_if_it_is_on() {
+    const LABEL: &str = "firstlight.node-restriction.kubernetes.io/attested";
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let setup = Setup::new(cluster);
+    let account = Client::new(setup.config(cluster).kubernetes.unwrap(), &Stop::new());
+    let at = NODES.named("worker-0");
+    let node = json!({
+        "metadata": {"name": "worker-0", "labels": {"a": "b"}, "annotations": {"c": "d"}},
+        "spec": {"taints": [{"key": "e", "value": "f", "effect": "NoExecute"}]},
+    });
+    setup.admin.create(&NODES.all(), &node).unwrap();
+    setup.make_ready("worker-0", "True");
+    let change = |pointer: &str, value: Value| {
+        let mut node = setup.admin.get(&at).unwrap();
+        let (parent, field) = pointer.rsplit_once('/').unwrap();
+        node.pointer_mut(parent).unwrap()[field.replace("~1", "/")] = value;
+        account.update(&at, &node)
+    };
+    let condition = |fields: Value| {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-0"}, "status": fields,
+        });
+        account.apply_as("test", &at.subresource("status"), &object)
+    };
+    let attested = |kind: &str| json!({"conditions": [{"type": kind, "status": "True", "reason": "a", "message": "b"}]});
+    let own = format!("/metadata/labels/{}", LABEL.replace('/', "~1"));
+    assert!(is_forbidden(change(&own, "true".into())));
+    assert!(is_forbidden(condition(attested("Attested"))));
+
+    setup.permit_watch();
+    eventually("the rights are in force", || {
+        change(&own, "true".into()).is_ok()
+    });
+    eventually("the limits are in force", || {
+        let answer = change("/metadata/labels/a", "x".into());
+        let before = json!({"metadata": {"labels": {"a": "b"}}});
+        setup.admin.merge(&at, &before).unwrap();
+        is_forbidden(answer)
+    });
+    condition(attested("Attested")).unwrap();
+    change("/metadata/annotations/firstlight~1cordoned", "x".into()).unwrap();
+    change("/spec/unschedulable", true.into()).unwrap();
+    let ours = json!({"key": "firstlight/attestation", "value": "refused", "effect": "NoSchedule"});
+    // the API server has added one
+    let foreign = setup.admin.get(&at).unwrap()["spec"]["taints"].clone();
+    let mut all = foreign.clone();
+    all.as_array_mut().unwrap().push(ours);
+    change("/spec/taints", all).unwrap();
+    change("/spec/taints", foreign).unwrap();
+
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}]);
+    for (pointer, value) in [
+        ("/metadata/labels/new", "x".into()),
+        ("/metadata/labels", json!({LABEL: "true"})),
+        ("/metadata/annotations/c", "x".into()),
+        ("/metadata/annotations", json!({})),
+        ("/metadata/ownerReferences", owner),
+        ("/metadata/finalizers", json!(["example.com/f"])),
+        ("/spec/taints", json!([])),
+        ("/spec/providerID", "x".into()),
+    ] {
+        assert!(is_forbidden(change(pointer, value)), "{pointer}");
+    }
+    assert!(is_forbidden(condition(attested("Ready"))));
+    let address = json!({"addresses": [{"type": "InternalIP", "address": "10.0.0.7"}]});
+    assert!(is_forbidden(condition(address)));
+    let ports = json!({"daemonEndpoints": {"kubeletEndpoint": {"Port": 7}}});
+    assert!(is_forbidden(condition(ports)));
+    assert!(is_forbidden(account.delete(&at)));
+    let other = json!({"metadata": {"name": "other"}});
+    assert!(is_forbidden(account.create(&NODES.all(), &other)));
 }

@@ -138,6 +138,25 @@ impl Setup {
             migration: self.migration,
             deleted_machines: Default::default(),
             collateral: None,
+            watch: None,
+        }
+    }
+
+    /// Gives the service's account the rights that it has if it watches the nodes' attestation.
+    pub fn permit_watch(&self) {
+        let settings = services::Settings {
+            watch: Some("600".into()),
+            ..settings(POLICY)
+        };
+        let objects = services::manifests(&settings).unwrap();
+        let kinds = ["Role", "ClusterRole", "ValidatingAdmissionPolicy"];
+        let is_one = |object: &&Value| {
+            kinds.iter().any(|kind| object["kind"] == *kind) && name(object) == "join-service"
+        };
+        for object in objects.iter().filter(is_one) {
+            self.admin
+                .apply(&Object::of(object).unwrap(), object)
+                .unwrap();
         }
     }
 
@@ -347,7 +366,10 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
             .delete(&SECRETS.in_namespace("kube-system").named(name(&secret)))
             .unwrap();
     }
-    admin.delete_if_there(&lease()).unwrap();
+    for name in ["join-control-plane", "join-watch"] {
+        let lease = LEASES.in_namespace("kube-system").named(name);
+        admin.delete_if_there(&lease).unwrap();
+    }
     let map = |name: &str, data: Value| {
         admin
             .create(&maps, &json!({"metadata": {"name": name}, "data": data}))

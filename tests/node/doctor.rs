@@ -60,6 +60,8 @@ fn install(client: &Client, setting: &Setting, changed: impl FnOnce(&mut Setting
         grants: None,
         metadata: None,
         require_strong: None,
+        watch: None,
+        watch_action: None,
     };
     changed(&mut settings);
     let options = Options {

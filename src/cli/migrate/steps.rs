@@ -327,6 +327,8 @@ impl<'a> Move<'a> {
             policy: "the policy of this step".into(),
             policy_text: Some(policy.to_owned()),
             require_strong: None,
+            watch: None,
+            watch_action: None,
             variant: None,
             image: wanted.image.clone(),
             addons: None,

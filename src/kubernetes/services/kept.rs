@@ -27,8 +27,10 @@ pub const OLD_CLIENTS_UNTIL: &str = "keyService.oldClientsUntil";
 pub const GRANTS: &str = "keyService.grants";
 pub const NODE_PORT: &str = "joinService.nodePort";
 pub const REQUIRE: &str = "joinService.require";
+pub const WATCH: &str = "joinService.watch";
+pub const WATCH_ACTION: &str = "joinService.watchAction";
 /// The options of the join service that the operator's values set.
-const OPTIONS: [(&str, &str); 12] = [
+const OPTIONS: [(&str, &str); 17] = [
     ("--cloud-provider", CLOUD),
     ("--metadata", METADATA),
     ("--migrate-until", MIGRATE_UNTIL),
@@ -41,6 +43,11 @@ const OPTIONS: [(&str, &str); 12] = [
     ("--pcs", "joinService.pcs"),
     ("--tcb-update", "joinService.tcbUpdate"),
     ("--log-format", "logFormat"),
+    ("--watch", WATCH),
+    ("--watch-action", WATCH_ACTION),
+    ("--watch-silence", "joinService.watchSilence"),
+    ("--watch-share", "joinService.watchShare"),
+    ("--watch-close-disks", "joinService.watchCloseDisks"),
 ];
 /// Those of the key service.
 const KEY_OPTIONS: [(&str, &str); 2] = [
@@ -340,7 +347,8 @@ mod tests {
             "nodeSelector": {"node-role.kubernetes.io/control-plane": "", "a": "b"}, "affinity": {"nodeAffinity": {}}, "tolerations": [], "priorityClassName": "",
             "joinService": {"nodePort": 30091, "require": "strong", "migrateUntil": "2027-01-31", "kds": "http://k",
                 "metadata": "http://m", "pcs": "https://p", "tcbUpdate": "standard", "verification": "a", "verificationHttp": "b",
-                "evidence": "", "collateral": "/cache", "metricsClients": clients("a")},
+                "evidence": "", "collateral": "/cache", "metricsClients": clients("a"), "watch": "600",
+                "watchAction": "taint", "watchSilence": "3600", "watchShare": "30", "watchCloseDisks": "yes"},
             "keyService": {"grants": "anyone=id:s3proxy-kek", "oldClientsUntil": "2027-01-31", "clients": clients("b"),
                 "metricsClients": clients("c")},
         });

@@ -108,6 +108,10 @@ pub struct Settings {
     /// Whether the join service refuses nodes of the old form of attested TLS, whatever the policy
     /// says.
     pub require_strong: Option<bool>,
+    /// In how many seconds each member is asked for fresh evidence. Empty for never.
+    pub watch: Option<String>,
+    /// What happens to a node that is refused then: `report`, `taint` or `cordon`.
+    pub watch_action: Option<String>,
 }
 
 /// A cloud's metadata service, with the arguments of `cloud_api::metadata`.
@@ -150,6 +154,10 @@ impl Settings {
             self.require_strong
                 .map(|strong| (kept::REQUIRE, form(strong).into())),
         );
+        let watch = self.watch.as_deref();
+        values.extend(watch.map(|seconds| (kept::WATCH, seconds.into())));
+        let action = self.watch_action.as_deref();
+        values.extend(action.map(|action| (kept::WATCH_ACTION, action.into())));
         values
     }
 
@@ -736,6 +744,8 @@ mod tests {
             grants: None,
             metadata: None,
             require_strong: None,
+            watch: None,
+            watch_action: None,
         }
     }
 

@@ -18,6 +18,7 @@ use kubernetes::services::migration::Migration;
 use machines::Cloud;
 use services::check;
 use services::join_service::keys::{self, Flags};
+use services::join_service::watch::flags;
 use services::join_service::{self, Config, JoinService};
 use sys::wiping::Wiping;
 use verifier::{Variant, variant};
@@ -34,6 +35,7 @@ fn help() -> String {
     let groups = [
         options::of(keys::OPTIONS),
         options::of(OPTIONS),
+        options::of(flags::OPTIONS),
         options::of(collateral::OPTIONS),
         vec![&HELP, &VERSION],
     ];
@@ -91,6 +93,7 @@ struct Given {
     verbosity: i32,
     log_format: logger::Format,
     keys: Flags,
+    watch: flags::WatchFlags,
     collateral: collateral::Flags,
     listen: SocketAddr,
     health: Option<SocketAddr>,
@@ -116,6 +119,7 @@ impl Default for Given {
             verbosity: 0,
             log_format: logger::Format::default(),
             keys: Flags::default(),
+            watch: flags::WatchFlags::default(),
             collateral: collateral::Flags::default(),
             listen: SocketAddr::new(network::any_address(), proto::join::PORT),
             health: None,
@@ -136,7 +140,7 @@ impl Default for Given {
     }
 }
 
-/// The options of this program, without those about the key service and about collateral.
+/// The options of this program, without those about the key service, the watch and collateral.
 const OPTIONS: &Table<Given> = &[
     (Opt::value("listen", "ADDRESS:PORT", "the address to listen on; *:PORT: all addresses, of IPv6 and IPv4 [*:9090]"),
      |it, name, value| put(&mut it.listen, services::listen(name, value))),
@@ -190,6 +194,7 @@ impl Given {
         options::parse(args, |name, args| {
             Ok(take(OPTIONS, name, args, &mut given)?.is_some()
                 || take(keys::OPTIONS, name, args, &mut given.keys)?.is_some()
+                || take(flags::OPTIONS, name, args, &mut given.watch)?.is_some()
                 || take(collateral::OPTIONS, name, args, &mut given.collateral)?.is_some())
         })?;
         Ok(given)
@@ -204,6 +209,11 @@ impl Given {
             .map_err(Failure::failed)?;
         let kubeconfig = self.kubeconfig.as_deref();
         let access = kubernetes(kubeconfig)?;
+        let watch = self.watch.finish();
+        if watch.is_some() && access.is_none() {
+            let text = "--watch: it needs access to the Kubernetes API (--kubeconfig)";
+            return Err(Failure::Usage(text.into()));
+        }
         let mut collateral = self.collateral.finish(|| {
             let config = kubernetes(kubeconfig).ok()??;
             Some(client::Client::new(config, &Stop::new()))
@@ -234,6 +244,7 @@ impl Given {
             migration: self.migration,
             deleted_machines: Default::default(),
             collateral: Some(collateral),
+            watch,
         })
     }
 }

@@ -254,6 +254,25 @@ impl Audit {
         });
     }
 
+    /// Records that the result of a node's attestation has changed.
+    pub fn watched(&self, node: &str, attested: &str, reason: &str, why: &str) {
+        let line = json!({
+            "request": "watch", "node": node, "attested": attested, "reason": reason, "why": why,
+        });
+        let (severity, title) = match attested {
+            "True" => ("Normal", "AttestationAccepted"),
+            "False" => ("Warning", "AttestationRefused"),
+            _ => ("Warning", "AttestationUnknown"),
+        };
+        match severity {
+            "Normal" => log::info!("audit {line}"),
+            _ => log::warn!("audit {line}"),
+        }
+        self.send(node, || {
+            event(node, "watch", severity, title, &format!("{reason}: {why}"))
+        });
+    }
+
     /// Runs `work` and records its duration as that of the step `name`.
     pub fn step<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
         self.steps.with([name]).time(work)

@@ -379,6 +379,7 @@ mod tests {
         NodeStatus {
             uid: uid.into(),
             ready_since,
+            ..NodeStatus::default()
         }
     }
 

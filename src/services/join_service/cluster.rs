@@ -10,7 +10,7 @@
 use base::sync::{lock, wait_timeout};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 use std::{fmt, io};
@@ -43,7 +43,11 @@ pub struct Cluster {
     client: Client,
     state: Mutex<Objects>,
     changed: Condvar,
+    listener: OnceLock<OnNode>,
 }
+
+/// Is called with each node that is new or has changed, or with `None` if it was deleted.
+type OnNode = Box<dyn Fn(&str, Option<&NodeStatus>) + Send + Sync>;
 
 /// The threads that keep the state up to date. They end when the client is stopped.
 pub struct Watches(Vec<JoinHandle<()>>);
@@ -106,6 +110,7 @@ impl Cluster {
             client: client.clone(),
             state: Mutex::default(),
             changed: Condvar::new(),
+            listener: OnceLock::new(),
         });
         let mut watches = Watches(Vec::new());
         let (nodes, told) = (cluster.clone(), cleaner.clone());
@@ -206,13 +211,31 @@ impl Cluster {
                     state.nodes.insert(name, node);
                 }
             }
-            Event::Deleted(node) => drop(state.nodes.remove(name_of(&node))),
+            Event::Deleted(node) => {
+                state.nodes.remove(name_of(&node));
+                drop(state);
+                self.tell(name_of(&node), None);
+                return self.changed.notify_all();
+            }
         }
         drop(state);
         self.changed.notify_all();
         for (name, node) in seen {
             cleaner.node_changed(&name, &node);
+            self.tell(&name, Some(&node));
         }
+    }
+
+    fn tell(&self, name: &str, node: Option<&NodeStatus>) {
+        if let Some(listener) = self.listener.get() {
+            listener(name, node);
+        }
+    }
+
+    /// Sets the one function that is called for each change of a node, on the thread of the watch.
+    pub fn on_node(&self, listener: impl Fn(&str, Option<&NodeStatus>) + Send + Sync + 'static) {
+        // a second one would be an error of this program
+        let _ = self.listener.set(Box::new(listener));
     }
 
     fn map_event(&self, event: Option<Event>, cleaner: &Cleaner) {
@@ -286,6 +309,15 @@ impl Cluster {
     /// Returns a node, if it exists.
     pub fn node(&self, name: &str) -> Option<NodeStatus> {
         self.lock().nodes.get(name).cloned()
+    }
+
+    /// Returns all nodes.
+    pub fn nodes(&self) -> Vec<(String, NodeStatus)> {
+        let state = self.lock();
+        let nodes = state.nodes.iter();
+        nodes
+            .map(|(name, node)| (name.clone(), node.clone()))
+            .collect()
     }
 
     /// Returns a record by its name.

@@ -213,6 +213,7 @@ mod tests {
                 Some(NodeStatus {
                     uid: "u".into(),
                     ready_since: Some(at(since)),
+                    ..NodeStatus::default()
                 })
             }
         };
@@ -249,6 +250,7 @@ mod tests {
             Some(NodeStatus {
                 uid: "u".into(),
                 ready_since: Some(at(10)),
+                ..NodeStatus::default()
             })
         };
         assert_eq!(lease.clone().request_turn("b", at(11), &ready), HAS);

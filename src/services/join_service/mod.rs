@@ -27,6 +27,7 @@
 //! | [`approver`] | approval of kubelets' certificates |
 //! | [`audit`] | a log line, an event and a count for each decision |
 //! | [`policy`] | the file of the attestation policy |
+//! | [`watch`] | asks members for fresh evidence, and shows the result at their Nodes |
 //! | [`evidence`] | the proof of this machine for nodes |
 //! | `verification` | the evidence of this machine for every caller, as in Constellation |
 //!
@@ -55,6 +56,7 @@ mod secrets;
 pub mod tickets;
 mod tokens;
 pub mod verification;
+pub mod watch;
 
 use std::fmt;
 use std::io;
@@ -91,6 +93,7 @@ use secrets::Secrets;
 use tickets::Tickets;
 use verification::Verification;
 use verifier::{Policy, Variant};
+use watch::{Judging, Watching};
 
 /// The directory where the cluster's `join-config` ConfigMap is mounted.
 pub const CONFIG_DIR: &str = "/var/config";
@@ -143,6 +146,8 @@ pub struct Config {
     /// Where the certificates of chips and the collateral of platforms come from; `None` if
     /// machines must send them.
     pub collateral: Option<Arc<Fetching>>,
+    /// How members are asked for fresh evidence; `None`: they are not.
+    pub watch: Option<watch::Options>,
 }
 
 /// The running service.
@@ -165,6 +170,7 @@ struct Background {
     _approving: approver::ApproverThreads,
     _cleaning: CleanerThread,
     _deleting: Joined,
+    watching: Option<Watching>,
     _sending: Joined,
 }
 
@@ -205,7 +211,12 @@ impl JoinService {
         };
         let serving = Serving::start("join-service", addresses, api, || true, &registry)?;
         let served = Arc::downgrade(&serving.server);
+        let watching = cluster.as_ref().and_then(|it| it.watching.as_ref());
+        let ask_again = watching.map(Watching::on_policy);
         policy.on_change(move || {
+            if let Some(ask_again) = &ask_again {
+                ask_again();
+            }
             if let Some(server) = served.upgrade() {
                 server.close_connections("the attestation policy changed");
             }
@@ -243,6 +254,9 @@ impl JoinService {
         self.serving.stop(grace);
         if let Some(cluster) = &self.cluster {
             cluster.cleaner.finish(CLEANING);
+            if let Some(watching) = &cluster.watching {
+                watching.finish();
+            }
             cluster.stop.stop();
         }
     }
@@ -306,7 +320,13 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         );
     }
     let keys = KeyClient::new(&config.key_service, config.key_auth);
-    let secrets = Secrets::new(keys, config.config_dir);
+    let secrets = Arc::new(Secrets::new(keys, config.config_dir.clone()));
+    let judging = Judging {
+        variant: config.variant,
+        sources: shared_metrics::sources(&config.collateral),
+        config_dir: config.config_dir,
+        secrets: secrets.clone(),
+    };
     let (pki, instances) = (
         Pki::new(&config.pki_dir),
         Arc::new(Instances::new(config.metadata)),
@@ -347,6 +367,8 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     let deleting = deleted_machines::start(&client, &cluster, &instances, migration, times)
         .map_err(Error::Thread)?;
     let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
+    let watch = |options| Watching::start(options, judging, (&client, &cluster), &audit, registry);
+    let watching = config.watch.map(watch).transpose().map_err(Error::Thread)?;
     let access = ClusterAccess::new(cluster, cleaner.clone());
     let tickets = Tickets::new(secrets, pki, instances, Some(access), audit, migration);
     let background = Background {
@@ -356,6 +378,7 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         _approving: approving,
         _cleaning: cleaning,
         _deleting: deleting,
+        watching,
         _sending: sending,
     };
     Ok((tickets, Some(background)))
@@ -409,7 +432,7 @@ pub fn router(tickets: Arc<Tickets>) -> Router {
 pub fn rejoin_only(keys: KeyClient) -> Arc<Tickets> {
     let (pki, instances) = (Pki::new(PKI_DIR.as_ref()), Arc::new(Instances::new(None)));
     let audit = Arc::new(Audit::new(&Registry::new()));
-    let secrets = Secrets::new(keys, CONFIG_DIR.into());
+    let secrets = Arc::new(Secrets::new(keys, CONFIG_DIR.into()));
     let migration = Migration::default();
     Arc::new(Tickets::new(
         secrets, pki, instances, None, audit, migration,

@@ -49,7 +49,7 @@ const STARTUP_WAIT: Duration = Duration::from_secs(5);
 
 /// Issues tickets.
 pub struct Tickets {
-    secrets: Secrets,
+    secrets: Arc<Secrets>,
     pki: Pki,
     instances: Arc<Instances>,
     cluster: Option<ClusterAccess>,
@@ -84,7 +84,7 @@ struct Signed {
 impl Tickets {
     /// Creates the issuer. Without a cluster, it issues rejoin tickets only, for any disk.
     pub fn new(
-        secrets: Secrets,
+        secrets: Arc<Secrets>,
         pki: Pki,
         instances: Arc<Instances>,
         cluster: Option<ClusterAccess>,

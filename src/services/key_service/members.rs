@@ -8,8 +8,12 @@
 //! cannot, because the measurement secret is one of the keys that it asks for. It uses the value of
 //! its own PCR 15, which must be equal to that of the key service.
 //!
-//! The policy is read for each handshake, which is rare: one after each start of a service.
+//! The join service asks members for fresh evidence ([`crate::join_service::watch`]). It knows the ID.
+//!
+//! The policy is read for each handshake. Between the services there is one after each start; the watch
+//! makes some in a second, and the file is small.
 
+use base::crypto::CLUSTER_ID_LEN;
 use base::sync::lock;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -33,9 +37,30 @@ impl Members {
         register: ClusterRegister,
         sources: Arc<dyn Sources>,
     ) -> Result<Members, Error> {
+        let expecting = move |policy: Policy| policy.expecting(&register);
+        Members::open(variant, config_dir, expecting, sources)
+    }
+
+    /// Creates a validator for the policy in this directory and the cluster with this ID.
+    pub fn of_cluster(
+        variant: &'static Variant,
+        config_dir: &Path,
+        id: [u8; CLUSTER_ID_LEN],
+        sources: Arc<dyn Sources>,
+    ) -> Result<Members, Error> {
+        let expecting = move |policy: Policy| policy.expecting_cluster(&id);
+        Members::open(variant, config_dir, expecting, sources)
+    }
+
+    fn open(
+        variant: &'static Variant,
+        config_dir: &Path,
+        expecting: impl Fn(Policy) -> Policy + Send + 'static,
+        sources: Arc<dyn Sources>,
+    ) -> Result<Members, Error> {
         let parse = move |text: &str| {
             let policy = Policy::from_json(text)?;
-            let policy = policy.at(Stage::Booted).expecting(&register);
+            let policy = expecting(policy.at(Stage::Booted));
             Ok(endorsement::validator(variant, policy, &sources)?)
         };
         let file = Loaded::open(&config_dir.join(policy_file::NAME), Box::new(parse))?;

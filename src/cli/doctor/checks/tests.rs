@@ -171,6 +171,8 @@ fn sets(image: &str) -> Vec<Value> {
         grants: None,
         metadata: None,
         require_strong: None,
+        watch: None,
+        watch_action: None,
     };
     let objects = services::manifests(&settings).unwrap().into_iter();
     let mut sets: Vec<Value> = objects.filter(|it| it["kind"] == "DaemonSet").collect();

@@ -1,0 +1,509 @@
+//! Which node is asked when, and what is known about each. Without I/O; the caller passes the time.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::time::{Duration, Instant};
+
+use super::super::node_status::{Attested, NodeStatus};
+use super::decide::{self, Answer, Census, HEARTBEAT, Known, Mode, Reason, Rules, Standing};
+use base::crypto::random;
+
+/// When all nodes are asked at once, the time for each: at most 50 of them in a second.
+const EACH: Duration = Duration::from_millis(20);
+/// A node that reboots or becomes Ready is asked within this time.
+const SOON: Duration = Duration::from_secs(1);
+
+/// The nodes of the cluster, while this replica leads.
+pub struct Agenda {
+    interval: Duration,
+    rules: Rules,
+    /// Until when this replica leads; `None` if it does not.
+    until: Option<Instant>,
+    /// When it began to lead.
+    began: Instant,
+    nodes: HashMap<String, Entry>,
+    /// Times and nodes. An entry is outdated unless the node is due at this time.
+    queue: BinaryHeap<Reverse<(Instant, String)>>,
+    census: Census,
+    /// Increases when all nodes must be asked again, for a new policy.
+    round: u64,
+    round_began: Instant,
+    /// How many nodes were not asked in this round.
+    pending: usize,
+    mode: Mode,
+}
+
+struct Entry {
+    uid: String,
+    boot: String,
+    is_ready: bool,
+    known: Known,
+    standing: Standing,
+    due: Instant,
+    is_asked: bool,
+    /// Whether something happened while the node was asked.
+    again: bool,
+    /// The last round in which it answered.
+    round: Option<u64>,
+    /// When its condition was last written; until this replica writes it, a guess.
+    written: Option<Instant>,
+    /// The condition that this replica has written.
+    shown: Option<[String; 3]>,
+}
+
+/// A node that is due.
+#[derive(Debug)]
+pub struct Job {
+    /// Its name.
+    pub node: String,
+    round: u64,
+}
+
+/// What follows from an answer.
+#[derive(Debug)]
+pub struct Follow {
+    /// Status and reason of the condition; `None`: as it is.
+    pub condition: Option<(&'static str, Reason)>,
+    /// Whether the condition's time is old.
+    pub is_late: bool,
+    /// Label, taint and cordon; its condition has no meaning.
+    pub wanted: Attested,
+    /// Whether the record should say that the machine is refused; `None`: as it is.
+    pub closes: Option<bool>,
+}
+
+impl Agenda {
+    /// Creates an agenda of a replica that does not lead.
+    pub fn new(interval: Duration, rules: Rules) -> Agenda {
+        let now = Instant::now();
+        Agenda {
+            interval,
+            rules,
+            until: None,
+            began: now,
+            nodes: HashMap::new(),
+            queue: BinaryHeap::new(),
+            census: Census::default(),
+            round: 0,
+            round_began: now,
+            pending: 0,
+            mode: Mode::Waiting,
+        }
+    }
+
+    /// Returns whether this replica leads.
+    pub fn leads(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| until > now)
+    }
+
+    /// Leads until a later time.
+    pub fn extend(&mut self, until: Instant) {
+        self.until = Some(until);
+    }
+
+    /// Begins to lead: asks all these nodes.
+    pub fn begin(&mut self, until: Instant, nodes: Vec<(String, NodeStatus)>) {
+        let now = Instant::now();
+        self.stop();
+        (self.until, self.began) = (Some(until), now);
+        for (name, node) in nodes {
+            self.add(&name, &node, now);
+        }
+        self.ask_all();
+    }
+
+    /// Ends to lead, and forgets everything.
+    pub fn stop(&mut self) {
+        self.until = None;
+        self.nodes.clear();
+        self.queue.clear();
+        (self.census, self.pending) = (Census::default(), 0);
+    }
+
+    /// Begins a round: asks all nodes, at most [`EACH`] apart, and all in a quarter of the interval.
+    pub fn ask_all(&mut self) {
+        self.round += 1;
+        self.round_began = Instant::now();
+        self.pending = self.nodes.len();
+        self.mode = Mode::Waiting;
+        self.spread(|_| true);
+    }
+
+    /// Asks these nodes soon.
+    fn spread(&mut self, which: fn(&Entry) -> bool) {
+        let names: Vec<String> = self
+            .nodes
+            .iter()
+            .filter(|(_, it)| which(it))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let time = (EACH * names.len() as u32).min(self.interval / 4);
+        for name in names {
+            self.ask_within(&name, time);
+        }
+    }
+
+    /// Asks a node at a random moment within this time, or after its present answer.
+    pub fn ask_within(&mut self, name: &str, time: Duration) {
+        let due = Instant::now() + time.mul_f64(fraction());
+        if let Some(entry) = self.nodes.get_mut(name) {
+            entry.again = entry.is_asked;
+            entry.due = due;
+            self.queue.push(Reverse((due, name.to_owned())));
+        }
+    }
+
+    fn add(&mut self, name: &str, node: &NodeStatus, now: Instant) {
+        self.remove(name);
+        let entry = Entry {
+            uid: node.uid.clone(),
+            boot: node.boot.clone(),
+            is_ready: node.ready_since.is_some(),
+            known: Known::default(),
+            standing: Standing::Open,
+            due: now,
+            is_asked: false,
+            again: false,
+            round: None,
+            written: now.checked_sub(HEARTBEAT.mul_f64(fraction())),
+            shown: None,
+        };
+        self.census.add(entry.standing);
+        self.pending += 1;
+        self.nodes.insert(name.to_owned(), entry);
+    }
+
+    fn remove(&mut self, name: &str) {
+        if let Some(entry) = self.nodes.remove(name) {
+            self.census.remove(entry.standing);
+            if entry.round != Some(self.round) {
+                self.pending = self.pending.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Asks a node at once that is new, has rebooted or has become Ready. `None`: it was deleted.
+    pub fn node_changed(&mut self, name: &str, node: Option<&NodeStatus>) {
+        let now = Instant::now();
+        if self.until.is_none() {
+            return;
+        }
+        let Some(node) = node else {
+            return self.remove(name);
+        };
+        let is_ready = node.ready_since.is_some();
+        let before = self.nodes.get_mut(name).filter(|it| it.uid == node.uid);
+        let is_news = match before {
+            None => {
+                self.add(name, node, now);
+                true
+            }
+            Some(entry) => {
+                let is_news = entry.boot != node.boot || (is_ready && !entry.is_ready);
+                (entry.boot, entry.is_ready) = (node.boot.clone(), is_ready);
+                is_news
+            }
+        };
+        if is_news {
+            self.ask_within(name, SOON);
+        }
+    }
+
+    /// Returns a node that is due, or when the next one is.
+    pub fn next(&mut self, now: Instant) -> Result<Job, Option<Instant>> {
+        if !self.leads(now) {
+            return Err(None);
+        }
+        while let Some(Reverse((due, _))) = self.queue.peek() {
+            if *due > now {
+                return Err(Some(*due));
+            }
+            let Some(Reverse((due, node))) = self.queue.pop() else {
+                break;
+            };
+            let entry = self.nodes.get_mut(&node);
+            if let Some(entry) = entry.filter(|entry| entry.due == due && !entry.is_asked) {
+                entry.is_asked = true;
+                let round = self.round;
+                return Ok(Job { node, round });
+            }
+        }
+        Err(None)
+    }
+
+    /// Notes an answer, and returns what follows from it; nothing if the node has gone meanwhile, or this
+    /// replica no longer leads.
+    pub fn answered(
+        &mut self,
+        Job { node: name, round }: Job,
+        node: &NodeStatus,
+        answer: &Answer,
+        now: Instant,
+    ) -> Option<Follow> {
+        if !self.leads(now) {
+            return None;
+        }
+        let entry = self.nodes.get_mut(&name)?;
+        entry.is_asked = false;
+        let (is_other, again) = (entry.uid != node.uid, std::mem::take(&mut entry.again));
+        if is_other {
+            self.ask_within(&name, SOON);
+            return None;
+        }
+        if entry.round != Some(self.round) && round == self.round {
+            self.pending = self.pending.saturating_sub(1);
+        }
+        entry.round = Some(round);
+        entry.known = std::mem::take(&mut entry.known).after(answer, now);
+        let standing = entry.known.standing(&self.rules, now);
+        self.census
+            .remove(std::mem::replace(&mut entry.standing, standing));
+        self.census.add(standing);
+        let known = entry.known.clone();
+        let is_late = entry.known.good == Some(now)
+            && entry
+                .written
+                .is_none_or(|at| now.duration_since(at) >= HEARTBEAT);
+        match again {
+            true => self.ask_within(&name, SOON),
+            false => self.schedule(&name, known.pause(self.interval), now),
+        }
+        let mode = self.update_mode(now);
+        Some(Follow {
+            condition: known.condition(&self.rules, now),
+            is_late,
+            wanted: decide::desired(&known, &self.rules, mode, now, &node.attested),
+            closes: decide::closes(&known, &self.rules, mode, now),
+        })
+    }
+
+    /// Asks a node after this pause, give or take a tenth, so that the nodes stay spread.
+    fn schedule(&mut self, name: &str, pause: Duration, now: Instant) {
+        let due = now + pause.mul_f64(0.9 + 0.2 * fraction());
+        if let Some(entry) = self.nodes.get_mut(name) {
+            entry.due = due;
+            self.queue.push(Reverse((due, name.to_owned())));
+        }
+    }
+
+    /// Returns what may follow now. If that has changed, bad nodes are asked again, so that they get or
+    /// lose what follows.
+    fn update_mode(&mut self, now: Instant) -> Mode {
+        let is_complete =
+            self.pending == 0 || now.duration_since(self.round_began) >= self.interval;
+        let mode = match (is_complete, self.census.is_mass(self.rules.share)) {
+            (false, _) => Mode::Waiting,
+            (true, true) => Mode::Mass,
+            (true, false) => Mode::Normal,
+        };
+        if mode != self.mode {
+            self.mode = mode;
+            if mode == Mode::Mass {
+                log::warn!(
+                    "{} of {} nodes are refused at once: nothing follows from it until fewer are; look at the attestation \
+                     policy, and at what the verifier needs",
+                    self.census.bad,
+                    self.nodes.len()
+                );
+            }
+            self.spread(|entry| entry.standing == Standing::Bad);
+        }
+        mode
+    }
+
+    /// Notes that a node's condition was written. Returns the one that this replica wrote before.
+    pub fn wrote(&mut self, name: &str, shown: [String; 3], now: Instant) -> Option<[String; 3]> {
+        let entry = self.nodes.get_mut(name)?;
+        entry.written = Some(now);
+        entry.shown.replace(shown)
+    }
+
+    /// Returns how many nodes stand how, if this replica leads.
+    pub fn census(&self) -> Option<Census> {
+        self.until.map(|_| self.census)
+    }
+
+    /// Returns whether too many nodes are bad, if this replica leads.
+    pub fn is_mass(&self) -> Option<bool> {
+        self.until.map(|_| self.mode == Mode::Mass)
+    }
+
+    /// Returns the age of the oldest last good evidence, if this replica leads.
+    pub fn oldest(&self, now: Instant) -> Option<Duration> {
+        self.until?;
+        let goods = self.nodes.values().map(|it| it.known.good);
+        let oldest = goods.map(|good| good.unwrap_or(self.began)).min();
+        Some(oldest.map_or(Duration::ZERO, |at| now.duration_since(at)))
+    }
+}
+
+/// Returns a random number from 0 to 1.
+fn fraction() -> f64 {
+    f64::from(u16::from_le_bytes(random())) / f64::from(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::decide::Action;
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn node(uid: &str, boot: &str) -> NodeStatus {
+        NodeStatus {
+            uid: uid.into(),
+            boot: boot.into(),
+            ..NodeStatus::default()
+        }
+    }
+
+    /// An agenda that leads, with this number of nodes.
+    fn leading(count: usize) -> Agenda {
+        let rules = Rules {
+            action: Action::Taint,
+            silence: None,
+            share: 20,
+            close_disks: false,
+        };
+        let mut agenda = Agenda::new(HOUR, rules);
+        let nodes = (0..count).map(|number| (format!("n{number}"), node("u", "b")));
+        agenda.begin(Instant::now() + 100 * HOUR, nodes.collect());
+        agenda
+    }
+
+    /// Answers for all nodes that are due at this time; returns their names and what follows.
+    fn answer_all(
+        agenda: &mut Agenda,
+        now: Instant,
+        answer: impl Fn(&str) -> Answer,
+    ) -> Vec<(String, Option<String>)> {
+        let mut all = Vec::new();
+        while let Ok(job) = agenda.next(now) {
+            let name = job.node.clone();
+            let follow = agenda.answered(job, &node("u", "b"), &answer(&name), now);
+            all.push((name, follow.unwrap().wanted.taint));
+        }
+        all
+    }
+
+    fn refused() -> Answer {
+        Answer::Refused(Reason::default())
+    }
+
+    #[test]
+    fn each_node_is_asked_once_in_an_interval_and_the_nodes_are_spread() {
+        let mut agenda = leading(1000);
+        let begin = Instant::now();
+        // all of them within 20 s, 20 ms for each
+        let first = answer_all(&mut agenda, begin + Duration::from_secs(21), |_| {
+            Answer::Accepted
+        });
+        assert_eq!(first.len(), 1000);
+        let quarter = |agenda: &mut Agenda, minutes: u64| {
+            let now = begin + Duration::from_secs(60 * minutes);
+            answer_all(agenda, now, |_| Answer::Accepted).len()
+        };
+        assert_eq!(quarter(&mut agenda, 53), 0);
+        let counts: Vec<usize> = (54..=67).map(|at| quarter(&mut agenda, at)).collect();
+        assert_eq!(counts.iter().sum::<usize>(), 1000);
+        assert!(counts.iter().all(|count| *count < 200), "{counts:?}");
+    }
+
+    #[test]
+    fn a_node_is_asked_at_once_when_it_is_new_reboots_becomes_ready_or_is_made_again() {
+        let mut agenda = leading(1);
+        let now = Instant::now() + 2 * SOON;
+        assert_eq!(answer_all(&mut agenda, now, |_| Answer::Accepted).len(), 1);
+        let ready = NodeStatus {
+            ready_since: Some(std::time::SystemTime::now()),
+            ..node("u", "c")
+        };
+        let mut change = |name: &str, node: Option<&NodeStatus>| {
+            agenda.node_changed(name, node);
+            let job = agenda.next(now).ok()?;
+            // the answer is for the node that it was
+            let other = NodeStatus::default();
+            let node = node.unwrap_or(&other);
+            let follow = agenda.answered(job, node, &Answer::Accepted, now);
+            follow.map(|follow| follow.condition.is_some())
+        };
+        assert_eq!(change("n0", Some(&node("u", "b"))), None);
+        assert_eq!(change("n0", Some(&node("u", "c"))), Some(true));
+        assert_eq!(change("n0", Some(&ready)), Some(true));
+        assert_eq!(change("n0", Some(&ready)), None);
+        assert_eq!(change("n0", Some(&node("v", "c"))), Some(true));
+        assert_eq!(change("n1", Some(&node("w", "d"))), Some(true));
+        assert_eq!(change("n1", None), None);
+        assert_eq!(agenda.census().map(|it| it.good), Some(1));
+    }
+
+    #[test]
+    fn one_refused_node_is_tainted_when_all_were_asked_and_many_are_not() {
+        let mut agenda = leading(10);
+        let now = Instant::now() + 2 * SOON;
+        let is_bad = |names: &'static [&str]| {
+            move |name: &str| match names.contains(&name) {
+                true => refused(),
+                false => Answer::Accepted,
+            }
+        };
+        let taints = |all: &[(String, Option<String>)]| -> Vec<String> {
+            let tainted = all.iter().filter(|(_, taint)| taint.is_some());
+            tainted.map(|(name, _)| name.clone()).collect()
+        };
+        // asked again when the last one has answered
+        let all = answer_all(&mut agenda, now, is_bad(&["n3"]));
+        assert_eq!(taints(&all).last().map(String::as_str), Some("n3"));
+        agenda.ask_all();
+        let all = answer_all(&mut agenda, now, is_bad(&["n3", "n4", "n5"]));
+        assert_eq!(taints(&all), [""; 0]);
+        assert_eq!(
+            (agenda.is_mass(), agenda.census),
+            (
+                Some(true),
+                Census {
+                    good: 7,
+                    bad: 3,
+                    open: 0
+                }
+            )
+        );
+        // nothing is asked again and again
+        assert!(all.len() <= 20, "{all:?}");
+    }
+
+    #[test]
+    fn a_replica_that_does_not_lead_asks_nobody_and_takes_no_answer() {
+        let mut agenda = leading(2);
+        let now = Instant::now() + 2 * SOON;
+        let job = agenda.next(now).unwrap();
+        let late = now + 101 * HOUR;
+        assert!(agenda.next(late).is_err());
+        assert!(
+            agenda
+                .answered(job, &node("u", "b"), &refused(), late)
+                .is_none()
+        );
+        agenda.stop();
+        agenda.node_changed("n9", Some(&node("u", "b")));
+        assert!(agenda.next(now).is_err() && agenda.census().is_none());
+        assert_eq!((agenda.oldest(now), agenda.is_mass()), (None, None));
+    }
+
+    #[test]
+    fn something_that_happens_while_a_node_is_asked_is_not_lost() {
+        let mut agenda = leading(1);
+        let now = Instant::now() + 2 * SOON;
+        let job = agenda.next(now).unwrap();
+        agenda.ask_all();
+        // it is not asked twice at a time
+        assert!(agenda.next(now).is_err());
+        agenda.answered(job, &node("u", "b"), &Answer::Accepted, now);
+        assert_eq!(agenda.pending, 1, "the answer is for the policy before");
+        assert_eq!(
+            answer_all(&mut agenda, now + SOON, |_| Answer::Accepted).len(),
+            1
+        );
+        assert_eq!(agenda.pending, 0);
+    }
+}

@@ -1,0 +1,160 @@
+//! Asks one node for evidence: attested TLS in the strong form, to the server that each member runs.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::decide::{Answer, Reason};
+use verifier::refusal::Kind;
+use verifier::{Refusal, Validator};
+
+/// The time limit to connect. A lost SYN is sent again after 1 second (RFC 6298 §2.1).
+const CONNECT: Duration = Duration::from_secs(3);
+/// The time limit for evidence: callers take turns at the node's TPM, which may take a second.
+const PROVE: Duration = Duration::from_secs(15);
+/// The longest message of a condition in characters.
+const MESSAGE: usize = 1000;
+
+/// Asks the node at this address. Its evidence must be accepted by the validator, and must be that of
+/// `recorded`, the machine in its record.
+pub fn ask(address: SocketAddr, validator: &Arc<dyn Validator>, recorded: Option<&str>) -> Answer {
+    match prove(address, validator) {
+        Ok(machine) => judge(machine.as_deref(), recorded),
+        Err(answer) => answer,
+    }
+}
+
+/// Returns the machine that proves itself at this address.
+fn prove(address: SocketAddr, validator: &Arc<dyn Validator>) -> Result<Option<Arc<str>>, Answer> {
+    let unreachable = |error: io::Error| none("Unreachable", format!("{address}: {error}"));
+    let socket = TcpStream::connect_timeout(&address, CONNECT).map_err(unreachable)?;
+    let judge = verifier::judge(validator.clone());
+    let client = atls::Client::new(None, Some(judge)).require_strong();
+    let connected = client.connect(socket, Instant::now() + PROVE);
+    let transport = connected.map_err(|error| failed(address, error))?;
+    Ok(transport.identity.clone())
+}
+
+fn failed(address: SocketAddr, error: atls::Error) -> Answer {
+    match error {
+        atls::Error::Refused(refused) => of_refusal(&verifier::refusal_of(refused)),
+        atls::Error::TimedOut => none("TimedOut", format!("{address}: {error}")),
+        atls::Error::Closed | atls::Error::Socket(_) => {
+            none("Unreachable", format!("{address}: {error}"))
+        }
+        // another program has the port, or the node cannot use its TPM
+        _ => none("NoEvidence", format!("{address}: {error}")),
+    }
+}
+
+fn none(word: &'static str, message: String) -> Answer {
+    Answer::None(Reason { word, message })
+}
+
+/// Returns what a refusal means. Without current collateral the verifier cannot judge: that is no fault
+/// of the node, unless there is another reason beside it.
+fn of_refusal(refusal: &Refusal) -> Answer {
+    let reason = Reason {
+        word: word(refusal.kind),
+        message: refusal.to_string().chars().take(MESSAGE).collect(),
+    };
+    let is_of_verifier = |kind| matches!(kind, Kind::Collateral | Kind::Expired);
+    let mut all = refusal.others.iter().map(|other| other.kind);
+    match is_of_verifier(refusal.kind) && all.all(is_of_verifier) {
+        true => Answer::None(reason),
+        false => Answer::Refused(reason),
+    }
+}
+
+/// Returns the name of a kind of refusal as the reason of a condition.
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Malformed => "Malformed",
+        Kind::Signature => "Signature",
+        Kind::Chain => "Chain",
+        Kind::Certificate => "Certificate",
+        Kind::Revoked => "Revoked",
+        Kind::Expired => "Expired",
+        Kind::Nonce => "Nonce",
+        Kind::Form => "Form",
+        Kind::Binding => "Binding",
+        Kind::Measurement => "Measurement",
+        Kind::Machine => "Machine",
+        Kind::Outdated => "Outdated",
+        Kind::Protection => "Protection",
+        Kind::Collateral => "Collateral",
+        Kind::Unproven => "Unproven",
+    }
+}
+
+/// Compares the machine that proved itself with the one in the record. The evidence of some variants
+/// names no machine; then the record names none either, and there is nothing to compare.
+fn judge(machine: Option<&str>, recorded: Option<&str>) -> Answer {
+    match (machine, recorded.filter(|recorded| !recorded.is_empty())) {
+        (machine, Some(recorded)) if machine != Some(recorded) => Answer::Refused(Reason {
+            word: "OtherMachine",
+            message: format!(
+                "another machine of the cluster answers at the node's address: expected {recorded}, got {}",
+                machine.unwrap_or("a machine without a name")
+            ),
+        }),
+        (Some(machine), None) => none(
+            "NoRecord",
+            format!(
+                "no record names this node's machine, so any machine of the cluster could be at its address; it proves to \
+                 be {machine}: see docs/watch.md"
+            ),
+        ),
+        _ => Answer::Accepted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn word_of(answer: Answer) -> (&'static str, &'static str) {
+        match answer {
+            Answer::Accepted => ("accepted", ""),
+            Answer::Refused(reason) => ("refused", reason.word),
+            Answer::None(reason) => ("none", reason.word),
+        }
+    }
+
+    #[test]
+    fn only_the_machine_of_the_record_is_accepted() {
+        for (machine, recorded, expected) in [
+            (Some("m"), Some("m"), ("accepted", "")),
+            (Some("m"), Some("n"), ("refused", "OtherMachine")),
+            (None, Some("m"), ("refused", "OtherMachine")),
+            (Some("m"), Some(""), ("none", "NoRecord")),
+            (Some("m"), None, ("none", "NoRecord")),
+            (None, None, ("accepted", "")),
+            (None, Some(""), ("accepted", "")),
+        ] {
+            assert_eq!(word_of(judge(machine, recorded)), expected);
+        }
+    }
+
+    #[test]
+    fn missing_collateral_is_no_fault_of_the_node() {
+        let of = |kind: Kind| word_of(of_refusal(&kind.because("text")));
+        assert_eq!(of(Kind::Measurement), ("refused", "Measurement"));
+        assert_eq!(of(Kind::Revoked), ("refused", "Revoked"));
+        assert_eq!(of(Kind::Collateral), ("none", "Collateral"));
+        assert_eq!(of(Kind::Expired), ("none", "Expired"));
+        let both = [Kind::Collateral, Kind::Outdated].map(|kind| kind.because("text"));
+        let both = verifier::reasons::unless_none(both.into()).unwrap_err();
+        assert_eq!(word_of(of_refusal(&both)), ("refused", "Collateral"));
+    }
+
+    #[test]
+    fn a_message_is_bounded() {
+        let refusal = Kind::Measurement.because("ä".repeat(5000));
+        let Answer::Refused(reason) = of_refusal(&refusal) else {
+            panic!()
+        };
+        assert_eq!(reason.message.chars().count(), MESSAGE);
+    }
+}

@@ -1,0 +1,171 @@
+//! The options of the watch.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use super::decide::{Action, Rules};
+use super::{ElectionTimes, Options};
+use base::options::{Opt, Table, put};
+use base::program::{Failure, text};
+
+/// The shortest and the longest interval in seconds. A TPM needs up to a second for each answer.
+const INTERVAL: (u64, u64) = (60, 86_400);
+/// The shortest and the longest time of silence in seconds.
+const SILENCE: (u64, u64) = (60, 30 * 86_400);
+/// The percentage of refused nodes above which nothing follows.
+const SHARE: u8 = 20;
+
+/// The options. The chart passes each of them, and an empty value means that it is not set.
+pub const OPTIONS: &Table<WatchFlags> = &[
+    (Opt::value("watch", "SECONDS", "asks each member for fresh evidence once in this time, 60 to 86400, and shows the result at its Node; one replica does this [off]"),
+     |it, name, value| put(&mut it.interval, seconds(name, value, INTERVAL))),
+    (Opt::value("watch-action", "WORD", "with --watch: what happens to a node whose evidence is refused: only a report, also a taint, or also a cordon").one_of(&["report", "taint", "cordon"]).or("report"),
+     |it, name, value| put(&mut it.action, action(name, value))),
+    (Opt::value("watch-silence", "SECONDS", "with --watch: a node that gives no evidence for this time, 60 to 2592000, is treated as a refused one [never]"),
+     |it, name, value| put(&mut it.silence, seconds(name, value, SILENCE))),
+    (Opt::value("watch-share", "PERCENT", "with --watch: if more of the nodes are refused at once, or all, it is only reported, 0 to 100").or("20"),
+     |it, name, value| put(&mut it.share, share(name, value))),
+    (Opt::value("watch-close-disks", "WORD", "with --watch: whether a machine whose evidence is refused gets the key of its disk only when it is accepted again, or an operator permits it").one_of(&["yes", "no"]).or("no"),
+     |it, name, value| put(&mut it.close_disks, yes(name, value))),
+];
+
+/// The values of [`OPTIONS`].
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct WatchFlags {
+    interval: Option<Duration>,
+    action: Option<Action>,
+    silence: Option<Duration>,
+    share: Option<u8>,
+    close_disks: bool,
+}
+
+impl WatchFlags {
+    /// Returns the options of the watch; `None` if it is off.
+    pub fn finish(self) -> Option<Options> {
+        Some(Options {
+            interval: self.interval?,
+            rules: Rules {
+                action: self.action.unwrap_or(Action::Report),
+                silence: self.silence,
+                share: self.share.unwrap_or(SHARE),
+                close_disks: self.close_disks,
+            },
+            times: ElectionTimes::default(),
+        })
+    }
+}
+
+fn wrong(name: &str, value: &str, expected: &str) -> Failure {
+    Failure::Usage(format!("--{name} {value:?}: expected {expected}"))
+}
+
+fn seconds(
+    name: &str,
+    value: OsString,
+    (least, most): (u64, u64),
+) -> Result<Option<Duration>, Failure> {
+    let value = text(value)?;
+    if value.is_empty() {
+        return Ok(None);
+    }
+    match value.parse() {
+        Ok(seconds) if (least..=most).contains(&seconds) => Ok(Some(Duration::from_secs(seconds))),
+        _ => Err(wrong(name, &value, &format!("{least} to {most} seconds"))),
+    }
+}
+
+fn share(name: &str, value: OsString) -> Result<Option<u8>, Failure> {
+    let value = text(value)?;
+    if value.is_empty() {
+        return Ok(None);
+    }
+    match value.parse() {
+        Ok(share @ 0..=100) => Ok(Some(share)),
+        _ => Err(wrong(name, &value, "0 to 100 percent")),
+    }
+}
+
+fn action(name: &str, value: OsString) -> Result<Option<Action>, Failure> {
+    match text(value)?.as_str() {
+        "" => Ok(None),
+        "report" => Ok(Some(Action::Report)),
+        "taint" => Ok(Some(Action::Taint)),
+        "cordon" => Ok(Some(Action::Cordon)),
+        other => Err(wrong(name, other, "report, taint or cordon")),
+    }
+}
+
+fn yes(name: &str, value: OsString) -> Result<bool, Failure> {
+    match text(value)?.as_str() {
+        "" | "no" => Ok(false),
+        "yes" => Ok(true),
+        other => Err(wrong(name, other, "yes or no")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(all: &[(&str, &str)]) -> Result<WatchFlags, String> {
+        let mut flags = WatchFlags::default();
+        for (name, value) in all {
+            let (opt, set) = OPTIONS.iter().find(|(opt, _)| opt.name == *name).unwrap();
+            set(&mut flags, opt.name, value.into()).map_err(|failure| match failure {
+                Failure::Usage(text) => text,
+                _ => panic!(),
+            })?;
+        }
+        Ok(flags)
+    }
+
+    #[test]
+    fn the_watch_is_off_unless_it_has_an_interval() {
+        let names = OPTIONS.iter().map(|(opt, _)| (opt.name, ""));
+        let empty = parsed(&names.collect::<Vec<_>>()).unwrap();
+        assert_eq!(empty, WatchFlags::default());
+        assert!(empty.finish().is_none());
+        let options = parsed(&[("watch", "600")]).unwrap().finish().unwrap();
+        assert_eq!(options.interval, Duration::from_secs(600));
+        let expected = Rules {
+            action: Action::Report,
+            silence: None,
+            share: 20,
+            close_disks: false,
+        };
+        assert_eq!(options.rules, expected);
+        let all = [
+            ("watch", "60"),
+            ("watch-action", "cordon"),
+            ("watch-silence", "2592000"),
+            ("watch-share", "0"),
+            ("watch-close-disks", "yes"),
+        ];
+        let expected = Rules {
+            action: Action::Cordon,
+            silence: Some(Duration::from_secs(2_592_000)),
+            share: 0,
+            close_disks: true,
+        };
+        assert_eq!(parsed(&all).unwrap().finish().unwrap().rules, expected);
+    }
+
+    #[test]
+    fn values_outside_their_limits_are_refused_with_what_was_expected() {
+        for (name, value, expected) in [
+            ("watch", "59", "60 to 86400 seconds"),
+            ("watch", "86401", "60 to 86400 seconds"),
+            ("watch", "1h", "60 to 86400 seconds"),
+            ("watch-silence", "-1", "60 to 2592000 seconds"),
+            ("watch-action", "evict", "report, taint or cordon"),
+            ("watch-share", "101", "0 to 100 percent"),
+            ("watch-close-disks", "true", "yes or no"),
+        ] {
+            let refused = parsed(&[(name, value)]).unwrap_err();
+            assert!(
+                refused.contains(expected) && refused.contains(name),
+                "{refused}"
+            );
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What the watch writes: condition, label, taint and cordon of a Node, and the field `refused` of the
+//! machine's record.
+
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use super::super::node_status::{ATTESTED, Attested, CORDONED, LABEL, NodeStatus, TAINT};
+use super::decide::Reason;
+use booted_base::time;
+use kubernetes::NAMESPACE;
+use kubernetes::client::{self, CONFIG_MAPS, Client, NODES};
+use kubernetes::machine_record::MachineRecord;
+
+/// The field manager of the condition: each field of ours that a later write omits would be removed.
+const MANAGER: &str = "firstlight-watch";
+
+/// Writes the condition. The time of its last change stays if its status does.
+pub fn write_condition(
+    client: &Client,
+    name: &str,
+    node: &NodeStatus,
+    (status, reason): (&str, &Reason),
+) -> Result<(), client::Error> {
+    let now = time::seconds(SystemTime::now());
+    let before = &node.attested;
+    let since = match before.condition[0] == status && !before.since.is_empty() {
+        true => &before.since,
+        false => &now,
+    };
+    let condition = json!({
+        "type": ATTESTED, "status": status, "reason": reason.word, "message": reason.message,
+        "lastHeartbeatTime": now, "lastTransitionTime": since,
+    });
+    let object = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": node.uid},
+        "status": {"conditions": [condition]},
+    });
+    let at = NODES.named(name).subresource("status");
+    client.apply_as(MANAGER, &at, &object).map(drop)
+}
+
+/// Writes label, taint and cordon.
+pub fn write_node(
+    client: &Client,
+    name: &str,
+    uid: &str,
+    wanted: &Attested,
+) -> Result<(), client::Error> {
+    let change = |node: &mut Value| {
+        let present = Attested::read(node);
+        let is_wanted = (&present.label, &present.taint) == (&wanted.label, &wanted.taint)
+            && (present.is_cordoned, present.has_cordoned)
+                == (wanted.is_cordoned, wanted.has_cordoned);
+        if node["metadata"]["uid"] != uid || is_wanted {
+            return false;
+        }
+        change_node(node, wanted);
+        true
+    };
+    client.modify(&NODES.named(name), change).map(drop)
+}
+
+fn change_node(node: &mut Value, wanted: &Attested) {
+    let set = |node: &mut Value, part: &str, field: &str, value: Option<&str>| {
+        if !node["metadata"][part].is_object() {
+            node["metadata"][part] = json!({});
+        }
+        match (value, node["metadata"][part].as_object_mut()) {
+            (Some(value), _) => node["metadata"][part][field] = value.into(),
+            (None, Some(fields)) => drop(fields.remove(field)),
+            (None, None) => {}
+        }
+    };
+    set(node, "labels", LABEL, wanted.label.as_deref());
+    let cordoned = wanted.has_cordoned.then_some("attestation");
+    set(node, "annotations", CORDONED, cordoned);
+    let taints = node["spec"]["taints"].as_array().cloned();
+    let mut taints = taints.unwrap_or_default();
+    taints.retain(|taint| taint["key"] != TAINT);
+    if let Some(value) = &wanted.taint {
+        taints.push(json!({"key": TAINT, "value": value, "effect": "NoSchedule"}));
+    }
+    node["spec"]["taints"] = taints.into();
+    node["spec"]["unschedulable"] = wanted.is_cordoned.into();
+}
+
+/// Notes in the machine's record that it is refused, or no longer.
+pub fn write_record(
+    client: &Client,
+    record: &MachineRecord,
+    is_refused: bool,
+) -> Result<(), client::Error> {
+    let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
+    let change = |map: &mut Value| {
+        let present = MachineRecord::read(map);
+        let is_same =
+            |it: &MachineRecord| it.machine == record.machine && it.refused.is_some() != is_refused;
+        if !present.as_ref().is_some_and(is_same) {
+            return false;
+        }
+        match (is_refused, map["data"].as_object_mut()) {
+            (true, _) => map["data"]["refused"] = time::seconds(SystemTime::now()).into(),
+            (false, Some(data)) => drop(data.remove("refused")),
+            (false, None) => {}
+        }
+        true
+    };
+    client.modify(&at, change).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_fields_of_a_node_are_changed() {
+        let mut node = json!({
+            "metadata": {"name": "n", "labels": {"a": "b"}},
+            "spec": {"podCIDR": "10.0.0.0/24", "taints": [{"key": "x", "effect": "NoExecute"}]},
+        });
+        let before = node.clone();
+        let wanted = Attested {
+            label: Some("false".into()),
+            taint: Some("refused".into()),
+            is_cordoned: true,
+            has_cordoned: true,
+            ..Attested::default()
+        };
+        change_node(&mut node, &wanted);
+        assert_eq!(Attested::read(&node), wanted);
+        assert_eq!(node["metadata"]["labels"]["a"], "b");
+        assert_eq!(node["spec"]["taints"][0], before["spec"]["taints"][0]);
+        change_node(&mut node, &Attested::default());
+        assert_eq!(node["spec"]["taints"], before["spec"]["taints"]);
+        assert_eq!(node["metadata"]["labels"], before["metadata"]["labels"]);
+        assert_eq!(Attested::read(&node), Attested::default());
+        assert_eq!(node["spec"]["podCIDR"], "10.0.0.0/24");
+    }
+}

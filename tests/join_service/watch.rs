@@ -1,0 +1,401 @@
+//! Members are asked for fresh evidence. The nodes are software TPMs, each with the server that a member runs.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use ::services::join_service::watch::{Action, ElectionTimes, Options, Rules};
+use ::services::join_service::{Config, GRACE, JoinService};
+use base::crypto::{Secret, cluster_id};
+use base::stop::Stop;
+use base::timeline::Timeline;
+use booted_proto::join::IssueJoinTicketRequest;
+use kubernetes::client::{CONFIG_MAPS, EVENTS, LEASES, NODES, Selector};
+use kubernetes::machine_record::MachineRecord;
+use rpc::grpc::Code;
+use serde_json::{Value, json};
+use tpm::Tpm;
+use verifier::qemu_vtpm;
+
+use crate::kube_apiserver::Cluster;
+use crate::setup::*;
+use crate::swtpm::{PCR_4, Swtpm};
+
+const LABEL: &str = "firstlight.node-restriction.kubernetes.io/attested";
+
+fn options() -> Options {
+    Options {
+        interval: Duration::from_secs(2),
+        rules: Rules {
+            action: Action::Cordon,
+            silence: Some(Duration::from_secs(20)),
+            share: 60,
+            close_disks: true,
+        },
+        times: ElectionTimes {
+            renew: Duration::from_millis(300),
+            hold: Duration::from_secs(6),
+            duration: Duration::from_secs(8),
+        },
+    }
+}
+
+fn config(setup: &Setup, cluster: &Cluster) -> Config {
+    Config {
+        watch: Some(options()),
+        ..setup.config(cluster)
+    }
+}
+
+/// The server of a member, which `bootstrapper` runs.
+struct Member {
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Member {
+    fn start(tpm: &Swtpm, address: Ipv4Addr) -> Member {
+        let issuer = Arc::new(qemu_vtpm::issuer(tpm.location().parse().unwrap(), None));
+        let stop = Stop::new();
+        let stopped = stop.clone();
+        let address = SocketAddr::new(address.into(), 9000);
+        let thread = thread::spawn(move || {
+            bootstrapper::member::serve(address, issuer, &stopped, &Timeline::new("member"));
+        });
+        Member {
+            stop,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.stop.stop();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// A machine that has joined: its TPM, and what its kubelet has written.
+struct Node {
+    name: &'static str,
+    address: Ipv4Addr,
+    tpm: Swtpm,
+    id: [u8; 32],
+}
+
+impl Node {
+    fn join(setup: &Setup, name: &'static str, address: &'static str, disk: u8) -> Node {
+        let tpm = Swtpm::start();
+        let asked: IssueJoinTicketRequest = request(name, &[address], disk, false);
+        let ticket = setup.join(&tpm, &asked).unwrap();
+        let secret = Secret::new(ticket.measurement_secret.clone());
+        let node = Node {
+            name,
+            address: address.parse().unwrap(),
+            tpm,
+            id: cluster_id(&secret, &ticket.measurement_salt),
+        };
+        node.mark(&node.tpm);
+        setup.make_node(name);
+        let status = json!({"status": {
+            "addresses": [{"type": "InternalIP", "address": address}], "nodeInfo": node_info("boot-1"),
+        }});
+        let at = NODES.named(name).subresource("status");
+        setup.admin.merge(&at, &status).unwrap();
+        node
+    }
+
+    /// Measures the cluster's ID, as a machine does when it becomes a member.
+    fn mark(&self, tpm: &Swtpm) {
+        let mut tpm = Tpm::open(&tpm.location().parse().unwrap()).unwrap();
+        tpm.measure_cluster_id(&self.id).unwrap();
+    }
+
+    fn serve(&self) -> Member {
+        Member::start(&self.tpm, self.address)
+    }
+
+    fn object(&self, setup: &Setup) -> Value {
+        setup.admin.get(&NODES.named(self.name)).unwrap()
+    }
+
+    /// Returns status, reason and message of the condition, separated by spaces.
+    fn condition(&self, setup: &Setup) -> String {
+        let node = self.object(setup);
+        let conditions = node["status"]["conditions"].as_array();
+        let mut conditions = conditions.into_iter().flatten();
+        let found = conditions.find(|condition| condition["type"] == "Attested");
+        found.map_or_else(String::new, |found| {
+            let fields = ["status", "reason", "message"];
+            fields.map(|field| found[field].as_str().unwrap()).join(" ")
+        })
+    }
+
+    fn eventually(&self, setup: &Setup, condition: &str) {
+        let what = format!("{} is {condition}", self.name);
+        eventually_within(90, &what, || self.condition(setup).starts_with(condition));
+    }
+
+    /// Returns label, taint, and whether the node is cordoned.
+    fn marks(&self, setup: &Setup) -> (String, String, bool) {
+        let node = self.object(setup);
+        let taints = node["spec"]["taints"].as_array();
+        let mut taints = taints.into_iter().flatten();
+        let taint = taints.find(|taint| taint["key"] == "firstlight/attestation");
+        let taint = taint.map_or("", |taint| taint["value"].as_str().unwrap());
+        let label = node["metadata"]["labels"][LABEL].as_str().unwrap_or("");
+        let is_cordoned = node["spec"]["unschedulable"] == true;
+        (label.into(), taint.into(), is_cordoned)
+    }
+
+    fn eventually_marked(&self, setup: &Setup, marks: (&str, &str, bool)) {
+        let expected = (marks.0.to_owned(), marks.1.to_owned(), marks.2);
+        let what = format!("{} is marked {marks:?}", self.name);
+        eventually_within(60, &what, || self.marks(setup) == expected);
+    }
+
+    fn record(&self, setup: &Setup) -> MachineRecord {
+        let maps = CONFIG_MAPS.in_namespace("kube-system");
+        let map = maps.named(&format!("join-node-{}", self.name));
+        MachineRecord::read(&setup.admin.get(&map).unwrap()).unwrap()
+    }
+}
+
+fn node_info(boot: &str) -> Value {
+    json!({
+        "bootID": boot, "machineID": "m", "systemUUID": "s", "kernelVersion": "6", "osImage": "o", "containerRuntimeVersion": "c",
+        "kubeletVersion": "v1.34.4", "kubeProxyVersion": "", "operatingSystem": "linux", "architecture": "amd64",
+    })
+}
+
+fn policy(pcr_4: &str) -> String {
+    let zeros = "00".repeat(32);
+    json!({"measurements": {
+        "4": {"expected": pcr_4, "warnOnly": false}, "15": {"expected": zeros, "warnOnly": false},
+    }})
+    .to_string()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn metric(service: &JoinService, line: &str) -> Option<f64> {
+    let metrics = service.metrics().render();
+    let mut lines = metrics.lines();
+    lines.find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
+}
+
+/// Installs the chart's objects of a cluster in which the watch is on.
+fn permit(setup: &Setup) {
+    setup.permit_watch();
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_members_node_shows_what_its_machine_proves_now() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let mut setup = Setup::new(cluster);
+    permit(&setup);
+    let nodes = [
+        Node::join(&setup, "worker-0", "127.42.2.100", 1),
+        Node::join(&setup, "worker-1.example", "127.42.2.101", 2),
+    ];
+    let [first, second] = &nodes;
+    let (mut server, _other) = (Some(first.serve()), second.serve());
+    let file = setup.dir.path().join("attestationConfig");
+    std::fs::write(&file, policy(&hex(&PCR_4))).unwrap();
+    drop(setup.service.take());
+    setup.service = Some(JoinService::start(config(&setup, cluster)).unwrap());
+    for node in &nodes {
+        node.eventually(&setup, "True Accepted");
+        node.eventually_marked(&setup, ("true", "", false));
+    }
+    let service = setup.service();
+    assert_eq!(metric(service, "firstlight_watch_leader"), Some(1.0));
+    let accepted = "firstlight_watch_nodes{result=\"accepted\"}";
+    assert_eq!(metric(service, accepted), Some(2.0));
+    assert!(metric(service, "firstlight_watch_oldest_seconds").unwrap() < 60.0);
+
+    // a policy that no machine meets: it is shown, and nothing else follows
+    std::fs::write(&file, policy(&"11".repeat(32))).unwrap();
+    for node in &nodes {
+        node.eventually(&setup, "False Measurement");
+        let said = node.condition(&setup);
+        assert!(
+            said.contains("PCR 4")
+                && said.contains(&"11".repeat(32))
+                && said.contains(&hex(&PCR_4)),
+            "{said}"
+        );
+        node.eventually_marked(&setup, ("false", "", false));
+    }
+    eventually("the refusal is known to be one of all", || {
+        metric(setup.service(), "firstlight_watch_mass_refusal") == Some(1.0)
+    });
+    for node in &nodes {
+        assert_eq!(node.marks(&setup), ("false".into(), String::new(), false));
+    }
+    std::fs::write(&file, policy(&hex(&PCR_4))).unwrap();
+    for node in &nodes {
+        node.eventually(&setup, "True Accepted");
+        node.eventually_marked(&setup, ("true", "", false));
+    }
+
+    // a machine that no longer answers
+    server.take();
+    first.eventually(&setup, "Unknown Unreachable 127.42.2.100:9000");
+    first.eventually(&setup, "Unknown Silent 127.42.2.100:9000");
+    first.eventually_marked(&setup, ("unknown", "silent", true));
+    assert_eq!(first.record(&setup).refused, None, "silence closes no disk");
+    server = Some(first.serve());
+    first.eventually(&setup, "True Accepted");
+    first.eventually_marked(&setup, ("true", "", false));
+
+    // another member's machine at its address
+    server.take();
+    let thief = Swtpm::start();
+    first.mark(&thief);
+    let other = Member::start(&thief, first.address);
+    first.eventually(&setup, "False OtherMachine");
+    let machine = first.record(&setup).machine;
+    assert!(
+        first
+            .condition(&setup)
+            .contains(&format!("expected {machine}, got "))
+    );
+    first.eventually_marked(&setup, ("false", "refused", true));
+    eventually("the disk is closed", || {
+        first.record(&setup).refused.is_some()
+    });
+    // a refused machine that becomes silent stays refused
+    drop(other);
+    thread::sleep(Duration::from_secs(10));
+    assert!(first.condition(&setup).starts_with("False OtherMachine"));
+
+    // the machine restarts, and gets no key; then the operator permits it
+    let mut nodes = nodes;
+    let first = &mut nodes[0];
+    first.tpm.reboot();
+    let refused = setup.rejoin(&first.tpm, &disk(1)).err().expect("a refusal");
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    assert!(
+        refused.message().contains("has been refused since"),
+        "{refused}"
+    );
+    assert_eq!(setup.count("rejoin", "refused-before"), 1);
+    first.mark(&first.tpm);
+    let _server = first.serve();
+    let booted = json!({"status": {"nodeInfo": node_info("boot-2")}});
+    let at = NODES.named(first.name).subresource("status");
+    setup.admin.merge(&at, &booted).unwrap();
+    first.eventually(&setup, "True Accepted");
+    first.eventually_marked(&setup, ("true", "", false));
+    eventually("the disk is open", || {
+        first.record(&setup).refused.is_none()
+    });
+
+    // an event for each change, and no further ones
+    let events = setup
+        .admin
+        .list(&EVENTS.in_namespace("default"), &Selector::default());
+    let events = events.unwrap().items;
+    let count = |reason: &str| {
+        let of_node =
+            |event: &&Value| event["reason"] == reason && event["regarding"]["name"] == "worker-0";
+        events.iter().filter(of_node).count()
+    };
+    assert_eq!(
+        (
+            count("AttestationAccepted"),
+            count("AttestationRefused"),
+            count("AttestationUnknown")
+        ),
+        (4, 2, 2)
+    );
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_node_without_a_record_or_an_address_is_neither_accepted_nor_refused() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let mut setup = Setup::new(cluster);
+    permit(&setup);
+    let node = Node::join(&setup, "worker-0", "127.42.2.100", 1);
+    let _server = node.serve();
+    setup.make_node("plane-0");
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let record = maps.named("join-node-worker-0");
+    setup
+        .admin
+        .merge(&record, &json!({"data": {"machine": ""}}))
+        .unwrap();
+    drop(setup.service.take());
+    setup.service = Some(JoinService::start(config(&setup, cluster)).unwrap());
+    node.eventually(&setup, "Unknown NoRecord");
+    let other = Node {
+        name: "plane-0",
+        ..node
+    };
+    other.eventually(&setup, "Unknown NoAddress");
+    assert_eq!(other.marks(&setup).1, "");
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn one_replica_asks_and_another_takes_over_when_it_dies_or_stops() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let mut setup = Setup::new(cluster);
+    permit(&setup);
+    let node = Node::join(&setup, "worker-0", "127.42.2.100", 1);
+    let _server = node.serve();
+    drop(setup.service.take());
+    let start = || JoinService::start(config(&setup, cluster)).unwrap();
+    let leads = |service: &JoinService| metric(service, "firstlight_watch_leader") == Some(1.0);
+    let answers = |service: &JoinService| {
+        let line = "firstlight_watch_answers_total{result=\"accepted\",reason=\"Accepted\"}";
+        metric(service, line).unwrap_or(0.0)
+    };
+    let first = start();
+    eventually("the first one asks", || {
+        leads(&first) && answers(&first) > 0.0
+    });
+    let second = start();
+    let before = answers(&first);
+    eventually("the first one goes on", || answers(&first) > before + 1.0);
+    assert!(!leads(&second) && answers(&second) == 0.0);
+    assert_eq!(
+        metric(&second, "firstlight_watch_nodes{result=\"accepted\"}"),
+        None
+    );
+
+    // it dies: nobody gives the Lease back
+    drop(first);
+    assert!(!leads(&second));
+    eventually_within(60, "the second one asks", || {
+        leads(&second) && answers(&second) > 0.0
+    });
+    // one that stops gives it back
+    let third = start();
+    thread::sleep(Duration::from_secs(1));
+    second.stop(GRACE);
+    let lease = LEASES.in_namespace("kube-system").named("join-watch");
+    eventually_within(4, "the third one leads", || {
+        let lease = setup.admin.get(&lease).unwrap();
+        lease["spec"]["holderIdentity"] != "" && leads(&third)
+    });
+    drop(second);
+    eventually("the third one asks", || answers(&third) > 0.0);
+
+    // without the API server's answer to a renewal it stops by itself
+    cluster.freeze_api_server(true);
+    eventually_within(30, "it stops", || !leads(&third));
+    cluster.freeze_api_server(false);
+    eventually_within(60, "it leads again", || leads(&third));
+    node.eventually(&setup, "True Accepted");
+}
