@@ -61,7 +61,6 @@ fn main() -> ExitCode {
         let is_renewal = words.next_if(|word| word == "renew").is_some();
         let is_upgrade = words.next_if(|word| !is_renewal && word == "upgrade");
         let list = words.next_if(|word| is_upgrade.is_some() && !is_option(word));
-        drop(words);
         if is_renewal {
             settings.parse(arguments, settings::ARGUMENTS)?;
             return renew(&settings.shared);
