@@ -121,7 +121,7 @@ mod tests {
     fn leave(secret: &[u8]) {
         let mut below = [0; STACK / 2 + 1024];
         below[..secret.len()].copy_from_slice(secret);
-        zeroize::optimization_barrier(&mut below);
+        zeroize::optimization_barrier(&below);
     }
 
     #[test]

@@ -336,11 +336,14 @@ mod tests {
         let (good, bad, none) = (Answer::Accepted, refused(), none());
         let unreachable = Some(("Unknown", "Unreachable"));
         assert_eq!(of(&[]), None);
-        assert_eq!(of(&[good.clone()]), Some(("True", "Accepted")));
-        assert_eq!(of(&[bad.clone()]), Some(("False", "Measurement")));
+        assert_eq!(of(std::slice::from_ref(&good)), Some(("True", "Accepted")));
+        assert_eq!(
+            of(std::slice::from_ref(&bad)),
+            Some(("False", "Measurement"))
+        );
         assert_eq!(of(&[bad.clone(), good.clone()]), Some(("True", "Accepted")));
         // a node that reboots
-        assert_eq!(of(&[none.clone()]), None);
+        assert_eq!(of(std::slice::from_ref(&none)), None);
         let [one, two] = [none.clone(), none.clone()];
         assert_eq!(of(&[good.clone(), one.clone(), two.clone()]), None);
         let three = [good, one.clone(), two.clone(), none.clone()];
