@@ -242,7 +242,8 @@ impl Waiting {
 
     /// Returns how long the disk has waited, and the last report of each source.
     pub fn report(&self) -> (Duration, Vec<(String, Note)>) {
-        let notes = self.lock().notes.clone().into_iter().collect();
+        let cloned = |(name, note): (&String, &Note)| (name.clone(), note.clone());
+        let notes = self.lock().notes.iter().map(cloned).collect();
         (self.since.elapsed(), notes)
     }
 

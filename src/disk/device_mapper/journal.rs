@@ -217,7 +217,6 @@ mod tests {
             SUPERBLOCK + 63,
             JOURNAL,
             JOURNAL + JOURNAL_LEN,
-            18 << 20,
         ] {
             assert!(judge(&disk[..size]).is_some(), "{size}");
         }
