@@ -139,6 +139,8 @@ fn usable_sectors(mapping: &Mapping) -> Result<u64, Error> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub journal_sections: u32,
+    /// How many sectors the device had when it was last used.
+    pub recorded_sectors: u64,
     /// Whether the only options are those that change the layout of tags: no recalculation, and no
     /// bitmap instead of the journal.
     pub has_plain_journal: bool,
@@ -177,6 +179,7 @@ impl Superblock {
         let has_plain_journal = number(24) & !LAYOUT_FLAGS == 0;
         Ok(Superblock {
             journal_sections: number(12),
+            recorded_sectors: u64::from(number(20)) << 32 | u64::from(number(16)),
             has_plain_journal,
         })
     }

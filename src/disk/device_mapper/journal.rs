@@ -17,8 +17,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 use super::integrity::{SECTION_SECTORS, SUPERBLOCK_LEN, Superblock, Unfit};
 use super::mapping::SECTOR;
 
-/// A journal section begins with 8 sectors of entries. An entry has a sector number, the last 8 bytes of each of the block's 8
-/// sectors, and a tag of 32 bytes; 4 entries fit into a sector.
+/// A journal section begins with 8 sectors of entries. An entry has a sector number, the last 8
+/// bytes of each of the block's 8 sectors, and a tag of 32 bytes; 4 entries fit into a sector.
 const ENTRY_SECTORS: u64 = 8;
 const ENTRY_LEN: usize = 8 + 8 * 8 + 32;
 const ENTRIES_PER_SECTOR: usize = 4;
@@ -45,6 +45,10 @@ pub fn may_hold_data(
     let mut superblock = vec![0; SUPERBLOCK_LEN.min(size.saturating_sub(data_offset) as usize)];
     read_at(disk, data_offset, &mut superblock)?;
     let sections = match Superblock::parse(&superblock) {
+        // nobody can judge what is behind the present end of a disk that was larger
+        Ok(it) if !(1..=(size - data_offset) / SECTOR).contains(&it.recorded_sectors) => {
+            return Ok(Some("its superblock is of a larger disk".into()));
+        }
         Ok(superblock) if superblock.has_plain_journal => u64::from(superblock.journal_sections),
         Ok(_) => {
             return Ok(Some(
@@ -67,11 +71,8 @@ pub fn may_hold_data(
     }
     let mut section = vec![0; (SECTION_SECTORS * SECTOR) as usize];
     for number in 0..sections {
-        read_at(
-            disk,
-            journal + number * SECTION_SECTORS * SECTOR,
-            &mut section,
-        )?;
+        let offset = journal + number * SECTION_SECTORS * SECTOR;
+        read_at(disk, offset, &mut section)?;
         let fresh = (0..)
             .zip(section.chunks_exact(SECTOR as usize))
             .all(|(at, bytes)| bytes == fresh_sector(number, at));
@@ -81,10 +82,8 @@ pub fn may_hold_data(
     }
     let mut tail = vec![0; TAIL as usize];
     read_at(disk, size - TAIL, &mut tail)?;
-    Ok(tail
-        .iter()
-        .any(|byte| *byte != 0)
-        .then(|| "the end of the disk was written to".into()))
+    let is_written = tail.iter().any(|byte| *byte != 0);
+    Ok(is_written.then(|| "the end of the disk was written to".into()))
 }
 
 /// Returns a sector of a new journal: entries without a sector number (its upper half is all ones),
@@ -217,6 +216,7 @@ mod tests {
             SUPERBLOCK + 63,
             JOURNAL,
             JOURNAL + JOURNAL_LEN,
+            18 << 20,
         ] {
             assert!(judge(&disk[..size]).is_some(), "{size}");
         }

@@ -138,9 +138,7 @@ impl Header {
     pub fn state(&self) -> DiskState {
         let tokens = &self.metadata["tokens"];
         match tokens[TOKEN.to_string()]["diskIsInitialized"].as_bool() {
-            _ if !matches!(token::find(tokens, cluster_token::TYPE), Ok(None)) => {
-                DiskState::Initialized
-            }
+            _ if token::find(tokens, cluster_token::TYPE) != Ok(None) => DiskState::Initialized,
             None => DiskState::Unmarked,
             Some(false) => DiskState::Uninitialized,
             Some(true) => DiskState::Initialized,
