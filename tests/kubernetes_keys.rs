@@ -2,6 +2,7 @@
 //! real kube-apiserver verifies it (`make kubernetes-api`).
 
 use common::kube_apiserver;
+use common::manifests;
 use common::volumes::{self, DRIVER};
 use support::foreign::{fetched, go_program};
 use support::program;
@@ -29,7 +30,6 @@ use kubernetes::client::{
     CONFIG_MAPS, Client, NAMESPACES, NODES, Object, PODS, Resource, SERVICE_ACCOUNTS, Selector,
 };
 use kubernetes::machine_record::{self, MachineRecord};
-use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Settings};
 use kubernetes::yaml;
 use program::Program;
@@ -83,19 +83,9 @@ fn own_kubeconfig(client: &Client) -> String {
 fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
     let settings = Settings {
         image: "x".into(),
-        variant: "qemu-vtpm".into(),
-        policy: "{}".into(),
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
-        keeping: Keeping::default(),
-        node_port: None,
-        migrate_until: None,
-        old_clients_until: None,
-        grants: None,
-        metadata: None,
-        require_strong: None,
-        watch: None,
-        watch_action: None,
+        ..manifests::settings("{}")
     };
     for object in services::manifests(&settings).unwrap() {
         if object["kind"].as_str().unwrap().contains("Role")

@@ -1,6 +1,7 @@
 //! Tests of the services' manifests with a real kube-apiserver and a real etcd (`make kubernetes-api`).
 
 use common::kube_apiserver;
+use common::manifests;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +21,6 @@ use kubernetes::client::{
     CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Resource, SECRETS, SERVICES,
     Selector,
 };
-use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Error, MetadataService, Options, Report, Settings};
 use serde_json::{Value, json};
 
@@ -32,19 +32,9 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn settings(image: &str) -> Settings {
     Settings {
         image: image.into(),
-        variant: "qemu-vtpm".into(),
-        policy: POLICY.into(),
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
-        keeping: Keeping::default(),
-        node_port: None,
-        migrate_until: None,
-        old_clients_until: None,
-        grants: None,
-        metadata: None,
-        require_strong: None,
-        watch: None,
-        watch_action: None,
+        ..manifests::settings(POLICY)
     }
 }
 

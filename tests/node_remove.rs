@@ -415,7 +415,7 @@ fn run_etcdctl(pod: &Value, machines: &Machines, pki: &Path) -> Value {
     json!({"phase": if is_done { "Succeeded" } else { "Failed" }, "containerStatuses": containers})
 }
 
-/// Makes a pod of each kind on a node.
+/// Creates one pod of each kind on a node: managed, with an emptyDir volume, of a DaemonSet, and others.
 fn make_pods(setup: &Setup, node: &str, number: u8) {
     let scratch = json!({"spec.volumes": [{"name": "a", "emptyDir": {}}]});
     let name = |kind: &str| format!("{kind}-{number}");

@@ -7,5 +7,6 @@ pub mod phases;
 pub mod plain;
 pub mod stage;
 pub mod time;
+pub mod timed;
 pub mod uuid;
 pub mod x509;

@@ -363,7 +363,7 @@ struct Certificate {
     end: String,
     /// The seconds until its end.
     left: i64,
-    /// The name of its authority; empty if it is one.
+    /// The name of the authority that signed it; empty for the certificate of an authority.
     authority: String,
     /// This node lacks the key of its authority.
     is_external: bool,

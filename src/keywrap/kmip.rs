@@ -23,6 +23,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use zeroize::Zeroizing;
 
 use base::crypto::Secret;
+use booted_base::timed::Timed;
 
 use super::error::{Error, said};
 use super::service::{KeyEncryptionKey, Service};
@@ -339,40 +340,6 @@ fn connect(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
         }
     }
     Err(last)
-}
-
-/// A socket with one time limit for all operations together.
-struct Timed {
-    socket: TcpStream,
-    deadline: Instant,
-}
-
-impl Timed {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        match left.is_zero() {
-            true => Err(io::ErrorKind::TimedOut.into()),
-            false => Ok(Some(left)),
-        }
-    }
-}
-
-impl Read for Timed {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.socket.set_read_timeout(self.left()?)?;
-        self.socket.read(buffer)
-    }
-}
-
-impl Write for Timed {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.set_write_timeout(self.left()?)?;
-        self.socket.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.socket.flush()
-    }
 }
 
 fn version((major, minor): Version) -> Encoded {

@@ -70,7 +70,7 @@ impl Loaded {
         self.log("a new policy");
     }
 
-    /// Logs which policy is in force. `firstlight rollout` waits for the digest in the logs.
+    /// Logs which policy is in force. By its digest an operator sees whether a change has arrived.
     fn log(&self, policy: &str) {
         let path = self.path.display();
         let digest = hex(digest(&SHA256, self.text.as_bytes()).as_ref());

@@ -16,13 +16,13 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use booted_base::uuid::Uuid;
 use common::kube_apiserver::{Cluster, PATIENCE, play_controller};
+use common::manifests;
 use kms::ClusterKms;
 use kubernetes::client::{
     CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, Client, Collection, DAEMON_SETS, NODES, PODS,
     SECRETS, SERVICE_ACCOUNTS, Selector,
 };
 use kubernetes::machine_record::MachineRecord;
-use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Options, Settings};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -49,19 +49,9 @@ fn install(client: &Client, setting: &Setting, changed: impl FnOnce(&mut Setting
     let salt = BASE64_STANDARD.decode(state["measurementSalt"].as_str().unwrap());
     let mut settings = Settings {
         image: "example.com/a:1".into(),
-        variant: "qemu-vtpm".into(),
-        policy: fs::read_to_string(setting.policy()).unwrap(),
         measurement_salt: salt.unwrap(),
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
-        keeping: Keeping::default(),
-        node_port: None,
-        migrate_until: None,
-        old_clients_until: None,
-        grants: None,
-        metadata: None,
-        require_strong: None,
-        watch: None,
-        watch_action: None,
+        ..manifests::settings(&fs::read_to_string(setting.policy()).unwrap())
     };
     changed(&mut settings);
     let options = Options {

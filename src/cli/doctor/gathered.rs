@@ -32,7 +32,7 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// Returns how long ago something was; nothing if it is in the future.
+    /// Returns the time since `at`; zero if `at` is in the future.
     pub fn age(&self, at: SystemTime) -> Duration {
         self.now.duration_since(at).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! `firstlight node remove`: shows what exists of nodes, and removes it from the cluster.
+//! `firstlight node remove`: lists the Node, record, tokens and etcd member of each named node, and deletes them.
 //!
 //! `plan` reads what exists and refuses what would do harm, `remove` has the steps. `etcd` asks etcd for its members, `power` finds out
 //! by the `kubelet` whether a machine is off, and `lock` lets one such command run at a time.

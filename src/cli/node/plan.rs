@@ -95,7 +95,7 @@ impl Leaving {
         })
     }
 
-    /// Returns whether it is a control plane, or may have been one.
+    /// Returns whether the node is a control plane. If Node and record are gone, a member of etcd shows that it was one.
     pub fn is_control_plane(&self) -> bool {
         let is_labelled = |node: &Value| node.pointer(CONTROL_PLANE).is_some();
         let is_recorded = |record: &MachineRecord| record.control_plane;

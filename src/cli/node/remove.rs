@@ -5,8 +5,8 @@
 //! ```
 //!
 //! etcd comes before the machine: two members have no majority when one is off, and then none can be removed. The Node comes
-//! after the machine, because its pods start elsewhere when it is deleted. The record comes late, because it says what else is left to
-//! do, and before the Node: a machine that boots in between gets no key for its disk.
+//! after the machine, because its pods start elsewhere when it is deleted. The record is deleted after the tokens, because a command that
+//! was cut off reads in it what is left to do. It is deleted before the Node, so that a machine that boots in between gets no key.
 
 use std::time::{Duration, Instant};
 

@@ -102,7 +102,7 @@ pub struct Row {
     pub state: NodeState,
     /// Since when it has this state.
     pub since: Instant,
-    /// More about its state.
+    /// Details of the state for the operator, such as an error; may be empty.
     pub note: String,
     /// What does not meet the policy.
     pub refusal: Option<Refusal>,

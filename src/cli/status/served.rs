@@ -4,11 +4,11 @@
 
 use std::fmt;
 use std::io::{self, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base::request::Response;
+use booted_base::timed::Timed;
 use booted_base::x509::Certificate;
 use cloud::plain;
 use rustls::client::WebPkiServerVerifier;
@@ -99,7 +99,7 @@ impl Asker {
         }
     }
 
-    /// Makes one connection, and asks for `path` if there is one.
+    /// Opens one connection and looks at the certificate. Sends a GET request if `path` is given.
     pub fn ask(
         &self,
         endpoint: &Endpoint,
@@ -115,10 +115,7 @@ impl Asker {
             verifier: self.verifier.clone(),
             seen: OnceLock::new(),
         });
-        let socket = Timed {
-            socket,
-            end: deadline,
-        };
+        let socket = Timed { socket, deadline };
         let talked = talk(socket, name, noting.clone(), path);
         let (certificate, distrust) = match (noting.seen.get(), &talked) {
             (Some(seen), _) => seen,
@@ -161,7 +158,7 @@ fn text(answer: &Response) -> String {
     String::from_utf8_lossy(body).into_owned()
 }
 
-/// Does the handshake, and asks for `path` if there is one. A server that wants the caller's
+/// Does the handshake, and sends a GET request if `path` is given. A server that wants the caller's
 /// certificate may end the connection after its own part of the handshake.
 fn talk(
     mut socket: Timed,
@@ -191,40 +188,6 @@ fn talk(
     stream.flush()?;
     let mut reader = BufReader::new(stream.take(MAX_ANSWER));
     Ok(plain::receive(&mut reader, MAX_ANSWER).ok())
-}
-
-/// A socket whose reads and writes all end at one time, also if the peer sends byte by byte.
-struct Timed {
-    socket: TcpStream,
-    end: Instant,
-}
-
-impl Timed {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.end.saturating_duration_since(Instant::now());
-        match left.is_zero() {
-            true => Err(io::ErrorKind::TimedOut.into()),
-            false => Ok(Some(left)),
-        }
-    }
-}
-
-impl Read for Timed {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.socket.set_read_timeout(self.left()?)?;
-        self.socket.read(buffer)
-    }
-}
-
-impl Write for Timed {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.set_write_timeout(self.left()?)?;
-        self.socket.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.socket.flush()
-    }
 }
 
 /// Accepts any certificate, and notes it with the reason why it is not good.

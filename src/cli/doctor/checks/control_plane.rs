@@ -176,7 +176,7 @@ pub fn control_plane(facts: &Gathered) -> Vec<Diagnosis> {
             .iter()
             .filter(|pod| pod.component == component)
             .collect();
-        // a control plane that kubeadm has not made may run them elsewhere
+        // without kubeadm, this program may run in no pod at all
         if all.is_empty() {
             continue;
         }

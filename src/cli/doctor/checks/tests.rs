@@ -1373,7 +1373,7 @@ fn what_is_on_its_way_is_no_finding() {
     ] {
         objects.tokens.push(token(groups, expires, authenticates));
     }
-    // certificates of a day that are renewed after 70 % of it
+    // certificates are valid for one day here, and the kubelet renews one when 70 % of this time is over
     let hour = |hours: u64| Duration::from_secs(hours * 3600);
     let validity = Validity {
         from: now() - hour(16),

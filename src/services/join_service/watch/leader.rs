@@ -3,8 +3,8 @@
 //! before that, counted from the moment at which it began its last renewal.
 //!
 //! ```text
-//! holder:  renews ──────────── stops (HOLD)
-//! others:    see the change ──────────────────────── take over (DURATION)
+//! holder:  renews the Lease ── after `hold` without a renewal: stops its work
+//! others:  see the renewal ─────── after `duration` without another one: one of them takes the Lease
 //! ```
 
 use std::time::{Duration, Instant, SystemTime};
