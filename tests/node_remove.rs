@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::stop::Stop;
 use booted_base::time;
@@ -161,7 +161,23 @@ impl Setup {
             setup.node(name, address, true);
             setup.etcd_pod(name, address);
         }
+        setup.wait_for_etcd_pods();
         setup
+    }
+
+    /// Waits until the kubelets have started each pod of etcd: the command asks one that is ready.
+    fn wait_for_etcd_pods(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        let pods = PODS.in_namespace("kube-system");
+        let is_ready = |pod: &Value| text(pod, "/status/phase") == "Running";
+        loop {
+            let listed = self.admin.list(&pods, &Selector::default()).unwrap();
+            if listed.items.iter().all(is_ready) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "no kubelet started etcd");
+            thread::sleep(Duration::from_millis(100));
+        }
     }
 
     fn node(&self, name: &str, address: IpAddr, is_control_plane: bool) {
