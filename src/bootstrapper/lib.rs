@@ -22,13 +22,15 @@
 //! [`peers_token`] writes, and
 //! [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a member to
 //! another version of Kubernetes. [`renew`] renews the certificates of a control plane, and restarts
-//! the [`static_pods`] that use them; [`authorities`] gives new certificates to those that sign them. [`child_process`](base::child_process) runs other programs.
+//! the [`static_pods`] that use them; [`authorities`] gives new certificates to those that sign them.
+//! [`growth`] grows the file system after the disk. [`child_process`](base::child_process) runs other programs.
 
 pub mod authorities;
 pub mod cluster;
 pub mod error;
 pub mod etcd;
 pub mod evidence;
+pub mod growth;
 pub mod header_lock;
 pub mod init;
 pub mod init_server;
@@ -224,6 +226,7 @@ impl Bootstrapper {
         if let Some(writer) = writer {
             log::warn!("{writer}");
         }
+        growth::grow(&self.root, &self.timeline);
         self.renew_host_certificate();
         if state_disk::has_kubelet(&self.root) {
             kubelet::start(&self.stop, &self.timeline).map_err(Error::Kubelet)?;

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 pub mod activation;
+pub mod ext4;
 pub mod process;
 pub mod signal;
 pub mod terminal;
