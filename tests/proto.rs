@@ -21,6 +21,7 @@ fn generated_messages_are_those_of_the_proto_files() {
     let files = [
         "attested.proto",
         "evidence.proto",
+        "generation.proto",
         "init.proto",
         "join.proto",
         "kms.proto",

@@ -1,6 +1,7 @@
 //! A peer's message never takes much more memory than its own size, whatever fields it has.
 
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
+use booted_proto::generation::{GenerationRequest, GenerationResponse};
 use booted_proto::init::{InitRequest, InitResponse};
 use booted_proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
@@ -77,7 +78,7 @@ fn no_message_takes_much_more_memory_than_its_length() {
     let messages = hostile();
     let worst = each!(&messages; Offer, Proof, Collateral, EvidenceRequest, EvidenceResponse, InitRequest, InitResponse,
         IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest, IssueRejoinTicketResponse,
-        GetDataKeyRequest, GetDataKeyResponse, TimelineRequest, TimelineResponse, RecoverMessage, RecoverResponse,
+        GetDataKeyRequest, GetDataKeyResponse, GenerationRequest, GenerationResponse, TimelineRequest, TimelineResponse, RecoverMessage, RecoverResponse,
         StatusRequest, StatusResponse, GetAttestationRequest, GetAttestationResponse);
     assert!(
         worst.iter().any(|bytes| *bytes > LENGTH),

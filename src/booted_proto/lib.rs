@@ -17,6 +17,12 @@ use proto::attested;
 package!(components, "components.rs");
 package!(evidence, "evidence.rs");
 package!(
+    generation,
+    "generation.rs",
+    /// Returns the generation of a member's state disk.
+    pub const GENERATION: &str = "/generation.API/Generation";
+);
+package!(
     init,
     "init.rs",
     /// The operator initializes the first node of a cluster.

@@ -23,13 +23,15 @@
 //! [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a member to
 //! another version of Kubernetes. [`renew`] renews the certificates of a control plane, and restarts
 //! the [`static_pods`] that use them; [`authorities`] gives new certificates to those that sign them.
-//! [`growth`] grows the file system after the disk. [`child_process`](base::child_process) runs other programs.
+//! [`growth`] grows the file system after the disk, and [`generation`] lets the cluster see an old copy
+//! of it. [`child_process`](base::child_process) runs other programs.
 
 pub mod authorities;
 pub mod cluster;
 pub mod error;
 pub mod etcd;
 pub mod evidence;
+pub mod generation;
 pub mod growth;
 pub mod header_lock;
 pub mod init;

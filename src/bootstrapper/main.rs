@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use base::options::help;
 use base::program::{self, Failure};
@@ -13,6 +14,7 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_proto::init;
 use bootstrapper::evidence::{self, Attester};
+use bootstrapper::generation::Generations;
 use bootstrapper::options::{OPTIONS, Settings};
 use bootstrapper::service_trust::ServiceTrust;
 use bootstrapper::{Bootstrapper, Ending, member, peers, renew, upgrade};
@@ -160,13 +162,14 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
         timeline,
     };
     let listen = SocketAddr::new(options.listen, init::PORT);
+    let root = options.root;
     let is_external = has_external_provider(cloud);
     let bootstrapper = Bootstrapper {
         cloud,
         has_cloud_controller: settings.cloud_controller.unwrap_or(is_external),
         metadata,
         disk: options.disk,
-        root: options.root,
+        root: root.clone(),
         key_file: options.key_file,
         listen,
         issuer: quotes::reported(timeline, issuer.clone(), tpm.clone()),
@@ -181,8 +184,9 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
     let ending = bootstrapper.run()?;
     if ending.is_member() {
         let keeping = keeper.start();
+        let generations = Arc::new(Generations::open(&root));
         // anybody may ask a member for a quote, so these quotes are not logged as events
-        member::serve(listen, issuer, stop, &timeline);
+        member::serve(listen, issuer, &generations, stop, &timeline);
         drop(keeping);
     }
     Ok(ending)

@@ -1,6 +1,6 @@
 //! The server of a member: on the InitServer's port, over attested TLS, it proves to which cluster
-//! the node belongs (PCR 15). Its only methods are the health check and the boot record, so a
-//! caller cannot make it do anything else.
+//! the node belongs (PCR 15). Its only methods are the health check, the boot record and the generation
+//! of the state disk, so a caller cannot make it do anything else.
 //!
 //! Anybody may call, and each answer uses the TPM briefly, so only a few connections are served at
 //! once.
@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::generation::Generations;
 use attest::Issuer;
 use base::stop::Stop;
 use base::timeline::{RECORD_BYTES, Timeline};
@@ -18,7 +19,7 @@ use rpc::grpc::{Limits, Router, Server};
 /// Maximum number of connections.
 const CONNECTIONS: usize = 8;
 const CONNECTIONS_PER_PEER: usize = 2;
-/// Maximum bytes of a request, which has only the name of a service.
+/// Maximum bytes of a request, which has the name of a service or a generation.
 const MAX_REQUEST: usize = 256;
 /// Buffered bytes of a connection: the record, and a few calls with their headers.
 const CONNECTION_BYTES: usize = RECORD_BYTES + (16 << 10);
@@ -29,7 +30,13 @@ const LONG: Duration = Duration::from_secs(3600);
 
 /// Serves on `address` until `stop`. If it cannot listen, it prints an event and does nothing until
 /// `stop`: a member works without this server.
-pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline: &Timeline) {
+pub fn serve(
+    address: SocketAddr,
+    issuer: Arc<dyn Issuer>,
+    generations: &Arc<Generations>,
+    stop: &Stop,
+    timeline: &Timeline,
+) {
     let limits = Limits {
         connections: CONNECTIONS,
         connections_per_peer: CONNECTIONS_PER_PEER,
@@ -43,7 +50,7 @@ pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline
         ..Limits::default()
     };
     let tls = Arc::new(atls::Server::new(Some(issuer), None));
-    let router = record::serve(Router::new(), *timeline);
+    let router = generations.serve(record::serve(Router::new(), *timeline));
     let server = TcpListener::bind(address)
         .and_then(|listener| Server::start("member", listener, tls, router, limits));
     match &server {
@@ -58,5 +65,7 @@ pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline
             format_args!("`firstlight status` gets no answer: {address}: {error}"),
         ),
     }
-    while !stop.wait(LONG) {}
+    while !stop.wait(LONG) {
+        generations.raise_daily();
+    }
 }

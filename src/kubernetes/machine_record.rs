@@ -6,7 +6,7 @@
 //! join-node-NAME   by a join ticket       data: node, disk, machine, addresses, hostKey, principals, token,
 //!                                               nodeUID, role, issued, image
 //!                  by an init             the same without a token, written by the node itself
-//!                  by the watch of attestation, if it closes disks    data: refused
+//!                  by the watch of attestation    data: generation, and refused if it closes disks
 //! join-disk-UUID   by a rejoin ticket for a disk without a record, while migration is on,
 //!                  or by the operator     data: disk, machine
 //! ```
@@ -67,6 +67,9 @@ pub struct MachineRecord {
     /// The ID of the policy's image whose registers the machine had at its last ticket, also at one
     /// of a reboot. Empty if none is known.
     pub image: String,
+    /// The generation of the state disk at its last evidence. An older copy of the disk does not
+    /// know it. Empty if none is known, or if an operator accepts the disk as it is.
+    pub generation: String,
     /// When the ticket was issued.
     pub issued: Option<SystemTime>,
     /// Since when the machine's evidence has been refused, if that closes its disk. An operator, or
@@ -144,6 +147,7 @@ impl MachineRecord {
             control_plane: text("/data/role") == CONTROL_PLANE,
             direct: text("/data/direct") == YES,
             image: text("/data/image"),
+            generation: text("/data/generation"),
             issued: time::parse(&text("/data/issued")),
             // a text that is no time closes the disk, too
             refused: Some(text("/data/refused"))
@@ -197,6 +201,9 @@ impl MachineRecord {
             if !self.image.is_empty() {
                 data["image"] = self.image.as_str().into();
             }
+            if !self.generation.is_empty() {
+                data["generation"] = self.generation.as_str().into();
+            }
             data["issued"] = self.issued.map(time::seconds).unwrap_or_default().into();
         }
         json!({"metadata": metadata, "data": data})
@@ -244,6 +251,7 @@ mod tests {
         let mut written = MachineRecord::of_node("n", &disk, Some("m"), "abcdef", "u");
         (written.version, written.control_plane, written.direct) = ("7".into(), true, true);
         written.image = "ab".repeat(16);
+        written.generation = "12-9f86d081884c7d65".into();
         assert_eq!(
             MachineRecord::read(&written.to_object()).as_ref(),
             Some(&written)

@@ -1,6 +1,7 @@
 //! Members are asked for fresh evidence. The nodes are software TPMs, each with the server that a member runs.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -11,10 +12,12 @@ use base::crypto::{Secret, cluster_id};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_proto::join::IssueJoinTicketRequest;
+use bootstrapper::generation::Generations;
 use kubernetes::client::{CONFIG_MAPS, EVENTS, LEASES, NODES, Selector};
 use kubernetes::machine_record::MachineRecord;
 use rpc::grpc::Code;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tpm::Tpm;
 use verifier::qemu_vtpm;
 
@@ -55,13 +58,16 @@ struct Member {
 }
 
 impl Member {
-    fn start(tpm: &Swtpm, address: Ipv4Addr) -> Member {
+    /// Starts the server of the machine whose state disk is mounted at `root`.
+    fn start(tpm: &Swtpm, address: Ipv4Addr, root: &Path) -> Member {
+        let generations = Arc::new(Generations::open(root));
         let issuer = Arc::new(qemu_vtpm::issuer(tpm.location().parse().unwrap(), None));
         let stop = Stop::new();
         let stopped = stop.clone();
         let address = SocketAddr::new(address.into(), 9000);
         let thread = thread::spawn(move || {
-            bootstrapper::member::serve(address, issuer, &stopped, &Timeline::new("member"));
+            let timeline = Timeline::new("member");
+            bootstrapper::member::serve(address, issuer, &generations, &stopped, &timeline);
         });
         Member {
             stop,
@@ -83,6 +89,8 @@ struct Node {
     address: Ipv4Addr,
     tpm: Swtpm,
     id: [u8; 32],
+    /// Where its state disk is mounted.
+    root: TempDir,
 }
 
 impl Node {
@@ -96,6 +104,7 @@ impl Node {
             address: address.parse().unwrap(),
             tpm,
             id: cluster_id(&secret, &ticket.measurement_salt),
+            root: TempDir::new().unwrap(),
         };
         node.mark(&node.tpm);
         setup.make_node(name);
@@ -114,7 +123,7 @@ impl Node {
     }
 
     fn serve(&self) -> Member {
-        Member::start(&self.tpm, self.address)
+        Member::start(&self.tpm, self.address, self.root.path())
     }
 
     fn object(&self, setup: &Setup) -> Value {
@@ -245,6 +254,49 @@ fn a_members_node_shows_what_its_machine_proves_now() {
         node.eventually_marked(&setup, ("true", "", false));
     }
 
+    // an older copy of the state disk
+    let at = first.root.path().join("firstlight/generations");
+    let recorded = || first.record(&setup).generation;
+    eventually("its generation is recorded", || {
+        recorded().starts_with("1-")
+    });
+    let copy = std::fs::read(&at).unwrap();
+    server.take();
+    server = Some(first.serve());
+    eventually("the generation of the second boot is recorded", || {
+        recorded().starts_with("2-")
+    });
+    let expected = recorded();
+    server.take();
+    std::fs::write(&at, copy).unwrap();
+    server = Some(first.serve());
+    first.eventually(
+        &setup,
+        "False OldDisk the state disk is an older copy: it does not know generation 2-",
+    );
+    assert!(
+        first.condition(&setup).contains(&expected),
+        "{}",
+        first.condition(&setup)
+    );
+    first.eventually_marked(&setup, ("false", "refused", true));
+    eventually("its disk stays closed", || {
+        first.record(&setup).refused.is_some()
+    });
+    assert_eq!(recorded(), expected);
+    // the operator accepts it
+    let record = CONFIG_MAPS
+        .in_namespace("kube-system")
+        .named("join-node-worker-0");
+    let accepted = json!({"data": {"generation": null}});
+    setup.admin.merge(&record, &accepted).unwrap();
+    first.eventually(&setup, "True Accepted");
+    first.eventually_marked(&setup, ("true", "", false));
+    eventually("its own generation is recorded", || {
+        recorded().starts_with("2-") && recorded() != expected
+    });
+    assert_eq!(first.record(&setup).refused, None);
+
     // a machine that no longer answers
     server.take();
     first.eventually(&setup, "Unknown Unreachable 127.42.2.100:9000");
@@ -259,7 +311,7 @@ fn a_members_node_shows_what_its_machine_proves_now() {
     server.take();
     let thief = Swtpm::start();
     first.mark(&thief);
-    let other = Member::start(&thief, first.address);
+    let other = Member::start(&thief, first.address, setup.dir.path());
     first.eventually(&setup, "False OtherMachine");
     let machine = first.record(&setup).machine;
     assert!(
@@ -314,7 +366,7 @@ fn a_members_node_shows_what_its_machine_proves_now() {
             count("AttestationRefused"),
             count("AttestationUnknown")
         ),
-        (4, 2, 2)
+        (5, 3, 2)
     );
 }
 

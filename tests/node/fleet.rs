@@ -9,12 +9,14 @@ use std::time::Duration;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use base64::Engine;
+use bootstrapper::generation::Generations;
 use proto::recoverproto::{
     RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
 };
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use serde_json::{Value, json};
 use support::swtpm::PCR_4;
+use tempfile::TempDir;
 use tpm::Tpm;
 use verifier::qemu_vtpm;
 
@@ -48,7 +50,9 @@ fn boots(node: &Setting) -> Member {
     let issuer = Arc::new(qemu_vtpm::issuer(location, None));
     let until = stop.clone();
     let server = std::thread::spawn(move || {
-        bootstrapper::member::serve(address, issuer, &until, &Timeline::new("run"));
+        let root = TempDir::new().unwrap();
+        let generations = Arc::new(Generations::open(root.path()));
+        bootstrapper::member::serve(address, issuer, &generations, &until, &Timeline::new("run"));
     });
     wait_for_port(address);
     Member {

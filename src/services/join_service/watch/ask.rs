@@ -1,4 +1,5 @@
-//! Asks one node for evidence: attested TLS in the strong form, to the server that each member runs.
+//! Asks one node for evidence: attested TLS in the strong form, to the server that each member runs. A
+//! node that is accepted is also asked for the generation of its state disk.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -6,6 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::decide::{Answer, Reason};
+use base::text::printable;
+use booted_proto::generation::{GENERATION, GenerationRequest, GenerationResponse};
+use kubernetes::machine_record::MachineRecord;
+use rpc::grpc::{CallOptions, Channel, Code};
+use transport::Transport;
 use verifier::refusal::Kind;
 use verifier::{Refusal, Validator};
 
@@ -13,27 +19,90 @@ use verifier::{Refusal, Validator};
 const CONNECT: Duration = Duration::from_secs(3);
 /// The time limit for evidence: callers take turns at the node's TPM, which may take a second.
 const PROVE: Duration = Duration::from_secs(15);
+/// The longest generation in characters that is recorded.
+const GENERATION_LEN: usize = 40;
 /// The longest message of a condition in characters.
 const MESSAGE: usize = 1000;
 
-/// Asks the node at this address. Its evidence must be accepted by the validator, and must be that of
-/// `recorded`, the machine in its record.
-pub fn ask(address: SocketAddr, validator: &Arc<dyn Validator>, recorded: Option<&str>) -> Answer {
-    match prove(address, validator) {
-        Ok(machine) => judge(machine.as_deref(), recorded),
-        Err(answer) => answer,
+/// What a node has answered.
+pub struct Asked {
+    /// The result.
+    pub answer: Answer,
+    /// The present generation of its state disk, if it is accepted and tells one.
+    pub generation: Option<String>,
+}
+
+/// Asks the node at this address. Its evidence must be accepted by the validator, must be that of the
+/// machine in its record, and its state disk must know the recorded generation.
+pub fn ask(
+    address: SocketAddr,
+    validator: &Arc<dyn Validator>,
+    record: Option<&MachineRecord>,
+) -> Asked {
+    let (machine, recorded) = match record {
+        Some(record) => (Some(record.machine.as_str()), record.generation.as_str()),
+        None => (None, ""),
+    };
+    let proved = prove(address, validator).and_then(|transport| {
+        match judge(transport.identity.as_deref(), machine) {
+            Answer::Accepted => generation(transport, address, recorded),
+            answer => Err(answer),
+        }
+    });
+    match proved {
+        Ok(generation) => Asked {
+            answer: Answer::Accepted,
+            generation,
+        },
+        Err(answer) => Asked {
+            answer,
+            generation: None,
+        },
     }
 }
 
-/// Returns the machine that proves itself at this address.
-fn prove(address: SocketAddr, validator: &Arc<dyn Validator>) -> Result<Option<Arc<str>>, Answer> {
+/// Connects to the machine at this address, whose evidence the validator accepts.
+fn prove(address: SocketAddr, validator: &Arc<dyn Validator>) -> Result<Transport, Answer> {
     let unreachable = |error: io::Error| none("Unreachable", format!("{address}: {error}"));
     let socket = TcpStream::connect_timeout(&address, CONNECT).map_err(unreachable)?;
     let judge = verifier::judge(validator.clone());
     let client = atls::Client::new(None, Some(judge)).require_strong();
     let connected = client.connect(socket, Instant::now() + PROVE);
-    let transport = connected.map_err(|error| failed(address, error))?;
-    Ok(transport.identity.clone())
+    connected.map_err(|error| failed(address, error))
+}
+
+/// Asks an accepted machine for the generation of its state disk, which must know the recorded one.
+/// Earlier versions do not know the method: `None`.
+fn generation(
+    transport: Transport,
+    address: SocketAddr,
+    recorded: &str,
+) -> Result<Option<String>, Answer> {
+    let options = CallOptions {
+        timeout: Some(PROVE),
+        ..CallOptions::default()
+    };
+    let request = GenerationRequest {
+        recorded: recorded.into(),
+    };
+    let answer = Channel::new(transport, &address.to_string())
+        .and_then(|channel| channel.unary(GENERATION, &request, &options));
+    let answer: GenerationResponse = match answer {
+        Err(status) if status.code() == Code::Unimplemented => return Ok(None),
+        Err(status) => return Err(none("NoGeneration", format!("{address}: {status}"))),
+        Ok(answer) => answer,
+    };
+    let current = printable(&answer.current, GENERATION_LEN);
+    match answer.is_unknown {
+        false => Ok(Some(current)),
+        true => Err(Answer::Refused(Reason {
+            word: "OldDisk",
+            message: format!(
+                "the state disk is an older copy: it does not know generation {recorded}, which it had at the last evidence; \
+                 it has {current}. Somebody brought an old copy back, or restored a backup: see docs/watch.md"
+            ),
+        })),
+    }
 }
 
 fn failed(address: SocketAddr, error: atls::Error) -> Answer {

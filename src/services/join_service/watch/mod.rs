@@ -35,6 +35,7 @@ use super::node_status::NodeStatus;
 use super::secrets::Secrets;
 use crate::key_service::members::Members;
 use agenda::{Agenda, Job};
+use ask::Asked;
 use base::crypto::{cluster_id, random};
 use base::sync::{lock, wait_timeout};
 use booted_proto::init::PORT;
@@ -319,9 +320,9 @@ impl Shared {
             let record = self
                 .cluster
                 .record(&machine_record::name_of_node(&job.node));
-            let answer = self.ask(&node, record.as_deref());
-            self.count(&answer);
-            self.take(job, &node, record.as_deref(), answer);
+            let asked = self.ask(&node, record.as_deref());
+            self.count(&asked.answer);
+            self.take(job, &node, record.as_deref(), asked);
         }
     }
 
@@ -339,16 +340,19 @@ impl Shared {
         None
     }
 
-    fn ask(&self, node: &NodeStatus, record: Option<&MachineRecord>) -> Answer {
+    fn ask(&self, node: &NodeStatus, record: Option<&MachineRecord>) -> Asked {
         let validator = lock(&self.validator).clone();
         let (Some(validator), Some(address)) = (validator, node.address) else {
-            return Answer::None(Reason {
+            let answer = Answer::None(Reason {
                 word: "NoAddress",
                 message: "the Node has no address of the type InternalIP".into(),
             });
+            return Asked {
+                answer,
+                generation: None,
+            };
         };
-        let machine = record.map(|record| record.machine.as_str());
-        ask::ask(SocketAddr::new(address, PORT), &validator, machine)
+        ask::ask(SocketAddr::new(address, PORT), &validator, record)
     }
 
     fn count(&self, answer: &Answer) {
@@ -361,12 +365,14 @@ impl Shared {
     }
 
     /// Notes the answer, and writes what follows from it.
-    fn take(&self, job: Job, node: &NodeStatus, record: Option<&MachineRecord>, answer: Answer) {
+    fn take(&self, job: Job, node: &NodeStatus, record: Option<&MachineRecord>, asked: Asked) {
         let name = job.node.clone();
-        let Some(follow) = self.agenda().answered(job, node, &answer, Instant::now()) else {
+        let now = Instant::now();
+        let Some(follow) = self.agenda().answered(job, node, &asked.answer, now) else {
             return;
         };
-        match self.write(&name, node, record, &follow) {
+        let written = self.write(&name, node, record, &follow);
+        match written.and_then(|()| self.write_generation(record, asked.generation)) {
             Ok(()) | Err(client::Error::Stopped) => {}
             // the Node or the record was deleted
             Err(error) if error.is_not_found() => {}
@@ -409,6 +415,22 @@ impl Shared {
             objects::write_record(&self.client, record, closes)?;
         }
         Ok(())
+    }
+
+    /// Records the generation of an accepted disk.
+    fn write_generation(
+        &self,
+        record: Option<&MachineRecord>,
+        generation: Option<String>,
+    ) -> Result<(), client::Error> {
+        match (record, generation) {
+            (Some(record), Some(generation))
+                if record.generation != generation && self.may_write() =>
+            {
+                objects::write_generation(&self.client, record, &generation)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns whether this replica still leads, so that no two write.

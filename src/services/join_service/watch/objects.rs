@@ -1,5 +1,5 @@
-//! What the watch writes: condition, label, taint and cordon of a Node, and the field `refused` of the
-//! machine's record.
+//! What the watch writes: condition, label, taint and cordon of a Node, and the fields `refused` and
+//! `generation` of the machine's record.
 
 use std::time::SystemTime;
 
@@ -104,6 +104,29 @@ pub fn write_record(
             (false, Some(data)) => drop(data.remove("refused")),
             (false, None) => {}
         }
+        true
+    };
+    client.modify(&at, change).map(drop)
+}
+
+/// Records the generation of the machine's state disk, unless the record has changed since the machine
+/// was asked.
+pub fn write_generation(
+    client: &Client,
+    record: &MachineRecord,
+    generation: &str,
+) -> Result<(), client::Error> {
+    let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
+    let change = |map: &mut Value| {
+        let is_same = |it: &MachineRecord| {
+            (&it.machine, &it.disk, &it.generation)
+                == (&record.machine, &record.disk, &record.generation)
+        };
+        let present = MachineRecord::read(map);
+        if !present.as_ref().is_some_and(is_same) {
+            return false;
+        }
+        map["data"]["generation"] = generation.into();
         true
     };
     client.modify(&at, change).map(drop)
