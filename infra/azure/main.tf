@@ -81,6 +81,8 @@ locals {
     { name = "operators", protocol = "Tcp", ports = ["9000", "9999"], to = local.all_nodes, from = var.operators },
     { name = "etcd", protocol = "Tcp", ports = ["2379-2380"], to = local.control_planes, from = [local.control_planes] },
     { name = "kubelet", protocol = "Tcp", ports = ["10250"], to = local.all_nodes, from = [local.all_nodes] },
+    # the watch of members
+    { name = "watch", protocol = "Tcp", ports = ["9000"], to = local.all_nodes, from = [local.control_planes] },
     # Cilium: WireGuard, health
     { name = "cilium", protocol = "Udp", ports = ["51871"], to = local.all_nodes, from = [local.all_nodes] },
     { name = "cilium-health", protocol = "Tcp", ports = ["4240"], to = local.all_nodes, from = [local.all_nodes] },

@@ -47,6 +47,8 @@ locals {
     services = { allow = { tcp = ["6443", "30090"] }, to = local.control_plane, networks = null, from = [local.node] }
     etcd     = { allow = { tcp = ["2379-2380"] }, to = local.control_plane, networks = null, from = [local.control_plane] }
     nodes    = { allow = { tcp = ["10250"] }, to = local.node, networks = null, from = [local.node] }
+    # the watch of members
+    watch = { allow = { tcp = ["9000"] }, to = local.node, networks = null, from = [local.control_plane] }
     # WireGuard, health
     cilium = { allow = { udp = ["51871"], tcp = ["4240"], icmp = [] }, to = local.node, networks = null, from = [local.node] }
   }

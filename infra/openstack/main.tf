@@ -42,6 +42,8 @@ locals {
     ["control-planes", "tcp", 9999, 9999, "subnet"],
     ["control-planes", "tcp", 2379, 2380, "control-planes"],
     ["nodes", "tcp", 10250, 10250, "nodes"],
+    # the watch of members
+    ["nodes", "tcp", 9000, 9000, "control-planes"],
     # Cilium: WireGuard, health
     ["nodes", "udp", 51871, 51871, "nodes"],
     ["nodes", "tcp", 4240, 4240, "nodes"],

@@ -71,6 +71,27 @@ fn each_cloud_opens_each_port_of_the_table() {
     }
 }
 
+/// The modules open the same ports as the pages: `infra` compares them.
+#[test]
+fn control_planes_may_ask_each_node_for_evidence() {
+    for (page, rule) in [
+        ("aws", r#"allow "$NODES" tcp 9000 "$CONTROL_PLANES""#),
+        (
+            "azure",
+            r#"allow watch Tcp 9000 "$NODES" "$CONTROL_PLANES""#,
+        ),
+        (
+            "gcp",
+            r#"allow watch tcp:9000 node "--source-tags=$CLUSTER-control-plane""#,
+        ),
+        ("openstack", "allow nodes tcp 9000 control-planes"),
+    ] {
+        let commands: String = Page::read(page).blocks().map(|block| block.text).collect();
+        let has_rule = commands.lines().any(|line| line == rule);
+        assert!(has_rule, "{page}: no {rule}");
+    }
+}
+
 /// Returns the text of the error.
 fn error<T: std::fmt::Debug>(result: Result<T, machines::Error>) -> String {
     result.unwrap_err().to_string()
