@@ -13,7 +13,7 @@ use proto::join::{ISSUE_REJOIN_TICKET, IssueRejoinTicketRequest, IssueRejoinTick
 use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server};
 use services::join_service::evidence::RemoteIssuer;
 use support::program::built;
-use support::swtpm::{PCR_4, Swtpm};
+use support::swtpm::{self, PCR_4, Swtpm};
 use tpm::Tpm;
 use verifier::{Issuer, Policy, qemu_vtpm};
 
@@ -417,6 +417,50 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     service.expect("a new policy is in force");
     refused(node());
     service.expect("the policy or --require requires the strong form of attested TLS");
+}
+
+/// Only the strong form can prove a certificate of a TPM. A node that rejoins requires no proof of the service in that form.
+#[test]
+fn a_service_without_evidence_accepts_tpms_by_their_roots() {
+    let setting = Setting::new();
+    let folder = tempfile::tempdir().unwrap();
+    let [state, authority] = ["state", "authority"].map(|name| folder.path().join(name));
+    fs::create_dir(&state).unwrap();
+    swtpm::manufacture(&state, &authority);
+    let tpm = Swtpm::start_in(&state);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let policy = setting.policy();
+    let mut json: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&policy).unwrap()).unwrap();
+    // the policy names another machine's key
+    json["endorsementRoots"] = serde_json::json!([swtpm::issuer_of(&authority)]);
+    fs::write(&policy, json.to_string()).unwrap();
+    let service = setting.join_service_with(3, keys, &policy, &[]);
+    let issuer: Arc<dyn Issuer> =
+        Arc::new(qemu_vtpm::issuer(tpm.location().parse().unwrap(), None));
+    let node = || atls::Client::new(Some(issuer.clone()), None).to_join_service();
+    let connect = |client: atls::Client| {
+        let socket = TcpStream::connect(SocketAddr::new(setting.host(3), 30090)).unwrap();
+        client.connect(socket, Instant::now() + Duration::from_secs(60))
+    };
+    let channel = Channel::new(connect(node()).unwrap(), "x").unwrap();
+    let request = IssueRejoinTicketRequest {
+        disk_uuid: "no disk".into(),
+    };
+    let answer: Result<IssueRejoinTicketResponse, _> =
+        channel.unary(ISSUE_REJOIN_TICKET, &request, &CallOptions::default());
+    let code = answer.map(drop).unwrap_err().code();
+    assert_eq!(code, Code::InvalidArgument, "the node was accepted");
+
+    // a fresh node says the same as with require=strong
+    let judge = Arc::new(qemu_vtpm::validator(Arc::new(
+        Policy::from_json(&json.to_string()).unwrap(),
+    )));
+    let fresh = node().verify_strong(Some(verifier::judge(judge)));
+    let error = connect(fresh).err().unwrap().to_string();
+    let why = "it proves nothing, as a join service does whose host gives it no evidence";
+    assert!(error.contains(why), "{error}");
+    service.expect("the policy's endorsementRoots require the strong form of attested TLS");
 }
 
 /// The key of the disk, the MAC in its header, and the setting cluster-id decide.

@@ -195,7 +195,7 @@ pub struct Door {
     proving: atls::Server,
     /// Sends no proof in the strong form. Nodes refuse that, and report it.
     without_proof: atls::Server,
-    /// The same, but selects the old form if a node offers it: in that form nodes accept a service
+    /// The same, but selects the old form if a node offers it: in that form fresh nodes accept a service
     /// without evidence.
     without_proof_old: atls::Server,
     /// When the host last gave no evidence.
@@ -284,6 +284,23 @@ impl Door {
 }
 
 impl Door {
+    /// Returns why a node can be accepted only in the strong form, if that is so. In that form a node
+    /// that rejoins requires no proof of this service, but a fresh node does.
+    fn reason_for_strong(&self) -> Option<&'static str> {
+        let policy = self.validator.properties();
+        if self.require_strong || policy.requires_strong {
+            Some(
+                "the policy or --require requires the strong form of attested TLS, in which nodes require a proof",
+            )
+        } else if policy.challenges {
+            Some(
+                "the policy's endorsementRoots require the strong form of attested TLS, in which fresh nodes require a proof",
+            )
+        } else {
+            None
+        }
+    }
+
     /// Counts a refusal of a node's evidence.
     fn count(&self, result: &io::Result<Transport>) {
         let error = result.as_ref().err().and_then(attested);
@@ -307,10 +324,10 @@ impl Accept for Door {
             self.count(&result);
             return result;
         }
-        let requires_strong = self.require_strong || self.validator.properties().requires_strong;
-        let server = match requires_strong {
-            true => &self.without_proof,
-            false => &self.without_proof_old,
+        let reason = self.reason_for_strong();
+        let server = match reason {
+            Some(_) => &self.without_proof,
+            None => &self.without_proof_old,
         };
         let peer = socket.peer_addr();
         let result = server.accept(socket, deadline, turn);
@@ -320,11 +337,7 @@ impl Accept for Door {
         {
             log::warn!(
                 "node {peer} refuses this service, which proves nothing without evidence of the host: {}",
-                match requires_strong {
-                    true =>
-                        "the policy or --require requires the strong form of attested TLS, in which nodes require a proof",
-                    false => "the node has the setting require=strong",
-                }
+                reason.unwrap_or("the node has the setting require=strong")
             );
         }
         result
