@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api h2spec proto fuzz check-deps deb release test-release reproducible reproducible-image deny docs reproducible-kernel
+.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api h2spec proto fuzz check-deps deb release test-release reproducible reproducible-image deny docs reproducible-kernel
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -85,6 +85,10 @@ bench: setup build ## measure our programs and those that they replace, side by 
 storm: setup ## measure one join service to which many nodes connect at the same time, with a real API server: tickets per second, waits, memory
 	@tools/kubernetes.sh kube-apiserver etcd >/dev/null
 	cargo bench --locked --bench storm
+
+watch-load: setup ## measure what a join service needs to ask 10 000 members for evidence once in 5 minutes, with a real API server (7 minutes)
+	@tools/kubernetes.sh kube-apiserver etcd >/dev/null
+	cargo bench --locked --bench storm -- watch 10000 300
 
 proto: setup ## generate src/proto and src/booted_proto from proto/
 	UPDATE_PROTO=1 cargo test --locked --test proto

@@ -20,12 +20,14 @@
 //!
 //! - `crowd`: the nodes, a loop over their sockets
 //! - `tpm`: a node's TPM in software
+//! - `watch`: another measurement, of nodes that have joined: `cargo bench --bench storm -- watch 10000 300`
 
 mod crowd;
 use common::kube_apiserver;
 use common::manifests::settings;
 use support::metadata;
 mod tpm;
+mod watch;
 
 use std::fmt;
 use std::fs::{self, File};
@@ -67,6 +69,7 @@ const MOST_OTHERS: f64 = 0.25;
 const COMPONENTS: &str = r#"[{"url":"https://dl.k8s.io/v1.34.4/bin/linux/amd64/kubelet","hash":"sha256:0000000000000000000000000000000000000000000000000000000000000000","install_path":"/run/state/bin/kubelet"}]"#;
 
 fn main() -> ExitCode {
+    let is_watch = env::args().any(|word| word == "watch");
     let sizes: Vec<usize> = env::args()
         .skip(1)
         .filter_map(|size| size.parse().ok())
@@ -76,7 +79,10 @@ fn main() -> ExitCode {
     } else {
         sizes
     };
-    let verdict = panic::catch_unwind(|| storms(&sizes));
+    let verdict = panic::catch_unwind(|| match is_watch {
+        true => watched(&sizes),
+        false => storms(&sizes),
+    });
     let verdict = verdict.unwrap_or_else(|_| {
         Verdict::Failed("the storm could not start; the reason is above".into())
     });
@@ -109,6 +115,18 @@ impl fmt::Display for Verdict {
             Verdict::Undecided(why) => write!(f, "undecided: {why}"),
         }
     }
+}
+
+/// Measures the watch of this number of nodes at an interval of this number of seconds.
+fn watched(given: &[usize]) -> Verdict {
+    let [nodes, seconds] = given else {
+        return Verdict::Failed(
+            "expected the number of nodes and the seconds: watch 10000 300".into(),
+        );
+    };
+    let option = format!("--watch={seconds}");
+    let setting = Setting::with(Cluster::shared(), 1, &[&option, "--metrics=127.0.0.1:0"]);
+    watch::run(&setting, *nodes, *seconds as u64, Instant::now() + LIMIT)
 }
 
 /// Runs the storms in order until one does not pass.
@@ -175,6 +193,11 @@ struct Setting {
 
 impl Setting {
     fn new(cluster: &'static Cluster, nodes: usize) -> Setting {
+        Setting::with(cluster, nodes, &[])
+    }
+
+    /// The same with further options of the join service.
+    fn with(cluster: &'static Cluster, nodes: usize, more: &[&str]) -> Setting {
         let dir = tempfile::tempdir().unwrap();
         let admin = cluster.client(&Stop::new());
         prepare(cluster, &admin, dir.path());
@@ -198,20 +221,24 @@ impl Setting {
             "join-service",
             dir.path().join("join.log"),
             &[
-                "--listen=127.0.0.1:0",
-                "--key-service",
-                &keys.address("serving data keys").to_string(),
-                "--key-service-auth=none",
-                "--config",
-                &at(""),
-                "--cloud-provider=qemu",
-                "--metadata",
-                &format!("http://{}", metadata.address),
-                "--kubeconfig",
-                &at("kubeconfig"),
-                "--pki",
-                &at("pki"),
-            ],
+                more,
+                &[
+                    "--listen=127.0.0.1:0",
+                    "--key-service",
+                    &keys.address("serving data keys").to_string(),
+                    "--key-service-auth=none",
+                    "--config",
+                    &at(""),
+                    "--cloud-provider=qemu",
+                    "--metadata",
+                    &format!("http://{}", metadata.address),
+                    "--kubeconfig",
+                    &at("kubeconfig"),
+                    "--pki",
+                    &at("pki"),
+                ],
+            ]
+            .concat(),
         );
         let address = service.address("serving join requests on");
         Setting {
@@ -396,7 +423,11 @@ fn address(number: usize) -> IpAddr {
 
 /// Creates the objects of init and of the chart, and the files of a control plane.
 fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
-    let manifests = services::manifests(&settings(tpm::POLICY)).unwrap();
+    let settings = services::Settings {
+        watch: Some("600".into()),
+        ..settings(tpm::POLICY)
+    };
+    let manifests = services::manifests(&settings).unwrap();
     for object in manifests.iter().filter(|object| {
         object["kind"]
             .as_str()
@@ -464,7 +495,7 @@ impl Service {
         loop {
             let log = fs::read_to_string(&self.log).unwrap();
             if let Some(line) = log.lines().find(|line| line.contains(text)) {
-                let words = line.split(|c: char| c.is_whitespace() || c == ',');
+                let words = line.split(|c: char| c.is_whitespace() || [',', '/'].contains(&c));
                 return words.filter_map(|word| word.parse().ok()).next().unwrap();
             }
             assert!(Instant::now() < end, "no {text:?} in {log}");
