@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api h2spec proto fuzz check-deps deb release test-release reproducible reproducible-image deny docs reproducible-kernel
+.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api h2spec proto fuzz check-deps deb release test-release reproducible reproducible-image deny docs reproducible-kernel
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -37,6 +37,9 @@ test-images: setup build ## boot images of all kinds: initrds of dracut and init
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2
 	cargo test --locked --test measure -- --ignored
 	cargo test --locked --test hardware_tdx --test hardware_snp --test cloud_vtpm -- --ignored --nocapture
+
+test-powercut: setup build ## boot a new machine and a member after 200 power cuts each, at any write to the disk (an hour; FIRSTLIGHT_POWER_CUTS=N, FIRSTLIGHT_SEED=N)
+	FIRSTLIGHT_POWER_CUTS=$${FIRSTLIGHT_POWER_CUTS:-200} cargo test --locked --test boot -- --ignored --nocapture --test-threads=2 power_cut_at_any
 
 test-host: setup build ## boot every image with all data that a host can pass to a machine, and the same systems without Firstlight (needs root)
 	cargo test --locked --test host -- --ignored --nocapture --test-threads=2

@@ -51,7 +51,13 @@ pub enum Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Error::Disk(error) => error.fmt(f),
+            Error::Disk(error) => {
+                error.fmt(f)?;
+                match is_damage(error) {
+                    true => f.write_str(DAMAGE),
+                    false => Ok(()),
+                }
+            }
             Error::Exchanged {
                 device,
                 expected,
@@ -67,6 +73,23 @@ impl std::fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+// errno-base.h and errno.h of Linux
+const EIO: i32 = 5;
+const EILSEQ: i32 = 84;
+/// What Linux does not say of an I/O error on a disk with integrity.
+const DAMAGE: &str = ": if the kernel log (dmesg) has INTEGRITY AEAD ERROR, the host or another party changed or lost the content of the disk. \
+    If the host cannot bring it back, remove this node from the cluster, and let it join with a blank disk";
+
+/// Returns whether the content of the disk may have failed its integrity check: dm-crypt gives EILSEQ, file systems EIO.
+fn is_damage(error: &state_disk::Error) -> bool {
+    match error {
+        state_disk::Error::NodeState(node_state::Error::Io(_, error)) => {
+            matches!(error.raw_os_error(), Some(EIO | EILSEQ))
+        }
+        _ => false,
+    }
+}
 
 impl From<state_disk::Error> for Error {
     fn from(error: state_disk::Error) -> Error {
@@ -330,6 +353,20 @@ mod tests {
             role: Role::ControlPlane,
             measurement_salt: [b'S'; 32],
         }
+    }
+
+    #[test]
+    fn an_io_error_says_where_to_look_for_damage() {
+        let said =
+            |code| of_node_state(Path::new("/a"), io::Error::from_raw_os_error(code)).to_string();
+        for code in [EIO, EILSEQ] {
+            let said = said(code);
+            assert!(
+                said.starts_with("/a: ") && said.contains("INTEGRITY AEAD ERROR"),
+                "{said}"
+            );
+        }
+        assert!(!said(13).contains("INTEGRITY"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 const DISK: u64 = 64 * MIB;
-const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 /// SeaBIOS measures neither kernel nor initramfs, so the policy requires only a fresh node.
 const FRESH_NODE: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 /// Number of power cuts in each of the two tests, each in another part of the run.
@@ -43,19 +43,19 @@ fn an_interrupted_unlock_and_the_old_systems_keyless_header_end_mounted() -> Res
 fn a_power_cut_during_the_first_boot_is_followed_by_a_first_boot() -> Result<()> {
     let mut setting = small("cut-format")?;
     let mut vm = setting.machine.boot()?;
-    let disk = vm.console.wait_for(" disk:", PATIENCE)?;
+    let disk = vm.console.wait_for(" disk: ", PATIENCE)?;
     let span = vm.console.wait_for(" mounted:", PATIENCE)?.at - disk.at;
     vm.cut_power();
     for part in 0..CUTS {
         blank(&setting)?;
         let mut vm = setting.machine.boot()?;
-        vm.console.wait_for(" disk:", PATIENCE)?;
+        vm.console.wait_for(" disk: ", PATIENCE)?;
         let instant = instant(part, span);
         sleep(instant);
         vm.cut_power();
 
         let mut vm = setting.machine.boot()?;
-        let found = vm.console.wait_for(" disk:", PATIENCE)?;
+        let found = vm.console.wait_for(" disk: ", PATIENCE)?;
         vm.console
             .wait_for(" mounted:", PATIENCE)
             .context(&format!("mount after a cut at {instant:?}"))?;
@@ -89,7 +89,7 @@ fn a_power_cut_during_init_is_followed_by_a_first_boot_or_by_one_that_a_key_open
         operator.wait().context("wait for firstlight init")?;
 
         let mut vm = setting.machine.boot()?;
-        let found = vm.console.wait_for(" disk:", PATIENCE)?;
+        let found = vm.console.wait_for(" disk: ", PATIENCE)?;
         let initialized = found.text.contains("of a cluster's node");
         if said.iter().any(|line| line.text.contains(" committed:")) && !initialized {
             return Err(Failure(format!(
@@ -261,7 +261,7 @@ fn hears_no_more(vm: &Vm, honest: &str) -> Result<()> {
 }
 
 /// The demo's machine with a small disk and the fast firmware.
-fn small(name: &str) -> Result<Setting> {
+pub fn small(name: &str) -> Result<Setting> {
     let mut setting = Setting::new(name, DISK)?;
     setting.machine.firmware = Firmware::Bios;
     fs::write(setting.path("policy.json"), FRESH_NODE).context("write the policy")?;

@@ -4,6 +4,7 @@
 
 mod faults;
 mod growth;
+mod power_cuts;
 
 use base::crypto::{Dek, KEY_LEN, Secret};
 use base64::Engine;

@@ -9,6 +9,7 @@
 //! - `host`: inputs that a host can give a machine in addition to its disks
 //! - `story`: the demo's own output, and the duration of each part
 //! - `timeline`: the `firstlight[stage] 1.23s event` lines of a boot as a table
+//! - `write_log`: what a machine wrote to its disk, and what the disk holds after a power cut
 //! - `case`: a shell script that runs inside the machine and prints PASS or FAIL
 //!
 //! Two simultaneous runs share nothing: each has its own folder, and uses only ports of the host that were free.
@@ -23,6 +24,7 @@ pub mod maker;
 pub mod story;
 pub mod timeline;
 pub mod vm;
+pub mod write_log;
 
 use std::fmt;
 use std::net::{Ipv4Addr, TcpListener};

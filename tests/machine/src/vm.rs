@@ -126,6 +126,8 @@ pub struct Machine {
     pub open_ports: Vec<u16>,
     /// Ports of the host as the guest sees it (10.42.0.1), and the loopback port that each leads to.
     pub host_ports: BTreeMap<u16, u16>,
+    /// Where the writes to the disk `state` are recorded; see [`write_log`](crate::write_log).
+    pub write_log: Option<PathBuf>,
     /// Further arguments for QEMU.
     pub extra: Vec<String>,
     /// The further data of QEMU's DHCP server beside the address, as options of its `-netdev user`.
@@ -161,6 +163,7 @@ impl Machine {
             unplugged: Vec::new(),
             open_ports: Vec::new(),
             host_ports: BTreeMap::new(),
+            write_log: None,
             extra: Vec::new(),
             dhcp: String::new(),
             show: Show::Nothing,
@@ -365,13 +368,22 @@ impl Machine {
         }
         for serial in &self.disks {
             let file = self.disk(serial);
-            qemu.args([
-                "-drive",
-                &format!(
-                    "if=none,id={serial},file={},format=raw,cache=unsafe,discard=unmap",
-                    file.display()
-                ),
-            ]);
+            let file = file.display();
+            let drive = match &self.write_log {
+                // a cache that ignores flushes would not record them
+                Some(log) if serial == "state" => {
+                    File::create(log).context("make the log of writes")?;
+                    format!(
+                        "if=none,id={serial},driver=blklogwrites,file.driver=raw,file.file.driver=file,file.file.filename={file},\
+                         log.driver=raw,log.file.driver=file,log.file.filename={},log-super-update-interval=1,cache=writeback,discard=unmap",
+                        log.display()
+                    )
+                }
+                _ => {
+                    format!("if=none,id={serial},file={file},format=raw,cache=unsafe,discard=unmap")
+                }
+            };
+            qemu.args(["-drive", &drive]);
             if !self.unplugged.contains(serial) {
                 qemu.args(["-device", &device(serial)]);
             }
