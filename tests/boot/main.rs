@@ -5,6 +5,7 @@
 mod faults;
 mod growth;
 mod power_cuts;
+mod secrets;
 
 use base::crypto::{Dek, KEY_LEN, Secret};
 use base64::Engine;

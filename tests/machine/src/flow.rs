@@ -19,7 +19,7 @@ use support::metadata::MetadataServer;
 use support::program::Program;
 
 /// The init secret, which the operator and the node share before the init.
-const INIT_SECRET: &str = "correct-horse-battery-staple";
+pub const INIT_SECRET: &str = "correct-horse-battery-staple";
 /// The default file of the master secret.
 pub const MASTER_SECRET: &str = "firstlight-mastersecret.json";
 /// Ports of the node: its InitServer, its recovery server.
