@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use support::random::Random;
 
 /// How many instants `make boot` tries in each of the two tests.
-const SAMPLE: usize = 2;
+const SAMPLE: usize = 4;
 
 /// A machine that is off, its recorded writes, and what its disk and TPM held before and after them.
 struct Recorded {
@@ -140,8 +140,7 @@ fn a_member_comes_back_from_a_power_cut_at_any_write() -> Result<()> {
     drop(vm);
     let (mut recorded, later) = Recorded::of(setting, |setting| {
         let mut vm = setting.machine.boot()?;
-        vm.console
-            .wait_for(" waiting: for a key of disk", PATIENCE)?;
+        vm.console.wait_for(" network: ", PATIENCE)?;
         setting.recover(&vm)?;
         vm.console.wait_for(" ready:", PATIENCE)?;
         let command = "for i in 1 2 3; do echo later >/run/state/later$i && sync; done";
@@ -151,8 +150,7 @@ fn a_member_comes_back_from_a_power_cut_at_any_write() -> Result<()> {
         Ok(later)
     })?;
     recorded.try_cuts("member", |setting, mut vm, cut| {
-        vm.console
-            .wait_for(" waiting: for a key of disk", PATIENCE)?;
+        vm.console.wait_for(" network: ", PATIENCE)?;
         setting.recover(&vm)?;
         vm.console.wait_for(" mounted:", PATIENCE)?;
         let ready = vm.console.wait_for(" ready: a member", PATIENCE)?;
