@@ -21,7 +21,7 @@ use support::foreign::fetched;
 use tempfile::TempDir;
 
 /// The API server needs about 6 s of processor time to start.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A cluster without nodes. It ends when this is dropped, or with the test's process.
 pub struct Cluster {

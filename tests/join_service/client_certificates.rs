@@ -19,7 +19,7 @@ use crate::setup::*;
 use crate::swtpm::Swtpm;
 
 /// Requests a certificate as a kubelet does (k8s.io/kubernetes, pkg/kubelet/certificate/bootstrap).
-fn ask(client: &Client, request: &str, node: &str) {
+pub fn ask(client: &Client, request: &str, node: &str) {
     let spec = json!({
         "signerName": "kubernetes.io/kube-apiserver-client-kubelet", "usages": ["digital signature", "client auth"],
         "request": pkcs10(&KeyPair::generate().unwrap(), &format!("system:node:{node}"), &[], &[]),
@@ -33,7 +33,7 @@ fn ask(client: &Client, request: &str, node: &str) {
 }
 
 /// Does the work of kubeadm's phase bootstrap-token.
-fn bind_as_kubeadm(admin: &Client) {
+pub fn bind_as_kubeadm(admin: &Client) {
     let tokens = "system:bootstrappers:kubeadm:default-node-token";
     let requests = "system:certificates.k8s.io:certificatesigningrequests";
     for (name, role, group) in [

@@ -40,7 +40,7 @@ use crate::swtpm::Swtpm;
 use webhook::Webhook;
 
 const MINUTE: Duration = Duration::from_secs(60);
-const LONG_AGO: &str = "1970-01-01T00:00:00Z";
+pub const LONG_AGO: &str = "1970-01-01T00:00:00Z";
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 type Ticket = IssueJoinTicketResponse;
@@ -122,7 +122,7 @@ fn waits_for(setup: &Setup, tpm: &Swtpm, request: &IssueJoinTicketRequest) -> St
 }
 
 /// Changes a record as if the ticket had been issued at that time by another replica's clock.
-fn set_issued(setup: &Setup, node: &str, issued: &str) {
+pub fn set_issued(setup: &Setup, node: &str, issued: &str) {
     setup
         .admin
         .merge(&record(node), &json!({"data": {"issued": issued}}))

@@ -11,6 +11,7 @@ use support::swtpm;
 
 mod client_certificates;
 mod cloud_controller;
+mod cluster_api;
 mod deleted_machines;
 mod faults;
 mod renewal;
