@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-cluster-api h2spec proto fuzz check-deps deb release test-release reproducible reproducible-image deny docs reproducible-kernel
+.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release reproducible reproducible-image deny docs reproducible-kernel
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -78,6 +78,10 @@ kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and
 	cargo test --locked --test addons --test chart --test etcd_backup --test kubernetes_api --test kubernetes_migrate --test kubernetes_services --test kubernetes_keys --test join_service --test node --test node_remove -- --ignored --skip cluster_api
 	cargo test --locked --test csi -- --ignored --nocapture
 	cargo test --locked --test key_wrapping -- --ignored
+
+test-certificates: setup build ## run a control plane and its kubelet through three years of a clock that is moved
+	@tools/setup.sh containerd
+	cargo test --locked --test certificates -- --ignored --nocapture
 
 test-cluster-api: setup ## scale a cluster from one worker to five and back to one with Cluster API and the provider of its tests, and try to join with all data that it has
 	@tools/cluster-api.sh >/dev/null
