@@ -1,6 +1,6 @@
 //! The records of machines that no longer exist.
 
-use ::services::join_service::deleted_machines;
+use ::services::join_service::deleted_machines::{self, Outcome};
 use ::services::key_service::disks::Disks;
 use base::stop::Stop;
 use booted_base::uuid::Uuid;
@@ -29,7 +29,8 @@ fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
         machine: "other".into(),
         ..record.clone()
     };
-    assert!(!deleted_machines::delete(&account, &earlier, false).unwrap());
+    let delete = |record| deleted_machines::delete(&account, record, false).unwrap();
+    assert_eq!(delete(&earlier), Outcome::Changed);
     assert!(
         setup
             .admin
@@ -40,7 +41,7 @@ fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
 
     let written = setup.admin.get(&maps.named(&record.name)).unwrap();
     let written = MachineRecord::read(&written).unwrap();
-    assert!(deleted_machines::delete(&account, &written, false).unwrap());
+    assert_eq!(delete(&written), Outcome::Deleted);
     assert_eq!(setup.admin.find(&maps.named(&record.name)).unwrap(), None);
     let closed = format!("join-disk-{uuid}");
     let map = setup.admin.get(&maps.named(&closed)).unwrap();
@@ -51,4 +52,19 @@ fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
         refused.code() == Code::PermissionDenied && refused.to_string().contains(&closed),
         "{refused}"
     );
+
+    // that of a control plane stays until its member of etcd is removed, and so does its disk
+    let uuid = Uuid::parse(&disk(78)).unwrap();
+    let mut record = MachineRecord::of_node("plane", &uuid, Some("m"), "", "");
+    record.control_plane = true;
+    machine_record::write_if_absent(&account, &record).unwrap();
+    let written = setup.admin.get(&maps.named(&record.name)).unwrap();
+    let written = MachineRecord::read(&written).unwrap();
+    for _ in 0..2 {
+        assert_eq!(delete(&written), Outcome::Kept);
+        let kept = setup.admin.get(&maps.named(&record.name)).unwrap();
+        assert_eq!(kept["data"]["machine"], "m");
+        let closed = setup.admin.find(&maps.named(&format!("join-disk-{uuid}")));
+        assert_eq!(closed.unwrap(), None);
+    }
 }

@@ -1,12 +1,16 @@
-//! Deletes the records of nodes whose machines no longer exist.
+//! Deletes the records of workers whose machines no longer exist, and counts those of control planes.
 //!
 //! A cloud's controller deletes the Node of a machine that was deleted, for example when an autoscaler
 //! needs fewer machines. The record of that node ([`MachineRecord`]) is deleted here:
 //!
 //! ```text
 //! no Node has its name, and its token has expired ─► ask the cloud ─► the cloud has no such machine, running or not
-//!                                                                      for `grace`: close the disk, delete the record
+//!                                                                      for `grace`: close the disk, delete a worker's record
 //! ```
+//!
+//! The record of a control plane stays until `firstlight node remove`, since its member of etcd may still count for the majority. This
+//! service does not remove the member: it would act on the word of the cloud alone, and each member that is wrongly removed brings etcd
+//! nearer to its end.
 //!
 //! The Node alone proves nothing: an administrator may delete it, or drain a machine that boots again. The
 //! cloud alone proves nothing either: a list may be late. A disk without a record stays closed, so a machine that comes
@@ -16,6 +20,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -28,6 +33,7 @@ use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
 use kubernetes::services::migration::Migration;
+use metrics::Registry;
 
 /// The timeout of one call of the API.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,6 +65,21 @@ struct DeletedMachines {
     grace: Duration,
     /// The records whose machines are missing, and since when.
     missing: HashMap<String, Instant>,
+    /// The records of control planes about which the log has a warning.
+    warned: HashSet<String>,
+    /// The number of control planes whose machines no longer exist.
+    lost: Arc<AtomicUsize>,
+}
+
+/// What happened to a record.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is deleted.
+    Deleted,
+    /// It is that of a control plane: it stays.
+    Kept,
+    /// It has changed: nothing happened.
+    Changed,
 }
 
 /// Starts the thread of the checks. It ends when the client is stopped.
@@ -68,7 +89,16 @@ pub fn start(
     instances: &Arc<Instances>,
     migration: Migration,
     Times { pause, grace }: Times,
+    registry: &Registry,
 ) -> io::Result<Joined> {
+    let lost = Arc::new(AtomicUsize::new(0));
+    let shown = lost.clone();
+    registry.gauge_of(
+        "firstlight_join_lost_control_planes",
+        "Control planes whose machines no longer exist: firstlight node remove.",
+        &[],
+        move || Some(shown.load(Ordering::Relaxed) as f64),
+    );
     let mut machines = DeletedMachines {
         client: client.within(TIMEOUT),
         cluster: cluster.clone(),
@@ -76,6 +106,8 @@ pub fn start(
         migration,
         grace,
         missing: HashMap::new(),
+        warned: HashSet::new(),
+        lost,
     };
     let run = move || {
         while !machines.client.stopped_within(pause) {
@@ -96,6 +128,7 @@ impl DeletedMachines {
         }
         let records = self.cluster.records_without_node(now);
         if records.is_empty() {
+            self.lost.store(0, Ordering::Relaxed);
             return self.missing.clear();
         }
         let existing = match self.instances.existing() {
@@ -108,45 +141,62 @@ impl DeletedMachines {
             _ => return self.missing.clear(),
         };
         let now = Instant::now();
+        let mut lost = 0;
         for record in missing(&mut self.missing, records, &existing, now, self.grace) {
             match delete(&self.client, &record, self.cluster.has_joining_nodes()) {
-                Ok(true) => log::info!(
+                Ok(Outcome::Deleted) => log::info!(
                     "ConfigMap {NAMESPACE}/{} is deleted: the cloud has no machine {}, and there is no node of this name",
                     record.name,
                     record.node
                 ),
+                Ok(Outcome::Kept) => {
+                    lost += 1;
+                    if self.warned.insert(record.name.clone()) {
+                        log::warn!(
+                            "the cloud has no machine {0}, and there is no node of this name. It was a control plane, whose \
+                             member of etcd may still count for the majority: firstlight node remove {0}",
+                            record.node
+                        );
+                    }
+                }
                 // another replica was faster, or the record has changed
-                Ok(false) | Err(client::Error::Stopped) => {}
+                Ok(Outcome::Changed) | Err(client::Error::Stopped) => {}
                 Err(error) => log::warn!("{error}: the record is deleted later"),
             }
         }
+        self.lost.store(lost, Ordering::Relaxed);
     }
 }
 
-/// Deletes the record of a node if it is unchanged, and records that no machine has its disk. Where
-/// Constellation's objects about nodes exist, deletes that of the node. Returns whether the record
-/// was deleted.
+/// Deletes the record of a worker if it is unchanged, and records that no machine has its disk. Where
+/// Constellation's objects about nodes exist, deletes that of the node. The record of a control plane
+/// stays.
 pub fn delete(
     client: &Client,
     record: &MachineRecord,
     has_joining_nodes: bool,
-) -> Result<bool, client::Error> {
+) -> Result<Outcome, client::Error> {
     let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
     let Some(map) =
         (client.find(&at)?).filter(|map| MachineRecord::read(map).as_ref() == Some(record))
     else {
-        return Ok(false);
+        return Ok(Outcome::Changed);
     };
+    if record.control_plane {
+        return Ok(Outcome::Kept);
+    }
     // Without a record, the key service would take the disk, or a copy of it, for a volume.
     if let Some(disk) = Uuid::parse(&record.disk) {
         let closed = MachineRecord::of_disk(&disk, NO_MACHINE);
         machine_record::write_if_absent(client, &closed)?;
     }
-    let is_deleted = client.delete_as(&at, &map)?;
-    if is_deleted && has_joining_nodes {
+    if !client.delete_as(&at, &map)? {
+        return Ok(Outcome::Changed);
+    }
+    if has_joining_nodes {
         joining_node::delete(client, &record.node, &record.node)?;
     }
-    Ok(is_deleted)
+    Ok(Outcome::Deleted)
 }
 
 /// Notes which of these records have no existing machine. Returns those that have had none for `grace`.

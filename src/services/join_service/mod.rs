@@ -364,8 +364,9 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     );
     let audit = Arc::new(audit);
     let times = config.deleted_machines;
-    let deleting = deleted_machines::start(&client, &cluster, &instances, migration, times)
-        .map_err(Error::Thread)?;
+    let deleting =
+        deleted_machines::start(&client, &cluster, &instances, migration, times, registry)
+            .map_err(Error::Thread)?;
     let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
     let watch = |options| Watching::start(options, judging, (&client, &cluster), &audit, registry);
     let watching = config.watch.map(watch).transpose().map_err(Error::Thread)?;

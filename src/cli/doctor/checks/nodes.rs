@@ -326,7 +326,11 @@ pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
         if !is_node(&record.node) && !is_new {
             found.push(Diagnosis::warning(
                 format!("ConfigMap kube-system/{}", record.name),
-                "a machine was admitted under this name, and there is no such Node: its disk can still be opened",
+                match record.control_plane {
+                    false => "a machine was admitted under this name, and there is no such Node: its disk can still be opened",
+                    true => "a control plane was admitted under this name, and there is no such Node: its member of etcd may still count for \
+                             the majority",
+                },
                 format!(
                     "if the machine is gone for good: firstlight node remove {} (docs/day-two/remove-node.md); if not, look at its console \
                      (docs/boot.md)",

@@ -777,6 +777,17 @@ const OF_NODES: &[Fault] = &[
     ),
     (
         &[("records", Warning)],
+        "its member of etcd may still count for the majority",
+        |it| {
+            let mut old = record(3);
+            (old.name, old.node, old.disk) =
+                ("join-node-gone".into(), "gone".into(), String::new());
+            old.control_plane = true;
+            it.view.objects.records.push(old);
+        },
+    ),
+    (
+        &[("records", Warning)],
         "cp-0, worker-a: these nodes have one state disk",
         |it| {
             it.view.objects.records[3].disk = it.view.objects.records[0].disk.clone();
