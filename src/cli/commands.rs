@@ -6,9 +6,9 @@ use super::error::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::output::OUTPUT;
 use super::usage::{HELP, Program, VERSION};
 use super::{
-    apply, cluster_id, collateral, completions, components, doctor, explain, hash_secret, init,
-    man, measure, metadata, migrate, node, policy, recover, roots, share, ssh, status, timeline,
-    upgrade, verify, version, wrap,
+    apply, cluster_id, collateral, completions, components, doctor, etcd, explain, hash_secret,
+    init, man, measure, metadata, migrate, node, policy, recover, roots, share, ssh, status,
+    timeline, upgrade, verify, version, wrap,
 };
 
 /// The program with all its commands.
@@ -33,6 +33,7 @@ pub const PROGRAM: Program = Program {
         upgrade::COMMAND,
         migrate::COMMAND,
         node::COMMAND,
+        etcd::COMMAND,
         metadata::COMMAND,
         hash_secret::COMMAND,
         cluster_id::COMMAND,

@@ -136,6 +136,53 @@ fn create(path: &Path, content: &[u8], mode: u32) -> Result<(), FileError> {
     })
 }
 
+/// Creates a file with mode 0600 of what `write` writes to `part`, a new file in the same folder. The file exists only if `write` has
+/// succeeded, and is durable on return; an existing one stays. A killed program leaves `part`.
+pub fn create_private_by<T, E: From<FileError>>(
+    path: &Path,
+    part: &Path,
+    write: impl FnOnce(&mut File) -> Result<T, E>,
+) -> Result<T, E> {
+    let mut options = OpenOptions::new();
+    let opened = options
+        .write(true)
+        .create_new(true)
+        .mode(PRIVATE)
+        .open(part);
+    let mut file = opened.map_err(|error| FileError::Io("create", part.into(), error))?;
+    let written = write(&mut file).and_then(|value| {
+        // a link never replaces a file
+        let linked = file.sync_all().and_then(|()| fs::hard_link(part, path));
+        match linked.and_then(|()| sync_directory(path)) {
+            Ok(()) => Ok(value),
+            Err(error) => Err(FileError::Io("write", path.into(), error).into()),
+        }
+    });
+    if let Err(error) = fs::remove_file(part) {
+        log::warn!(
+            "{}: {error}: delete it yourself, it has a secret",
+            part.display()
+        );
+    }
+    written
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}
+
+/// Removes a file that a killed run may have left.
+fn remove(path: &Path) -> Result<(), FileError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(FileError::Io("remove", path.into(), error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Replaces the file's content, with mode 0600. A reader sees the old or the new content, even
 /// after a power cut.
 pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
@@ -153,15 +200,8 @@ pub fn replace(path: &Path, content: &[u8]) -> Result<(), FileError> {
 }
 
 fn replace_with(path: &Path, content: &[u8], mode: u32) -> Result<(), FileError> {
-    let mut fresh = path.as_os_str().to_owned();
-    fresh.push(".new");
-    let fresh = PathBuf::from(fresh);
-    match fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(FileError::Io("remove", fresh, error));
-        }
-        _ => {}
-    }
+    let fresh = with_suffix(path, ".new");
+    remove(&fresh)?;
     create(&fresh, content, mode)?;
     let moved = fs::rename(&fresh, path).and_then(|()| sync_directory(path));
     moved.map_err(|error| FileError::Io("write", path.into(), error))

@@ -32,6 +32,8 @@ pub const NODE_RECORD_PREFIX: &str = "join-node-";
 pub const DISK_RECORD_PREFIX: &str = "join-disk-";
 /// The role of a control plane's record. A worker's has no role.
 const CONTROL_PLANE: &str = "control-plane";
+/// The Lease in kube-system of the control plane whose turn it is to join.
+pub const TURN: &str = "join-control-plane";
 /// The machine in the record of a disk that opens nowhere: no machine has this name.
 pub const NO_MACHINE: &str = "none";
 const YES: &str = "yes";

@@ -49,7 +49,7 @@ fn value<'a>(pairs: &'a [(String, String)], name: &str) -> Option<&'a str> {
 pub struct Answer {
     status: u16,
     fields: Vec<(&'static str, String)>,
-    body: String,
+    body: Vec<u8>,
 }
 
 impl Answer {
@@ -57,7 +57,14 @@ impl Answer {
         Answer {
             status,
             fields: vec![("Content-Type", media_type.to_owned())],
-            body: body.into(),
+            body: body.into().into_bytes(),
+        }
+    }
+
+    pub fn bytes(body: Vec<u8>) -> Answer {
+        Answer {
+            body,
+            ..Answer::new(200, "application/octet-stream", "")
         }
     }
 
@@ -139,7 +146,7 @@ fn serve(client: impl Read + Write, answer: &dyn Fn(&Request) -> Answer) -> Opti
         head += &format!("{name}: {value}\r\n");
     }
     client.write_all(format!("{head}\r\n").as_bytes()).ok()?;
-    client.write_all(answer.body.as_bytes()).ok()
+    client.write_all(&answer.body).ok()
 }
 
 fn read(client: &mut impl BufRead) -> Option<Request> {

@@ -117,7 +117,7 @@ pub fn removal(members: &[Member], gone: &[u64]) -> Result<Vec<Member>, Error> {
     if !now.is_kept() {
         return Err(Error::Refused(format!(
             "etcd has no majority: {} of its {} members with a vote answer, and {} are needed{}. Without a majority no member \
-             can be removed: start the machines of the others again, or restore etcd from a snapshot (docs/day-two/etcd.md)",
+             can be removed: start the machines of the others again; if they are lost, see docs/day-two/etcd.md",
             now.healthy,
             now.voters,
             now.needed,
@@ -236,7 +236,13 @@ impl<'a> Etcd<'a> {
         }
     }
 
-    fn failed(&self, what: &str, ran: &Ran) -> Error {
+    /// Returns the control plane.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Returns the error for what etcdctl did not do: a clause such as `list its members`.
+    pub fn failed(&self, what: &str, ran: &Ran) -> Error {
         // etcdctl's log is JSON, and its last line says why it ended
         let said: String = ran.log.trim().chars().rev().take(MAX_SHOWN).collect();
         let said: String = said.chars().rev().collect();
@@ -247,6 +253,11 @@ impl<'a> Etcd<'a> {
         ))
     }
 
+    /// Returns the specification of a pod that runs etcdctl with each of these arguments, in a container of this name each.
+    pub fn pod_spec(&self, commands: &[(&str, &[&str])]) -> Result<Value, Error> {
+        spec(&self.node, &self.pod, commands)
+    }
+
     /// Runs etcdctl with each of these arguments, in a container of this name each.
     fn run(&self, progress: &Progress, commands: &[(&str, &[&str])]) -> Result<Vec<Ran>, Error> {
         let name = format!("firstlight-etcd-{}", hex(&random::<4>()));
@@ -255,18 +266,17 @@ impl<'a> Etcd<'a> {
             "asking etcd on {}, by the pod {NAMESPACE}/{name}",
             self.node
         ));
-        self.client
-            .create(&pods, &manifest(&name, &self.node, &self.pod, commands)?)?;
-        let at = pods.named(&name);
-        let ran = self.wait(&at).and_then(|pod| {
-            let each = commands.iter().map(|(container, _)| {
-                Ok(Ran {
-                    is_done: exit_code(&pod, container) == Some(0),
-                    log: self.client.pod_log(&at, container)?,
-                })
-            });
-            each.collect()
+        let labels = json!({"app.kubernetes.io/part-of": "firstlight"});
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "spec": self.pod_spec(commands)?,
+            "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
         });
+        self.client.create(&pods, &pod)?;
+        let at = pods.named(&name);
+        let containers: Vec<_> = commands.iter().map(|(container, _)| *container).collect();
+        let ran = self
+            .wait(&at, LIMIT)
+            .and_then(|pod| self.ran(&pod, &containers));
         // a pod that stays ends by itself
         if let Err(error) = self.client.delete_if_there(&at) {
             log::warn!("{error}: delete the pod yourself");
@@ -274,16 +284,35 @@ impl<'a> Etcd<'a> {
         ran
     }
 
-    fn wait(&self, at: &Object) -> Result<Value, Error> {
-        let end = Instant::now() + LIMIT;
+    /// Returns what these containers of a pod that has ended did.
+    pub fn ran(&self, pod: &Value, containers: &[&str]) -> Result<Vec<Ran>, Error> {
+        let at = PODS
+            .in_namespace(NAMESPACE)
+            .named(text(pod, "/metadata/name"));
+        let each = containers.iter().map(|container| {
+            let code = exit_code(pod, container);
+            Ok(Ran {
+                is_done: code == Some(0),
+                // a container that did not start has no log
+                log: match code {
+                    Some(_) => self.client.pod_log(&at, container)?,
+                    None => String::new(),
+                },
+            })
+        });
+        each.collect()
+    }
+
+    /// Waits until a pod has ended.
+    pub fn wait(&self, at: &Object, limit: Duration) -> Result<Value, Error> {
+        let end = Instant::now() + limit;
         loop {
             let pod = self.client.get(at)?;
             if ["Succeeded", "Failed"].contains(&text(&pod, "/status/phase")) {
                 return Ok(pod);
             }
-            let waiting = list(&pod, "/status/containerStatuses")
-                .iter()
-                .find(|it| NOT_STARTED.contains(&text(it, "/state/waiting/reason")));
+            let waiting =
+                statuses(&pod).find(|it| NOT_STARTED.contains(&text(it, "/state/waiting/reason")));
             let why = match waiting {
                 Some(status) => format!(
                     "{}: {}",
@@ -293,7 +322,7 @@ impl<'a> Etcd<'a> {
                 None if Instant::now() >= end => format!(
                     "its phase is {:?} after {} s: is the kubelet of {} running?",
                     text(&pod, "/status/phase"),
-                    LIMIT.as_secs(),
+                    limit.as_secs(),
                     self.node
                 ),
                 None => {
@@ -311,27 +340,27 @@ impl<'a> Etcd<'a> {
 }
 
 /// What a container of the pod did.
-struct Ran {
+pub struct Ran {
     /// Whether etcdctl succeeded.
-    is_done: bool,
-    log: String,
+    pub is_done: bool,
+    /// What it printed.
+    pub log: String,
+}
+
+fn statuses(pod: &Value) -> impl Iterator<Item = &Value> {
+    let of_init = list(pod, "/status/initContainerStatuses").iter();
+    of_init.chain(list(pod, "/status/containerStatuses"))
 }
 
 fn exit_code(pod: &Value, container: &str) -> Option<i64> {
-    list(pod, "/status/containerStatuses")
-        .iter()
+    statuses(pod)
         .find(|it| text(it, "/name") == container)?
         .pointer("/state/terminated/exitCode")?
         .as_i64()
 }
 
-/// Makes the pod: the image, the user and the certificates of etcd's own pod, on the same node.
-fn manifest(
-    name: &str,
-    node: &str,
-    etcd: &Value,
-    commands: &[(&str, &[&str])],
-) -> Result<Value, Error> {
+/// Makes the specification of a pod: the image, the user and the certificates of etcd's own pod, on the same node.
+fn spec(node: &str, etcd: &Value, commands: &[(&str, &[&str])]) -> Result<Value, Error> {
     let container = list(etcd, "/spec/containers").first();
     let unknown = || Error::Refused(format!("the pod of etcd on {node} has no container"));
     let container = container.ok_or_else(unknown)?;
@@ -382,10 +411,7 @@ fn manifest(
     if let Some(context) = etcd.pointer("/spec/securityContext") {
         spec["securityContext"] = context.clone();
     }
-    Ok(json!({
-        "apiVersion": "v1", "kind": "Pod", "spec": spec,
-        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"app.kubernetes.io/part-of": "firstlight"}},
-    }))
+    Ok(spec)
 }
 
 /// The answer of `etcdctl member list`.
@@ -606,8 +632,8 @@ mod tests {
                 "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "certs", "mountPath": "/a/b"}]}],
             "volumes": [{"name": "data", "hostPath": {"path": "/data"}}, {"name": "certs", "hostPath": {"path": "/a/b"}}],
         }});
-        let pod = manifest("p", "n", &etcd, &[("list", &["member", "list"])]).unwrap();
-        let container = &pod["spec"]["containers"][0];
+        let pod = spec("n", &etcd, &[("list", &["member", "list"])]).unwrap();
+        let container = &pod["containers"][0];
         let command = "etcdctl --endpoints https://127.0.0.1:2379 --command-timeout 10s --cacert /a/b/ca.crt --cert /a/b/server.crt \
                        --key /a/b/server.key member list";
         assert_eq!(
@@ -619,10 +645,10 @@ mod tests {
             json!([{"name": "certs", "mountPath": "/a/b", "readOnly": true}])
         );
         assert_eq!(
-            pod["spec"]["volumes"],
+            pod["volumes"],
             json!([{"name": "certs", "hostPath": {"path": "/a/b"}}])
         );
-        assert_eq!(pod["spec"]["securityContext"]["runAsUser"], 7);
-        assert_eq!(pod["spec"]["nodeName"], "n");
+        assert_eq!(pod["securityContext"]["runAsUser"], 7);
+        assert_eq!(pod["nodeName"], "n");
     }
 }

@@ -10,7 +10,6 @@ mod plan;
 mod power;
 mod remove;
 
-use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,7 @@ use base::program;
 use kubernetes::parameters::NodeName;
 use serde_json::Value;
 
+use super::consent;
 use super::drain::Permitted;
 use super::error::Error;
 use super::interrupt;
@@ -175,7 +175,7 @@ fn run(options: &Options) -> Result<(), Error> {
     if !options.is_agreed {
         // its line on the terminal would overwrite the question
         drop(progress);
-        ask(&options.names)?;
+        consent::ask(&format!("Remove {}?", options.names.join(", ")))?;
         progress = Progress::on_stderr();
     }
     interrupt::means(
@@ -209,21 +209,4 @@ fn json(plan: &RemovalPlan, is_removed: bool) -> Value {
     let mut json = plan.json();
     json["removed"] = is_removed.into();
     json
-}
-
-/// Asks the operator on the terminal.
-fn ask(names: &[String]) -> Result<(), Error> {
-    if !io::stdin().is_terminal() {
-        return Err(Error::Usage(
-            "standard input is no terminal, so nobody can be asked: give --yes, or look at the plan with --dry-run".into(),
-        ));
-    }
-    eprint!("Remove {}? Type yes: ", names.join(", "));
-    let mut answer = String::new();
-    let read = io::stdin().lock().read_line(&mut answer);
-    read.map_err(|error| Error::failed(format!("standard input: {error}")))?;
-    match answer.trim() {
-        "yes" => Ok(()),
-        _ => Err(Error::Failed("nothing was changed".into())),
-    }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use booted_base::uuid::Uuid;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{CONFIG_MAPS, Client, JOINING_NODES, NODES, SECRETS};
+use kubernetes::client::{CONFIG_MAPS, Client, JOINING_NODES, LEASES, NODES, SECRETS};
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
 use serde_json::Value;
 
@@ -22,6 +22,7 @@ use super::plan::{Leaving, RemovalPlan};
 use super::power;
 use crate::drain::{self, Drained, Permitted};
 use crate::error::Error;
+use crate::objects::text;
 use crate::progress::Progress;
 
 /// How often a change is tried again of an object that changes meanwhile.
@@ -124,6 +125,9 @@ fn delete(client: &Client, progress: &Progress, leaving: &Leaving) -> Result<(),
         };
         progress.line(format!("{name}: its record is deleted, and {what}"));
     }
+    if leaving.is_control_plane() {
+        end_turn(client, name)?;
+    }
     if let Some(node) = &leaving.node {
         delete_node(client, name, node)?;
         progress.line(format!("{name}: its Node is deleted"));
@@ -154,6 +158,18 @@ fn delete_record(client: &Client, name: &str) -> Result<bool, Error> {
     Err(Error::Failed(format!(
         "{at} changes all the time: is the machine joining again?"
     )))
+}
+
+/// Ends the turn of a control plane to join, which it has for some minutes after its ticket: the next one would wait for it.
+fn end_turn(client: &Client, name: &str) -> Result<(), Error> {
+    let at = LEASES.in_namespace(NAMESPACE).named(machine_record::TURN);
+    if let Some(lease) = client.find(&at)?
+        && text(&lease, "/spec/holderIdentity") == name
+    {
+        // one that has changed is that of the next one
+        client.delete_as(&at, &lease)?;
+    }
+    Ok(())
 }
 
 /// Records that no machine has a disk, unless the operator has given it to a machine other than this one. Returns whether it is closed.

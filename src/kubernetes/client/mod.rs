@@ -323,6 +323,15 @@ impl Client {
         self.once(&request, Instant::now() + self.time).map(drop)
     }
 
+    /// Opens a file below `/var/log` of a node, which its kubelet serves, through the API server. The caller limits how much it reads.
+    pub fn node_file(&self, node: &str, path: &str) -> Result<Answer, Error> {
+        let proxy = NODES.named(node).subresource("proxy");
+        let path = format!("{}/logs/{path}", proxy.path());
+        let request = Request::new("get", &proxy, "GET", path);
+        let token = self.token()?;
+        self.send(&request, token.as_deref(), Instant::now() + self.time)
+    }
+
     /// Replaces an object. Fails with a conflict if `metadata.resourceVersion` of `new` is not the present one.
     pub fn update(&self, object: &Object, new: &Value) -> Result<Value, Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", object.path());
@@ -649,7 +658,8 @@ impl Client {
         let body = request.body;
         let body = body.map(|(_, body)| Zeroizing::new(body.to_string().into_bytes()));
         let bearer = token.map(|token| Zeroizing::new(format!("Bearer {}", token.as_str())));
-        let mut fields = vec![("Accept", "application/json")];
+        // a kubelet says nothing about the type of its files
+        let mut fields = vec![("Accept", "application/json, */*")];
         fields.extend(
             bearer
                 .iter()

@@ -51,6 +51,8 @@ pub const SERVICES: Resource = Resource::namespaced("", "v1", "services");
 pub const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
 /// Deployments.
 pub const DEPLOYMENTS: Resource = Resource::namespaced("apps", "v1", "deployments");
+/// Jobs.
+pub const JOBS: Resource = Resource::namespaced("batch", "v1", "jobs");
 /// StatefulSets.
 pub const STATEFUL_SETS: Resource = Resource::namespaced("apps", "v1", "statefulsets");
 /// CertificateSigningRequests, such as those of kubelets.

@@ -11,7 +11,7 @@ use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, LEASES, Object};
 
 /// The name of the Lease.
-pub const NAME: &str = "join-control-plane";
+pub use kubernetes::machine_record::TURN as NAME;
 /// How long a reservation or a JoiningNode is valid, as in Constellation.
 pub const VALIDITY: Duration = Duration::from_secs(10 * 60);
 /// The annotation of the Lease with the queue, as JSON `[["NAME", SECONDS_SINCE_1970], ..]`.
