@@ -582,7 +582,7 @@ fn a_worker_leaves_with_what_kubectl_would_evict_and_all_that_is_recorded_of_it(
     // two at a time would each count what the other one removes
     setup.refuses(
         &["worker-1", "--yes"],
-        &["another firstlight node remove runs in this cluster, by "],
+        &["(firstlight node remove) changes the nodes of this cluster at this moment"],
     );
     assert_eq!(setup.pods_on("worker-0"), setup.pods_on("worker-1"));
     assert_eq!(setup.pods_on("worker-0").len(), 2);

@@ -7,8 +7,8 @@ use super::output::OUTPUT;
 use super::usage::{HELP, Program, VERSION};
 use super::{
     apply, cluster_id, collateral, completions, components, doctor, etcd, explain, hash_secret,
-    init, man, measure, metadata, migrate, node, policy, recover, roots, share, ssh, status,
-    timeline, upgrade, verify, version, wrap,
+    init, man, measure, metadata, migrate, node, policy, recover, rollout, roots, share, ssh,
+    status, timeline, upgrade, verify, version, wrap,
 };
 
 /// The program with all its commands.
@@ -31,6 +31,7 @@ pub const PROGRAM: Program = Program {
         collateral::COMMAND,
         components::COMMAND,
         upgrade::COMMAND,
+        rollout::COMMAND,
         migrate::COMMAND,
         node::COMMAND,
         etcd::COMMAND,

@@ -58,14 +58,11 @@ impl Error {
     }
 
     /// Creates the error for what an API server answered. A server that cannot prove that it is the
-    /// right one was reached.
+    /// right one was reached; one that cannot answer now was not.
     pub fn of_api(cause: &client::Error, text: String) -> Error {
-        match cause {
-            client::Error::Unreachable {
-                untrusted: false, ..
-            }
-            | client::Error::NoAddress { .. } => Error::Unreachable(text),
-            _ => Error::Refused(text),
+        match cause.is_temporary() {
+            true => Error::Unreachable(text),
+            false => Error::Refused(text),
         }
     }
 

@@ -38,7 +38,7 @@ pub const COMMAND: Command = Command {
     name: "upgrade",
     summary: "bring the components of a newer version of Kubernetes into a cluster",
     about: &[
-        "Puts the list of components into the cluster, for nodes that join later, and lists the nodes that have another version. It changes no node: run `bootstrapper upgrade` as root on each node, with the same list. Run the command again to see which \
+        "Puts the list of components into the cluster, for nodes that join later, and lists the nodes that have another version. It changes no node: `firstlight rollout start --kubernetes` does both, or run `bootstrapper upgrade` as root on each node, with the same list. Run the command again to see which \
          nodes are left. docs/day-two/upgrade.md has the steps.",
         "It refuses what kubeadm does not upgrade: a cluster of a later version, a skipped minor version, and kubelets that are \
          older by more than three. New nodes join with the present version until kubeadm has upgraded the first control plane.",
@@ -98,6 +98,16 @@ pub struct Options {
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {
+    let client = kubeconfig::client(&options.kubeconfig)?.within(options.timeout);
+    let progress = Progress::on_stderr();
+    let upgrade = publish(options, &client, &progress)?;
+    drop(progress);
+    options.output.json(&upgrade.json())?;
+    options.output.say(upgrade.text())
+}
+
+/// Puts the list of components into the cluster, after the checks.
+pub fn publish(options: &Options, client: &Client, progress: &Progress) -> Result<Upgrade, Error> {
     let to = options.version;
     check(&options.components, None)?;
     let list = components::read(&options.components).map_err(Error::failed)?;
@@ -113,15 +123,13 @@ pub fn run(options: &Options) -> Result<(), Error> {
         )));
     }
 
-    let client = kubeconfig::client(&options.kubeconfig)?.within(options.timeout);
-    let progress = Progress::on_stderr();
     progress.phase(format!("waiting for the API server {}", client.server()));
     client.wait_ready(&mut |why| progress.line(why))?;
-    let from = version_of(&client)?;
+    let from = version_of(client)?;
     from.check_upgrade(&to).map_err(Error::failed)?;
-    let mut nodes = listed(&client)?;
+    let mut nodes = listed(client)?;
     check_kubelets(&nodes, &to)?;
-    let driver = Driver::of(&client, from == to)?;
+    let driver = Driver::of(client, from == to)?;
 
     let map = kubernetes::components::config_map(&to, &list);
     let name = map["metadata"]["name"].as_str().unwrap_or_default();
@@ -144,7 +152,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         _ => {}
     }
     if !options.dry_run {
-        driver.drive(&client, name, &to, &nodes)?;
+        driver.drive(client, name, &to, &nodes)?;
     }
 
     nodes.retain(|node| node.version != to.to_string());
@@ -152,17 +160,15 @@ pub fn run(options: &Options) -> Result<(), Error> {
         let key = |node: &Listed| (!node.is_control_plane, node.name.clone());
         key(one).cmp(&key(other))
     });
-    let upgrade = Upgrade {
+    Ok(Upgrade {
         from,
         to,
-        name,
+        name: name.to_owned(),
         is_new: present.is_none(),
         dry_run: options.dry_run,
         driver,
         nodes,
-    };
-    options.output.json(&upgrade.json())?;
-    options.output.say(upgrade.text())
+    })
 }
 
 /// What brings the version to the nodes.
@@ -307,11 +313,12 @@ fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Error> {
 }
 
 /// The result of the command.
-struct Upgrade<'a> {
-    from: Version,
+pub struct Upgrade {
+    /// The version of the control plane.
+    pub from: Version,
     to: Version,
     /// The name of the ConfigMap.
-    name: &'a str,
+    pub name: String,
     is_new: bool,
     dry_run: bool,
     driver: Driver,
@@ -319,7 +326,7 @@ struct Upgrade<'a> {
     nodes: Vec<Listed>,
 }
 
-impl Upgrade<'_> {
+impl Upgrade {
     fn text(&self) -> String {
         let Upgrade {
             from,

@@ -199,8 +199,31 @@ impl Node {
     pub fn power_off(&mut self) {
         self.keep_state_disk();
         end(&mut self.process.borrow_mut());
-        fs::remove_file(self.dir.path().join("pid")).unwrap();
+        // a node that did not come up has none
+        let _ = fs::remove_file(self.dir.path().join("pid"));
         self.tpm.borrow_mut().reboot();
+    }
+
+    /// Returns whether its systemd has shut it down.
+    pub fn has_ended(&self) -> bool {
+        self.process.borrow_mut().try_wait().unwrap().is_some()
+    }
+
+    /// Returns a file of the state disk of a node that is off.
+    pub fn read_disk(&self, file: &str) -> String {
+        let output = Command::new("debugfs")
+            .args(["-R", &format!("cat /{file}")])
+            .arg(self.dir.path().join("disk"))
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Cuts the power, if it is on, and measures an image into PCR 4 as firmware and boot loader do in the next boot.
+    pub fn measure_in_next_boot(&mut self, image: &str) {
+        self.power_off();
+        let measured = format!("4:sha256={}", image.repeat(32));
+        self.tpm.borrow().tool("tpm2_pcrextend", &[&measured]);
     }
 
     /// Runs the initramfs of a node that was off, at its own address. It ends when a key has opened the disk, since a disk in a

@@ -125,6 +125,13 @@ impl Operator {
         output.status.code()
     }
 
+    /// Starts `firstlight rollout`.
+    pub fn rollout(&self, arguments: &[&str]) -> Program {
+        let mut command = self.firstlight();
+        command.arg("rollout").args(arguments);
+        Program::start(&mut command)
+    }
+
     /// Writes a file that only the operator can read.
     pub fn file(&self, name: &str, content: &str) -> PathBuf {
         let path = self.dir.path().join(name);

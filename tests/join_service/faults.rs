@@ -450,7 +450,7 @@ fn the_cleanup_of_a_ticket_does_not_affect_a_later_one() {
 
 /// Starts the program in this cluster with the files of this directory. Returns the address of its
 /// service.
-fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketAddr) {
+pub fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketAddr) {
     let account = setup.dir.path().join("account");
     let kubeconfig = format!(
         "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {{server: '{}', certificate-authority: {}}}\n\
@@ -502,10 +502,10 @@ fn lets_in(tpm: &Swtpm, address: SocketAddr, disk_number: u8) -> bool {
 
 /// Creates a directory as the kubelet mounts a ConfigMap: its files are links through a link that
 /// is replaced.
-struct Mount(PathBuf);
+pub struct Mount(pub PathBuf);
 
 impl Mount {
-    fn new(path: PathBuf, policy: &str) -> Mount {
+    pub fn new(path: PathBuf, policy: &str) -> Mount {
         fs::create_dir(&path).unwrap();
         let mount = Mount(path);
         mount.replace("..1", policy);
@@ -515,7 +515,7 @@ impl Mount {
         mount
     }
 
-    fn replace(&self, version: &str, policy: &str) {
+    pub fn replace(&self, version: &str, policy: &str) {
         let directory = self.0.join(version);
         fs::create_dir(&directory).unwrap();
         fs::write(directory.join("attestationConfig"), policy).unwrap();

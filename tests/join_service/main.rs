@@ -16,6 +16,7 @@ mod deleted_machines;
 mod faults;
 mod renewal;
 mod rights;
+mod rollout;
 mod setup;
 mod watch;
 

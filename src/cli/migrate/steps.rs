@@ -8,7 +8,6 @@ use kubernetes::client::Client;
 use kubernetes::node_version::{COMPONENTS, IMAGE, IMAGE_VERSION, NodeVersion};
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{self, Before, Maker, Phase};
-use verifier::Policy;
 
 use super::facts::{self, Facts};
 use super::nodes;
@@ -21,14 +20,12 @@ use crate::error::Error;
 use crate::init::expected_cluster_id;
 use crate::interrupt;
 use crate::keeping::Wish;
-use crate::policy;
+use crate::policy::both_images;
 use crate::progress::Progress;
 use crate::state::{STATE_FILE, State};
 
 /// NodeVersion's imageVersion while the nodes run Firstlight. It is no number, so that Constellation's command replaces no image.
 pub const IMAGE_OF_FIRSTLIGHT: &str = "firstlight";
-/// The name of an image without one in a policy with several.
-const NEW_IMAGE: &str = "firstlight";
 
 /// A move of a cluster.
 pub struct Move<'a> {
@@ -386,73 +383,4 @@ fn stopped(step: MoveStep, error: Error) -> Error {
             step.name()
         )
     })
-}
-
-/// Returns the policy `old` that also accepts the images of `new`. Its other requirements are those of `old`, which the present nodes meet.
-pub fn both_images(old: &str, new: &str) -> Result<String, Error> {
-    let (mut both, new) = (
-        Policy::from_json(old).map_err(Error::content)?,
-        Policy::from_json(new).map_err(Error::content)?,
-    );
-    for image in new.images() {
-        let is_there = both.images().iter().any(|it| {
-            it.measurements() == image.measurements() && it.initramfs() == image.initramfs()
-        });
-        if is_there {
-            continue;
-        }
-        let base = match image.name() {
-            "" => NEW_IMAGE,
-            name => name,
-        };
-        let mut name = base.to_owned();
-        for number in 2..both.images().len() + 2 {
-            if both.images().iter().all(|it| it.name() != name) {
-                break;
-            }
-            name = format!("{base} {number}");
-        }
-        both = both
-            .and_image(&name, image.clone())
-            .map_err(Error::content)?;
-    }
-    Ok(policy::text(&both))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn policy(pcr4: &str, more: &str) -> String {
-        format!(
-            r#"{{{more}"measurements":{{"4":{{"expected":"{}","warnOnly":false}},"15":{{"expected":"{}","warnOnly":false}}}}}}"#,
-            pcr4.repeat(32),
-            "00".repeat(32)
-        )
-    }
-
-    #[test]
-    fn both_images_are_accepted_with_the_requirements_that_the_present_nodes_meet() {
-        let keys = format!(r#""attestationKeys":["000b{}"],"#, "ab".repeat(32));
-        let (old, new) = (policy("11", ""), policy("22", &keys));
-        let both = Policy::from_json(&both_images(&old, &new).unwrap()).unwrap();
-        let values: Vec<_> = both
-            .images()
-            .iter()
-            .map(|it| it.measurements()[&4].expected[0])
-            .collect();
-        assert_eq!(values, [0x11, 0x22]);
-        assert_eq!(both.images()[1].name(), NEW_IMAGE);
-        assert!(
-            both.believes_any_key(),
-            "the present nodes have no keys in a policy"
-        );
-        // again, and an image that is accepted already
-        let text = both_images(&old, &new).unwrap();
-        assert_eq!(both_images(&text, &new).unwrap(), text);
-        assert!(both_images(&old, "{}").is_err());
-        // a third image has another name
-        let third = Policy::from_json(&both_images(&text, &policy("33", "")).unwrap()).unwrap();
-        assert_eq!(third.images()[2].name(), "firstlight 2");
-    }
 }

@@ -7,10 +7,11 @@ use kubernetes::services::{self, Phase, Report};
 use super::facts;
 use super::nodes;
 use super::record::{MoveStep, Record, Texts};
-use super::steps::{Move, both_images, check_day, moves_nodes};
+use super::steps::{Move, check_day, moves_nodes};
 use crate::apply;
 use crate::error::Error;
 use crate::interrupt;
+use crate::policy::both_images;
 
 impl Move<'_> {
     /// Restores the cluster. Returns what stays.

@@ -1,11 +1,10 @@
 //! `firstlight node remove`: lists the Node, record, tokens and etcd member of each named node, and deletes them.
 //!
-//! `plan` reads what exists and refuses what would do harm, `remove` has the steps. `etcd` asks etcd for its members, `power` finds out
-//! by the `kubelet` whether a machine is off, and `lock` lets one such command run at a time.
+//! `plan` reads what exists and refuses what would do harm, `remove` has the steps. `etcd` asks etcd for its members, and `power` finds out
+//! by the `kubelet` whether a machine is off.
 
 pub mod etcd;
 mod kubelet;
-mod lock;
 mod plan;
 mod power;
 mod remove;
@@ -23,11 +22,11 @@ use super::drain::Permitted;
 use super::error::Error;
 use super::interrupt;
 use super::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
+use super::lock::Lock;
 use super::options::{TIMEOUT, time};
 use super::output::{OUTPUT, Output};
 use super::progress::Progress;
 use super::usage::{Command, Given, Operand, suggestion};
-use lock::Lock;
 use plan::RemovalPlan;
 use remove::Choices;
 
@@ -161,7 +160,7 @@ fn run(options: &Options) -> Result<(), Error> {
         .wait_ready(&mut |why| progress.line(why))?;
     let lock = match options.is_dry_run {
         true => None,
-        false => Some(Lock::take(&client, &progress)?),
+        false => Some(Lock::take(&client, "node remove", &progress)?),
     };
     let plan = RemovalPlan::read(&client, &progress, &options.names, options.permitted)?;
     options.output.say(plan.text(options.drains).trim_end())?;

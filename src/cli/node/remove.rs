@@ -17,11 +17,11 @@ use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
 use serde_json::Value;
 
 use super::etcd::{self, shown};
-use super::lock::Lock;
 use super::plan::{Leaving, RemovalPlan};
 use super::power;
 use crate::drain::{self, Drained, Permitted};
 use crate::error::Error;
+use crate::lock::Lock;
 use crate::objects::text;
 use crate::progress::Progress;
 

@@ -150,7 +150,8 @@ impl Edit for Policy {
     }
 }
 
-fn changed(policy: &Policy, change: impl FnOnce(&mut Value)) -> Changed {
+/// Returns the policy whose JSON was changed.
+pub(super) fn changed(policy: &Policy, change: impl FnOnce(&mut Value)) -> Changed {
     let mut json = value(policy);
     change(&mut json);
     Policy::from_json(&json.to_string())
@@ -168,7 +169,7 @@ fn add(list: &mut Value, entries: impl IntoIterator<Item = Value>) {
 }
 
 /// Returns an image that has both fields of registers.
-fn image(image: &Image, name: &str) -> Value {
+pub(super) fn image(image: &Image, name: &str) -> Value {
     let (booted, initramfs) = (image.measurements(), image.initramfs());
     let mut json =
         json!({"name": name, "measurements": registers(booted), "initramfs": registers(initramfs)});
@@ -179,7 +180,7 @@ fn image(image: &Image, name: &str) -> Value {
 }
 
 /// Returns an image without the initramfs field if that is empty.
-fn without_empty(mut image: Value) -> Value {
+pub(super) fn without_empty(mut image: Value) -> Value {
     if let Some(members) = image.as_object_mut() {
         members.retain(|name, value| name != "initramfs" || value != &json!({}));
     }

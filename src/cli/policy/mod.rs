@@ -1,10 +1,11 @@
 //! `firstlight policy`: checks, shows, compares and changes the file with an attestation policy.
-//! `text` writes policies for all commands, `edit` changes them, `facts` describes what a policy
+//! `text` writes policies for all commands, `edit` changes them, `images` adds and removes images, `facts` describes what a policy
 //! requires, and `check` finds what it does not pin.
 
 mod check;
 mod edit;
 mod facts;
+mod images;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -29,6 +30,7 @@ use base::program;
 
 pub use check::{accepts_any_tpm, found};
 pub use edit::Edit;
+pub use images::{both_images, only_images};
 pub use text::text;
 
 /// The command and its options.

@@ -73,6 +73,8 @@ const ATTESTATION_CONFIG: &str = "attestationConfig";
 const ATTESTATION_CONFIG_BACKUP: &str = "attestationConfig_backup";
 /// Its binary key with the measurement salt.
 const MEASUREMENT_SALT: &str = "measurementSalt";
+/// How often a change of the policy is tried again if somebody else has changed it.
+const POLICY_TRIES: usize = 8;
 /// How often readiness is checked.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// The timeout of each call of a rollback. It starts even if the deadline has passed.
@@ -431,6 +433,42 @@ pub fn present_policy(client: &Client) -> Result<Option<String>, client::Error> 
     let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
     let map = client.find(&at)?.unwrap_or_default();
     Ok(map["data"][ATTESTATION_CONFIG].as_str().map(str::to_owned))
+}
+
+/// Replaces the attestation policy of a cluster, and keeps the previous one under the second key, as [`apply`] does. `change` gets the
+/// present policy and returns the new one, or `None` if nothing has to be changed. If the policy changes meanwhile, it is called again.
+pub fn change_policy<E: From<client::Error>>(
+    client: &Client,
+    change: impl Fn(&str) -> Result<Option<String>, E>,
+) -> Result<(), E> {
+    let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
+    for _ in 0..POLICY_TRIES {
+        let present = client.get(&at)?;
+        let policy = present["data"][ATTESTATION_CONFIG].as_str();
+        let Some(new) = change(policy.unwrap_or_default())? else {
+            return Ok(());
+        };
+        // the fields that `apply` has applied stay ours
+        let ours = owned(&present, FIELD_MANAGER);
+        let mut wanted = ours.clone().unwrap_or_else(|| present.clone());
+        wanted["data"][ATTESTATION_CONFIG] = new.into();
+        keep_policy(&mut wanted, Some(&present));
+        let version = &present["metadata"]["resourceVersion"];
+        wanted["metadata"]["resourceVersion"] = version.clone();
+        let written = match ours {
+            Some(_) => client.apply(&at, &wanted),
+            None => client.update(&at, &wanted),
+        };
+        match written {
+            Err(error) if error.is_conflict() => {}
+            written => return Ok(written.map(drop)?),
+        }
+    }
+    Err(client::Error::Answer {
+        request: format!("change {at}"),
+        problem: "it changes all the time".into(),
+    }
+    .into())
 }
 
 /// Returns the measurement salt of a cluster; `None` if it has none.

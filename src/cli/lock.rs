@@ -1,4 +1,5 @@
-//! Lets one `firstlight node remove` work at a time: two would each count the control plane that the other one removes.
+//! Lets one command work at a time that takes nodes away, for ever or for a reboot: two would each count the control plane that the
+//! other one takes.
 //!
 //! The Lease is renewed every few seconds. One that is not renewed any more, because its command was killed, is taken over.
 
@@ -18,11 +19,13 @@ use crate::objects::text;
 use crate::progress::{Progress, printable};
 
 /// The name of the Lease.
-const NAME: &str = "firstlight-node-remove";
+const NAME: &str = "firstlight-nodes";
 /// How often the Lease is renewed.
 const RENEWAL: Duration = Duration::from_secs(4);
 /// How long a Lease must be unchanged, by the clock of this machine, before another command takes it.
 const VALIDITY: Duration = Duration::from_secs(20);
+/// How long ago the last renewal may be of a command that is shown as running.
+const SHOWN: Duration = Duration::from_secs(60);
 
 /// The Lease, held. Dropping it ends the renewal, and deletes the Lease.
 pub struct Lock {
@@ -41,11 +44,11 @@ fn spec(holder: &str) -> Value {
 }
 
 impl Lock {
-    /// Takes the Lease, or waits until one that is not renewed has ended.
-    pub fn take(client: &Client, progress: &Progress) -> Result<Lock, Error> {
+    /// Takes the Lease for a command, or waits until one that is not renewed has ended.
+    pub fn take(client: &Client, command: &str, progress: &Progress) -> Result<Lock, Error> {
         // the operator's name helps the next one, and the random part tells two commands of one operator apart
         let user = std::env::var("USER").unwrap_or_else(|_| "unknown".into());
-        let holder = format!("{user}-{}", hex(&random::<4>()));
+        let holder = format!("{user}-{} (firstlight {command})", hex(&random::<4>()));
         let mut seen: Option<(Value, Instant)> = None;
         loop {
             let new = json!({"metadata": {"name": NAME}, "spec": spec(&holder)});
@@ -62,15 +65,13 @@ impl Lock {
             let version = &lease["metadata"]["resourceVersion"];
             let other = printable(text(&lease, "/spec/holderIdentity"));
             let (before, since) = seen.get_or_insert_with(|| {
-                progress.phase(format!(
-                    "{other} has begun to remove nodes: waiting whether it still runs"
-                ));
+                progress.phase(format!("waiting whether {other} still runs"));
                 (version.clone(), Instant::now())
             });
             if version != before {
                 return Err(Error::Refused(format!(
-                    "another firstlight node remove runs in this cluster, by {other} (Lease {NAMESPACE}/{NAME}): wait until it has \
-                     ended, because both count the members of etcd that stay"
+                    "{other} changes the nodes of this cluster at this moment (Lease {NAMESPACE}/{NAME}): wait until it has ended, \
+                     because both count the members of etcd that stay"
                 )));
             }
             if since.elapsed() >= VALIDITY {
@@ -131,6 +132,17 @@ impl Lock {
             ))),
         }
     }
+}
+
+/// Returns who runs this command, for people: a Lease that was renewed lately, by the clock of this machine.
+pub fn holder(client: &Client, command: &str) -> Result<Option<String>, client::Error> {
+    let lease = client.find(&object())?.unwrap_or_default();
+    let renewed = time::parse(text(&lease, "/spec/renewTime")).unwrap_or(SystemTime::UNIX_EPOCH);
+    // clocks may differ, so a time to come is late enough
+    let is_old = renewed.elapsed().is_ok_and(|age| age > SHOWN);
+    let holder = text(&lease, "/spec/holderIdentity");
+    let is_its = holder.ends_with(&format!("(firstlight {command})"));
+    Ok((is_its && !is_old).then(|| holder.to_owned()))
 }
 
 fn is_of(lease: &Value, holder: &str) -> bool {
