@@ -3,6 +3,8 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use base::child_process;
+use base::stop::Stop;
 use base::text::hex;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{Client, PODS, Selector};
@@ -444,21 +446,17 @@ impl Rollout<'_> {
             ));
             return Ok(());
         };
-        let failed = |why: String| {
-            Err(Error::Failed(format!(
-                "--replace-command: {program} for {name}: {why}"
-            )))
-        };
-        match Command::new(&program)
-            .args(words)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .status()
-        {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => failed(status.to_string()),
-            Err(error) => failed(error.to_string()),
-        }
+        let mut command = Command::new(&program);
+        command.args(words);
+        let limit = self.options.node_limit;
+        let mut tell = |line: &str| self.progress.line(format!("{name}: {}", printable(line)));
+        let ran = child_process::run(&mut command, Stdio::null(), limit, &Stop::new(), &mut tell);
+        ran.map_err(|error| {
+            Error::Failed(format!(
+                "--replace-command for {name}: {}",
+                block(&error.to_string())
+            ))
+        })
     }
 
     fn reboot(
