@@ -46,7 +46,8 @@ enum Fate {
     Refused(&'static str),
 }
 
-/// Returns what happens with a pod, by the rules of `kubectl drain --ignore-daemonsets`.
+/// Returns what happens with a pod, by the rules of `kubectl drain --ignore-daemonsets`. A pod that somebody has deleted already is only
+/// waited for, also if it is the pod of an earlier command of ours.
 fn fate(pod: &Value, permitted: Permitted) -> Fate {
     let owners = list(pod, "/metadata/ownerReferences").iter();
     let controller = owners
@@ -54,6 +55,7 @@ fn fate(pod: &Value, permitted: Permitted) -> Fate {
         .map(|it| text(it, "/kind"))
         .next();
     let has_ended = ["Succeeded", "Failed"].contains(&text(pod, "/status/phase"));
+    let is_ending = !text(pod, "/metadata/deletionTimestamp").is_empty();
     let mut volumes = list(pod, "/spec/volumes").iter();
     if pod.pointer(STATIC).is_some() {
         Fate::Stays
@@ -61,6 +63,8 @@ fn fate(pod: &Value, permitted: Permitted) -> Fate {
         Fate::Evicted
     } else if controller == Some("DaemonSet") {
         Fate::Stays
+    } else if is_ending {
+        Fate::Evicted
     } else if !permitted.empty_dir && volumes.any(|it| !it["emptyDir"].is_null()) {
         Fate::Refused(
             "it has data in an emptyDir, which is lost: --delete-emptydir-data permits it",
@@ -242,6 +246,17 @@ fn is_ending(client: &Client, pod: &Value) -> Result<bool, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_that_is_deleted_already_needs_no_permission() {
+        let deleted = json!({"deletionTimestamp": "2026-11-27T10:50:00Z"});
+        let pod = |metadata: &Value| json!({"metadata": metadata, "spec": {"volumes": [{"emptyDir": {}}]}});
+        assert_eq!(fate(&pod(&deleted), Permitted::default()), Fate::Evicted);
+        assert!(matches!(
+            fate(&pod(&json!({})), Permitted::default()),
+            Fate::Refused(_)
+        ));
+    }
 
     #[test]
     fn pods_have_the_fates_that_kubectl_gives_them() {

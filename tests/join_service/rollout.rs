@@ -456,7 +456,7 @@ fn play_kubelets(client: &Client, world: &World, service: SocketAddr) {
     for pod in pods.map(|it| it.items).unwrap_or_default() {
         let node = text(&pod, "/spec/nodeName").to_owned();
         let is_ending = !pod["metadata"]["deletionTimestamp"].is_null();
-        if text(&pod, "/status/phase") != "Pending" || is_ending || !up.contains(&node) {
+        if text(&pod, "/status/phase") != "Pending" && !is_ending || !up.contains(&node) {
             continue;
         }
         let at = PODS
@@ -465,6 +465,16 @@ fn play_kubelets(client: &Client, world: &World, service: SocketAddr) {
         let status = |status: Value| {
             let _ = client.merge(&at.subresource("status"), &json!({"status": status}));
         };
+        if is_ending {
+            status(json!({"phase": "Failed"}));
+            // a kubelet says that its containers have ended by a grace period of 0, as an eviction can say it, too
+            let now = json!({
+                "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": at.name()},
+                "deleteOptions": {"gracePeriodSeconds": 0},
+            });
+            let _ = client.create_subresource(&at.subresource("eviction"), &now);
+            continue;
+        }
         if !at.name().starts_with("firstlight-") {
             let name = text(&pod, "/spec/containers/0/name");
             status(json!({
