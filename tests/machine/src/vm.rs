@@ -5,7 +5,7 @@
 //! privilege and lets several machines run at once.
 
 use super::console::{Console, Show};
-use super::{Context, Failure, Result, dist, free_port, root, script};
+use super::{Context, Failure, Result, dist, free_port, root, script, write_log};
 use image::{Bank, Given, Image, Loader, Log, Platform};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -186,15 +186,7 @@ impl Machine {
 
     /// Adds a disk with the content of `image`.
     pub fn add_copy_of_disk(&mut self, serial: &str, image: &Path) -> Result<()> {
-        let copied = Command::new("cp")
-            .arg("--sparse=always")
-            .arg(image)
-            .arg(self.disk(serial))
-            .status()
-            .context("run cp")?;
-        if !copied.success() {
-            return Err(Failure(format!("{} cannot be copied", image.display())));
-        }
+        write_log::copy(image, &self.disk(serial))?;
         self.disks.push(serial.to_owned());
         Ok(())
     }
