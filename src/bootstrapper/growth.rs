@@ -23,7 +23,7 @@ const META_BLOCKS: u64 = 2;
 /// failure it keeps its size, and the node works.
 pub fn grow(root: &Path, timeline: &Timeline) {
     let mapped = Path::new("/dev/mapper").join(MAPPING);
-    // another program has mapped the disk
+    // the disk is not mapped by unlock, but by another program under another name
     if !mapped.exists() {
         return;
     }
@@ -79,7 +79,7 @@ fn size_of(blocks: u64) -> String {
 struct Superblock {
     blocks: u64,
     blocks_per_group: u64,
-    /// Groups whose bitmaps lie side by side.
+    /// The number of groups that have their bitmaps side by side (the feature `flex_bg`).
     groups_per_flex: u64,
     /// Blocks at the start of a group with a copy of the superblock: this copy, the group
     /// descriptors, and those that are reserved for growth.

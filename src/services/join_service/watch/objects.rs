@@ -109,8 +109,8 @@ pub fn write_record(
     client.modify(&at, change).map(drop)
 }
 
-/// Records the generation of the machine's state disk, unless the record has changed since the machine
-/// was asked.
+/// Records the generation of the machine's state disk. If the record has changed since the machine was
+/// asked, it stays as it is.
 pub fn write_generation(
     client: &Client,
     record: &MachineRecord,
