@@ -4,12 +4,12 @@ use std::io::{self, BufRead, IsTerminal};
 
 use super::error::Error;
 
-/// Asks on the terminal. Anything but `yes` is an error.
-pub fn ask(question: &str) -> Result<(), Error> {
+/// Asks on the terminal. Anything but `yes` is an error. `how` says where to see the plan without a change.
+pub fn ask(question: &str, how: &str) -> Result<(), Error> {
     if !io::stdin().is_terminal() {
-        return Err(Error::Usage(
-            "standard input is no terminal, so nobody can be asked: give --yes, or look at the plan with --dry-run".into(),
-        ));
+        return Err(Error::Usage(format!(
+            "standard input is no terminal, so nobody can be asked: give --yes, or look at the plan with {how}"
+        )));
     }
     eprint!("{question} Type yes: ");
     let mut answer = String::new();

@@ -6,19 +6,16 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use super::error::Error;
+use super::objects::is_control_plane;
 use super::state::{KnownNode, MAX_ADDRESSES, MAX_NODES, State};
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client, NODES, Selector};
-use kubernetes::machine_record::MachineRecord;
+use kubernetes::machine_record::{MachineRecord, RECORDS};
 use kubernetes::services;
 use machines::Role;
 use serde_json::{Value, json};
 use verifier::KeyName;
 
-/// The label of the records of machines.
-const RECORDS: &str = "firstlight/record=machine";
-/// The role's label, as kubeadm writes it.
-const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 /// The kinds of addresses, in the order in which they are tried.
 const KINDS: [&str; 2] = ["InternalIP", "ExternalIP"];
 
@@ -94,9 +91,9 @@ fn read(node: &Value, keys: &BTreeMap<String, KeyName>) -> KnownNode {
     };
     KnownNode {
         name: name.into(),
-        role: match node["metadata"]["labels"][CONTROL_PLANE].is_null() {
-            true => Role::Worker,
-            false => Role::ControlPlane,
+        role: match is_control_plane(node) {
+            true => Role::ControlPlane,
+            false => Role::Worker,
         },
         addresses: KINDS
             .into_iter()
@@ -110,6 +107,7 @@ fn read(node: &Value, keys: &BTreeMap<String, KeyName>) -> KnownNode {
 
 #[cfg(test)]
 mod tests {
+    use super::super::objects::CONTROL_PLANE;
     use super::*;
 
     #[test]

@@ -30,6 +30,8 @@ use booted_base::uuid::Uuid;
 pub const NODE_RECORD_PREFIX: &str = "join-node-";
 /// The name prefix of a disk's record.
 pub const DISK_RECORD_PREFIX: &str = "join-disk-";
+/// The selector of the label that each record has.
+pub const RECORDS: &str = "firstlight/record=machine";
 /// The role of a control plane's record. A worker's has no role.
 const CONTROL_PLANE: &str = "control-plane";
 /// The Lease in kube-system of the control plane whose turn it is to join.

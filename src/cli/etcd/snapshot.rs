@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     if !options.is_agreed {
         // its line on the terminal would overwrite the question
         drop(progress);
-        consent::ask("Save a snapshot?")?;
+        consent::ask("Save a snapshot?", "--dry-run")?;
         progress = Progress::on_stderr();
     }
     interrupt::means(

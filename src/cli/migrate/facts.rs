@@ -11,6 +11,8 @@ use kubernetes::{NAMESPACE, kubeadm, yaml};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
+use crate::objects::is_control_plane;
+
 /// The Deployment of Constellation's node operator.
 const NODE_OPERATOR: &str = "constellation-operator-controller-manager";
 /// Its volume for the socket of the upgrade agent, which only nodes of Constellation have.
@@ -194,8 +196,7 @@ impl ClusterNode {
         let metadata = &node["metadata"];
         ClusterNode {
             name: text(&metadata["name"]),
-            is_control_plane: !metadata["labels"]["node-role.kubernetes.io/control-plane"]
-                .is_null(),
+            is_control_plane: is_control_plane(node),
             is_ready: all("conditions")
                 .any(|condition| condition["type"] == "Ready" && condition["status"] == "True"),
             kubelet: text(&node["status"]["nodeInfo"]["kubeletVersion"]),

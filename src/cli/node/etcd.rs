@@ -19,7 +19,7 @@ use crate::objects::{condition, list, text};
 use crate::progress::{Progress, printable};
 
 /// The labels of kubeadm's static pods of etcd.
-const ETCD: &str = "component=etcd,tier=control-plane";
+pub const ETCD: &str = "component=etcd,tier=control-plane";
 /// How long one run of etcdctl may take, with the start of its pod.
 const LIMIT: Duration = Duration::from_secs(120);
 /// How long etcdctl waits for etcd.

@@ -174,7 +174,8 @@ fn run(options: &Options) -> Result<(), Error> {
     if !options.is_agreed {
         // its line on the terminal would overwrite the question
         drop(progress);
-        consent::ask(&format!("Remove {}?", options.names.join(", ")))?;
+        let question = format!("Remove {}?", options.names.join(", "));
+        consent::ask(&question, "--dry-run")?;
         progress = Progress::on_stderr();
     }
     interrupt::means(

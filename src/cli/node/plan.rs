@@ -17,11 +17,9 @@ use super::etcd::{Etcd, EtcdPlace, Member, Quorum, host, removal, shown};
 use super::kubelet::Kubelet;
 use crate::drain::{Permitted, Pods};
 use crate::error::Error;
-use crate::objects::{is_silent, list, text};
+use crate::objects::{CONTROL_PLANE, is_control_plane, is_silent, list, text};
 use crate::progress::{Progress, printable};
 
-/// The label of a control plane.
-const CONTROL_PLANE: &str = "/metadata/labels/node-role.kubernetes.io~1control-plane";
 /// Which volumes a driver has attached to which node.
 const VOLUME_ATTACHMENTS: Resource = Resource::cluster("storage.k8s.io", "v1", "volumeattachments");
 
@@ -97,12 +95,12 @@ impl Leaving {
 
     /// Returns whether the node is a control plane. If Node and record are gone, a member of etcd shows that it was one.
     pub fn is_control_plane(&self) -> bool {
-        let is_labelled = |node: &Value| node.pointer(CONTROL_PLANE).is_some();
         let is_recorded = |record: &MachineRecord| record.control_plane;
         match (&self.node, &self.record) {
             (None, None) => !self.members.is_empty(),
             (node, record) => {
-                node.as_ref().is_some_and(is_labelled) || record.as_ref().is_some_and(is_recorded)
+                node.as_ref().is_some_and(is_control_plane)
+                    || record.as_ref().is_some_and(is_recorded)
             }
         }
     }
@@ -247,7 +245,7 @@ impl<'a> RemovalPlan<'a> {
     /// Adds the records of disks, and whether the policy names the machines.
     fn add_records(&mut self, client: &Client) -> Result<(), Error> {
         let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
-        let all = client.list(&maps, &Selector::labels("firstlight/record=machine"))?;
+        let all = client.list(&maps, &Selector::labels(machine_record::RECORDS))?;
         self.records = all.items.iter().filter_map(MachineRecord::read).collect();
         let policy = services::present_policy(client)?;
         // a policy that cannot be read, such as one of Constellation, names no key
@@ -279,15 +277,14 @@ impl<'a> RemovalPlan<'a> {
 
     /// Refuses to remove the last control plane.
     pub fn check_others(&self, client: &Client) -> Result<(), Error> {
-        let selector = Selector::labels("node-role.kubernetes.io/control-plane");
+        let selector = Selector::labels(CONTROL_PLANE);
         let all = client.list_keeping(&NODES.all(), &selector, name_and_addresses)?;
         let is_leaving = |name: &str| self.nodes.iter().any(|it| it.name == name);
         let stays = |it: &&Value| !is_leaving(text(it, "/metadata/name"));
-        let removes_one = self.nodes.iter().any(|it| {
-            it.node
-                .as_ref()
-                .is_some_and(|node| node.pointer(CONTROL_PLANE).is_some())
-        });
+        let removes_one = self
+            .nodes
+            .iter()
+            .any(|it| it.node.as_ref().is_some_and(is_control_plane));
         match all.items.iter().filter(stays).count() {
             0 if removes_one => Err(Error::Refused(format!(
                 "of the {} control planes none would be left: a cluster needs one. To give up the whole cluster, delete its \

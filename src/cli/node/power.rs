@@ -13,11 +13,9 @@ use kubernetes::client::{self, Client, LEASES, NODES};
 use super::kubelet::Kubelet;
 use super::plan::Leaving;
 use crate::error::Error;
-use crate::objects::{is_silent, text};
+use crate::objects::{KUBELET_LEASES, is_silent, text};
 use crate::progress::Progress;
 
-/// The namespace of kubelets' Leases. A kubelet renews its Lease every ten seconds.
-const LEASES_OF_NODES: &str = "kube-node-lease";
 /// How long neither the kubelet may answer nor its Lease may change.
 const SILENCE: Duration = Duration::from_secs(60);
 /// The pause between two looks at the machines.
@@ -64,7 +62,7 @@ impl Machine<'_> {
 
 /// Returns when the kubelet of a node has renewed its Lease.
 fn renewal(client: &Client, name: &str) -> Result<String, Error> {
-    let lease = client.find(&LEASES.in_namespace(LEASES_OF_NODES).named(name))?;
+    let lease = client.find(&LEASES.in_namespace(KUBELET_LEASES).named(name))?;
     Ok(text(&lease.unwrap_or_default(), "/spec/renewTime").to_owned())
 }
 

@@ -12,7 +12,7 @@ mod report;
 mod steps;
 mod view;
 
-use std::io::{self, BufRead, IsTerminal};
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use kubernetes::services;
 use verifier::sources::offline;
 use verifier::{Policy, Variant};
 
+use super::consent;
 use super::drain::{self, Pods};
 use super::error::Error;
 use super::files;
@@ -240,12 +241,7 @@ impl Operation<'_> {
                 "the nodes of this rollout change in place: omit --replace-command".into(),
             ));
         }
-        let cluster = self.cluster(&record)?;
-        let names = names(self.client, &record)?;
-        let holder = lock::holder(self.client, NAME)?;
-        drop(progress);
-        let shown = report::status(&record, &cluster, holder.as_deref(), &names);
-        self.options.output.say(shown.trim_end())?;
+        let (cluster, names) = self.show(&record, progress)?;
         let (pods, _) = self.pods(&record, &cluster)?;
         let shown = report::plan(&record, command, &cluster, &pods, &names, &[]);
         self.options.output.say(shown.trim_end())?;
@@ -323,12 +319,7 @@ impl Operation<'_> {
 
     fn abort(&self, progress: Progress) -> Result<(), Error> {
         let record = RolloutRecord::needed(self.client)?;
-        let cluster = self.cluster(&record)?;
-        let names = names(self.client, &record)?;
-        let holder = lock::holder(self.client, NAME)?;
-        drop(progress);
-        let shown = report::status(&record, &cluster, holder.as_deref(), &names);
-        self.options.output.say(shown.trim_end())?;
+        let (_, names) = self.show(&record, progress)?;
         self.ask("End it here?")?;
         let progress = Progress::on_stderr();
         RolloutRecord::leave(self.client, RolloutWish::Abort)?;
@@ -431,7 +422,7 @@ impl Operation<'_> {
                     drains: published.from.minor != version.minor,
                 }
             }
-            None => return Err(Error::failed("nothing is wanted")),
+            None => return Err(Error::Usage("expected --policy or --kubernetes".into())),
         };
         let way = match goal {
             Goal::Image { .. } => self.options.way.clone(),
@@ -505,24 +496,23 @@ impl Operation<'_> {
         Ok((all, refused))
     }
 
-    /// Asks the operator on the terminal.
+    /// Asks the operator, unless the command line has the answer.
     fn ask(&self, question: &str) -> Result<(), Error> {
-        if self.options.is_agreed {
-            return Ok(());
+        match self.options.is_agreed {
+            true => Ok(()),
+            false => consent::ask(question, "`firstlight rollout plan` or `status`"),
         }
-        if !io::stdin().is_terminal() {
-            return Err(Error::Usage(
-                "standard input is no terminal, so nobody can be asked: give --yes".into(),
-            ));
-        }
-        eprint!("{question} [y/N] ");
-        let mut answer = String::new();
-        let read = io::stdin().lock().read_line(&mut answer);
-        read.map_err(|error| Error::failed(format!("standard input: {error}")))?;
-        match answer.trim() {
-            "y" | "Y" | "yes" => Ok(()),
-            _ => Err(Error::Failed("nothing was changed".into())),
-        }
+    }
+
+    /// Shows where the rollout is. Returns what the cluster is like, and the names of images.
+    fn show(&self, record: &RolloutRecord, progress: Progress) -> Result<(Cluster, Names), Error> {
+        let cluster = self.cluster(record)?;
+        let names = names(self.client, record)?;
+        let holder = lock::holder(self.client, NAME)?;
+        drop(progress);
+        let shown = report::status(record, &cluster, holder.as_deref(), &names);
+        self.options.output.say(shown.trim_end())?;
+        Ok((cluster, names))
     }
 }
 

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use crate::error::Error;
 
-/// The name of the ConfigMap, and of the Lease of the operator who drives the rollout.
-pub const NAME: &str = "firstlight-rollout";
+/// The name of the ConfigMap.
+const NAME: &str = "firstlight-rollout";
 /// The key of the record in the ConfigMap.
 const KEY: &str = "rollout.json";
 /// The version of the form.

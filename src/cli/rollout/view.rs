@@ -5,22 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client, LEASES, NODES, PODS, Selector};
-use kubernetes::machine_record::{MachineRecord, NODE_RECORD_PREFIX};
+use kubernetes::machine_record::{MachineRecord, NODE_RECORD_PREFIX, RECORDS};
 use kubernetes::services;
 use serde_json::Value;
 use verifier::Policy;
 
 use super::decide::{Cluster, Seen};
-use crate::objects::{condition, list, text};
-
-/// The namespace of kubelets' leases, which they renew as a sign of life.
-const NODE_LEASES: &str = "kube-node-lease";
-/// The labels of kubeadm's static pods of etcd.
-const ETCD: &str = "component=etcd,tier=control-plane";
-/// The label of the join service's records.
-const RECORDS: &str = "firstlight/record=machine";
-/// The label of control planes.
-const CONTROL_PLANE: &str = "/metadata/labels/node-role.kubernetes.io~1control-plane";
+use crate::node::etcd::ETCD;
+use crate::objects::{KUBELET_LEASES, condition, is_control_plane, list, text};
 
 /// How long after its ticket a machine may become a Node: its token for that is valid for 15 minutes.
 const JOIN: Duration = Duration::from_secs(20 * 60);
@@ -43,7 +35,7 @@ pub fn read(client: &Client) -> Result<Cluster, client::Error> {
         !nodes.items.iter().any(is_node) && record.issued.is_some_and(|issued| !is_old(issued))
     };
     let joining = records.iter().filter(is_joining).map(image).collect();
-    let leases = LEASES.in_namespace(NODE_LEASES);
+    let leases = LEASES.in_namespace(KUBELET_LEASES);
     let leases = client.list(&leases, &Selector::default())?.items;
     let renewed = |lease: &Value| text(lease, "/spec/renewTime").to_owned();
     let leases: BTreeMap<String, String> = leases
@@ -95,7 +87,7 @@ fn seen(
     Seen {
         name: name.into(),
         uid: text(node, "/metadata/uid").into(),
-        is_control_plane: node.pointer(CONTROL_PLANE).is_some(),
+        is_control_plane: is_control_plane(node),
         is_ready: condition(node, "Ready") == Some("True"),
         is_cordoned: node["spec"]["unschedulable"] == true,
         image: images.get(name).cloned().unwrap_or_default(),

@@ -6,6 +6,8 @@ use kubernetes::client::{self, Client, NODES, Selector};
 use kubernetes::readiness;
 use serde_json::Value;
 
+use crate::objects::is_control_plane;
+
 /// The port of a kubelet whose Node names none.
 const KUBELET_PORT: u16 = 10250;
 /// The conditions of a Node that are bad if they are true.
@@ -84,8 +86,7 @@ impl Listed {
         let port = port.and_then(Value::as_u64);
         Listed {
             address: address.clone(),
-            is_control_plane: !node["metadata"]["labels"]["node-role.kubernetes.io/control-plane"]
-                .is_null(),
+            is_control_plane: is_control_plane(node),
             is_ready: is("Ready", "True"),
             why_not: ready.map_or_else(String::new, |it| text(&it["message"])),
             no_network: readiness::without_network(from_ref(node)).pop(),

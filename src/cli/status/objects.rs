@@ -12,6 +12,8 @@ use kubernetes::machine_record::MachineRecord;
 use kubernetes::{NAMESPACE, kubeadm, services, yaml};
 use serde_json::{Map, Value, json};
 
+use crate::objects::KUBELET_LEASES;
+
 /// The ConfigMap with the policy and the salt.
 const JOIN_CONFIG: &str = "join-config";
 /// The ConfigMap with the authorities of the API server's clients.
@@ -243,7 +245,7 @@ impl Objects {
         objects.control_plane = pods.iter().map(ControlPlanePod::read).collect();
         let leases = list(
             List::Leases,
-            LEASES.in_namespace("kube-node-lease"),
+            LEASES.in_namespace(KUBELET_LEASES),
             all(),
             |it| it,
         );
