@@ -68,7 +68,15 @@ pub fn built(name: &str) -> PathBuf {
 pub struct Program {
     name: String,
     child: Mutex<Child>,
-    output: Arc<(Mutex<String>, Condvar)>,
+    output: Arc<(Mutex<Output>, Condvar)>,
+}
+
+/// What a program printed so far.
+#[derive(Default)]
+struct Output {
+    /// The lines of stdout and stderr, in the order in which they were read.
+    both: String,
+    stdout: String,
 }
 
 impl Program {
@@ -80,9 +88,9 @@ impl Program {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{name}: {error}"));
-        let output = Arc::new((Mutex::new(String::new()), Condvar::new()));
-        collect(child.stdout.take().unwrap(), output.clone());
-        collect(child.stderr.take().unwrap(), output.clone());
+        let output = Arc::new((Mutex::new(Output::default()), Condvar::new()));
+        collect(child.stdout.take().unwrap(), output.clone(), true);
+        collect(child.stderr.take().unwrap(), output.clone(), false);
         Program {
             name,
             child: Mutex::new(child),
@@ -93,11 +101,17 @@ impl Program {
     /// Returns the output so far, of both streams.
     pub fn output(&self) -> String {
         // a test that fails in `expect` prints the output
-        self.output
-            .0
-            .lock()
+        let output = self.output.0.lock();
+        output
             .unwrap_or_else(PoisonError::into_inner)
+            .both
             .clone()
+    }
+
+    /// Returns what the program printed to stdout so far. The lines of a document stay together here: in
+    /// [`Program::output`] a line of stderr may be between them.
+    pub fn stdout(&self) -> String {
+        self.output.0.lock().unwrap().stdout.clone()
     }
 
     /// Waits until a line contains `text`, and returns that line.
@@ -110,7 +124,7 @@ impl Program {
         let end = Instant::now() + time;
         let mut output = self.output.0.lock().unwrap();
         loop {
-            if let Some(line) = output.lines().find(|line| line.contains(text)) {
+            if let Some(line) = output.both.lines().find(|line| line.contains(text)) {
                 return line.into();
             }
             // the readers may receive the last lines after the end of the program
@@ -124,8 +138,9 @@ impl Program {
             let waits = !ended && Instant::now() < end;
             assert!(
                 waits,
-                "{}: no line with {text:?}; it printed:\n{output}",
-                self.name
+                "{}: no line with {text:?}; it printed:\n{}",
+                self.name,
+                output.both
             );
             output = self.output.1.wait_timeout(output, TICK).unwrap().0;
         }
@@ -136,8 +151,7 @@ impl Program {
         let end = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.lock().unwrap().try_wait().unwrap() {
-                // gives the readers time to reach the end of the pipes
-                std::thread::sleep(Duration::from_millis(50));
+                self.wait_for_readers();
                 return status;
             }
             assert!(
@@ -147,6 +161,14 @@ impl Program {
                 self.output()
             );
             std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until both streams are read to their ends, at most a second: a child of the program may keep them open.
+    fn wait_for_readers(&self) {
+        let end = Instant::now() + Duration::from_secs(1);
+        while Arc::strong_count(&self.output) > 1 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -176,12 +198,21 @@ impl Drop for Program {
     }
 }
 
-fn collect(stream: impl Read + Send + 'static, output: Arc<(Mutex<String>, Condvar)>) {
+fn collect(
+    stream: impl Read + Send + 'static,
+    output: Arc<(Mutex<Output>, Condvar)>,
+    is_stdout: bool,
+) {
     std::thread::spawn(move || {
         let mut lines = BufReader::new(stream);
         let mut line = String::new();
         while lines.read_line(&mut line).is_ok_and(|n| n > 0) {
-            output.0.lock().unwrap().push_str(&line);
+            let mut said = output.0.lock().unwrap();
+            said.both.push_str(&line);
+            if is_stdout {
+                said.stdout.push_str(&line);
+            }
+            drop(said);
             output.1.notify_all();
             line.clear();
         }
