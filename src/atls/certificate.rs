@@ -205,9 +205,9 @@ mod tests {
         let name = b"\x30\x18\x31\x16\x30\x14\x06\x03\x55\x04\x03\x13\x0dConstellation";
         assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), name);
         let mut validity = Reader::new(body.expect(der::SEQUENCE).unwrap());
-        assert_eq!(validity.expect(der::UTC_TIME).unwrap(), b"700101000000Z");
-        let end = validity.expect(der::GENERALIZED_TIME).unwrap();
-        assert_eq!(end, b"99991231235959Z");
+        // UTCTime and GeneralizedTime
+        assert_eq!(validity.read().unwrap(), (0x17, &b"700101000000Z"[..]));
+        assert_eq!(validity.read().unwrap(), (0x18, &b"99991231235959Z"[..]));
         assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), name);
         let public_key = body.expect_whole(der::SEQUENCE).unwrap();
         assert_eq!((public_key.len(), public_key[26]), (91, 4));

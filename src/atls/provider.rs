@@ -21,8 +21,8 @@ use rustls::crypto::{
 use rustls::pki_types::PrivateKeyDer;
 use rustls::sign::SigningKey;
 use rustls::{
-    CipherSuiteCommon, PeerIncompatible, SignatureScheme, SupportedCipherSuite,
-    SupportedProtocolVersion, Tls13CipherSuite,
+    CipherSuiteCommon, SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion,
+    Tls13CipherSuite,
 };
 
 use super::hello;
@@ -30,9 +30,6 @@ use super::hello;
 /// The version of TLS. An older one has no exporter that covers the handshake without a further
 /// extension.
 pub const VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
-/// The error for a signature of another version, which rustls never asks about.
-pub const OTHER_VERSION: rustls::Error =
-    rustls::Error::PeerIncompatible(PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig);
 /// The signatures of certificates and handshakes.
 pub static SIGNATURES: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
     all: &[webpki::ring::ECDSA_P256_SHA256],
@@ -41,6 +38,35 @@ pub static SIGNATURES: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
         &[webpki::ring::ECDSA_P256_SHA256],
     )],
 };
+
+/// The methods about signatures, which rustls' verifiers of servers and of clients have in common.
+macro_rules! verify_signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _message: &[u8],
+            _leaf: &CertificateDer<'_>,
+            _signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            // rustls asks only about the versions of the configuration
+            Err(rustls::PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig.into())
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            leaf: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            verify_tls13_signature(message, leaf, signature, &SIGNATURES)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            SIGNATURES.supported_schemes()
+        }
+    };
+}
+pub(super) use verify_signatures;
 
 /// Returns the provider of a client.
 pub fn client() -> Arc<CryptoProvider> {

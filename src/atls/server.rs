@@ -23,7 +23,7 @@ use super::exchange::End;
 use super::forms::Forms;
 use super::handshake::{self, Timed};
 use super::hello::HelloFilter;
-use super::provider::{OTHER_VERSION, SIGNATURES, VERSIONS};
+use super::provider::{SIGNATURES, VERSIONS, verify_signatures};
 use super::verdict::Verdict;
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
 use attest::{Accepted, Form, Issuer, Judge, Role};
@@ -346,27 +346,7 @@ impl ClientCertVerifier for Session {
         Ok(ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _leaf: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(OTHER_VERSION)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        leaf: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, leaf, signature, &SIGNATURES)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        SIGNATURES.supported_schemes()
-    }
+    verify_signatures!();
 }
 
 impl fmt::Debug for Session {

@@ -19,10 +19,6 @@ pub const OBJECT_IDENTIFIER: u8 = 0x06;
 pub const UTF8_STRING: u8 = 0x0c;
 /// PrintableString.
 pub const PRINTABLE_STRING: u8 = 0x13;
-/// UTCTime.
-pub const UTC_TIME: u8 = 0x17;
-/// GeneralizedTime.
-pub const GENERALIZED_TIME: u8 = 0x18;
 
 /// Returns the tag `[number]`, constructed, as in `TBSCertificate.version [0] EXPLICIT`.
 pub const fn context(number: u8) -> u8 {

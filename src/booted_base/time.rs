@@ -3,9 +3,14 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use base::der::{GENERALIZED_TIME, Malformed, UTC_TIME, element};
+use base::der::{Malformed, element};
 use base::time::date;
 pub use base::time::seconds;
+
+/// The tag of UTCTime (X.690 §8.25, X.680 §47).
+const UTC_TIME: u8 = 0x17;
+/// The tag of GeneralizedTime (X.680 §46).
+const GENERALIZED_TIME: u8 = 0x18;
 
 /// Formats a time like `2026-11-21T14:00:00.000000Z`.
 pub fn micros(at: SystemTime) -> String {

@@ -45,22 +45,18 @@ struct Certification {
     certificate_chain: String,
 }
 
-/// A machine of Azure.
-pub struct AzureSnpMachine {
-    host: Http,
-}
+/// A machine of Azure, by the services of its host.
+pub struct AzureSnpMachine(Http);
 
 impl AzureSnpMachine {
     /// Makes a machine whose host has its services at this URL.
     pub fn new(host: &str) -> AzureSnpMachine {
-        AzureSnpMachine {
-            host: Http::new(host),
-        }
+        AzureSnpMachine(Http::new(host))
     }
 
     fn certification(&self) -> Result<Certification, machines::Error> {
         let (fields, expected) = ([("Metadata", "true")], "the certificate of the chip");
-        self.host.get_json(CERTIFICATION, &fields, expected)
+        self.0.get_json(CERTIFICATION, &fields, expected)
     }
 }
 
@@ -79,14 +75,13 @@ impl Source for AzureSnpMachine {
         let certification = self.certification();
         let certification = certification.inspect_err(|why| log::warn!("{why}")).ok();
         let is_complete = certification.is_some();
-        let (signer, chain) = match certification {
-            Some(found) => (Some(found.vcek_cert), Some(found.certificate_chain)),
-            None => (None, None),
-        };
         let pem = |text: String| Base64(text.trim().into());
+        let certificates =
+            |found: Certification| (pem(found.vcek_cert), pem(found.certificate_chain));
+        let (report_signer, cert_chain) = certification.map(certificates).unzip();
         let info = InstanceInfo {
-            report_signer: signer.map(pem),
-            cert_chain: chain.map(pem),
+            report_signer,
+            cert_chain,
             attestation_report: Base64(report_of_chip.into()),
             azure: Some(Azure {
                 runtime_data: Base64(report.runtime_data.into()),

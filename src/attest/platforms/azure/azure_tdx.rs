@@ -58,17 +58,13 @@ struct Answer {
     quote: String,
 }
 
-/// A machine of Azure.
-pub struct AzureTdxMachine {
-    host: Http,
-}
+/// A machine of Azure, by the services of its host.
+pub struct AzureTdxMachine(Http);
 
 impl AzureTdxMachine {
     /// Makes a machine whose host has its services at this URL.
     pub fn new(host: &str) -> AzureTdxMachine {
-        AzureTdxMachine {
-            host: Http::new(host),
-        }
+        AzureTdxMachine(Http::new(host))
     }
 }
 
@@ -85,7 +81,7 @@ impl Source for AzureTdxMachine {
         };
         let request = format!(r#"{{"report":"{}"}}"#, URL_SAFE_NO_PAD.encode(report_of_td));
         let answer = self
-            .host
+            .0
             .post_json(QUOTE_PATH, &[("Metadata", "true")], &request)?;
         let read = || {
             let answer: Answer = serde_json::from_slice(&answer).ok()?;
@@ -94,7 +90,7 @@ impl Source for AzureTdxMachine {
                 .ok()
         };
         let quote = read().ok_or_else(|| {
-            let url = self.host.url(QUOTE_PATH);
+            let url = self.0.url(QUOTE_PATH);
             IssueError::new(format!("POST {url}: expected a quote in base64url"))
         })?;
         let info = InstanceInfo {
