@@ -58,6 +58,12 @@ impl CommandError {
     pub fn is(&self, code: u32) -> bool {
         matches!(self, CommandError::Refused(got) if got.kind() == code)
     }
+
+    /// Returns whether the TPM may have run the command although its answer is lost. Linux gives up
+    /// on a command after a time for its kind, some after 0.75 s (ETIME), and a busy host needs longer.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, CommandError::NoAnswer(_) | CommandError::Lost(_))
+    }
 }
 
 impl fmt::Display for CommandError {
@@ -107,7 +113,8 @@ pub fn parse_response(response: &[u8]) -> std::result::Result<(u32, &[u8]), &'st
 /// device without a resource manager keeps them.
 pub struct Channel {
     stream: Stream,
-    created: Vec<u32>,
+    /// The handles of the keys and sessions that the TPM has created on this connection.
+    pub created: Vec<u32>,
     has_answered: bool,
     /// The connection failed, so a later response could belong to an earlier command: no further
     /// command is sent.
@@ -189,11 +196,6 @@ impl Channel {
         };
         response.truncate(len);
         Ok(response)
-    }
-
-    /// Notes a key that the TPM has created on this connection.
-    pub fn created(&mut self, handle: u32) {
-        self.created.push(handle);
     }
 
     /// Removes a transient key or a session (TPM2_FlushContext).

@@ -182,7 +182,7 @@ impl Channel {
         let response =
             self.with_sessions(CREATE_PRIMARY, &[hierarchy], NO_PASSWORD, &parameters)?;
         let (handle, public) = answers::created(&response).ok_or(CommandError::Malformed)?;
-        self.created(handle);
+        self.created.push(handle);
         Ok((handle, public))
     }
 

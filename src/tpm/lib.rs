@@ -45,6 +45,8 @@ pub const CLUSTER_ID_PCR: u32 = 15;
 const PCRS_A_READ: usize = 8;
 /// Maximum number of quotes that are made because a PCR changed between the read and the quote.
 const QUOTE_TRIES: u32 = 3;
+/// Maximum number of times that a command is sent because its answer was lost.
+const READ_TRIES: u32 = 4;
 
 impl Location {
     /// Returns the kernel's resource manager `/dev/tpmrm0`, or else `/dev/tpm0` without one.
@@ -124,7 +126,7 @@ impl Tpm {
     fn read(&mut self, bank: Bank, slots: &[u32]) -> Result<BTreeMap<u32, Vec<u8>>, Error> {
         let mut values = BTreeMap::new();
         for slots in slots.chunks(PCRS_A_READ) {
-            let digests = self.run("PCR_Read", |tpm| tpm.pcr_read(bank, slots))?;
+            let digests = self.ask("PCR_Read", |tpm| tpm.pcr_read(bank, slots))?;
             if digests.len() != slots.len() {
                 let (got, asked) = (digests.len(), slots.len());
                 return Err(Error::Failed(format!(
@@ -148,7 +150,16 @@ impl Tpm {
     /// back. [`Error::Failed`] if something had been measured before (the new value is not
     /// extend(0, ID)).
     pub fn measure_cluster_id(&mut self, id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Error> {
-        self.pcr_event(CLUSTER_ID_PCR, id)?;
+        match self.pcr_event(CLUSTER_ID_PCR, id) {
+            // the register shows whether the TPM has extended it
+            Err(Error::Command(.., error)) if error.is_lost() => {
+                let pcr = self.pcrs(Bank::Sha256)?.remove(&CLUSTER_ID_PCR);
+                if pcr.is_none_or(|value| value.iter().all(|byte| *byte == 0)) {
+                    self.pcr_event(CLUSTER_ID_PCR, id)?;
+                }
+            }
+            extended => extended?,
+        }
         for (bank, slots) in self.banks()? {
             if !slots.contains(&CLUSTER_ID_PCR) {
                 continue;
@@ -224,7 +235,7 @@ impl Tpm {
 
     /// Returns the allocated banks in the order of the TPM, with their PCRs.
     fn banks(&mut self) -> Result<Vec<(Bank, Vec<u32>)>, Error> {
-        self.run("GetCapability", Channel::banks)
+        self.ask("GetCapability", Channel::banks)
     }
 
     /// Runs a command, or several that may be repeated together. While the TPM is busy with
@@ -238,6 +249,26 @@ impl Tpm {
         let _watch = watch::begin(&self.location, what);
         let result = repeat(what, || Ok(commands(self.channel()?)))?;
         result.map_err(|error| Error::Command(self.location.clone(), what, error))
+    }
+
+    /// Runs a command that changes nothing, as [`Tpm::run`] does. If its answer is lost, repeats it
+    /// on a new connection, unless the TPM has keys of this one.
+    fn ask<T>(
+        &mut self,
+        what: &'static str,
+        mut command: impl FnMut(&mut Channel) -> channel::Result<T>,
+    ) -> Result<T, Error> {
+        for _ in 1..READ_TRIES {
+            let result = self.run(what, &mut command);
+            let has_keys = !self.channel()?.created.is_empty();
+            match result {
+                Err(Error::Command(.., error)) if error.is_lost() && !has_keys => {
+                    self.channel = None
+                }
+                result => return result,
+            }
+        }
+        self.run(what, command)
     }
 }
 

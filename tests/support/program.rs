@@ -102,10 +102,7 @@ impl Program {
     pub fn output(&self) -> String {
         // a test that fails in `expect` prints the output
         let output = self.output.0.lock();
-        output
-            .unwrap_or_else(PoisonError::into_inner)
-            .both
-            .clone()
+        output.unwrap_or_else(PoisonError::into_inner).both.clone()
     }
 
     /// Returns what the program printed to stdout so far. The lines of a document stay together here: in
@@ -139,8 +136,7 @@ impl Program {
             assert!(
                 waits,
                 "{}: no line with {text:?}; it printed:\n{}",
-                self.name,
-                output.both
+                self.name, output.both
             );
             output = self.output.1.wait_timeout(output, TICK).unwrap().0;
         }
