@@ -454,6 +454,11 @@ fn what_no_schema_can_check_is_refused_with_the_reason() {
     ] {
         refused(&template, json!({"attestationPolicy": policy}), problem);
     }
+    refused(
+        &template,
+        json!({"joinService": {"watchIssuer": "https://results.example"}}),
+        "joinService.watchIssuer needs joinService.watch",
+    );
     // `extraArgs` cannot replace an option that the chart sets: the chart knows all of them.
     let usual = objects(&values(json!({})));
     for (service, name) in [
@@ -1063,6 +1068,8 @@ fn alerts_and_dashboard_have_the_metrics_that_the_services_export() {
     let join_arguments = [
         &join_arguments[..],
         &["--evidence", "evidence", "--watch", "600"],
+        &["--watch-issuer", "https://results.example"],
+        &["--watch-listen", "127.0.0.1:0"],
     ]
     .concat();
     let (_join_service, joins) = start("join-service", &join_arguments);

@@ -125,6 +125,12 @@ pub const COMMAND: Command = Command {
             "what happens to a node that is refused then; by default as before, and report in a new cluster",
         ).one_of(&ACTIONS),
         Opt::value(
+            "watch-issuer",
+            "URL",
+            "publish the result of each accepted node as a signed token that OpenID Connect relying parties verify, at \
+             https://HOST[:PORT][/PATH] (docs/watch.md), or none; by default as before, and none in a new cluster",
+        ),
+        Opt::value(
             "grants",
             "CALLER=CLASS,..;..",
             "the keys that each client of the key service may get (docs/services.md); by default as before, and in a new cluster \
@@ -219,6 +225,7 @@ pub fn options(given: &Given) -> Result<Options, Error> {
         old_clients: until(given, "old-clients-until")?,
         watch: watch(given)?,
         watch_action: Some(given.one_of("watch-action", &ACTIONS)?).filter(|it| !it.is_empty()),
+        watch_issuer: issuer(given)?,
         grants: grants_of(given)?,
         metadata: match given.has("cloud-provider") || given.has("metadata") {
             true => Some(metadata_of(given)?),
@@ -258,6 +265,20 @@ fn watch(given: &Given) -> Result<Option<String>, Error> {
     }
 }
 
+/// Returns the URL of `--watch-issuer`; empty for `none`. The join service checks it completely.
+fn issuer(given: &Given) -> Result<Option<String>, Error> {
+    let Some(url) = given.value("watch-issuer") else {
+        return Ok(None);
+    };
+    match program::text(url.clone())? {
+        none if none == "none" => Ok(Some(String::new())),
+        url if url.starts_with("https://") && !url.ends_with('/') => Ok(Some(url)),
+        other => Err(Error::Usage(format!(
+            "--watch-issuer {other:?}: expected https://HOST[:PORT][/PATH] without a slash at its end, or none"
+        ))),
+    }
+}
+
 /// Returns the text of `--grants`. Refuses one with which the key service would not start.
 pub fn grants_of(given: &Given) -> Result<Option<String>, Error> {
     let text = given.value("grants").map(program::text).transpose()?;
@@ -292,6 +313,8 @@ pub struct Options {
     pub watch: Option<String>,
     /// What happens to a node that is refused then; if `None`, unchanged.
     pub watch_action: Option<String>,
+    /// The URL of the issuer of attestation results; if `None`, unchanged.
+    pub watch_issuer: Option<String>,
     /// The attestation variant of the nodes; if `None`, unchanged.
     pub variant: Option<&'static Variant>,
     /// The container image of the services; empty if the services are skipped.
@@ -434,6 +457,7 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Erro
         require_strong: options.require_strong.filter(|strong| !strong),
         watch: options.watch.clone(),
         watch_action: options.watch_action.clone(),
+        watch_issuer: options.watch_issuer.clone(),
     })
 }
 

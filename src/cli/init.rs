@@ -604,6 +604,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
         require_strong: None,
         watch: None,
         watch_action: None,
+        watch_issuer: None,
         variant: Some(options.variant),
         kubeconfig: vec![options.kubeconfig.clone()],
         policy: options.policy.clone(),

@@ -24,6 +24,7 @@ pub struct Loaded {
     path: PathBuf,
     parse: Parse,
     text: String,
+    digest: Arc<str>,
     validator: Arc<dyn Validator>,
     fault: Option<String>,
 }
@@ -39,6 +40,7 @@ impl Loaded {
         let loaded = Loaded {
             path: path.into(),
             parse,
+            digest: digest_of(&text),
             text,
             validator,
             fault: None,
@@ -61,6 +63,7 @@ impl Loaded {
         }
         self.fault = fault;
         let (validator, text) = read.ok()??;
+        self.digest = digest_of(&text);
         (self.validator, self.text) = (validator, text);
         Some(self.validator())
     }
@@ -73,8 +76,18 @@ impl Loaded {
     /// Logs which policy is in force. By its digest an operator sees whether a change has arrived.
     fn log(&self, policy: &str) {
         let path = self.path.display();
-        let digest = hex(digest(&SHA256, self.text.as_bytes()).as_ref());
+        let digest = &self.digest;
         log::info!("attestation policy {path}: {policy} is in force (sha256 {digest})");
+    }
+
+    /// Returns the text of the policy in force.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Returns the SHA-256 digest of that text, in hexadecimal digits.
+    pub fn digest(&self) -> &Arc<str> {
+        &self.digest
     }
 
     /// Returns the validator of the policy in force.
@@ -86,6 +99,10 @@ impl Loaded {
     pub fn is_stale(&self) -> bool {
         self.fault.is_some()
     }
+}
+
+fn digest_of(text: &str) -> Arc<str> {
+    hex(digest(&SHA256, text.as_bytes()).as_ref()).into()
 }
 
 fn read(path: &Path) -> Result<String, Fault> {

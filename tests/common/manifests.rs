@@ -22,5 +22,6 @@ pub fn settings(policy: &str) -> Settings {
         require_strong: None,
         watch: None,
         watch_action: None,
+        watch_issuer: None,
     }
 }

@@ -15,6 +15,7 @@ mod cluster_api;
 mod deleted_machines;
 mod faults;
 mod renewal;
+mod results;
 mod rights;
 mod rollout;
 mod setup;

@@ -135,6 +135,9 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
     assert!(is_forbidden(
         account.create(&EVENTS.in_namespace("kube-system"), &event)
     ));
+    // It has keys of attestation results only if the operator wants results.
+    let keys = secrets.named("join-attestation-keys");
+    assert!(is_forbidden(account.get(&keys)));
     // The account cannot remove its limits.
     assert!(is_forbidden(account.delete(
         &VALIDATING_ADMISSION_POLICY_BINDINGS.named("join-service")

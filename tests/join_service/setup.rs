@@ -144,8 +144,14 @@ impl Setup {
 
     /// Gives the service's account the rights that it has if it watches the nodes' attestation.
     pub fn permit_watch(&self) {
+        self.permit_watch_of("");
+    }
+
+    /// Gives it those that it has if it also publishes results as this issuer.
+    pub fn permit_watch_of(&self, issuer: &str) {
         let settings = services::Settings {
             watch: Some("600".into()),
+            watch_issuer: Some(issuer.into()),
             ..settings(POLICY)
         };
         let objects = services::manifests(&settings).unwrap();

@@ -326,6 +326,7 @@ impl<'a> Move<'a> {
             require_strong: None,
             watch: None,
             watch_action: None,
+            watch_issuer: None,
             variant: None,
             image: wanted.image.clone(),
             addons: None,

@@ -29,8 +29,9 @@ pub const NODE_PORT: &str = "joinService.nodePort";
 pub const REQUIRE: &str = "joinService.require";
 pub const WATCH: &str = "joinService.watch";
 pub const WATCH_ACTION: &str = "joinService.watchAction";
+pub const WATCH_ISSUER: &str = "joinService.watchIssuer";
 /// The options of the join service that the operator's values set.
-const OPTIONS: [(&str, &str); 17] = [
+const OPTIONS: [(&str, &str); 18] = [
     ("--cloud-provider", CLOUD),
     ("--metadata", METADATA),
     ("--migrate-until", MIGRATE_UNTIL),
@@ -48,6 +49,7 @@ const OPTIONS: [(&str, &str); 17] = [
     ("--watch-silence", "joinService.watchSilence"),
     ("--watch-share", "joinService.watchShare"),
     ("--watch-close-disks", "joinService.watchCloseDisks"),
+    ("--watch-issuer", WATCH_ISSUER),
 ];
 /// Those of the key service.
 const KEY_OPTIONS: [(&str, &str); 2] = [
@@ -62,8 +64,9 @@ const POD_FIELDS: [&str; 4] = [
     "priorityClassName",
 ];
 /// The ports in the NetworkPolicies, and which value has the clients that may connect there.
-const CLIENTS: [(&str, u16, &str); 3] = [
+const CLIENTS: [(&str, u16, &str); 4] = [
     ("join-service", 9092, "joinService.metricsClients"),
+    ("join-service", 9095, "joinService.watchClients"),
     ("key-service", 9000, "keyService.clients"),
     ("key-service", 9092, "keyService.metricsClients"),
 ];
@@ -348,7 +351,8 @@ mod tests {
             "joinService": {"nodePort": 30091, "require": "strong", "migrateUntil": "2027-01-31", "kds": "http://k",
                 "metadata": "http://m", "pcs": "https://p", "tcbUpdate": "standard", "verification": "a", "verificationHttp": "b",
                 "evidence": "", "collateral": "/cache", "metricsClients": clients("a"), "watch": "600",
-                "watchAction": "taint", "watchSilence": "3600", "watchShare": "30", "watchCloseDisks": "yes"},
+                "watchAction": "taint", "watchSilence": "3600", "watchShare": "30", "watchCloseDisks": "yes",
+                "watchIssuer": "https://results.example", "watchClients": clients("d")},
             "keyService": {"grants": "anyone=id:s3proxy-kek", "oldClientsUntil": "2027-01-31", "clients": clients("b"),
                 "metricsClients": clients("c")},
         });

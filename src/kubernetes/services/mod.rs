@@ -114,6 +114,8 @@ pub struct Settings {
     pub watch: Option<String>,
     /// What happens to a node that is refused then: `report`, `taint` or `cordon`.
     pub watch_action: Option<String>,
+    /// The URL of the issuer of attestation results. Empty for none.
+    pub watch_issuer: Option<String>,
 }
 
 /// A cloud's metadata service, with the arguments of `cloud_api::metadata`.
@@ -160,6 +162,10 @@ impl Settings {
         values.extend(watch.map(|seconds| (kept::WATCH, seconds.into())));
         let action = self.watch_action.as_deref();
         values.extend(action.map(|action| (kept::WATCH_ACTION, action.into())));
+        // there are no results without a watch
+        let is_off = watch == Some("");
+        let issuer = self.watch_issuer.as_deref().or(is_off.then_some(""));
+        values.extend(issuer.map(|url| (kept::WATCH_ISSUER, url.into())));
         values
     }
 
@@ -784,6 +790,7 @@ mod tests {
             require_strong: None,
             watch: None,
             watch_action: None,
+            watch_issuer: None,
         }
     }
 

@@ -167,8 +167,9 @@ fn merge(values: &mut Value, more: Value) {
 }
 
 /// The lists that, if empty, would make a NetworkPolicy allow everything.
-const GUARDS: [&str; 4] = [
+const GUARDS: [&str; 5] = [
     "/joinService/metricsClients",
+    "/joinService/watchClients",
     "/keyService/clients",
     "/keyService/metricsClients",
     "/keyService/kms/ports",
@@ -636,6 +637,32 @@ mod tests {
     }
 
     #[test]
+    fn only_with_an_issuer_are_there_a_service_for_results_and_rights_to_its_keys() {
+        let with = |issuer: &str| {
+            let settings = Settings {
+                watch: Some("600".into()),
+                watch_issuer: Some(issuer.into()),
+                ..settings()
+            };
+            let objects = manifests(&settings).unwrap();
+            let is_service = |object: &&Value| {
+                object["kind"] == "Service" && object["metadata"]["name"] == "join-attestation"
+            };
+            let of_kind = |kind: &str| {
+                let of_kind = objects.iter().filter(|object| object["kind"] == *kind);
+                of_kind.map(Value::to_string).collect::<String>()
+            };
+            (
+                objects.iter().filter(is_service).count(),
+                of_kind("Role").contains("join-attestation-keys"),
+                of_kind("ValidatingAdmissionPolicy").contains("\"join-attested-"),
+            )
+        };
+        assert_eq!(with(""), (0, false, false));
+        assert_eq!(with("https://results.example"), (1, true, true));
+    }
+
+    #[test]
     fn a_port_of_a_pod_is_open_to_those_that_it_is_for() {
         let objects = manifests(&settings()).unwrap();
         let of = |kind: &'static str, name: &'static str| {
@@ -647,15 +674,20 @@ mod tests {
             "namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
         }]);
         let join_service = json!([{"podSelector": {"matchLabels": {"k8s-app": "join-service"}}}]);
+        let pods = json!([{"namespaceSelector": {}}]);
         // Health checks have no rule: the kubelet of the same node sends them.
         for (name, ingress) in [
             (
                 "key-service",
-                [(&[9000, 9443][..], &join_service), (&[9092], &prometheus)],
+                vec![(&[9000, 9443][..], &join_service), (&[9092], &prometheus)],
             ),
             (
                 "join-service",
-                [(&[9090, 9093, 9094], &Value::Null), (&[9092], &prometheus)],
+                vec![
+                    (&[9090, 9093, 9094], &Value::Null),
+                    (&[9092], &prometheus),
+                    (&[9095], &pods),
+                ],
             ),
         ] {
             let (policy, set) = (of("NetworkPolicy", name), of("DaemonSet", name));

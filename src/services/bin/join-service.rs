@@ -209,7 +209,7 @@ impl Given {
             .map_err(Failure::failed)?;
         let kubeconfig = self.kubeconfig.as_deref();
         let access = kubernetes(kubeconfig)?;
-        let watch = self.watch.finish();
+        let watch = self.watch.finish()?;
         if watch.is_some() && access.is_none() {
             let text = "--watch: it needs access to the Kubernetes API (--kubeconfig)";
             return Err(Failure::Usage(text.into()));

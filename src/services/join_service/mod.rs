@@ -171,6 +171,8 @@ struct Background {
     _cleaning: CleanerThread,
     _deleting: Joined,
     watching: Option<Watching>,
+    /// The HTTP server for attestation results.
+    results: Option<web::Server>,
     _sending: Joined,
 }
 
@@ -269,6 +271,12 @@ impl JoinService {
     /// Returns the address of the metrics server, if there is one.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
         self.serving.metrics_addr()
+    }
+
+    /// Returns the address of the server for attestation results, if there is one.
+    pub fn results_addr(&self) -> Option<SocketAddr> {
+        let results = self.cluster.as_ref()?.results.as_ref();
+        results.map(web::Server::local_addr)
     }
 }
 
@@ -370,6 +378,8 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
     let watch = |options| Watching::start(options, judging, (&client, &cluster), &audit, registry);
     let watching = config.watch.map(watch).transpose().map_err(Error::Thread)?;
+    let results = watching.as_ref().map(Watching::serve_results);
+    let results = results.transpose()?.flatten();
     let access = ClusterAccess::new(cluster, cleaner.clone());
     let tickets = Tickets::new(secrets, pki, instances, Some(access), audit, migration);
     let background = Background {
@@ -380,6 +390,7 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         _cleaning: cleaning,
         _deleting: deleting,
         watching,
+        results,
         _sending: sending,
     };
     Ok((tickets, Some(background)))

@@ -26,7 +26,25 @@ use verifier::{
 };
 
 /// Accepts machines of the cluster.
-pub struct Members(Mutex<Loaded>);
+pub struct Members {
+    variant: &'static Variant,
+    state: Mutex<State>,
+}
+
+struct State {
+    file: Loaded,
+    in_force: Arc<InForce>,
+}
+
+/// The policy by which a machine is judged.
+pub struct InForce {
+    /// Judges by it, and does not change.
+    pub validator: Arc<dyn Validator>,
+    /// The SHA-256 digest of its file, in hexadecimal digits.
+    pub digest: Arc<str>,
+    /// Why software or a TPM that nobody has named meets it, as a clause; `None` if it pins both.
+    pub open: Option<String>,
+}
 
 impl Members {
     /// Creates a validator for the policy in this directory and this value of PCR 15. Fails if the
@@ -64,17 +82,47 @@ impl Members {
             Ok(endorsement::validator(variant, policy, &sources)?)
         };
         let file = Loaded::open(&config_dir.join(policy_file::NAME), Box::new(parse))?;
-        Ok(Members(Mutex::new(file)))
+        let in_force = in_force(variant, &file);
+        let state = Mutex::new(State { file, in_force });
+        Ok(Members { variant, state })
+    }
+
+    /// Returns the policy in force. Reads its file.
+    pub fn in_force(&self) -> Arc<InForce> {
+        // The lock is held only while a small file is read.
+        let mut state = lock(&self.state);
+        if state.file.reload().is_some() {
+            state.file.log_new();
+            state.in_force = in_force(self.variant, &state.file);
+        }
+        state.in_force.clone()
     }
 
     fn current(&self) -> Arc<dyn Validator> {
-        // The lock is held only while a small file is read.
-        let mut file = lock(&self.0);
-        if file.reload().is_some() {
-            file.log_new();
-        }
-        file.validator()
+        self.in_force().validator.clone()
     }
+}
+
+fn in_force(variant: &Variant, file: &Loaded) -> Arc<InForce> {
+    let validator = file.validator();
+    // the text was parsed before, so there is a policy
+    let image = match Policy::from_json(file.text()) {
+        Ok(policy) => variant.accepts_any_image(&policy),
+        Err(error) => Some(error.to_string()),
+    };
+    let open = match validator.properties().believes_any_tpm {
+        true => Some(
+            "any TPM is accepted, and so is a program that only simulates one (no attestationKeys or endorsementRoots, and no \
+             platform endorses the keys)"
+                .into(),
+        ),
+        false => image,
+    };
+    Arc::new(InForce {
+        validator,
+        digest: file.digest().clone(),
+        open,
+    })
 }
 
 impl Validator for Members {

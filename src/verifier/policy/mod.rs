@@ -404,6 +404,14 @@ impl Image {
         self.has_confined_kernel || self.registers() == Registers::Rtmrs && rtmr_0.is_some()
     }
 
+    /// Returns whether a register is enforced in the booted system, with a value that a machine has
+    /// only if something was measured.
+    pub fn pins(&self, index: u32) -> bool {
+        let at_boot = self.at(Stage::Booted);
+        let found = at_boot.get(&index).filter(|it| !it.warn_only);
+        found.is_some_and(|it| it.expected.iter().any(|byte| *byte != 0))
+    }
+
     /// Returns whether the policy says that the kernel of this image confines the code in ACPI
     /// tables.
     pub fn has_confined_kernel(&self) -> bool {

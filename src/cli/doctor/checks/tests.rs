@@ -173,6 +173,7 @@ fn sets(image: &str) -> Vec<Value> {
         require_strong: None,
         watch: None,
         watch_action: None,
+        watch_issuer: None,
     };
     let objects = services::manifests(&settings).unwrap().into_iter();
     let mut sets: Vec<Value> = objects.filter(|it| it["kind"] == "DaemonSet").collect();

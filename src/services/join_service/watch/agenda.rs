@@ -129,6 +129,11 @@ impl Agenda {
         self.spread(|_| true);
     }
 
+    /// Asks all nodes again, without a new round.
+    pub fn ask_again(&mut self) {
+        self.spread(|_| true);
+    }
+
     /// Asks these nodes soon.
     fn spread(&mut self, which: fn(&Entry) -> bool) {
         let names: Vec<String> = self

@@ -13,7 +13,7 @@ use kubernetes::machine_record::MachineRecord;
 use rpc::grpc::{CallOptions, Channel, Code};
 use transport::Transport;
 use verifier::refusal::Kind;
-use verifier::{Refusal, Validator};
+use verifier::{Claims, Refusal, Validator};
 
 /// The time limit to connect. A lost SYN is sent again after 1 second (RFC 6298 §2.1).
 const CONNECT: Duration = Duration::from_secs(3);
@@ -28,8 +28,29 @@ const MESSAGE: usize = 1000;
 pub struct Asked {
     /// The result.
     pub answer: Answer,
-    /// The present generation of its state disk, if it is accepted and tells one.
+    /// What it has proved, if it is accepted.
+    pub proved: Option<Proved>,
+}
+
+/// What an accepted node has proved.
+pub struct Proved {
+    /// The machine; `None` if the evidence of the variant names none.
+    pub machine: Option<Arc<str>>,
+    /// The ID of the policy's image that it runs, if known.
+    pub image: Option<Arc<str>>,
+    /// Whether a platform signed the evidence or endorsed its key.
+    pub has_platform: bool,
+    /// The present generation of its state disk, if it tells one.
     pub generation: Option<String>,
+}
+
+impl From<Answer> for Asked {
+    fn from(answer: Answer) -> Asked {
+        Asked {
+            answer,
+            proved: None,
+        }
+    }
 }
 
 /// Asks the node at this address. Its evidence must be accepted by the validator, must be that of the
@@ -44,20 +65,26 @@ pub fn ask(
         None => (None, ""),
     };
     let proved = prove(address, validator).and_then(|transport| {
-        match judge(transport.identity.as_deref(), machine) {
-            Answer::Accepted => generation(transport, address, recorded),
-            answer => Err(answer),
+        let name = transport.identity.clone();
+        match judge(name.as_deref(), machine) {
+            Answer::Accepted => {}
+            answer => return Err(answer),
         }
+        let claims = transport.claims.as_ref();
+        let claims = claims.and_then(|claims| claims.downcast_ref::<Claims>());
+        Ok(Proved {
+            machine: name,
+            image: claims.and_then(|claims| claims.image.clone()),
+            has_platform: claims.is_some_and(|claims| claims.platform.is_some()),
+            generation: generation(transport, address, recorded)?,
+        })
     });
     match proved {
-        Ok(generation) => Asked {
+        Ok(proved) => Asked {
             answer: Answer::Accepted,
-            generation,
+            proved: Some(proved),
         },
-        Err(answer) => Asked {
-            answer,
-            generation: None,
-        },
+        Err(answer) => answer.into(),
     }
 }
 

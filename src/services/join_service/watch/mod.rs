@@ -8,7 +8,9 @@
 //! ```
 //!
 //! A node answers on the port of `firstlight status`, as each member does: [`ask`]. [`decide`] has the
-//! rules, [`leader`] the election, [`objects`] what is written. docs/watch.md is the operator's page.
+//! rules, [`leader`] the election, [`objects`] what is written. If the operator wants it, an accepted node
+//! also gets a signed result for relying parties: [`issuer`], with the claims of [`ear`] and the keys of
+//! [`signing`]. docs/watch.md is the operator's page.
 //!
 //! An object is written when something changes. Only the time of the last evidence, in the condition, is
 //! written without a change, and seldom: [`decide::HEARTBEAT`].
@@ -16,38 +18,46 @@
 mod agenda;
 mod ask;
 mod decide;
+mod ear;
 pub mod flags;
+mod issuer;
 mod leader;
 mod objects;
+pub mod signing;
 
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::audit::Audit;
 use super::cluster::Cluster;
 use super::joined::Joined;
 use super::node_status::NodeStatus;
 use super::secrets::Secrets;
-use crate::key_service::members::Members;
+use crate::key_service::members::{InForce, Members};
+use crate::serving::Refused;
 use agenda::{Agenda, Job};
-use ask::Asked;
+use ask::{Asked, Proved};
 use base::crypto::{cluster_id, random};
 use base::sync::{lock, wait_timeout};
 use booted_proto::init::PORT;
 use decide::{Answer, Reason};
-use kubernetes::client::{self, Client};
+use ear::Accepted;
+use issuer::{Issuer, Unpublished};
+use kubernetes::NAMESPACE;
+use kubernetes::client::{self, CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, MachineRecord};
 use leader::Election;
 use metrics::{Counter, Labelled, Registry};
+use verifier::Variant;
 use verifier::sources::Sources;
-use verifier::{Validator, Variant};
 
 pub use decide::{Action, Rules};
+pub use issuer::Place;
 pub use leader::ElectionTimes;
 
 /// The number of nodes that are asked at once. A silent node occupies one for some seconds.
@@ -66,6 +76,8 @@ pub struct Options {
     pub interval: Duration,
     /// What follows from a refusal.
     pub rules: Rules,
+    /// Where the results of accepted nodes are published; `None`: nowhere.
+    pub issuer: Option<Place>,
     /// The times of the election: the program uses the default.
     pub times: ElectionTimes,
 }
@@ -100,7 +112,12 @@ struct Shared {
     members: OnceLock<Members>,
     /// The policy of the present round of questions. A new one begins a round, in which nothing follows
     /// from a refusal.
-    validator: Mutex<Option<Arc<dyn Validator>>>,
+    policy: Mutex<Option<Arc<InForce>>>,
+    issuer: Option<Issuer>,
+    /// The last fault of the keys in the log.
+    logged: Mutex<String>,
+    /// Whether the log says that evidence names no machine.
+    nameless: Once,
     election: Mutex<Election>,
     agenda: Mutex<Agenda>,
     changed: Condvar,
@@ -116,13 +133,21 @@ impl Watching {
         audit: &Arc<Audit>,
         registry: &Registry,
     ) -> io::Result<Watching> {
+        let client = client.within(TIMEOUT);
+        let issuer = options.issuer.as_ref().map(|place| {
+            let url = place.url.clone();
+            Issuer::new(url, options.interval, (&client, cluster), registry)
+        });
         let shared = Arc::new(Shared {
-            client: client.within(TIMEOUT),
+            client,
+            issuer,
             cluster: cluster.clone(),
             audit: audit.clone(),
             judging,
             members: OnceLock::new(),
-            validator: Mutex::default(),
+            policy: Mutex::default(),
+            logged: Mutex::default(),
+            nameless: Once::new(),
             election: Mutex::new(Election::new(identity(), options.times)),
             agenda: Mutex::new(Agenda::new(options.interval, options.rules)),
             changed: Condvar::new(),
@@ -160,6 +185,27 @@ impl Watching {
                 shared.changed.notify_all();
             }
         }
+    }
+
+    /// Starts the HTTP server for relying parties, if results are published.
+    pub fn serve_results(&self) -> Result<Option<web::Server>, Refused> {
+        let Some(place) = &self.shared.options.issuer else {
+            return Ok(None);
+        };
+        let shared = Arc::downgrade(&self.shared);
+        let page = move |target: &str| match shared.upgrade() {
+            Some(shared) => shared.page(target),
+            None => web::Answer::status("503 Service Unavailable"),
+        };
+        let page = move |target: &str, _| page(target);
+        let server = web::Server::start("results", place.listen, issuer::LIMITS, page)
+            .map_err(|error| (place.listen, error))?;
+        log::info!(
+            "attestation results of nodes on http://{}, for {}",
+            server.local_addr(),
+            place.url
+        );
+        Ok(Some(server))
     }
 
     /// Gives the Lease to another replica. Before the client is stopped.
@@ -253,12 +299,17 @@ impl Shared {
                 "the Kubernetes API has not answered".into(),
             ));
         }
-        self.prepare()?;
+        if let Err(trouble) = self.prepare() {
+            // relying parties need the keys all the same
+            self.refresh_keys(false);
+            return Err(trouble);
+        }
         let mut election = lock(&self.election);
         let stepped = election.step(&self.client);
         let now = Instant::now();
         let until = election.until().filter(|until| *until > now);
         drop(election);
+        self.refresh_keys(until.is_some());
         let mut agenda = self.agenda();
         match (until, agenda.leads(now)) {
             (Some(until), true) => agenda.extend(until),
@@ -301,8 +352,48 @@ impl Shared {
 
     /// Judges by the policy that is in force now.
     fn use_policy(&self) {
-        let present = self.members.get().and_then(Members::of_connection);
-        *lock(&self.validator) = present;
+        let present = self.members.get().map(Members::in_force);
+        if let (Some(_), Some(why)) = (
+            &self.issuer,
+            present.as_ref().and_then(|it| it.open.as_ref()),
+        ) {
+            log::error!(
+                "no attestation results of nodes are issued, because the attestation policy pins nothing: {why}; see \
+                 docs/watch.md"
+            );
+        }
+        *lock(&self.policy) = present;
+    }
+
+    /// Reads the keys of results, and renews them if this replica leads. The members are asked also if
+    /// this fails.
+    fn refresh_keys(&self, leads: bool) {
+        let Some(issuer) = &self.issuer else {
+            return;
+        };
+        let why = match issuer.refresh(leads) {
+            Ok(are_others) => {
+                if are_others {
+                    // no published key verifies the tokens that there are
+                    self.agenda().ask_again();
+                }
+                String::new()
+            }
+            Err(Unpublished::Api(client::Error::Stopped)) => String::new(),
+            Err(fault) => fault.to_string(),
+        };
+        let mut logged = lock(&self.logged);
+        if why != *logged && !why.is_empty() {
+            log::warn!("the keys of attestation results cannot be renewed: {why}");
+        }
+        *logged = why;
+    }
+
+    fn page(&self, target: &str) -> web::Answer {
+        match &self.issuer {
+            Some(issuer) => issuer.page(target, || self.members.get().map(Members::in_force)),
+            None => web::Answer::status("404 Not Found"),
+        }
     }
 
     fn node_changed(&self, name: &str, node: Option<&NodeStatus>) {
@@ -320,9 +411,16 @@ impl Shared {
             let record = self
                 .cluster
                 .record(&machine_record::name_of_node(&job.node));
-            let asked = self.ask(&node, record.as_deref());
+            let (policy, at) = (lock(&self.policy).clone(), SystemTime::now());
+            let asked = ask_node(&node, record.as_deref(), policy.as_deref());
             self.count(&asked.answer);
-            self.take(job, &node, record.as_deref(), asked);
+            let question = Question {
+                node: &node,
+                record: record.as_deref(),
+                policy: policy.as_deref(),
+                at,
+            };
+            self.take(job, &question, asked);
         }
     }
 
@@ -340,21 +438,6 @@ impl Shared {
         None
     }
 
-    fn ask(&self, node: &NodeStatus, record: Option<&MachineRecord>) -> Asked {
-        let validator = lock(&self.validator).clone();
-        let (Some(validator), Some(address)) = (validator, node.address) else {
-            let answer = Answer::None(Reason {
-                word: "NoAddress",
-                message: "the Node has no address of the type InternalIP".into(),
-            });
-            return Asked {
-                answer,
-                generation: None,
-            };
-        };
-        ask::ask(SocketAddr::new(address, PORT), &validator, record)
-    }
-
     fn count(&self, answer: &Answer) {
         let labels = match answer {
             Answer::Accepted => ["accepted", "Accepted"],
@@ -365,20 +448,109 @@ impl Shared {
     }
 
     /// Notes the answer, and writes what follows from it.
-    fn take(&self, job: Job, node: &NodeStatus, record: Option<&MachineRecord>, asked: Asked) {
+    fn take(&self, job: Job, question: &Question<'_>, asked: Asked) {
         let name = job.node.clone();
+        let (node, record) = (question.node, question.record);
         let now = Instant::now();
         let Some(follow) = self.agenda().answered(job, node, &asked.answer, now) else {
             return;
         };
-        let written = self.write(&name, node, record, &follow);
-        match written.and_then(|()| self.write_generation(record, asked.generation)) {
+        // first, because it must not wait for another write
+        let withdrawn = self.withdraw(&name, &follow);
+        let proved = asked.proved.as_ref();
+        let generation = proved.and_then(|proved| proved.generation.as_deref());
+        let written = self
+            .write(&name, node, record, &follow)
+            .and_then(|()| self.write_generation(record, generation))
+            .and_then(|()| match proved {
+                Some(proved) => self.publish(&name, question, proved),
+                None => Ok(()),
+            });
+        match withdrawn.and(written) {
             Ok(()) | Err(client::Error::Stopped) => {}
             // the Node or the record was deleted
             Err(error) if error.is_not_found() => {}
             Err(error) => {
                 log::warn!("node {name}: the result of its attestation is written later: {error}");
                 self.agenda().ask_within(&name, WRITE_AGAIN);
+            }
+        }
+    }
+
+    /// Ends the publication of the result of a node that is not accepted any more. A node that does not
+    /// answer once, such as one that reboots, keeps it until it expires.
+    fn withdraw(&self, name: &str, follow: &agenda::Follow) -> Result<(), client::Error> {
+        let is_bad = follow.condition.as_ref().is_some_and(|it| it.0 != "True");
+        match &self.issuer {
+            Some(issuer) if is_bad && self.may_write() => issuer.withdraw(name),
+            _ => Ok(()),
+        }
+    }
+
+    /// Publishes the result of a node that is accepted, unless what it was judged by has changed.
+    fn publish(
+        &self,
+        name: &str,
+        question: &Question<'_>,
+        proved: &Proved,
+    ) -> Result<(), client::Error> {
+        let (Some(issuer), Some(policy)) = (&self.issuer, question.policy) else {
+            return Ok(());
+        };
+        // from the API server: a watch may be late
+        let at = CONFIG_MAPS
+            .in_namespace(NAMESPACE)
+            .named(&machine_record::name_of_node(name));
+        let present = self.client.find(&at)?;
+        let present = present.as_ref().and_then(MachineRecord::read);
+        let generation = proved.generation.as_deref();
+        let is_same = is_same_record(question.record, present.as_ref(), generation);
+        // at last: it may have changed while the node was asked
+        let in_force = self.members.get().map(Members::in_force);
+        let in_force = in_force.filter(|it| it.digest == policy.digest && it.open.is_none());
+        if !self.may_write() {
+            return Ok(());
+        }
+        if !is_same || in_force.is_none() {
+            // a policy that pins nothing does not change by another question
+            if !is_same {
+                log::info!(
+                    "node {name}: its record has changed while it was asked: it gets no attestation result yet"
+                );
+                self.agenda().ask_within(name, WRITE_AGAIN);
+            }
+            return issuer.withhold(name);
+        }
+        let Some(machine) = proved.machine.as_deref() else {
+            // any member of the cluster could have answered at the node's address
+            self.nameless.call_once(|| {
+                log::error!(
+                    "no attestation results of nodes are issued: the evidence of the attestation variant {} names no machine; see \
+                     docs/watch.md",
+                    self.judging.variant.name
+                );
+            });
+            return issuer.withhold(name);
+        };
+        let accepted = Accepted {
+            issuer: issuer.url(),
+            node: name,
+            uid: &question.node.uid,
+            variant: self.judging.variant.name,
+            machine,
+            image: proved.image.as_deref(),
+            has_platform: proved.has_platform,
+            policy: &policy.digest,
+            at: question.at,
+            life: issuer.life(),
+        };
+        match issuer.publish(&accepted, || self.may_write()) {
+            Ok(()) => Ok(()),
+            Err(Unpublished::Api(error)) => Err(error),
+            // the log has the reason, and all nodes are asked when there are keys: Shared::refresh_keys
+            Err(fault) => {
+                log::debug!("node {name}: {fault}");
+                issuer.withhold(name)
             }
         }
     }
@@ -421,13 +593,13 @@ impl Shared {
     fn write_generation(
         &self,
         record: Option<&MachineRecord>,
-        generation: Option<String>,
+        generation: Option<&str>,
     ) -> Result<(), client::Error> {
         match (record, generation) {
             (Some(record), Some(generation))
                 if record.generation != generation && self.may_write() =>
             {
-                objects::write_generation(&self.client, record, &generation)
+                objects::write_generation(&self.client, record, generation)
             }
             _ => Ok(()),
         }
@@ -437,6 +609,42 @@ impl Shared {
     fn may_write(&self) -> bool {
         self.agenda().leads(Instant::now())
     }
+}
+
+/// By what a node is judged.
+struct Question<'a> {
+    node: &'a NodeStatus,
+    record: Option<&'a MachineRecord>,
+    policy: Option<&'a InForce>,
+    /// When it was asked.
+    at: SystemTime,
+}
+
+fn ask_node(node: &NodeStatus, record: Option<&MachineRecord>, policy: Option<&InForce>) -> Asked {
+    let (Some(policy), Some(address)) = (policy, node.address) else {
+        let answer = Answer::None(Reason {
+            word: "NoAddress",
+            message: "the Node has no address of the type InternalIP".into(),
+        });
+        return answer.into();
+    };
+    ask::ask(SocketAddr::new(address, PORT), &policy.validator, record)
+}
+
+/// Returns whether the record is the one by which a node was judged. `written` is the generation of its
+/// disk that this replica has recorded since.
+fn is_same_record(
+    judged: Option<&MachineRecord>,
+    present: Option<&MachineRecord>,
+    written: Option<&str>,
+) -> bool {
+    let (Some(judged), Some(present)) = (judged, present) else {
+        return judged.is_none() && present.is_none();
+    };
+    let generation = present.generation.as_str();
+    (&judged.machine, &judged.disk) == (&present.machine, &present.disk)
+        && (generation == judged.generation || Some(generation) == written)
+        && present.refused.is_none()
 }
 
 /// Why no node is asked.
@@ -453,5 +661,35 @@ impl From<client::Error> for Trouble {
             client::Error::Stopped => Trouble::Stopped,
             error => Trouble::Because(error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_is_issued_only_by_the_record_that_there_is_now() {
+        let record = |machine: &str, generation: &str| MachineRecord {
+            machine: machine.into(),
+            disk: "d".into(),
+            generation: generation.into(),
+            ..MachineRecord::default()
+        };
+        let judged = record("m", "1-a");
+        let is_same =
+            |present: Option<&MachineRecord>| is_same_record(Some(&judged), present, Some("2-b"));
+        assert!(is_same(Some(&judged)) && is_same(Some(&record("m", "2-b"))));
+        assert!(!is_same(Some(&record("other", "1-a"))));
+        assert!(!is_same(Some(&record("m", "3-c"))));
+        // an operator has deleted it, or accepts the disk as it is
+        assert!(!is_same(None) && !is_same(Some(&record("m", ""))));
+        let refused = MachineRecord {
+            refused: Some(SystemTime::UNIX_EPOCH),
+            ..judged.clone()
+        };
+        assert!(!is_same(Some(&refused)));
+        assert!(is_same_record(None, None, None));
+        assert!(!is_same_record(None, Some(&judged), None));
     }
 }

@@ -1,0 +1,636 @@
+//! Publishes the results of accepted nodes as signed tokens.
+//!
+//! ```text
+//! Secret join-attestation-keys ─► keys ─┐
+//! answer of a node, record, policy ─────┴► token ─► ConfigMap join-attested-NODE ─► GET of a relying party
+//! refused, silent, other record: the ConfigMap is deleted
+//! ```
+//!
+//! The replica that asks the nodes writes; each replica answers relying parties ([`Issuer::page`]), from
+//! what the API server has at that moment. A token is shown only while the policy by which its node was
+//! judged is in force. It is a statement about a node and no credential: everybody may read it.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use web::Answer;
+use zeroize::Zeroizing;
+
+use super::super::cluster::Cluster;
+use super::ear::{self, Accepted};
+use super::signing::Keys;
+use crate::key_service::members::InForce;
+use base::sync::lock;
+use booted_base::time;
+use kubernetes::NAMESPACE;
+use kubernetes::client::{self, CONFIG_MAPS, Client, Object, SECRETS};
+use kubernetes::machine_record::{MachineRecord, name_of_node};
+use metrics::{Counter, Labelled, Registry};
+
+/// The Secret with the keys.
+pub const SECRET: &str = "join-attestation-keys";
+/// The name prefix of a ConfigMap with a token.
+pub const PREFIX: &str = "join-attested-";
+/// How much longer than the interval a token is valid: the next answer comes within a tenth more than
+/// the interval, and an answer takes some seconds.
+const MARGIN: Duration = Duration::from_secs(60);
+/// The longest name of a Node.
+const MAX_NAME: usize = 253;
+/// How many tokens are read from the API server in a second, and at the same time. The connections to it
+/// are those of tickets, too.
+const READS: u32 = 50;
+const RUNNING: u32 = 4;
+/// The timeout of such a read, and of calls for the keys.
+const READ: Duration = Duration::from_secs(2);
+/// Relying parties come through few addresses: those of proxies.
+pub const LIMITS: web::Limits = web::Limits {
+    connections: 32,
+    of_peer: 16,
+    time: Duration::from_secs(5),
+};
+
+/// Where results are published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The URL of the issuer, without a slash at its end.
+    pub url: String,
+    /// The address of the HTTP server.
+    pub listen: SocketAddr,
+}
+
+/// Signs and publishes results.
+pub struct Issuer {
+    client: Client,
+    cluster: Arc<Cluster>,
+    url: String,
+    life: Duration,
+    keys: Mutex<Known>,
+    pace: Mutex<Pace>,
+    counts: Labelled<Counter, 1>,
+}
+
+/// The keys as they were read or written last.
+struct Known {
+    keys: Arc<Keys>,
+    /// The resourceVersion of their Secret; null if there was none.
+    version: Value,
+    /// When the API server returned them.
+    at: Instant,
+}
+
+/// The reads for relying parties.
+struct Pace {
+    since: Instant,
+    begun: u32,
+    running: u32,
+}
+
+impl Issuer {
+    /// Creates an issuer without keys, whose tokens are valid for a little more than this interval.
+    pub fn new(
+        url: String,
+        interval: Duration,
+        (client, cluster): (&Client, &Arc<Cluster>),
+        registry: &Registry,
+    ) -> Issuer {
+        let pace = Pace {
+            since: Instant::now(),
+            begun: 0,
+            running: 0,
+        };
+        Issuer {
+            client: client.clone(),
+            cluster: cluster.clone(),
+            url,
+            life: interval * 5 / 4 + MARGIN,
+            keys: Mutex::new(Known {
+                keys: Arc::new(Keys::none()),
+                version: Value::Null,
+                at: Instant::now(),
+            }),
+            pace: Mutex::new(pace),
+            counts: registry.labelled(
+                "firstlight_watch_tokens_total",
+                "Number of attestation results of nodes that this replica issued, withdrew, or withheld although the evidence was accepted.",
+                ["result"],
+            ),
+        }
+    }
+
+    /// Returns the URL of the issuer.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Returns how long a token is valid after the question.
+    pub fn life(&self) -> Duration {
+        self.life
+    }
+
+    /// Returns the keys; none if the API server has not returned them for as long as a token is valid:
+    /// an operator may have deleted a key that leaked.
+    fn keys(&self) -> Arc<Keys> {
+        let known = lock(&self.keys);
+        match known.at.elapsed() < self.life {
+            true => known.keys.clone(),
+            false => Arc::new(Keys::none()),
+        }
+    }
+
+    /// Reads the keys. If this replica leads, makes those that are missing, and removes old ones. Returns
+    /// whether none of them was known before, so that all nodes need new tokens.
+    pub fn refresh(&self, leads: bool) -> Result<bool, Unpublished> {
+        // the thread that renews the Lease waits for it
+        let client = self.client.within(READ);
+        let began = Instant::now();
+        let (version, keys) = match self.read(&client) {
+            Ok(read) => read,
+            Err(Unpublished::Keys(why)) => {
+                // nobody knows which keys the operator wants
+                self.note(Value::Null, Arc::new(Keys::none()), began);
+                return Err(Unpublished::Keys(why));
+            }
+            Err(error) => return Err(error),
+        };
+        let now = ear::seconds(SystemTime::now());
+        let renewed = leads.then(|| keys.renewed(now, self.life.as_secs()));
+        let Some(renewed) = renewed.flatten() else {
+            return Ok(self.note(version, keys, began));
+        };
+        match write(&client, &renewed, version) {
+            Ok(version) => {
+                log::info!("the keys of attestation results were renewed");
+                Ok(self.note(version, Arc::new(renewed), began))
+            }
+            // the next call reads what another one has written
+            Err(error) if error.is_conflict() || error.is_already_exists() => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads the Secret. Returns its version too.
+    fn read(&self, client: &Client) -> Result<(Value, Arc<Keys>), Unpublished> {
+        let Some(mut found) = client.find(&secret())? else {
+            return Ok((Value::Null, Arc::new(Keys::none())));
+        };
+        let version = found["metadata"]["resourceVersion"].take();
+        let known = lock(&self.keys);
+        let keys = match known.version == version && !version.is_null() {
+            true => Ok(known.keys.clone()),
+            false => match STANDARD.decode(found["data"]["keys"].as_str().unwrap_or_default()) {
+                Ok(text) => match Keys::parse(&Zeroizing::new(text)) {
+                    Ok(keys) => Ok(Arc::new(keys)),
+                    Err(error) => Err(error.to_string()),
+                },
+                Err(error) => Err(format!("its field `keys` is not base64: {error}")),
+            },
+        };
+        drop(known);
+        client::wipe(&mut found);
+        Ok((version, keys.map_err(Unpublished::Keys)?))
+    }
+
+    /// Notes the keys. Returns whether none of them was known before.
+    fn note(&self, version: Value, keys: Arc<Keys>, at: Instant) -> bool {
+        let mut known = lock(&self.keys);
+        let are_others = keys.are_others_than(&known.keys);
+        *known = Known { keys, version, at };
+        are_others
+    }
+
+    /// Signs the result of a node, and publishes it. The caller has checked all but `may`, whether this
+    /// replica may write. Fails if the result was published or withdrawn meanwhile.
+    pub fn publish(
+        &self,
+        accepted: &Accepted<'_>,
+        may: impl Fn() -> bool,
+    ) -> Result<(), Unpublished> {
+        let keys = self.keys();
+        let now = ear::seconds(SystemTime::now());
+        let key = keys.signer_id(now).ok_or(Unpublished::NoKey)?;
+        let token = keys.sign(&accepted.claims(), now);
+        let token = token.ok_or(Unpublished::NoKey)?;
+        let expires = SystemTime::UNIX_EPOCH + Duration::from_secs(accepted.expires());
+        let name = format!("{PREFIX}{}", accepted.node);
+        // it is deleted with its Node
+        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": accepted.node, "uid": accepted.uid}]);
+        let mut map = json!({
+            "metadata": {
+                "name": name, "ownerReferences": owner,
+                "labels": {"app.kubernetes.io/part-of": "firstlight", "firstlight/result": "attestation"},
+            },
+            "data": {
+                "token": token, "policy": accepted.policy_id(), "expires": time::seconds(expires),
+                "machine": accepted.machine, "key": key,
+            },
+        });
+        let at = map_of(accepted.node);
+        let before = self.client.find(&at)?;
+        // the times of the Lease leave room for one write; another leader may have withdrawn the result
+        if !may() {
+            return Ok(());
+        }
+        match before {
+            None => self
+                .client
+                .create(&CONFIG_MAPS.in_namespace(NAMESPACE), &map)?,
+            Some(before) => {
+                map["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
+                self.client.update(&at, &map)?
+            }
+        };
+        self.counts.with(["issued"]).inc();
+        Ok(())
+    }
+
+    /// Ends the publication of a node's result.
+    pub fn withdraw(&self, node: &str) -> Result<(), client::Error> {
+        if self.client.delete_if_there(&map_of(node))? {
+            self.counts.with(["withdrawn"]).inc();
+        }
+        Ok(())
+    }
+
+    /// Withdraws the result of a node that was accepted, but gets none.
+    pub fn withhold(&self, node: &str) -> Result<(), client::Error> {
+        self.counts.with(["withheld"]).inc();
+        self.withdraw(node)
+    }
+
+    /// Answers the `GET` of a target.
+    pub fn page(&self, target: &str, in_force: impl Fn() -> Option<Arc<InForce>>) -> Answer {
+        let keys = self.keys();
+        match page_of(&self.url, target) {
+            Page::Configuration => json_of(&configuration(&self.url)),
+            // a relying party would remember that there are none
+            Page::Keys if keys.is_empty() => Answer::status(UNAVAILABLE),
+            Page::Keys => json_of(&keys.public()),
+            Page::Node(_) if keys.is_empty() || !self.cluster.is_known_within(Duration::ZERO) => {
+                Answer::status(UNAVAILABLE)
+            }
+            Page::Node(name) => match self.cluster.node(name) {
+                Some(node) => self.token(name, &node.uid, &keys, in_force),
+                None => Answer::status(NOT_FOUND),
+            },
+            Page::None => Answer::status(NOT_FOUND),
+        }
+    }
+
+    fn token(
+        &self,
+        node: &str,
+        uid: &str,
+        keys: &Keys,
+        in_force: impl Fn() -> Option<Arc<InForce>>,
+    ) -> Answer {
+        let Some(_running) = self.begin(Instant::now()) else {
+            return Answer::status(UNAVAILABLE);
+        };
+        let found = self.client.within(READ).find(&map_of(node));
+        // after the read: a policy that is in force now was so when the token was read, or is newer
+        match (found, in_force()) {
+            (Ok(Some(map)), Some(policy)) => {
+                let record = self.cluster.record(&name_of_node(node));
+                let present = Present {
+                    uid,
+                    record: record.as_deref(),
+                    policy: &policy,
+                    has_key: |key: &str| keys.has(key),
+                };
+                let token = current(&map, &present, SystemTime::now());
+                token.map_or(Answer::status(NOT_FOUND), |token| {
+                    Answer::ok("application/eat+jwt", token.to_owned())
+                })
+            }
+            (Ok(None), Some(_)) => Answer::status(NOT_FOUND),
+            _ => Answer::status(UNAVAILABLE),
+        }
+    }
+
+    /// Returns what counts a read while it runs; `None` if there are too many.
+    fn begin(&self, now: Instant) -> Option<Running<'_>> {
+        lock(&self.pace).begin(now).then_some(Running(&self.pace))
+    }
+}
+
+const NOT_FOUND: &str = "404 Not Found";
+const UNAVAILABLE: &str = "503 Service Unavailable";
+
+impl Pace {
+    fn begin(&mut self, now: Instant) -> bool {
+        if now.duration_since(self.since) >= Duration::from_secs(1) {
+            (self.since, self.begun) = (now, 0);
+        }
+        let may = self.begun < READS && self.running < RUNNING;
+        if may {
+            self.begun += 1;
+            self.running += 1;
+        }
+        may
+    }
+}
+
+struct Running<'a>(&'a Mutex<Pace>);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        lock(self.0).running -= 1;
+    }
+}
+
+fn secret() -> Object {
+    SECRETS.in_namespace(NAMESPACE).named(SECRET)
+}
+
+/// Writes the Secret over this version of it. Returns the new version.
+fn write(client: &Client, keys: &Keys, version: Value) -> Result<Value, client::Error> {
+    let text = Zeroizing::new(STANDARD.encode(keys.to_json().expose()));
+    let mut object = json!({
+        "metadata": {"name": SECRET, "labels": {"app.kubernetes.io/part-of": "firstlight"}},
+        "type": "Opaque", "data": {"keys": text.as_str()},
+    });
+    let written = match version.is_null() {
+        true => client.create(&SECRETS.in_namespace(NAMESPACE), &object),
+        false => {
+            object["metadata"]["resourceVersion"] = version;
+            client.update(&secret(), &object)
+        }
+    };
+    client::wipe(&mut object);
+    let mut written = written?;
+    let version = written["metadata"]["resourceVersion"].take();
+    client::wipe(&mut written);
+    Ok(version)
+}
+
+fn map_of(node: &str) -> Object {
+    let name = format!("{PREFIX}{node}");
+    CONFIG_MAPS.in_namespace(NAMESPACE).named(&name)
+}
+
+/// What a token must fit.
+struct Present<'a, F> {
+    /// The UID of the Node.
+    uid: &'a str,
+    record: Option<&'a MachineRecord>,
+    policy: &'a InForce,
+    /// Whether a key is published.
+    has_key: F,
+}
+
+/// Returns the token in a ConfigMap, if it fits and has not expired.
+fn current<'a>(
+    map: &'a Value,
+    present: &Present<'_, impl Fn(&str) -> bool>,
+    now: SystemTime,
+) -> Option<&'a str> {
+    let text = |field: &str| map["data"][field].as_str();
+    let (policy, record) = (present.policy, present.record?);
+    let expires = text("expires").and_then(time::parse)?;
+    let is_of_policy = text("policy")?.strip_prefix("sha256:")? == &*policy.digest;
+    let is_of_node = map["metadata"]["ownerReferences"][0]["uid"] == present.uid;
+    let is_of_machine = text("machine")? == record.machine && record.refused.is_none();
+    let is_current = is_of_policy
+        && is_of_node
+        && is_of_machine
+        && (present.has_key)(text("key")?)
+        && policy.open.is_none()
+        && now < expires;
+    text("token").filter(|_| is_current)
+}
+
+/// What a target asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Page<'a> {
+    Configuration,
+    Keys,
+    Node(&'a str),
+    None,
+}
+
+/// Reads a target, which may be anything. A proxy may have removed the path of the issuer's URL.
+fn page_of<'a>(url: &str, target: &'a str) -> Page<'a> {
+    let path = target.split('?').next().unwrap_or_default();
+    let host = url.split_once("://").map_or("", |(_, rest)| rest);
+    let prefix = host.find('/').map_or("", |at| &host[at..]);
+    let path = path.strip_prefix(prefix).unwrap_or(path);
+    match path {
+        "/.well-known/openid-configuration" => Page::Configuration,
+        "/keys" => Page::Keys,
+        path => match path.strip_prefix("/nodes/") {
+            Some(name) if is_name(name) => Page::Node(name),
+            _ => Page::None,
+        },
+    }
+}
+
+/// Returns whether this can be the name of a Node (RFC 1123).
+fn is_name(name: &str) -> bool {
+    let is_plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
+/// Returns the metadata of the issuer (OpenID Connect Discovery 1.0 §3). Nobody can log in here, so
+/// there is no authorization endpoint.
+fn configuration(url: &str) -> Value {
+    json!({
+        "issuer": url, "jwks_uri": format!("{url}/keys"), "response_types_supported": ["id_token"],
+        "subject_types_supported": ["public"], "id_token_signing_alg_values_supported": ["ES256"],
+    })
+}
+
+fn json_of(value: &Value) -> Answer {
+    Answer::ok("application/json", format!("{value}\n"))
+}
+
+/// Why a token is not published.
+#[derive(Debug)]
+pub enum Unpublished {
+    /// The API server.
+    Api(client::Error),
+    /// The Secret has no keys that can be read; a clause.
+    Keys(String),
+    /// There is no key that signs now.
+    NoKey,
+}
+
+impl From<client::Error> for Unpublished {
+    fn from(error: client::Error) -> Unpublished {
+        Unpublished::Api(error)
+    }
+}
+
+impl std::fmt::Display for Unpublished {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Unpublished::Api(error) => error.fmt(f),
+            Unpublished::Keys(why) => write!(
+                f,
+                "the Secret {NAMESPACE}/{SECRET} has no keys that can be read: {why}; delete it, and the service makes a new one"
+            ),
+            Unpublished::NoKey => write!(
+                f,
+                "the Secret {NAMESPACE}/{SECRET} has no key yet that signs now"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use support::mutation::mutations;
+    use verifier::{
+        Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator, refusal::Kind,
+    };
+
+    const URL: &str = "https://results.example/cluster-1";
+
+    /// Accepts nothing.
+    struct Nothing;
+
+    impl Validator for Nothing {
+        fn properties(&self) -> Properties {
+            Properties {
+                oid: &[],
+                challenges: false,
+                takes_collateral: false,
+                requires_strong: false,
+                believes_any_tpm: false,
+            }
+        }
+
+        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+            Ok(None)
+        }
+
+        fn judge(&self, _: &Evidence<'_>) -> Result<Identified, Refusal> {
+            Err(Kind::Unproven.because("nothing"))
+        }
+
+        fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+            None
+        }
+    }
+
+    fn in_force(digest: &str, open: Option<&str>) -> InForce {
+        InForce {
+            validator: Arc::new(Nothing),
+            digest: digest.into(),
+            open: open.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_target_is_a_page_with_and_without_the_path_of_the_issuer() {
+        for (target, expected) in [
+            ("/.well-known/openid-configuration", Page::Configuration),
+            (
+                "/cluster-1/.well-known/openid-configuration",
+                Page::Configuration,
+            ),
+            ("/cluster-1/keys", Page::Keys),
+            ("/keys?x=y", Page::Keys),
+            ("/nodes/worker-0.example", Page::Node("worker-0.example")),
+            ("/cluster-1/nodes/worker-0", Page::Node("worker-0")),
+            ("/", Page::None),
+            ("/cluster-2/keys", Page::None),
+            ("/nodes/", Page::None),
+            ("/nodes/a/b", Page::None),
+            ("/nodes/..%2f..%2fsecrets", Page::None),
+            ("/nodes/Worker", Page::None),
+            ("keys", Page::None),
+        ] {
+            assert_eq!(page_of(URL, target), expected, "{target}");
+        }
+        let long = format!("/nodes/{}", "a".repeat(MAX_NAME + 1));
+        assert_eq!(page_of(URL, &long), Page::None);
+        for target in mutations(b"/cluster-1/nodes/worker-0?x", 2000) {
+            if let Page::Node(name) = page_of(URL, &String::from_utf8_lossy(&target)) {
+                assert!(!name.contains('/') && name.is_ascii(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_is_shown_only_while_all_that_it_says_is_so() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let map = json!({
+            "metadata": {"ownerReferences": [{"uid": "u"}]},
+            "data": {"token": "t", "policy": "sha256:00ff", "expires": time::seconds(now), "machine": "m", "key": "k"},
+        });
+        let before = now - Duration::from_secs(1);
+        let policy = in_force("00ff", None);
+        let record = MachineRecord {
+            machine: "m".into(),
+            ..MachineRecord::default()
+        };
+        let right = Present {
+            uid: "u",
+            record: Some(&record),
+            policy: &policy,
+            has_key: |key: &str| key == "k",
+        };
+        assert_eq!(current(&map, &right, before), Some("t"));
+        assert_eq!(current(&map, &right, now), None);
+        let (older, open) = (in_force("00fe", None), in_force("00ff", Some("any TPM")));
+        let other = MachineRecord {
+            machine: "n".into(),
+            ..MachineRecord::default()
+        };
+        let refused = MachineRecord {
+            refused: Some(before),
+            ..record.clone()
+        };
+        for (uid, record, policy) in [
+            ("other", Some(&record), &policy),
+            ("u", None, &policy),
+            ("u", Some(&other), &policy),
+            ("u", Some(&refused), &policy),
+            ("u", Some(&record), &older),
+            ("u", Some(&record), &open),
+        ] {
+            let wrong = Present {
+                uid,
+                record,
+                policy,
+                ..right
+            };
+            assert_eq!(current(&map, &wrong, before), None);
+        }
+        for field in ["token", "policy", "expires", "machine", "key"] {
+            let mut broken = map.clone();
+            broken["data"][field] = 7.into();
+            assert_eq!(current(&broken, &right, before), None);
+            broken["data"][field] = "other".into();
+            let shown = current(&broken, &right, before);
+            assert_eq!(shown, (field == "token").then_some("other"), "{field}");
+        }
+    }
+
+    #[test]
+    fn reads_for_relying_parties_are_limited_at_once_and_in_a_second() {
+        let now = Instant::now();
+        let mut pace = Pace {
+            since: now,
+            begun: 0,
+            running: 0,
+        };
+        let count = |pace: &mut Pace, now| (0..100).filter(|_| pace.begin(now)).count();
+        assert_eq!(count(&mut pace, now), RUNNING as usize);
+        let mut begun = RUNNING;
+        while begun < READS {
+            pace.running -= 1;
+            assert!(pace.begin(now));
+            begun += 1;
+        }
+        pace.running = 0;
+        assert!(!pace.begin(now));
+        let later = now + Duration::from_secs(1);
+        assert_eq!(count(&mut pace, later), RUNNING as usize);
+    }
+}
