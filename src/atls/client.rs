@@ -17,7 +17,7 @@ use super::forms::Forms;
 use super::handshake::{self, Timed};
 use super::provider::{SIGNATURES, VERSIONS, verify_signatures};
 use super::verdict::Verdict;
-use super::{ALPN_H2, Error, certificate, nonce, provider};
+use super::{Error, certificate, nonce, provider};
 use attest::{Accepted, Form, Issuer, Judge, Role};
 use transport::Transport;
 use transport::half_open::PeersTurn;
@@ -169,7 +169,7 @@ impl Client {
             .dangerous() // attestation replaces the public-key infrastructure
             .with_custom_certificate_verifier(session.clone())
             .with_client_cert_resolver(session.clone());
-        config.alpn_protocols = self.forms.protocols(&[ALPN_H2]);
+        config.alpn_protocols = self.forms.protocols();
         config.resumption = Resumption::disabled();
         Ok(config)
     }

@@ -59,10 +59,11 @@ const MAX_PARTS: usize = 8;
 const MAX_PROOF: usize = 64 << 10;
 /// Maximum size of a proof with collateral, for the end that demanded it.
 const MAX_PROOF_WITH_COLLATERAL: usize = MAX_PROOF + MAX_COLLATERAL;
-/// Maximum number of bytes that are passed to TLS at once: the buffer of rustls has 64 KiB.
-const MAX_PART: usize = 16 << 10;
 /// Maximum size of a proof without a document.
 const MAX_EMPTY_PROOF: usize = 4 << 10;
+/// Maximum number of bytes in a buffer of rustls after the exchange, as it is by default.
+const BUFFER: usize = 64 << 10;
+
 /// One end of an exchange.
 pub struct End<'a> {
     pub role: Role,
@@ -96,6 +97,8 @@ impl End<'_> {
             Role::Client => self.as_client(&mut pipe, turn),
             Role::Server | Role::JoinService => self.as_server(&mut pipe, turn),
         };
+        let result = result.and_then(|accepted| pipe.flush().map(|()| accepted));
+        pipe.connection.set_buffer_limit(Some(BUFFER));
         if let Err(error) = &result {
             pipe.refuse(error);
         }
@@ -107,6 +110,9 @@ impl End<'_> {
         pipe: &mut Pipe<'_, '_>,
         turn: impl Fn() -> Result<T, Error>,
     ) -> Result<Option<Accepted>, Error> {
+        if (self.issuer).is_some_and(|issuer| issuer.known_identity().is_none()) {
+            pipe.flush()?; // before the TPM makes keys
+        }
         // the server may demand a proof
         let own = self.offer(true, &turn)?;
         let sent = pipe.send(&own)?;
@@ -317,17 +323,20 @@ pub(super) struct Pipe<'a, 'b> {
 }
 
 impl Pipe<'_, '_> {
-    /// Sends a message; returns its bytes without the length.
+    /// Sends a message, at the latest when this end waits for the next one. Returns its bytes without
+    /// the length.
     pub fn send(&mut self, message: &impl Message) -> Result<Vec<u8>, Error> {
         let bytes = message.encode_to_vec();
         // our own messages are shorter than 4 GiB
         let length = (bytes.len() as u32).to_be_bytes();
-        for part in [&length[..], &bytes].concat().chunks(MAX_PART) {
-            self.connection.writer().write_all(part)?;
-            self.peer
-                .write_all(&handshake::take_output(self.connection)?)?;
-        }
+        self.connection.set_buffer_limit(None);
+        (self.connection.writer()).write_all(&[&length[..], &bytes].concat())?;
         Ok(bytes)
+    }
+
+    /// Sends what is not sent yet.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        Ok((self.peer).write_all(&handshake::take_output(self.connection)?)?)
     }
 
     /// Receives a message of at most `max` bytes; returns its bytes too.
@@ -395,13 +404,12 @@ impl Pipe<'_, '_> {
                 Ok(0) => return Err(Error::Closed),
                 Ok(len) => bytes.extend_from_slice(&received[..len]),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.flush()?;
                     let len = match self.peer.read(&mut received)? {
                         0 => return Err(Error::Closed),
                         len => len,
                     };
                     handshake::feed(self.connection, &received[..len])?;
-                    self.peer
-                        .write_all(&handshake::take_output(self.connection)?)?;
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -1,5 +1,6 @@
 //! The forms of attested TLS that an end accepts, as ALPN protocols.
 
+use super::ALPN_H2;
 use proto::attested::ALPN as ALPN_STRONG;
 
 /// The forms that an end accepts.
@@ -14,31 +15,23 @@ pub enum Forms {
 }
 
 impl Forms {
-    /// Returns the ALPN protocol names in the order of preference. `old` are those of the old form.
-    pub fn protocols(self, old: &[&[u8]]) -> Vec<Vec<u8>> {
-        let strong: &[&[u8]] = &[ALPN_STRONG];
-        let protocols = match self {
-            Forms::Both => [strong, old],
-            Forms::OldFirst => [old, strong],
-            Forms::OnlyStrong => [strong, &[]],
-            Forms::OnlyOld => [&[], old],
-        };
-        let protocols = protocols.concat().into_iter();
-        protocols.map(<[u8]>::to_vec).collect()
+    /// Returns the ALPN protocol names that a client offers, in the order of preference.
+    pub fn protocols(self) -> Vec<Vec<u8>> {
+        match self {
+            Forms::Both | Forms::OldFirst => vec![ALPN_STRONG.to_vec(), ALPN_H2.to_vec()],
+            Forms::OnlyStrong => vec![ALPN_STRONG.to_vec()],
+            Forms::OnlyOld => vec![ALPN_H2.to_vec()],
+        }
     }
 
-    /// Returns whether a server selects the strong form, as rustls does by the order of
-    /// `protocols`.
-    pub fn selects_strong<'a>(
-        self,
-        offered: impl Iterator<Item = &'a [u8]>,
-        old: &[&[u8]],
-    ) -> bool {
-        let protocols = self.protocols(old);
-        let offered: Vec<&[u8]> = offered.collect();
-        let selected = protocols
-            .iter()
-            .find(|known| offered.contains(&known.as_slice()));
-        selected.is_some_and(|selected| selected == ALPN_STRONG)
+    /// Returns whether a server selects the strong form for a client that `offers` protocols. A
+    /// server that knows no other form refuses all others later.
+    pub fn selects_strong(self, offers: impl Fn(&[u8]) -> bool, old: &[&[u8]]) -> bool {
+        match self {
+            Forms::Both => offers(ALPN_STRONG),
+            Forms::OldFirst => offers(ALPN_STRONG) && !old.iter().any(|old| offers(old)),
+            Forms::OnlyStrong => true,
+            Forms::OnlyOld => false,
+        }
     }
 }

@@ -116,7 +116,8 @@ pub fn refuse_hello(peer: &mut Timed<'_>, error: &Error) {
     }
 }
 
-/// Completes the handshake. A server passes its `filter` and the bytes that the filter has already
+/// Completes the handshake. In the strong form, the first flush of the exchange sends a client's last
+/// message of the handshake. A server passes its `filter` and the bytes that the filter has already
 /// returned.
 pub fn complete(
     connection: &mut Connection,
@@ -142,11 +143,8 @@ fn run(
     }
     let mut received = [0; 4096];
     let mut filtered = Vec::new();
-    loop {
+    while connection.is_handshaking() {
         peer.write_all(&take_output(connection)?)?;
-        if !connection.is_handshaking() {
-            return Ok(());
-        }
         let len = match peer.read(&mut received)? {
             0 => return Err(Error::Closed),
             len => len,
@@ -160,6 +158,10 @@ fn run(
             }
         }
     }
+    if connection.alpn_protocol() != Some(ALPN_STRONG) {
+        peer.write_all(&take_output(connection)?)?;
+    }
+    Ok(())
 }
 
 /// Passes all of `bytes` to rustls. Application data directly behind the handshake stays in the

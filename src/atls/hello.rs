@@ -265,6 +265,13 @@ impl HelloFilter {
         self.server_name.as_deref()
     }
 
+    /// Returns whether the first ClientHello offers this protocol (RFC 7301 §3.1).
+    pub fn offers(&self, protocol: &[u8]) -> bool {
+        let bytes = self.alpn.as_deref().unwrap_or_default();
+        let mut list = Cursor { bytes, at: 2 };
+        std::iter::from_fn(|| list.vector8()).any(|name| bytes[name] == *protocol)
+    }
+
     /// Processes the front of `input` and returns the number of processed bytes; `None` if more
     /// bytes are needed.
     fn step(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Option<usize>, HelloError> {
@@ -649,6 +656,23 @@ mod tests {
             hidden > 1000,
             "only {hidden} mutations were still a ClientHello with a name"
         );
+    }
+
+    #[test]
+    fn the_protocols_of_the_first_hello_are_known() {
+        let protocols = |body: &[u8]| {
+            let mut filter = HelloFilter::new();
+            let hello = hello(&[(0x0010, body)]);
+            filter.push(&records(&hello, 60), &mut Vec::new()).unwrap();
+            ["h2", "h", "strong"].map(|protocol| filter.offers(protocol.as_bytes()))
+        };
+        assert_eq!(protocols(b"\0\x03\x02h2"), [true, false, false]);
+        let both = b"\0\x0a\x06strong\x02h2";
+        assert_eq!(protocols(both), [true, false, true]);
+        for body in mutations(both, 5_000) {
+            protocols(&body);
+        }
+        assert!(!HelloFilter::new().offers(b""));
     }
 
     #[test]

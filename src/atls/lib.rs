@@ -28,7 +28,7 @@
 //!
 //! | file | work |
 //! |---|---|
-//! | `client.rs`, `server.rs` | the two roles: a rustls configuration for one connection, hooks that issue and ask the judge |
+//! | `client.rs`, `server.rs` | the two roles: a rustls configuration for one connection or for all of the strong form, hooks that issue and ask the judge |
 //! | `exchange.rs` | the strong form: offers and proofs after the handshake |
 //! | `forms.rs` | which forms an end accepts, as protocols of TLS |
 //! | `handshake.rs` | the blocking handshake under one total deadline; alert and drain when it fails |

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -29,6 +28,7 @@ use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
 use attest::{Accepted, Form, Issuer, Judge, Role};
 use base::network::{Network, canonical};
 use base::turns::{self, Turns};
+use proto::attested::ALPN as ALPN_STRONG;
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};
 
@@ -55,8 +55,9 @@ pub struct Server {
     judge: Option<Arc<dyn Judge>>,
     forms: Forms,
     issuing: Arc<Turns>,
-    /// The certificate of the strong form. It has no document, so it serves all connections.
-    bare: OnceLock<Arc<CertifiedKey>>,
+    /// The certificate of the strong form, and the configuration with it. It has no document, so
+    /// both serve all connections.
+    bare: OnceLock<(Arc<CertifiedKey>, Arc<ServerConfig>)>,
 }
 
 impl Server {
@@ -135,19 +136,12 @@ impl Server {
             .peer_addr()
             .map_or(Network::UNKNOWN, |peer| peer.ip().into());
         let opened = handshake::read_hello(&mut peer, &mut filter).and_then(|hello| {
-            Ok((
-                hello,
-                self.session(network, filter.server_name(), deadline)?,
-            ))
+            let offers = |protocol: &[u8]| filter.offers(protocol);
+            let session = self.session(network, filter.server_name(), offers, deadline)?;
+            Ok((hello, session))
         });
-        let (hello, session) = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                handshake::refuse_hello(&mut peer, &error);
-                return Err(error);
-            }
-        };
-
+        let (hello, session) =
+            opened.inspect_err(|error| handshake::refuse_hello(&mut peer, error))?;
         self.complete(&mut peer, &session, Some((&mut filter, hello)))
     }
 
@@ -159,11 +153,19 @@ impl Server {
         session: &Arc<Session>,
         filter: Option<(&mut HelloFilter, Vec<u8>)>,
     ) -> Result<(Connection, Option<Accepted>), Error> {
-        let config = self.config(session)?;
-        let mut connection = Connection::Server(ServerConnection::new(Arc::new(config))?);
+        let config = match session.is_strong {
+            true => self.bare()?.1.clone(),
+            false => config(session, &OLD_PROTOCOLS)?,
+        };
+        let mut connection = Connection::Server(ServerConnection::new(config)?);
         let result = handshake::complete(&mut connection, peer, filter);
         let accepted = session.verdict.after(result)?;
-        let accepted = match handshake::form(&connection, self.forms)? {
+        let form = handshake::form(&connection, self.forms)?;
+        if (form == Form::Strong) != session.is_strong {
+            let what = "its second ClientHello is for the other form";
+            return Err(Error::Misbehaved(what.into()));
+        }
+        let accepted = match form {
             Form::Strong => self.exchange(&mut connection, peer, session)?,
             Form::Old => accepted,
         };
@@ -184,33 +186,35 @@ impl Server {
             role: Role::Server,
             issuer: self.strong_issuer.as_deref(),
             judge: (self.judge.as_ref()).map(|judge| judge.connection(&[Role::Client])),
-            certificate: &self.bare()?.cert[0],
+            certificate: &self.bare()?.0.cert[0],
         };
         end.run(connection, peer, || session.turn())
     }
 
-    /// Returns the certificate of the strong form.
-    pub(super) fn bare(&self) -> Result<Arc<CertifiedKey>, Error> {
-        if let Some(certified) = self.bare.get() {
-            return Ok(certified.clone());
+    /// Returns the certificate of the strong form, and the configuration with it. The end of the
+    /// exchange requests what the client must prove, so rustls requests no certificate.
+    pub(super) fn bare(&self) -> Result<&(Arc<CertifiedKey>, Arc<ServerConfig>), Error> {
+        if let Some(bare) = self.bare.get() {
+            return Ok(bare);
         }
         let made = certificate::issue(None, &[], true)?;
-        Ok(self.bare.get_or_init(|| made).clone())
+        let nobody = Server::new(None, None);
+        let session = nobody.session(Network::UNKNOWN, None, |_| true, Instant::now())?;
+        let _ = session.certified.set(Some(made.clone()));
+        let bare = (made, config(&session, &[ALPN_STRONG])?);
+        Ok(self.bare.get_or_init(|| bare))
     }
 
     pub(super) fn session(
         &self,
         network: Network,
         server_name: Option<&[u8]>,
+        offers: impl Fn(&[u8]) -> bool,
         deadline: Instant,
     ) -> Result<Arc<Session>, Error> {
         let client_nonce = match self.issuer {
             Some(_) => nonce::from_server_name(server_name)?,
             None => Vec::new(),
-        };
-        let bare = match self.forms {
-            Forms::OnlyOld => None,
-            _ => Some(self.bare()?),
         };
         let server_nonce = nonce::server();
         Ok(Arc::new(Session {
@@ -219,9 +223,7 @@ impl Server {
             issuing: self.issuing.clone(),
             network,
             deadline,
-            forms: self.forms,
-            bare,
-            is_strong: AtomicBool::new(false),
+            is_strong: self.forms.selects_strong(offers, &OLD_PROTOCOLS),
             client_nonce,
             server_nonce,
             authorities: [DistinguishedName::from(nonce::to_distinguished_name(
@@ -231,17 +233,18 @@ impl Server {
             verdict: Verdict::default(),
         }))
     }
+}
 
-    fn config(&self, session: &Arc<Session>) -> Result<ServerConfig, Error> {
-        let mut config = ServerConfig::builder_with_provider(provider::server())
-            .with_protocol_versions(VERSIONS)?
-            .with_client_cert_verifier(session.clone())
-            .with_cert_resolver(session.clone());
-        config.alpn_protocols = self.forms.protocols(&OLD_PROTOCOLS);
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
-        Ok(config)
-    }
+/// Returns a configuration without resumption: each connection proves its peer.
+fn config(session: &Arc<Session>, protocols: &[&[u8]]) -> Result<Arc<ServerConfig>, Error> {
+    let mut config = ServerConfig::builder_with_provider(provider::server())
+        .with_protocol_versions(VERSIONS)?
+        .with_client_cert_verifier(session.clone())
+        .with_cert_resolver(session.clone());
+    config.alpn_protocols = protocols.iter().map(|it| it.to_vec()).collect();
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
 }
 
 impl Accept for Server {
@@ -275,11 +278,8 @@ pub(super) struct Session {
     issuing: Arc<Turns>,
     network: Network,
     deadline: Instant,
-    forms: Forms,
-    /// The certificate of the strong form, if the server knows that form.
-    bare: Option<Arc<CertifiedKey>>,
-    /// Whether the server selects the strong form.
-    is_strong: AtomicBool,
+    /// Whether the server selects the strong form, by the first ClientHello.
+    is_strong: bool,
     client_nonce: Vec<u8>,
     server_nonce: [u8; 32],
     /// The server nonce as an authority in the CertificateRequest.
@@ -305,17 +305,8 @@ impl Session {
 }
 
 impl ResolvesServerCert for Session {
-    /// Runs before the server requests the client's certificate, and selects the form in the same
-    /// way as rustls, by our preference.
-    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let is_strong = hello
-            .alpn()
-            .is_some_and(|offered| self.forms.selects_strong(offered, &OLD_PROTOCOLS));
-        // the second hello after a HelloRetryRequest may offer other protocols than the first one
-        self.is_strong.store(is_strong, Ordering::Relaxed);
-        if is_strong {
-            return self.bare.clone();
-        }
+    /// Runs before the server requests the client's certificate.
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.certified
             .get_or_init(|| {
                 let certified = self.certify();
@@ -327,7 +318,7 @@ impl ResolvesServerCert for Session {
 
 impl ClientCertVerifier for Session {
     fn offer_client_auth(&self) -> bool {
-        self.judge.is_some() && !self.is_strong.load(Ordering::Relaxed)
+        self.judge.is_some()
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {

@@ -26,11 +26,15 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-fn filter(input: &[u8], piece: usize) -> Result<(Vec<u8>, Option<Vec<u8>>), ()> {
+/// The bytes for rustls, the server name, and which of three protocols are offered.
+type Filtered = (Vec<u8>, Option<Vec<u8>>, [bool; 3]);
+
+fn filter(input: &[u8], piece: usize) -> Result<Filtered, ()> {
     let mut filter = HelloFilter::new();
     let mut output = Vec::new();
     for part in input.chunks(piece) {
         filter.push(part, &mut output).map_err(drop)?;
     }
-    Ok((output, filter.server_name().map(<[u8]>::to_vec)))
+    let offers = [&b""[..], b"h2", b"http/1.1"].map(|protocol| filter.offers(protocol));
+    Ok((output, filter.server_name().map(<[u8]>::to_vec), offers))
 }

@@ -116,7 +116,7 @@ impl Taken {
     }
 
     fn send(&mut self, message: &impl Message) -> Result<(), Error> {
-        self.pipe(|pipe| pipe.send(message)).map(drop)
+        self.pipe(|pipe| pipe.send(message).and_then(|_| pipe.flush()))
     }
 }
 
@@ -214,7 +214,7 @@ fn somebody_with_the_certificate_s_key_relays_in_the_old_form_but_not_in_the_str
         let (near, far) = sockets();
         let server = Server::new(issuer(), None);
         let certified = match is_stolen {
-            true => server.bare().unwrap(),
+            true => server.bare().unwrap().0.clone(),
             false => certificate::issue(None, &[], false).unwrap(),
         };
         let genuine = thread::spawn(move || server.handshake(far, soon()));

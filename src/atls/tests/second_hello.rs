@@ -126,6 +126,8 @@ struct TwoFaced {
     second: Said,
     /// Proves this machine in the strong form, if it is honest.
     issuer: Option<Arc<dyn Issuer>>,
+    /// What it sends before the second hello.
+    between: &'static [u8],
 }
 
 impl TwoFaced {
@@ -190,6 +192,9 @@ impl TwoFaced {
                 // a plaintext ClientHello
                 if record[0] == 22 && record[5] == 1 {
                     let hello = self.said(hellos > 0).change(&record[5..]);
+                    if hellos > 0 {
+                        peer.write_all(self.between)?;
+                    }
                     peer.write_all(&[&record[..3], &sized(&hello)].concat())?;
                     hellos += 1;
                 } else {
@@ -229,14 +234,31 @@ impl TwoFaced {
         server: Server,
         is_filtered: bool,
     ) -> (Result<Form, Error>, Result<(), Error>) {
+        let client = TwoFaced {
+            first,
+            second,
+            issuer,
+            between: &[],
+        };
+        client.meet_server(server, is_filtered)
+    }
+
+    fn meet_server(
+        self,
+        server: Server,
+        is_filtered: bool,
+    ) -> (Result<Form, Error>, Result<(), Error>) {
         let (near, far) = sockets();
         let (_, name) = nonce::client();
         let sent = name.to_str().into_owned();
+        let offered = self.first.protocols.clone();
         let server = thread::spawn(move || {
             if is_filtered {
                 return server.handshake(far, soon()).map(drop);
             }
-            let session = server.session(Network::UNKNOWN, Some(sent.as_bytes()), soon())?;
+            let offers = |protocol: &[u8]| offered.contains(&protocol);
+            let session =
+                server.session(Network::UNKNOWN, Some(sent.as_bytes()), offers, soon())?;
             let mut peer = Timed {
                 socket: &far,
                 deadline: soon(),
@@ -244,12 +266,7 @@ impl TwoFaced {
             };
             server.complete(&mut peer, &session, None).map(drop)
         });
-        let client = Arc::new(TwoFaced {
-            first,
-            second,
-            issuer,
-        });
-        let client = client.connect(&near, name);
+        let client = Arc::new(self).connect(&near, name);
         drop(near);
         (client, server.join().unwrap())
     }
@@ -301,6 +318,43 @@ fn a_client_that_changes_its_second_hello_is_not_accepted_without_a_proof() {
             assert!(refused.is_err(), "{reason} is accepted without the filter");
         }
     }
+}
+
+/// rustls ignores this alert in TLS 1.3, and the filter compares no hello behind it.
+#[test]
+fn an_alert_between_the_hellos_does_not_let_the_second_one_choose_the_form() {
+    const USER_CANCELED: &[u8] = &[21, 3, 3, 0, 2, 1, 90];
+    let strong = Said::offering(&[ALPN_STRONG, ALPN_H2]);
+    let old = Said::offering(&[ALPN_H2]);
+    for (first, second) in [
+        (&strong, &old),
+        (&strong, &Said::default()),
+        (&old, &strong),
+        (&old, &Said::offering(&[ALPN_STRONG])),
+    ] {
+        for server in servers() {
+            let client = TwoFaced {
+                first: first.clone(),
+                second: second.clone(),
+                issuer: None,
+                between: USER_CANCELED,
+            };
+            assert!(client.meet_server(server(), true).1.is_err());
+        }
+    }
+    // a server that demands nothing does not mix the forms either, even if rustls compares no names
+    let client = TwoFaced {
+        first: strong,
+        second: Said::default(),
+        issuer: issuer(),
+        between: USER_CANCELED,
+    };
+    let refused = client.meet_server(Server::new(issuer(), None), false).1;
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("its second ClientHello is for the other form"),
+        "{refused}"
+    );
 }
 
 #[test]
