@@ -17,6 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use atls::{Client, Server};
+use base::pool::Pool;
+use booted_sys::keeping::Keeping;
 use verifier::{Issuer, Validator};
 
 #[path = "../src/atls/tests/dummy.rs"]
@@ -33,6 +35,10 @@ const MLKEM: &str = "mlkem";
 const X25519: &str = "x25519";
 /// Unit of the times in /proc/PID/stat (proc(5)): 1/100 s on every Linux that Rust supports.
 const TICK: Duration = Duration::from_millis(10);
+
+/// That of the shipped programs.
+#[global_allocator]
+static ALLOCATOR: Keeping = Keeping::new();
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -364,7 +370,7 @@ fn cpu(process: &str) -> Duration {
     TICK * (fields[11].parse::<u32>().unwrap() + fields[12].parse::<u32>().unwrap())
 }
 
-/// Runs our server with one thread per connection until its standard input ends.
+/// Runs our server until its standard input ends.
 fn serve(mode: &str) {
     let is_tcp = mode == TCP;
     let server = Arc::new(Server::new(
@@ -373,10 +379,12 @@ fn serve(mode: &str) {
     ));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     println!("listening {}", listener.local_addr().unwrap());
+    // as the services have it
+    let pool = Arc::new(Pool::new("bench", 64));
     thread::spawn(move || {
         for socket in listener.incoming() {
             let (server, socket) = (server.clone(), socket.unwrap());
-            thread::spawn(move || {
+            pool.submit(move || {
                 if is_tcp {
                     socket.set_nodelay(true).unwrap();
                     return echo(&socket, &socket);

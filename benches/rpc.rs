@@ -26,6 +26,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
+use booted_sys::keeping::Keeping;
 use rpc::grpc::{Call, CallOptions, Channel, Limits, Router, Server};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -72,6 +73,10 @@ const PAIRS: [Pair; 10] = [
 /// Client and server.
 type Pair = (&'static str, &'static str);
 const SERVERS: [&str; 4] = ["floor", "firstlight", "tonic", "grpcio"];
+
+/// That of the shipped programs.
+#[global_allocator]
+static ALLOCATOR: Keeping = Keeping::new();
 
 fn main() {
     let arguments: Vec<String> = env::args()

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use booted_sys::keeping::Keeping;
 use booted_sys::process::raise_descriptor_limit;
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
 use rpc::h2::{self, Connection, Indexing};
@@ -17,6 +18,10 @@ use socket2::{Domain, Socket, Type};
 use streaming::{Receiver, Sender, StreamingCalls, StreamingMethods};
 use transport::{Accept, Transport};
 use unlock::recovery;
+
+/// That of the services, whose memory the tests measure.
+#[global_allocator]
+static ALLOCATOR: Keeping = Keeping::new();
 
 const MIB: usize = 1 << 20;
 /// Maximum memory in bytes, beyond the idle server's, that an attack may cost a server with the

@@ -13,6 +13,7 @@ use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_proto::init;
+use booted_sys::keeping::Keeping;
 use bootstrapper::evidence::{self, Attester};
 use bootstrapper::generation::Generations;
 use bootstrapper::options::{OPTIONS, Settings};
@@ -23,12 +24,12 @@ use machines::Cloud;
 use node::options::{self, Options, STOPPED, all};
 use node::quotes;
 use node::settings;
-use sys::wiping::Wiping;
 use verifier::Variant;
 
-/// Wipes freed memory, so that no copy of a secret stays in a buffer of a library.
+/// Wipes freed memory, so that no copy of a secret stays in a buffer of a library, and keeps some for
+/// the next allocation.
 #[global_allocator]
-static ALLOCATOR: Wiping = Wiping;
+static ALLOCATOR: Keeping = Keeping::new();
 
 const HELP: &str = "\
 bootstrapper: makes a fresh confidential VM a trusted node of a Kubernetes cluster

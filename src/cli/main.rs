@@ -3,11 +3,12 @@
 use std::process::ExitCode;
 
 use base::program;
-use sys::wiping::Wiping;
+use booted_sys::keeping::Keeping;
 
-/// Wipes freed memory, so that no copy of a secret stays in a buffer of a library.
+/// Wipes freed memory, so that no copy of a secret stays in a buffer of a library, and keeps some for
+/// the next allocation.
 #[global_allocator]
-static ALLOCATOR: Wiping = Wiping;
+static ALLOCATOR: Keeping = Keeping::new();
 
 fn main() -> ExitCode {
     program::main("firstlight", &cli::help(), cli::run)

@@ -12,6 +12,7 @@ use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
+use booted_sys::keeping::Keeping;
 use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
@@ -20,12 +21,12 @@ use services::check;
 use services::join_service::keys::{self, Flags};
 use services::join_service::watch::flags;
 use services::join_service::{self, Config, JoinService};
-use sys::wiping::Wiping;
 use verifier::{Variant, variant};
 
-/// Wipes freed memory, so that no copies of secrets remain in buffers of libraries.
+/// Wipes freed memory, so that no copies of secrets remain in buffers of libraries, and keeps some for
+/// the next allocation.
 #[global_allocator]
-static ALLOCATOR: Wiping = Wiping;
+static ALLOCATOR: Keeping = Keeping::new();
 
 /// How long `--check` waits until the servers are healthy.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -11,6 +11,7 @@ use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
+use booted_sys::keeping::Keeping;
 use collateral::Fetching;
 use kms::ClusterKms;
 use kubernetes::client;
@@ -19,13 +20,13 @@ use services::key_service::grants::Grants;
 use services::key_service::master_secret::{self, MasterSecret};
 use services::key_service::{self, Clients, Config, KeyService, tokens};
 use sys::signal::StopSignals;
-use sys::wiping::Wiping;
 use tpm::Location;
 use verifier::{Variant, variant};
 
-/// Wipes freed memory, so that no copies of secrets remain in buffers of libraries.
+/// Wipes freed memory, so that no copies of secrets remain in buffers of libraries, and keeps some for
+/// the next allocation.
 #[global_allocator]
-static ALLOCATOR: Wiping = Wiping;
+static ALLOCATOR: Keeping = Keeping::new();
 
 /// The first and the longest pause between attempts to have the master secret unwrapped.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

@@ -4,6 +4,7 @@
 
 pub mod activation;
 pub mod ext4;
+pub mod keeping;
 pub mod process;
 pub mod signal;
 pub mod terminal;
