@@ -30,6 +30,8 @@ const CONNECT: Duration = Duration::from_secs(20);
 const CALL: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// The longest pause that a node accepts from a service.
+const LONGEST_TOLD: Duration = Duration::from_secs(120);
 /// Maximum number of sockets that one poll reports.
 const EVENTS: usize = 1024;
 
@@ -224,7 +226,8 @@ impl JoiningNode {
             ));
         }
         let pause = self.backoff.pause();
-        Ok(status.retry_after().map_or(pause, |told| told.max(pause)))
+        let told = (status.retry_after()).map(|told| told.clamp(FIRST_PAUSE, LONGEST_TOLD));
+        Ok(told.map_or(pause, |told| told + Backoff::new(told / 8, told).pause()))
     }
 }
 

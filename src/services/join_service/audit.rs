@@ -221,6 +221,14 @@ impl Audit {
             .map_err(|refusal| refusal.status())
     }
 
+    /// Counts a caller that comes again at its turn. A line and an event for each would cost as much as a
+    /// ticket.
+    pub fn busy(&self, subject: &Subject) {
+        let (word, ..) = Decision::Refused.words();
+        let labels = [subject.request, word, "busy", subject.form];
+        self.tickets.with(labels).inc();
+    }
+
     /// Records a decision about the certificate signing request named `request`. `node` is empty if
     /// the request is of no node.
     pub fn certificate(

@@ -21,6 +21,7 @@
 //! | `instances`, [`records`], [`migration`] | which machine may have which name, role and disk; disks without a record |
 //! | [`keys`], `pki`, `tokens` | the parts of a ticket: keys of the key service, the cluster's CA, bootstrap tokens |
 //! | [`cluster`], `node_status` | the state of the cluster, kept up to date by watches |
+//! | `rush` | when a caller's turn comes if too many ask at once |
 //! | `reservation`, `lease`, `joining_node` | control planes join one at a time |
 //! | [`cleaner`] | the leftovers of failed tickets are removed |
 //! | `deleted_machines` | the records of machines that no longer exist are deleted |
@@ -52,6 +53,7 @@ pub mod records;
 pub mod refusal;
 mod request;
 mod reservation;
+mod rush;
 mod secrets;
 pub mod tickets;
 mod tokens;

@@ -17,7 +17,7 @@ use std::collections::HashSet;
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use zeroize::Zeroizing;
 
@@ -32,6 +32,7 @@ use super::policy::PolicyFile;
 use super::records::{self, Claimant};
 use super::refusal::TicketRefusal;
 use super::request::{self, JoinRequest};
+use super::rush::Rush;
 use super::secrets::{Secrets, SshAuthorities};
 use base::crypto::Secret;
 use booted_base::uuid::Uuid;
@@ -40,7 +41,7 @@ use booted_proto::join::{
     IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
 use kubernetes::services::migration::Migration;
-use rpc::grpc::{Call, Status};
+use rpc::grpc::{Call, Code, Status};
 use ssh::PublicKey;
 use verifier::{Claims, Stage};
 
@@ -56,6 +57,8 @@ pub struct Tickets {
     audit: Arc<Audit>,
     /// Whether the service's permission to approve client certificates has been confirmed.
     tokens_are_served: AtomicBool,
+    /// The callers of IssueJoinTicket.
+    rush: Rush,
     /// The policy under which callers connected.
     policy: Option<Arc<PolicyFile>>,
     migration: Migration,
@@ -98,6 +101,7 @@ impl Tickets {
             cluster,
             audit,
             tokens_are_served: AtomicBool::new(false),
+            rush: Rush::default(),
             policy: None,
             migration,
         }
@@ -121,6 +125,15 @@ impl Tickets {
         subject.role = match request.is_control_plane {
             true => "control-plane",
             false => "worker",
+        };
+        let _place = match self.rush.enter(Instant::now()) {
+            Ok(place) => place,
+            Err(pause) => {
+                self.audit.busy(&subject);
+                let message = "too many nodes ask for a ticket at the moment: try again";
+                let status = Status::new(Code::ResourceExhausted, message);
+                return Err(status.with_retry_after(pause));
+            }
         };
         let asked = JoinRequest::validate(request);
         let issued = asked
