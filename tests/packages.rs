@@ -12,7 +12,12 @@ use serde_json::Value;
 use support::ROOT;
 use tempfile::TempDir;
 
-const PACKAGES: [&str; 3] = ["firstlight", "firstlight-initramfs", "firstlight-node"];
+const PACKAGES: [&str; 4] = [
+    "firstlight",
+    "firstlight-initramfs",
+    "firstlight-node",
+    "firstlight-broker",
+];
 
 fn root() -> &'static Path {
     Path::new(ROOT)
@@ -120,6 +125,9 @@ fn the_packages_can_be_installed_and_leave_nothing_behind() {
         "usr/bin/bootstrapper",
         "etc/systemd/system/multi-user.target.wants/bootstrapper.service",
         "etc/systemd/system/local-fs.target.requires/var.mount",
+        "usr/bin/join-service",
+        "usr/share/man/man8/key-service.8.gz",
+        "usr/lib/systemd/system/firstlight-join-service.service",
     ] {
         assert!(installed.iter().any(|it| it == path), "no {path}");
     }
@@ -236,11 +244,14 @@ fn the_bill_of_materials_has_each_crate_that_the_program_names() {
 #[test]
 #[ignore = "needs packages: make deb"]
 fn each_package_has_the_license_texts_of_the_libraries_in_it() {
-    for (package, program) in PACKAGES
-        .into_iter()
-        .zip(["firstlight", "unlock", "bootstrapper"])
-    {
-        let member = format!("./usr/share/doc/{package}/third-party.gz");
+    for (package, prefix, program) in [
+        ("firstlight", "", "firstlight"),
+        ("firstlight-initramfs", "", "unlock"),
+        ("firstlight-node", "", "bootstrapper"),
+        ("firstlight-broker", "join-service-", "join-service"),
+        ("firstlight-broker", "key-service-", "key-service"),
+    ] {
+        let member = format!("./usr/share/doc/{package}/{prefix}third-party.gz");
         let texts = shell(
             r#"dpkg-deb --fsys-tarfile "$1" | tar xO "$2" | gzip -d"#,
             &[&deb(package), Path::new(&member)],

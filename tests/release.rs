@@ -223,6 +223,11 @@ fn packages_image_and_chart_have_the_programs_and_the_version_of_the_release() {
             "unlock",
         ),
         ("firstlight-node", "./usr/bin/bootstrapper", "bootstrapper"),
+        (
+            "firstlight-broker",
+            "./usr/bin/join-service",
+            "join-service",
+        ),
     ] {
         let deb = release.file(&format!("{package}_{number}_amd64.deb"));
         let unpack = "dpkg-deb --fsys-tarfile \"$0\" | tar xO \"$1\"";

@@ -1037,6 +1037,7 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
         metadata: None,
         pki_dir: dir.path().into(),
         migration: Migration::default(),
+        records: None,
         deleted_machines: Default::default(),
         collateral: None,
         watch: None,

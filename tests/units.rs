@@ -106,6 +106,37 @@ fn the_preset_enables_all_units_except_those_that_others_start() {
     }
 }
 
+#[test]
+fn systemd_finds_no_fault_in_the_units_of_a_key_broker() {
+    let (root, programs) = (installed(), TempDir::new().unwrap());
+    for program in ["join-service", "key-service"] {
+        fs::copy("/bin/true", programs.path().join(program)).unwrap();
+    }
+    run(Command::new(at("systemd/broker/install.sh")).args([programs.path(), root.path()]));
+    let units = [
+        "firstlight-join-service.service",
+        "firstlight-key-service.service",
+    ];
+    let verify = || {
+        let mut analyze = Command::new("systemd-analyze");
+        analyze.args(["verify", "--man=no"]).args(units);
+        let output = in_root(analyze, root.path());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert_eq!(verify(), "");
+    for unit in units {
+        let path = root.path().join(UNITS).join(unit);
+        let text = fs::read_to_string(&path).unwrap();
+        // nothing but the secrets that systemd hands over is the program's
+        for line in ["DynamicUser=yes", "ProtectSystem=strict", "LimitCORE=0"] {
+            assert!(text.contains(line), "{unit}: {line}");
+        }
+    }
+    fs::remove_file(root.path().join("usr/bin/join-service")).unwrap();
+    let said = verify();
+    assert!(said.contains("/usr/bin/join-service is not exec"), "{said}");
+}
+
 /// systemd-analyze checks the conditions on this machine, which is not a node, and names each.
 #[test]
 fn agents_of_the_host_are_skipped_on_a_node_unless_the_image_overrides_it() {

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes the Debian packages of the programs in target/dist: firstlight, firstlight-initramfs, firstlight-node.
+# Makes the Debian packages of the programs in target/dist: firstlight, firstlight-initramfs, firstlight-node, firstlight-broker.
 #
 #   tools/deb.sh      prints the folder with the packages and PROGRAM.cdx.json, the bill of materials of each program: target/deb (DEB=FOLDER)
 #
-# packaging/ has the files that Debian's tools read. initramfs/install.sh and systemd/install.sh install the files, as on every
+# packaging/ has the files that Debian's tools read. the scripts install.sh in initramfs/ and systemd/ install the files, as on every
 # other system. Nothing is compiled here, so dpkg-deb is enough, and debhelper is not needed. The bytes depend on the programs, on
 # the files and on the version of dpkg-deb (SOURCE_DATE_EPOCH: the time of the commit).
 . "$(dirname "$0")/lib.sh"
@@ -39,6 +39,12 @@ stage_firstlight-node() {
   sed -i "s/UNITS/${units% }/" "$1"/DEBIAN/post{inst,rm}
 }
 
+stage_firstlight-broker() {
+  systemd/broker/install.sh "$dist" "$1"
+  local program
+  for program in join-service key-service; do help_page "$program" | install_page "$1" "$program.8"; done
+}
+
 # Prints a manual page with a program's help text.
 help_page() {
   LC_ALL=C date -u -d "@$SOURCE_DATE_EPOCH" '+.Dd %B %-d, %Y'
@@ -49,8 +55,9 @@ help_page() {
 
 install_page() { gzip -9n | install -D -m 644 /dev/stdin "$1/usr/share/man/man${2##*.}/$2.gz"; }
 
-pack() { # PACKAGE PROGRAM
-  local package=$1 program=$2 tree=$work/$1 doc
+pack() { # PACKAGE PROGRAM...
+  local package=$1 tree=$work/$1 program doc name
+  shift
   doc=$tree/usr/share/doc/$package
   mkdir -p "$tree/DEBIAN" "$doc"
   for file in packaging/"$package"/*; do
@@ -63,8 +70,12 @@ pack() { # PACKAGE PROGRAM
   "stage_$package" "$tree"
   gzip -9n <packaging/changelog >"$doc/changelog.gz"
   install -m 644 packaging/copyright "$doc/copyright"
-  install -m 644 "$out/$program.cdx.json" "$doc/sbom.cdx.json"
-  tools/licenses.py "$program" | gzip -9n >"$doc/third-party.gz"
+  for program in "$@"; do
+    name=
+    [ $# = 1 ] || name=$program-
+    install -m 644 "$out/$program.cdx.json" "$doc/${name}sbom.cdx.json"
+    tools/licenses.py "$program" | gzip -9n >"$doc/${name}third-party.gz"
+  done
 
   (cd "$tree" && find . -type f ! -path './DEBIAN/*' -printf '%P\n' | sort | xargs -d '\n' md5sum >DEBIAN/md5sums)
   # the size in KiB; the first line of the fields is the package's name
@@ -81,4 +92,5 @@ done
 pack firstlight firstlight
 pack firstlight-initramfs unlock
 pack firstlight-node bootstrapper
+pack firstlight-broker join-service key-service
 echo "$out"

@@ -53,6 +53,7 @@ cat >>"$out/NOTES.md" <<END
 | \`firstlight-docs-$number.tgz\` | the documents; begin with \`docs/get-started.md\`. Links of these notes are to files in it. \`infra\` in it has the modules for OpenTofu |
 | \`firstlight-linux-amd64\`, \`firstlight_${number}_amd64.deb\` | the operator's command |
 | \`firstlight-initramfs_${number}_amd64.deb\`, \`firstlight-node_${number}_amd64.deb\` | the packages of a node's image (\`docs/images.md\`) |
+| \`firstlight-broker_${number}_amd64.deb\` | the services of a key broker without Kubernetes (\`docs/standalone.md\`) |
 | \`unlock-linux-amd64\`, \`bootstrapper-linux-amd64\` | the programs in them |
 | \`firstlight-image.tar\` | the container image of the services, for \`firstlight apply\` and the chart (\`docs/services.md\`) |
 | \`join-service-linux-amd64\`, \`key-service-linux-amd64\` | the programs in it |

@@ -127,6 +127,7 @@ impl Meeting {
             metadata: None,
             pki_dir: self.dir.path().into(),
             migration: Migration::default(),
+            records: None,
             deleted_machines: Default::default(),
             collateral: collateral.clone(),
             watch: None,

@@ -136,6 +136,7 @@ impl Setup {
             ),
             pki_dir: self.dir.path().join("pki"),
             migration: self.migration,
+            records: None,
             deleted_machines: Default::default(),
             collateral: None,
             watch: None,

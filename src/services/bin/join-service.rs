@@ -28,6 +28,9 @@ use verifier::{Variant, variant};
 #[global_allocator]
 static ALLOCATOR: Keeping = Keeping::new();
 
+/// The variable of a pod that says where the API server is.
+const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
+
 /// How long `--check` waits until the servers are healthy.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -106,6 +109,8 @@ struct Given {
     cloud: String,
     metadata_url: String,
     kubeconfig: Option<PathBuf>,
+    records: Option<PathBuf>,
+    enrolling: Migration,
     migration: Migration,
     evidence: Option<PathBuf>,
     verification: Option<SocketAddr>,
@@ -131,6 +136,8 @@ impl Default for Given {
             cloud: String::new(),
             metadata_url: String::new(),
             kubeconfig: None,
+            records: None,
+            enrolling: Migration::default(),
             migration: Migration::default(),
             evidence: None,
             verification: None,
@@ -167,8 +174,12 @@ const OPTIONS: &Table<Given> = &[
      |it, _, value| put(&mut it.cloud, text(value))),
     (Opt::value("metadata", "URL", "the URL of the metadata service [the cloud's default]"),
      |it, _, value| put(&mut it.metadata_url, text(value))),
-    (Opt::value("kubeconfig", "FILE", "access to the Kubernetes API [the pod's service account; without access, no new node can join, and any machine that meets the policy gets the key of any disk]"),
+    (Opt::value("kubeconfig", "FILE", "access to the Kubernetes API [the pod's service account; without access, no new node can join, and --records says which machine has which disk; without both, any machine that meets the policy gets the key of any disk]"),
      |it, _, value| put(&mut it.kubeconfig, Ok(Some(value.into())))),
+    (Opt::value("records", "DIR", "without Kubernetes: the folder of the records of disks, one file UUID.json for each; a disk opens only in the machine of its record [none]"),
+     |it, _, value| put(&mut it.records, Ok(Some(value.into())))),
+    (Opt::value("enroll-until", "DATE", "with --records: records each new disk for the machine that asks first, through the end of this day in UTC [off]"),
+     |it, name, value| put(&mut it.enrolling, parsed(name, value))),
     (Opt::value("migrate-until", "DATE", "also open disks without a record, such as those of Constellation, through the end of this day in UTC; for example 2027-01-31 [off]"),
      |it, name, value| put(&mut it.migration, parsed(name, value))),
     (Opt::value("pki", "DIR", "directory with the cluster's CA and the files for control planes").or(join_service::PKI_DIR),
@@ -201,6 +212,22 @@ impl Given {
         Ok(given)
     }
 
+    /// Refuses options about records that contradict each other.
+    fn check_records(&self, has_cluster: bool) -> Result<(), Failure> {
+        let is_enrolling = self.enrolling != Migration::default();
+        let text = match (&self.records, has_cluster) {
+            (Some(_), true) => {
+                "--records: the records of a cluster are in its API server; remove --records, or --kubeconfig"
+            }
+            (None, _) if is_enrolling => "--enroll-until: it needs --records",
+            (Some(_), _) if self.migration != Migration::default() => {
+                "--migrate-until is for disks of Constellation; new disks with --records: --enroll-until"
+            }
+            _ => return Ok(()),
+        };
+        Err(Failure::Usage(text.into()))
+    }
+
     /// Returns the configuration of the service.
     fn config(self, variant: &'static Variant) -> Result<Config, Failure> {
         let url = Some(self.metadata_url.as_str()).filter(|url| !url.is_empty());
@@ -209,6 +236,7 @@ impl Given {
             .transpose()
             .map_err(Failure::failed)?;
         let kubeconfig = self.kubeconfig.as_deref();
+        self.check_records(kubeconfig.is_some() || env::var_os(SERVICE_HOST).is_some())?;
         let access = kubernetes(kubeconfig)?;
         let watch = self.watch.finish()?;
         if watch.is_some() && access.is_none() {
@@ -240,6 +268,7 @@ impl Given {
             verification_http: self.verification_http,
             require_strong: self.require_strong,
             kubernetes: access,
+            records: self.records.map(|dir| (dir, self.enrolling)),
             metadata,
             pki_dir: self.pki_dir,
             migration: self.migration,
@@ -264,7 +293,7 @@ fn check(names: &[String]) -> Result<(), Failure> {
 fn kubernetes(kubeconfig: Option<&Path>) -> Result<Option<client::Config>, Failure> {
     let config = match kubeconfig {
         Some(file) => client::Config::from_kubeconfig_file(file),
-        None if env::var_os("KUBERNETES_SERVICE_HOST").is_some() => client::Config::in_cluster(),
+        None if env::var_os(SERVICE_HOST).is_some() => client::Config::in_cluster(),
         None => return Ok(None),
     };
     config.map(Some).map_err(Failure::failed)

@@ -11,11 +11,13 @@ use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
+use base::text::hex;
 use booted_sys::keeping::Keeping;
 use collateral::Fetching;
 use kms::ClusterKms;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
+use services::join_service::keys::SECRET_FILE;
 use services::key_service::grants::Grants;
 use services::key_service::master_secret::{self, MasterSecret};
 use services::key_service::{self, Clients, Config, KeyService, tokens};
@@ -83,6 +85,9 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
     );
     // before the first message of the configuration
     let signals = services::prepare_service(level, format)?;
+    if given.print_cluster_id {
+        return given.print_id();
+    }
     let (config, secret) = given.config()?;
     let service = KeyService::start(config).map_err(Failure::failed)?;
     let Some(secret) = read(&secret, &service, &signals)? else {
@@ -101,6 +106,7 @@ struct Given {
     /// How callers authenticate themselves.
     how: Option<String>,
     grants: Option<Grants>,
+    clients_secret: PathBuf,
     listen: Option<SocketAddr>,
     port: Option<u16>,
     allow_plaintext: bool,
@@ -108,6 +114,7 @@ struct Given {
     listen_old: Option<SocketAddr>,
     old_clients: Migration,
     master_secret: PathBuf,
+    print_cluster_id: bool,
     salt: PathBuf,
     config_dir: PathBuf,
     variant: String,
@@ -120,9 +127,11 @@ struct Given {
 
 /// The options of this program, without those about collateral.
 const OPTIONS: &Table<Given> = &[
-    (Opt::value("clients", "HOW", "how callers authenticate themselves: attested: TLS in which both ends prove by their TPM that they are machines of this cluster; token: by a service account's token for the audience key-service, which the API server verifies; any: not at all, for callers of Constellation").or("attested"),
+    (Opt::value("clients", "HOW", "how callers authenticate themselves: attested: TLS in which both ends prove by their TPM that they are machines of this cluster; token: by a service account's token for the audience key-service, which the API server verifies; secret: by TLS in which both ends show that they know a secret, without Kubernetes; any: not at all, for callers of Constellation").or("attested"),
      |it, _, value| put(&mut it.how, text(value).map(Some))),
-    (Opt::value("grant", "GRANTS", "the grants, CALLER=CLASS,CLASS;CALLER=..; CALLER is NAMESPACE/NAME with token; with attested, it is local (a program of this machine) or member (another machine of the cluster, which never gets ssh, ssh-users or measurement); with any, it is anyone [what the join service needs; with any, everything]"),
+    (Opt::value("clients-secret", "FILE", "with secret: the file of that secret, at least 32 bytes").or(SECRET_FILE),
+     |it, _, value| put(&mut it.clients_secret, Ok(value.into()))),
+    (Opt::value("grant", "GRANTS", "the grants, CALLER=CLASS,CLASS;CALLER=..; CALLER is NAMESPACE/NAME with token; with attested, it is local (a program of this machine) or member (another machine of the cluster, which never gets ssh, ssh-users or measurement); with secret, it is local; with any, it is anyone [what the join service needs; with any, everything]"),
      |it, name, value| put(&mut it.grants, parsed(name, value).map(Some))),
     (Opt::value("listen", "ADDRESS:PORT", "the address to listen on; *:PORT: all addresses, of IPv6 and IPv4 [127.0.0.1:9000]"),
      |it, name, value| put(&mut it.listen, services::listen(name, value).map(Some))),
@@ -138,6 +147,8 @@ const OPTIONS: &Table<Given> = &[
      |it, name, value| put(&mut it.listen_old, services::listen(name, value).map(Some))),
     (Opt::value("master-secret", "FILE", "the master secret, raw, at least 16 bytes; or as `firstlight wrap` made it, or the URI of the store that has it: then the external KMS must unwrap it, and the service waits while one of them is away").or(master_secret::KEY_FILE),
      |it, _, value| put(&mut it.master_secret, Ok(value.into()))),
+    (Opt::flag("print-cluster-id", "serves nothing: prints the ID that machines know this master secret and the measurementSalt of --config by, and ends"),
+     |it, _, _| put(&mut it.print_cluster_id, Ok(true))),
     (Opt::value("salt", "FILE", "its salt, raw, at least 32 bytes; a wrapped master secret contains it").or(master_secret::SALT_FILE),
      |it, _, value| put(&mut it.salt, Ok(value.into()))),
     (Opt::value("config", "DIR", "with attested: directory with attestationConfig (the policy, JSON) and measurementSalt").or(key_service::CONFIG_DIR),
@@ -163,6 +174,7 @@ impl Given {
             log_format: logger::Format::default(),
             how: None,
             grants: None,
+            clients_secret: SECRET_FILE.into(),
             listen: None,
             port: None,
             allow_plaintext: false,
@@ -170,6 +182,7 @@ impl Given {
             listen_old: None,
             old_clients: Migration::default(),
             master_secret: master_secret::KEY_FILE.into(),
+            print_cluster_id: false,
             salt: master_secret::SALT_FILE.into(),
             config_dir: key_service::CONFIG_DIR.into(),
             variant: variant::DEFAULT.into(),
@@ -184,6 +197,15 @@ impl Given {
                 || take(collateral::OPTIONS, name, args, &mut given.collateral)?.is_some())
         })?;
         Ok(given)
+    }
+
+    /// Prints the cluster's ID.
+    fn print_id(self) -> Result<(), Failure> {
+        let (key, salt) = (self.master_secret, self.salt);
+        let kms = MasterSecret { key, salt }.read().map_err(Failure::failed)?;
+        let id = key_service::id_of(&kms, &self.config_dir).map_err(Failure::failed)?;
+        println!("{}", hex(&id));
+        Ok(())
     }
 
     /// Returns the configuration of the service, and where the master secret is.
@@ -213,10 +235,11 @@ impl Given {
                 api,
             )?,
             "token" => Clients::Token,
+            "secret" => Clients::Secret(self.clients_secret),
             "any" => Clients::Any,
             other => {
                 return Err(Failure::Usage(format!(
-                    "--clients {other:?}: expected attested, token or any"
+                    "--clients {other:?}: expected attested, token, secret or any"
                 )));
             }
         };

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
 use crate::key_service::members::Members;
+use crate::key_service::shared_secret::SharedSecret;
 use crate::shared_metrics;
 use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::options::{Opt, Table, put};
@@ -31,6 +32,8 @@ use verifier::{NamedRegister, Variant};
 
 /// The default file of a pod's token for the key service.
 pub const TOKEN_FILE: &str = "/var/run/secrets/firstlight/key-service/token";
+/// The default file of the secret that both services know.
+pub const SECRET_FILE: &str = "/etc/firstlight/broker/services-secret";
 
 /// The timeout of a call. The key service derives a key within microseconds.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -77,6 +80,8 @@ pub enum Auth {
     /// The client sends the token in this file and does not authenticate the key service. The file
     /// is read for each call, because its token is replaced regularly.
     Token(PathBuf),
+    /// Both know the secret in this file. It is read for each call and connection.
+    Secret(PathBuf),
     /// No authentication.
     None,
 }
@@ -87,10 +92,12 @@ pub const OPTIONS: &Table<Flags> = &[
      |it, _, value| it.set_endpoint(value, false)),
     (Opt::value("key-service-endpoint", "HOST:PORT", "the same option under its old name; it sets --key-service-auth none as the default"),
      |it, _, value| it.set_endpoint(value, true)),
-    (Opt::value("key-service-auth", "HOW", "authentication between the two services: attested (both by their TPM), token (this service by its token), or none").or("attested"),
+    (Opt::value("key-service-auth", "HOW", "authentication between the two services: attested (both by their TPM), token (this service by its token), secret (both know one, without Kubernetes), or none").or("attested"),
      |it, _, value| put(&mut it.auth, text(value).map(Some))),
     (Opt::value("key-service-token", "FILE", "the file of the token, with token").or(TOKEN_FILE),
      |it, _, value| put(&mut it.token, Ok(Some(value.into())))),
+    (Opt::value("key-service-secret", "FILE", "the file of the secret that both services know, at least 32 bytes, with secret").or(SECRET_FILE),
+     |it, _, value| put(&mut it.secret, Ok(Some(value.into())))),
     (Opt::value("tpm", "LOCATION", "the TPM, with attested: device:PATH, swtpm:host=ADDRESS,port=PORT, tdx:FOLDER or snp:FILE [/dev/tpmrm0, else /dev/tpm0]"),
      |it, name, value| put(&mut it.tpm, parsed(name, value).map(Some))),
 ];
@@ -103,6 +110,7 @@ pub struct Flags {
     is_old: bool,
     auth: Option<String>,
     token: Option<PathBuf>,
+    secret: Option<PathBuf>,
     tpm: Option<Location>,
 }
 
@@ -147,9 +155,10 @@ impl Flags {
                 }
             }
             "token" => Auth::Token(self.token.unwrap_or_else(|| TOKEN_FILE.into())),
+            "secret" => Auth::Secret(self.secret.unwrap_or_else(|| SECRET_FILE.into())),
             "none" => Auth::None,
             other => {
-                let expected = "expected attested, token or none";
+                let expected = "expected attested, token, secret or none";
                 return Err(Failure::Usage(format!(
                     "--key-service-auth {other:?}: {expected}"
                 )));
@@ -223,7 +232,7 @@ impl KeyClient {
         });
         let token_sender = match &inner.auth {
             Auth::Token(file) => TokenSender::start(inner.clone(), file.clone()),
-            Auth::Attested { .. } | Auth::None => None,
+            Auth::Attested { .. } | Auth::Secret(_) | Auth::None => None,
         };
         KeyClient {
             inner,
@@ -376,6 +385,11 @@ impl Inner {
                 .insert("authorization", &header)
                 .map_err(|_| unusable(&"it is not a valid header value"))?;
         }
+        if let Auth::Secret(file) = &self.auth {
+            let secret = SharedSecret::read(file)
+                .map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
+            secret.add_token(&mut metadata);
+        }
         Ok(metadata)
     }
 
@@ -432,6 +446,8 @@ impl Inner {
         socket: TcpStream,
         deadline: Option<Instant>,
     ) -> Result<Transport, Unreachable> {
+        let own = Instant::now() + HANDSHAKE_TIMEOUT;
+        let deadline = deadline.map_or(own, |deadline| deadline.min(own));
         let Auth::Attested {
             variant,
             tpm,
@@ -439,7 +455,10 @@ impl Inner {
             collateral,
         } = &self.auth
         else {
-            return Ok(booted_base::plain::transport(socket)?);
+            return Ok(match &self.auth {
+                Auth::Secret(file) => SharedSecret::read(file)?.connect(socket, deadline)?,
+                _ => booted_base::plain::transport(socket)?,
+            });
         };
         let register = verifier::cluster_register(tpm)?;
         if register.is_fresh() {
@@ -455,8 +474,6 @@ impl Inner {
             shared_metrics::sources(collateral),
         )?);
         let issuer = (variant.issuer)(tpm);
-        let own = Instant::now() + HANDSHAKE_TIMEOUT;
-        let deadline = deadline.map_or(own, |deadline| deadline.min(own));
         let client =
             atls::Client::new(Some(issuer), Some(verifier::judge(members))).require_strong();
         Ok(client.connect(socket, deadline)?)

@@ -18,7 +18,7 @@
 //! | [`tickets`] | the two requests, step by step |
 //! | `secrets`, `admission` | the secrets in a ticket; the changes of the cluster that admit a node |
 //! | `request`, [`refusal`] | validation of a request; the reasons for a refusal |
-//! | `instances`, [`records`], [`migration`] | which machine may have which name, role and disk; disks without a record |
+//! | `instances`, [`records`], `file_records` | which machine may have which name, role and disk; records without Kubernetes |
 //! | [`keys`], `pki`, `tokens` | the parts of a ticket: keys of the key service, the cluster's CA, bootstrap tokens |
 //! | [`cluster`], `node_status` | the state of the cluster, kept up to date by watches |
 //! | `rush` | when a caller's turn comes if too many ask at once |
@@ -41,6 +41,7 @@ pub mod cleaner;
 pub mod cluster;
 pub mod deleted_machines;
 pub mod evidence;
+mod file_records;
 mod instances;
 mod joined;
 mod joining_node;
@@ -81,6 +82,7 @@ use cloud_api::Service;
 use cluster::{Cluster, Watches};
 use collateral::Fetching;
 use evidence::{Door, RemoteIssuer};
+use file_records::FileRecords;
 use instances::Instances;
 use joined::Joined;
 use keys::KeyClient;
@@ -136,6 +138,9 @@ pub struct Config {
     pub require_strong: bool,
     /// Access to the Kubernetes API. Without it, the service issues rejoin tickets only.
     pub kubernetes: Option<client::Config>,
+    /// The folder of the records of disks, for a service without Kubernetes, and until when disks
+    /// without a record are recorded for the machine that asks first.
+    pub records: Option<(PathBuf, Migration)>,
     /// The cloud's metadata service, which lists the machines. Without it, a worker may have any
     /// name, and no control plane can join.
     pub metadata: Option<Arc<dyn Service>>,
@@ -324,7 +329,7 @@ fn verification(config: &Config) -> Result<(Option<Server>, Option<web::Server>)
 
 /// Creates the ticket issuer, and the background threads if there is a cluster.
 fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Background>), Error> {
-    if config.metadata.is_none() {
+    if config.metadata.is_none() && config.records.is_none() {
         log::warn!(
             "no metadata service is configured: a worker may have any name, and no control plane can join"
         );
@@ -348,13 +353,16 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         Some(f64::from(u8::from(migration.is_on(SystemTime::now()))))
     });
     let Some(kubernetes) = config.kubernetes else {
-        log::warn!(
-            "no access to the Kubernetes API: no new node can join, and any machine that meets the policy gets the key of \
-             any disk, because there is no record of which machine has which disk"
-        );
+        let files = config.records.map(|it| open_records(&it)).transpose()?;
+        if files.is_none() {
+            log::warn!(
+                "no access to the Kubernetes API: no new node can join, and any machine that meets the policy gets the key of \
+                 any disk, because there is no record of which machine has which disk"
+            );
+        }
         let audit = Arc::new(Audit::new(registry));
         let tickets = Tickets::new(secrets, pki, instances, None, audit, migration);
-        return Ok((tickets, None));
+        return Ok((tickets.with_files(files), None));
     };
     let stop = Stop::new();
     let client = Client::new(kubernetes, &stop);
@@ -398,6 +406,20 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     Ok((tickets, Some(background)))
 }
 
+/// Opens the folder of the records of disks.
+fn open_records((dir, enrolling): &(PathBuf, Migration)) -> Result<FileRecords, Error> {
+    let files =
+        FileRecords::open(dir, *enrolling).map_err(|error| Error::Records(dir.clone(), error))?;
+    let place = dir.display();
+    match enrolling.is_on(SystemTime::now()) {
+        true => log::warn!(
+            "disks without a record in {place} are recorded for the machine that asks first, through {enrolling} (--enroll-until)"
+        ),
+        false => log::info!("only disks with a record in {place} are opened"),
+    }
+    Ok(files)
+}
+
 /// Why the service cannot start.
 #[derive(Debug)]
 pub enum Error {
@@ -405,6 +427,8 @@ pub enum Error {
     Policy(policy_file::Error),
     /// The service cannot listen on this address.
     Listen(SocketAddr, io::Error),
+    /// The folder of the records of disks cannot be used.
+    Records(PathBuf, io::Error),
     /// A thread cannot be started.
     Thread(io::Error),
 }
@@ -414,6 +438,9 @@ impl fmt::Display for Error {
         match self {
             Error::Policy(error) => error.fmt(f),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
+            Error::Records(dir, error) => {
+                write!(f, "the records of disks in {}: {error}", dir.display())
+            }
             Error::Thread(error) => write!(f, "cannot start a thread: {error}"),
         }
     }

@@ -41,22 +41,54 @@ pub struct Written {
     pub before: Option<MachineRecord>,
 }
 
+/// Where the records of disks are: in the cluster, or in files ([`super::file_records`]).
+pub trait DiskRecords {
+    /// Returns the records that contain this disk.
+    fn of_disk(&self, disk: &Uuid) -> Result<Vec<Arc<MachineRecord>>, TicketRefusal>;
+    /// Counts the records of disks: those of this machine, and all.
+    fn count(&self, machine: &str) -> Result<(usize, usize), TicketRefusal>;
+    /// Returns where the operator finds the record of this name, or all records with `*`.
+    fn place(&self, name: &str) -> String;
+}
+
+impl DiskRecords for Cluster {
+    fn of_disk(&self, disk: &Uuid) -> Result<Vec<Arc<MachineRecord>>, TicketRefusal> {
+        Ok(self.records_of_disk(disk.as_str()))
+    }
+
+    fn count(&self, machine: &str) -> Result<(usize, usize), TicketRefusal> {
+        Ok(self.count_of_records(DISK_RECORD_PREFIX, machine))
+    }
+
+    fn place(&self, name: &str) -> String {
+        place(name)
+    }
+}
+
+/// Returns where the cluster has a record.
+fn place(name: &str) -> String {
+    format!("ConfigMap {NAMESPACE}/{name}")
+}
+
 /// Checks that this machine may have the key of this disk.
 pub fn check_disk(
-    cluster: &Cluster,
+    store: &dyn DiskRecords,
     disk: &Uuid,
     machine: Option<&str>,
 ) -> Result<(), TicketRefusal> {
-    let records = cluster.records_of_disk(disk.as_str());
+    let records = store.of_disk(disk)?;
     match records.iter().find(|record| record.is_of_other(machine)) {
-        None => records.iter().try_for_each(|record| check_open(record)),
+        None => {
+            let mut records = records.iter();
+            records.try_for_each(|record| check_open(record, || store.place(&record.name)))
+        }
         Some(record) => {
             let message = "this disk belongs to another machine; if it was moved on purpose, empty the `machine` field of the \
                            record that the join service's log names";
             Err(
                 TicketRefusal::denied("disk-of-other", message).with_details(format!(
-                    "ConfigMap {NAMESPACE}/{} names another machine",
-                    record.name
+                    "{} names another machine",
+                    store.place(&record.name)
                 )),
             )
         }
@@ -65,7 +97,7 @@ pub fn check_disk(
 
 /// Refuses a machine whose evidence was refused when it was a member, if the watch of attestation
 /// closes disks.
-fn check_open(record: &MachineRecord) -> Result<(), TicketRefusal> {
+fn check_open(record: &MachineRecord, place: impl Fn() -> String) -> Result<(), TicketRefusal> {
     let Some(since) = record.refused else {
         return Ok(());
     };
@@ -74,32 +106,30 @@ fn check_open(record: &MachineRecord) -> Result<(), TicketRefusal> {
          field `refused` of the record that the join service's log names",
         time::seconds(since)
     );
-    let details = format!("ConfigMap {NAMESPACE}/{}", record.name);
-    Err(TicketRefusal::denied("refused-before", message).with_details(details))
+    Err(TicketRefusal::denied("refused-before", message).with_details(place()))
 }
 
 /// Checks that this machine may have the key of this disk when it boots again. Returns the record
-/// that has to be written then, if any.
+/// that has to be written then, if any. `accepts_new`: whether a disk without a record opens, too.
 pub fn check_rejoin(
-    cluster: &Cluster,
+    store: &dyn DiskRecords,
     disk: &Uuid,
     machine: Option<&str>,
-    is_migrating: bool,
+    accepts_new: bool,
 ) -> Result<Option<MachineRecord>, TicketRefusal> {
-    check_disk(cluster, disk, machine)?;
-    let records = cluster.records_of_disk(disk.as_str());
+    check_disk(store, disk, machine)?;
+    let records = store.of_disk(disk)?;
     match (
         records.iter().find(|record| record.machine.is_empty()),
         machine,
     ) {
-        _ if records.is_empty() && !is_migrating => Err(TicketRefusal::denied(
+        _ if records.is_empty() && !accepts_new => Err(TicketRefusal::denied(
             "disk-unknown",
             "there is no record of this disk: it is not a state disk of this cluster; if it is an old disk from before \
              records existed, see \"Disks from before\" in docs/join.md",
         )),
         (None, Some(machine)) if records.is_empty() => {
-            let counts = cluster.count_of_records(DISK_RECORD_PREFIX, machine);
-            check_new_disk(counts, disk, machine).map(Some)
+            check_new_disk(store, disk, machine).map(Some)
         }
         // The operator has released the disk for the next machine that requests it.
         (Some(record), Some(machine)) => Ok(Some(MachineRecord {
@@ -129,38 +159,36 @@ pub fn with_image(
 }
 
 /// Returns a record for a disk without one. Refuses a machine that has too many disks, because each
-/// leaves a record. The counts are those of the records of disks: of this machine, and of all.
+/// leaves a record.
 fn check_new_disk(
-    (of_machine, all): (usize, usize),
+    store: &dyn DiskRecords,
     disk: &Uuid,
     machine: &str,
 ) -> Result<MachineRecord, TicketRefusal> {
+    let (of_machine, all) = store.count(machine)?;
+    let place = || store.place(&format!("{DISK_RECORD_PREFIX}*"));
     if of_machine >= MAX_PER_MACHINE {
         let message = format!(
             "this machine has had {of_machine} disks; if they no longer belong to it, delete the records that the join \
              service's log names"
         );
-        return Err(
-            TicketRefusal::denied("too-many-disks", message).with_details(format!(
-                "ConfigMaps {NAMESPACE}/{DISK_RECORD_PREFIX}* with machine {machine}"
-            )),
-        );
+        return Err(TicketRefusal::denied("too-many-disks", message)
+            .with_details(format!("{} with machine {machine}", place())));
     }
-    check_not_full(all)?;
+    check_not_full(all, place)?;
     Ok(MachineRecord::of_disk(disk, machine))
 }
 
 /// Refuses a further record of a disk if there are too many. Without a record, any machine would
 /// get the key of that disk.
-fn check_not_full(all: usize) -> Result<(), TicketRefusal> {
+fn check_not_full(all: usize, place: impl Fn() -> String) -> Result<(), TicketRefusal> {
     if all < MAX_DISK_RECORDS {
         return Ok(());
     }
     let message = format!(
-        "the cluster has {all} records of disks, and accepts no further one: delete those of disks that no longer exist"
+        "there are {all} records of disks, and no further one is accepted: delete those of disks that no longer exist"
     );
-    Err(TicketRefusal::missing("too-many-records", message)
-        .with_details(format!("ConfigMaps {NAMESPACE}/{DISK_RECORD_PREFIX}*")))
+    Err(TicketRefusal::missing("too-many-records", message).with_details(place()))
 }
 
 /// A machine that asks for a name.
@@ -241,7 +269,7 @@ fn check_name_against(
                 None => Ok(()),
             }
         }
-        (Some(record), _) if record.refused.is_some() => check_open(record),
+        (Some(record), _) if record.refused.is_some() => check_open(record, || place(&record.name)),
         (Some(record), _) if age(record) < JUST_ISSUED_AGE => {
             let message =
                 "a ticket for this node was issued a moment ago: if it did not arrive, try again";
@@ -290,7 +318,8 @@ pub fn write(
             && before.disk != record.disk
             && let Some(disk) = Uuid::parse(&before.disk)
         {
-            check_not_full(cluster.count_of_records(DISK_RECORD_PREFIX, "").1)?;
+            let all = cluster.count_of_records(DISK_RECORD_PREFIX, "").1;
+            check_not_full(all, || place(&format!("{DISK_RECORD_PREFIX}*")))?;
             let of_disk = MachineRecord {
                 refused: before.refused,
                 ..MachineRecord::of_disk(&disk, &before.machine)
@@ -374,16 +403,28 @@ mod tests {
         assert_eq!(check("m"), Err("refused-before"));
         // another machine may replace it
         assert_eq!(check("other"), Ok(()));
-        let refusal = check_open(&closed).unwrap_err();
+        let refusal = check_open(&closed, String::new).unwrap_err();
         assert!(refusal.to_string().contains("1970-01-01T00:00:00Z"));
-        assert_eq!(check_open(&record("m", 0)), Ok(()));
+        assert_eq!(check_open(&record("m", 0), String::new), Ok(()));
     }
 
     #[test]
     fn a_full_store_refuses_the_next_disk() {
+        struct Counted(usize, usize);
+        impl DiskRecords for Counted {
+            fn of_disk(&self, _: &Uuid) -> Result<Vec<Arc<MachineRecord>>, TicketRefusal> {
+                Ok(Vec::new())
+            }
+            fn count(&self, _: &str) -> Result<(usize, usize), TicketRefusal> {
+                Ok((self.0, self.1))
+            }
+            fn place(&self, name: &str) -> String {
+                name.into()
+            }
+        }
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
         let check = |of_machine, all| {
-            let record = check_new_disk((of_machine, all), &disk, "m");
+            let record = check_new_disk(&Counted(of_machine, all), &disk, "m");
             record
                 .map(|record| record.machine)
                 .map_err(|refusal| refusal.reason)

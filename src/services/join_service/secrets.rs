@@ -94,7 +94,7 @@ impl Secrets {
     pub fn measurement_salt(&self) -> Result<Secret, TicketRefusal> {
         let path = self.config_dir.join(MEASUREMENT_SALT_FILE);
         let refuse = |details: String| {
-            let message = "the cluster's services have no measurement salt: install them with `firstlight apply`";
+            let message = "the services have no measurement salt: `firstlight apply` installs it, and docs/standalone.md makes one without Kubernetes";
             TicketRefusal::missing("salt", message)
                 .with_details(format!("{}: {details}", path.display()))
         };

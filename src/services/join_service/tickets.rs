@@ -26,6 +26,7 @@ use super::approver;
 use super::audit::{Audit, Subject};
 use super::cleaner::Task;
 use super::cluster::{Cluster, Components, Kubeadm};
+use super::file_records::FileRecords;
 use super::instances::Instances;
 use super::pki::{Ca, Pki};
 use super::policy::PolicyFile;
@@ -54,6 +55,8 @@ pub struct Tickets {
     pki: Pki,
     instances: Arc<Instances>,
     cluster: Option<ClusterAccess>,
+    /// The records of a service without a cluster.
+    files: Option<FileRecords>,
     audit: Arc<Audit>,
     /// Whether the service's permission to approve client certificates has been confirmed.
     tokens_are_served: AtomicBool,
@@ -99,6 +102,7 @@ impl Tickets {
             pki,
             instances,
             cluster,
+            files: None,
             audit,
             tokens_are_served: AtomicBool::new(false),
             rush: Rush::default(),
@@ -113,6 +117,11 @@ impl Tickets {
             policy: Some(policy),
             ..self
         }
+    }
+
+    /// Gives each disk to the machine in these records only. For a service without a cluster.
+    pub fn with_files(self, files: Option<FileRecords>) -> Tickets {
+        Tickets { files, ..self }
     }
 
     /// Issues a join ticket: admits a new node.
@@ -170,7 +179,7 @@ impl Tickets {
         call: &Call,
         asked: &JoinRequest,
     ) -> Result<IssueJoinTicketResponse, TicketRefusal> {
-        self.check_caller(call, Stage::Booted)?;
+        self.check_caller(call, Some(Stage::Booted))?;
         let access = self.attached()?;
         let claimant = self.check_machine(call, asked, &access.cluster)?;
         // This machine may have the name. An earlier lock would let any machine block the node.
@@ -179,12 +188,12 @@ impl Tickets {
         let inputs = self.audit.step("read", collect)?;
         let signed = self.audit.step("sign", || sign(asked, &inputs))?;
         self.check_rights(call, access)?;
-        self.check_caller(call, Stage::Booted)?;
+        self.check_caller(call, Some(Stage::Booted))?;
         let mut admission = Admission::new(call, asked, access, &self.audit);
         admission.reserve(&inputs.components.name)?;
         let record = admission.record(claimant, &signed.principals)?;
         let token = admission.token(&record)?;
-        self.check_caller(call, Stage::Booted)?;
+        self.check_caller(call, Some(Stage::Booted))?;
         admission.finish(&record);
         Ok(ticket(asked, inputs, signed, token))
     }
@@ -196,10 +205,16 @@ impl Tickets {
         call: &Call,
         disk: &Uuid,
     ) -> Result<(IssueRejoinTicketResponse, &'static str), TicketRefusal> {
-        self.check_caller(call, Stage::Initramfs)?;
+        // the booted system opens a data volume, so its key is for every stage of the boot
+        let stage = (self.files.is_none()).then_some(Stage::Initramfs);
+        self.check_caller(call, stage)?;
         let machine = call.identity().map(|machine| &**machine);
         let is_migrating = self.migration.is_on(SystemTime::now());
-        let (record, note) = match &self.cluster {
+        let (record, mut note) = match &self.cluster {
+            None if let Some(files) = &self.files => {
+                files.check(disk, machine)?;
+                (None, "")
+            }
             None => (None, "the owner of this disk was not checked: no cluster"),
             // The ticket is issued all the same: a whole cluster may be waiting for it to boot.
             Some(attached) if !attached.cluster.is_known_within(STARTUP_WAIT) => (
@@ -207,7 +222,7 @@ impl Tickets {
                 "the owner of this disk was not checked: the Kubernetes API has not answered since the start",
             ),
             Some(attached) => {
-                match records::check_rejoin(&attached.cluster, disk, machine, is_migrating)? {
+                match records::check_rejoin(&*attached.cluster, disk, machine, is_migrating)? {
                     None => (None, ""),
                     record => (
                         record,
@@ -221,10 +236,14 @@ impl Tickets {
         ticket.measurement_secret = secret.expose().to_vec();
         let key = self.secrets.disk_key(disk, call.deadline())?;
         ticket.state_disk_key = key.expose().to_vec();
-        if is_migrating {
+        // a volume's machine knows the ID of its key broker, and needs the salt to compare it
+        if is_migrating || self.files.is_some() {
             ticket.measurement_salt = self.secrets.measurement_salt()?.expose().to_vec();
         }
-        self.check_caller(call, Stage::Initramfs)?;
+        self.check_caller(call, stage)?;
+        if let Some(files) = &self.files {
+            note = files.claim(disk, machine)?;
+        }
         if let Some(attached) = &self.cluster {
             if let Some(record) = &record {
                 attached.cluster.store_record_of_disk(record);
@@ -240,9 +259,9 @@ impl Tickets {
     }
 
     /// Refuses a caller that is gone, a machine that attests itself at another stage of its boot,
-    /// and a connection that was accepted under an older policy. The key of a disk is for the
+    /// and a connection that was accepted under an older policy. The key of a node's disk is for the
     /// initramfs only, where no program of an attacker runs.
-    fn check_caller(&self, call: &Call, expected: Stage) -> Result<(), TicketRefusal> {
+    fn check_caller(&self, call: &Call, expected: Option<Stage>) -> Result<(), TicketRefusal> {
         if call.is_cancelled() {
             return Err(TicketRefusal::gone());
         }
@@ -250,7 +269,7 @@ impl Tickets {
             let message = "this connection proves no machine: tickets are given over attested TLS";
             return Err(TicketRefusal::denied("unproven", message));
         };
-        if let Some(stage) = claims.stage
+        if let (Some(stage), Some(expected)) = (claims.stage, expected)
             && stage != expected
         {
             let message =

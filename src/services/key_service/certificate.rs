@@ -2,7 +2,8 @@
 //!
 //! The certificate's key is derived from the master secret. So every key service of the cluster has
 //! the same certificate, also after a restart, and only who has the master secret knows the key. The
-//! key signs the certificate, which does not expire. The service writes the certificate to the
+//! key signs the certificate, which does not expire. Without Kubernetes the key is derived from a
+//! secret that both services know ([`super::shared_secret`]). Else the service writes the certificate to the
 //! ConfigMap [`CONFIG_MAP`], which the pods of clients mount: the API server vouches for the key
 //! service, as it vouches for the pods by their tokens.
 
@@ -39,12 +40,14 @@ pub const FILE: &str = "ca.crt";
 
 /// The id of the certificate's key. No request can name it, because of its spaces.
 const KEY_ID: &str = "key service tls";
-/// The name of the Service, and its other forms.
+/// The name of the Service.
+pub const NAME_OF_SERVICE: &str = "key-service";
+/// Its forms.
 const NAMES: [&str; 4] = [
     "key-service.kube-system.svc",
     "key-service.kube-system.svc.cluster.local",
     "key-service.kube-system",
-    "key-service",
+    NAME_OF_SERVICE,
 ];
 /// The validity: from the first second that a clock can have to 9999-12-31 23:59:59, which stands
 /// for "no end" (RFC 5280 §4.1.2.5).
@@ -78,9 +81,18 @@ impl Tls {
     /// Uses the certificate of this master secret from now on. Returns it in PEM.
     pub fn provide(&self, kms: &ClusterKms) -> Result<Zeroizing<String>, kms::Error> {
         let seed = kms.dek(&Dek::named(KEY_ID), KEY_LEN)?;
-        let (certificate, key) = issue(&seed);
-        let pem = pem("CERTIFICATE", &certificate);
-        let resolver = SingleCertAndKey::from(CertifiedKey::new(vec![certificate], key));
+        let (tls, certificate) = Tls::of_seed(&seed);
+        // a second master secret has no effect
+        if let Some(config) = tls.0.into_inner() {
+            let _ = self.0.set(config);
+        }
+        Ok(pem("CERTIFICATE", &certificate))
+    }
+
+    /// Creates an acceptor with the certificate of this seed. Also returns the certificate.
+    pub fn of_seed(seed: &Secret) -> (Tls, CertificateDer<'static>) {
+        let (certificate, key) = issue(seed);
+        let resolver = SingleCertAndKey::from(CertifiedKey::new(vec![certificate.clone()], key));
         let mut config = ServerConfig::builder_with_provider(tls::provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .expect("the provider has TLS 1.3")
@@ -89,9 +101,7 @@ impl Tls {
         config.alpn_protocols = vec![b"h2".to_vec()];
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        // a second master secret has no effect
-        let _ = self.0.set(Arc::new(config));
-        Ok(pem)
+        (Tls(OnceLock::from(Arc::new(config))), certificate)
     }
 }
 

@@ -3,11 +3,12 @@
 //!
 //! It keeps only the master secret and its salt, which it reads once. Every key of the cluster is
 //! derived here. Therefore each caller authenticates itself, and gets only the classes of keys that
-//! are granted to it ([`grants`]). There are three ways ([`Clients`]):
+//! are granted to it ([`grants`]). There are four ways ([`Clients`]):
 //!
 //! ```text
 //! attested   TLS; each end proves by its TPM which machine of this cluster it is ([`members`])      services on the hosts
 //! token      the token of a Kubernetes service account, verified by the API server ([`tokens`])     pods
+//! secret     TLS; both ends know a secret ([`shared_secret`])                                         services without Kubernetes
 //! any        no authentication, as clients of Constellation expect                                  old clients
 //! ```
 //!
@@ -39,6 +40,7 @@ pub mod grants;
 pub mod master_secret;
 pub mod members;
 pub mod old_clients;
+pub mod shared_secret;
 pub mod tokens;
 pub mod volumes;
 
@@ -53,8 +55,8 @@ use std::time::{Duration, Instant};
 use crate::serving::{Addresses, Api, Refused, Serving};
 use crate::{peer, policy_file, shared_metrics};
 use base::crypto::{
-    Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID,
-    SSH_USER_CA_SEED_ID, Secret, cluster_id,
+    CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID,
+    SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret, cluster_id,
 };
 use base::stop::Stop;
 use base::sync::lock;
@@ -73,6 +75,7 @@ use members::Members;
 use metrics::{Counter, Histogram, Labelled, Registry};
 use old_clients::{OldClient, OldClients};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
+use shared_secret::SharedSecret;
 use tokens::{Account, Node, Reviewer};
 use transport::Accept;
 use verifier::sources::Sources;
@@ -140,6 +143,8 @@ pub enum Clients {
     },
     /// By the token of a service account, which the API server verifies.
     Token,
+    /// By the secret in this file, which both ends know.
+    Secret(PathBuf),
     /// No authentication.
     Any,
 }
@@ -150,6 +155,8 @@ impl Clients {
     pub fn default_grants(&self) -> Grants {
         let text = match self {
             Clients::Attested { .. } => format!("{LOCAL}={JOIN_SERVICE_GRANT}"),
+            // no disk of a machine without Kubernetes has an SSH certificate
+            Clients::Secret(_) => format!("{LOCAL}=disk,measurement"),
             Clients::Token => format!("{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}"),
             Clients::Any => format!("{ANYONE}={JOIN_SERVICE_GRANT},ssh-users,other"),
         };
@@ -179,6 +186,7 @@ impl Clients {
     fn can_have(&self, caller: &str) -> bool {
         match self {
             Clients::Attested { .. } => [LOCAL, MEMBER].contains(&caller),
+            Clients::Secret(_) => caller == LOCAL,
             Clients::Token => caller.contains('/'),
             Clients::Any => caller == ANYONE,
         }
@@ -280,7 +288,7 @@ impl KeyService {
     /// [`KeyService::provide`], and the health is NOT_SERVING. Fails if the configuration is
     /// contradictory or the policy, the TPM or an address cannot be used.
     pub fn start(config: Config) -> Result<KeyService, Error> {
-        let is_plain = !matches!(config.clients, Clients::Attested { .. });
+        let is_plain = matches!(config.clients, Clients::Token | Clients::Any);
         if is_plain && !config.listen.ip().is_loopback() && !config.allow_plaintext {
             return Err(Error::Exposed(config.listen.ip()));
         }
@@ -361,11 +369,8 @@ impl KeyService {
     /// Serves keys of this master secret from now on. Fails if this machine is in another cluster.
     pub fn provide(&self, kms: ClusterKms) -> Result<(), Error> {
         if let Some(Membership { register, salt, .. }) = &self.membership {
-            let secret = kms
-                .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
-                .map_err(|error| Error::Secret(master_secret::Error::Kms(error)))?;
             // Otherwise each client would refuse this machine without a clear reason.
-            if !register.is_of(&cluster_id(&secret, salt)) {
+            if !register.is_of(&id_with(&kms, salt).map_err(Error::Secret)?) {
                 return Err(Error::NoMember { is_fresh: false });
             }
         }
@@ -415,6 +420,26 @@ impl KeyService {
     }
 }
 
+/// Returns the ID of the cluster with this master secret and the measurement salt in this directory.
+pub fn id_of(
+    kms: &ClusterKms,
+    config_dir: &Path,
+) -> Result<[u8; CLUSTER_ID_LEN], master_secret::Error> {
+    id_with(kms, &measurement_salt(config_dir)?)
+}
+
+fn id_with(kms: &ClusterKms, salt: &[u8]) -> Result<[u8; CLUSTER_ID_LEN], master_secret::Error> {
+    let secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN);
+    let secret = secret.map_err(master_secret::Error::Kms)?;
+    Ok(cluster_id(&secret, salt))
+}
+
+fn measurement_salt(config_dir: &Path) -> Result<Zeroizing<Vec<u8>>, master_secret::Error> {
+    let path = config_dir.join(MEASUREMENT_SALT_FILE);
+    let lengths = MEASUREMENT_SALT_LEN..=MEASUREMENT_SALT_LEN;
+    master_secret::read(&path, "measurement salt", lengths)
+}
+
 /// How the service accepts connections, and identifies their callers.
 struct Authentication {
     accept: Arc<dyn Accept>,
@@ -457,6 +482,14 @@ impl Authentication {
                 let reviewer = Reviewer::new(api, registry);
                 Ok(plain(Authority::Tokens(Box::new(reviewer))))
             }
+            Clients::Secret(file) => {
+                let secret = SharedSecret::read(&file).map_err(Error::Secret)?;
+                Ok(Authentication {
+                    accept: Arc::new(secret.acceptor()),
+                    authority: Authority::Secret(secret),
+                    membership: None,
+                })
+            }
             Clients::Any => Ok(plain(Authority::Anyone)),
         }
     }
@@ -476,9 +509,7 @@ fn attested(
     sources: Arc<dyn Sources>,
     registry: &Registry,
 ) -> Result<(Arc<dyn Accept>, Membership), Error> {
-    let path = config_dir.join(MEASUREMENT_SALT_FILE);
-    let lengths = MEASUREMENT_SALT_LEN..=MEASUREMENT_SALT_LEN;
-    let salt = master_secret::read(&path, "measurement salt", lengths).map_err(Error::Secret)?;
+    let salt = measurement_salt(config_dir).map_err(Error::Secret)?;
     let register = verifier::cluster_register(tpm).map_err(|error| Error::Tpm(error.into()))?;
     if register.is_fresh() {
         return Err(Error::NoMember { is_fresh: true });
@@ -508,6 +539,8 @@ enum Authority {
         own: Arc<str>,
     },
     Tokens(Box<Reviewer>),
+    /// By the token of a secret that both ends know.
+    Secret(SharedSecret),
     /// Not at all.
     Anyone,
 }
@@ -518,6 +551,7 @@ impl Authority {
         match self {
             Authority::Members { .. } => "machines of this cluster",
             Authority::Tokens(_) => "service accounts with a token",
+            Authority::Secret(_) => "programs that know the secret of --clients-secret",
             Authority::Anyone => "anyone",
         }
     }
@@ -535,6 +569,11 @@ impl Authority {
                     account: Some(account),
                     ..Caller::default()
                 }
+            }
+            Authority::Secret(secret) if secret.is_shown(call.metadata()) => Caller::named(LOCAL),
+            Authority::Secret(_) => {
+                let text = "the caller does not know the secret of --clients-secret";
+                return Err(Status::new(Code::Unauthenticated, text));
             }
             Authority::Anyone => Caller::named(ANYONE),
         })
@@ -916,7 +955,7 @@ impl fmt::Display for Error {
             Error::Thread(error) => write!(f, "cannot start the thread that publishes the certificate: {error}"),
             Error::Grant(caller) => {
                 write!(f, "--grant: {caller:?} cannot be a caller here: expected NAMESPACE/NAME with --clients token, ")?;
-                write!(f, "{LOCAL} or {MEMBER} with attested, {ANYONE} with any")
+                write!(f, "{LOCAL} or {MEMBER} with attested, {LOCAL} with secret, {ANYONE} with any")
             }
         }
     }
