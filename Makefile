@@ -14,7 +14,7 @@ setup: ## install the tools that building and testing need: Debian packages, the
 setup-build: # only what building needs
 	@tools/setup.sh build
 
-build: setup-build ## build the five programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
+build: setup-build ## build the six programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
 	@tools/build.sh $(TARGET)
 
 test: lint check-deps unit boot ## run everything that must pass before a change lands
@@ -24,7 +24,7 @@ lint: setup ## check formatting, clippy, shell syntax, subjects of commits
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo clippy --locked --bench storm -- -D warnings # it is not one of "all targets": bench = false
 	@tools/subjects.sh
-	@for script in tools/*.sh tests/cluster/*.sh tests/whole/*.sh tests/network/*.sh tests/cloud_pages/infra/*.sh initramfs/*.sh initramfs/close-host initramfs/dracut/*/init initramfs/dracut/*/*.sh systemd/*.sh systemd/broker/*.sh packaging/*/post* .ci/run; do bash -n $$script || exit; done
+	@for script in tools/*.sh tests/cluster/*.sh tests/whole/*.sh tests/network/*.sh tests/cloud_pages/infra/*.sh initramfs/*.sh initramfs/close-host initramfs/dracut/*/init initramfs/dracut/*/*.sh systemd/*.sh systemd/broker/*.sh systemd/volume/*.sh packaging/*/post* .ci/run; do bash -n $$script || exit; done
 
 unit: setup ## run the unit tests, and the tests against real peers that need no VM; prints the slowest ten programs
 	@tools/slowest.sh cargo test --locked

@@ -344,7 +344,13 @@ fn helps() -> Vec<(String, String)> {
         .collect();
     let mut helps = vec![("firstlight".to_owned(), of_all.clone())];
     helps.extend(commands);
-    for program in ["unlock", "bootstrapper", "join-service", "key-service"] {
+    for program in [
+        "unlock",
+        "bootstrapper",
+        "join-service",
+        "key-service",
+        "firstlight-volume",
+    ] {
         helps.push((program.to_owned(), help(program, &["--help"])));
     }
     helps

@@ -12,11 +12,12 @@ use serde_json::Value;
 use support::ROOT;
 use tempfile::TempDir;
 
-const PACKAGES: [&str; 4] = [
+const PACKAGES: [&str; 5] = [
     "firstlight",
     "firstlight-initramfs",
     "firstlight-node",
     "firstlight-broker",
+    "firstlight-volume",
 ];
 
 fn root() -> &'static Path {
@@ -127,6 +128,8 @@ fn the_packages_can_be_installed_and_leave_nothing_behind() {
         "etc/systemd/system/local-fs.target.requires/var.mount",
         "usr/bin/join-service",
         "usr/share/man/man8/key-service.8.gz",
+        "usr/bin/firstlight-volume",
+        "usr/lib/systemd/system/firstlight-volume.socket",
         "usr/lib/systemd/system/firstlight-join-service.service",
     ] {
         assert!(installed.iter().any(|it| it == path), "no {path}");
@@ -220,6 +223,7 @@ fn the_bill_of_materials_has_each_crate_that_the_program_names() {
         "join-service",
         "key-service",
         "firstlight",
+        "firstlight-volume",
     ] {
         let bill = root().join(format!("target/deb/{program}.cdx.json"));
         let bill: Value = serde_json::from_slice(&fs::read(bill).unwrap()).unwrap();
@@ -250,6 +254,7 @@ fn each_package_has_the_license_texts_of_the_libraries_in_it() {
         ("firstlight-node", "", "bootstrapper"),
         ("firstlight-broker", "join-service-", "join-service"),
         ("firstlight-broker", "key-service-", "key-service"),
+        ("firstlight-volume", "", "firstlight-volume"),
     ] {
         let member = format!("./usr/share/doc/{package}/{prefix}third-party.gz");
         let texts = shell(

@@ -12,12 +12,13 @@ use support::ROOT;
 use support::foreign::fetched;
 use tempfile::TempDir;
 
-const PROGRAMS: [&str; 5] = [
+const PROGRAMS: [&str; 6] = [
     "unlock",
     "bootstrapper",
     "join-service",
     "key-service",
     "firstlight",
+    "firstlight-volume",
 ];
 /// The pages about the files of a release. `NOTES.md` is one of these files.
 const PAGES: [&str; 5] = [
@@ -227,6 +228,11 @@ fn packages_image_and_chart_have_the_programs_and_the_version_of_the_release() {
             "firstlight-broker",
             "./usr/bin/join-service",
             "join-service",
+        ),
+        (
+            "firstlight-volume",
+            "./usr/bin/firstlight-volume",
+            "firstlight-volume",
         ),
     ] {
         let deb = release.file(&format!("{package}_{number}_amd64.deb"));

@@ -1,10 +1,15 @@
-//! A key broker without Kubernetes: the programs over real TLS, with TPMs of swtpm.
+//! A key broker without Kubernetes, and a machine whose data volume it opens: the programs over real TLS, with TPMs of swtpm and with
+//! cryptsetup.
 
 use std::fs;
-use std::net::{SocketAddr, TcpStream};
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use booted_proto::join::ISSUE_REJOIN_TICKET;
@@ -12,6 +17,8 @@ use booted_proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use booted_proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
 use common::attested::{plain_channel, within};
 use rpc::grpc::{Channel, Code, Status};
+use serde_json::Value;
+use socket2::{Domain, SockAddr, Socket, Type};
 use support::program::{self, Program};
 use support::swtpm::Swtpm;
 use tempfile::TempDir;
@@ -294,4 +301,336 @@ fn key_request() -> GetDataKeyRequest {
         length: 32,
         ..Default::default()
     }
+}
+
+const PASSPHRASE: &[u8] = b"the administrator's\npassphrase";
+/// A volume of an administrator, with the cheapest key derivation.
+const FORMAT: &[&str] = &[
+    "luksFormat",
+    "--type=luks2",
+    "--pbkdf=pbkdf2",
+    "--pbkdf-force-iterations=1000",
+    "--key-file=-",
+];
+
+/// A machine with a TPM and a device, whose key broker is at an address of this test.
+struct Machine {
+    tpm: Swtpm,
+    dir: TempDir,
+    broker: IpAddr,
+    id: String,
+}
+
+impl Machine {
+    /// Makes a machine with a blank device.
+    fn new(broker: &Broker, at: IpAddr) -> Machine {
+        let machine = Machine {
+            tpm: Swtpm::start(),
+            dir: tempfile::tempdir().unwrap(),
+            broker: at,
+            id: broker.id(),
+        };
+        let device = fs::File::create(machine.device()).unwrap();
+        device.set_len(32 << 20).unwrap();
+        machine
+    }
+
+    fn device(&self) -> PathBuf {
+        self.dir.path().join("device")
+    }
+
+    fn program(&self, command: &str) -> Command {
+        let mut program = Command::new(program::built("firstlight-volume"));
+        program.arg(command).current_dir(self.dir.path());
+        program
+    }
+
+    /// Runs `enroll` with these further arguments and this standard input.
+    fn enroll(&self, arguments: &[&str], input: &[u8]) -> Output {
+        let mut program = self.program("enroll");
+        program.args(["--name=data", "--device=device", "--folder=volumes"]);
+        program.arg(format!("--broker={}", self.broker));
+        program.arg(format!("--cluster-id={}", self.id));
+        program.arg(format!("--tpm={}", self.tpm.location()));
+        run_with(program.args(arguments), input)
+    }
+
+    /// Opens the volume as systemd-cryptsetup does, and returns the key and the log.
+    fn open(&self, timeout: u64) -> (Vec<u8>, String) {
+        self.open_named("data", timeout)
+    }
+
+    fn open_named(&self, name: &str, timeout: u64) -> (Vec<u8>, String) {
+        let settings = self.dir.path().join("volumes/data");
+        let mut text = fs::read_to_string(&settings).unwrap_or_default();
+        text += &format!("timeout={timeout}\ntpm={}\n", self.tpm.location());
+        fs::write(self.dir.path().join("volumes/data"), text).unwrap();
+        let path = self.dir.path().join("socket");
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        // crypttab(5): the name of the client's socket
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed) + (std::process::id() << 8);
+        let own = format!("\0{number:x}/cryptsetup/{name}");
+        client.bind(&SockAddr::unix(own).unwrap()).unwrap();
+        client.connect(&SockAddr::unix(&path).unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let mut serve = self.program("serve");
+        serve.arg("--folder=volumes").stdin(OwnedFd::from(accepted));
+        let output = serve.output().unwrap();
+        // the command has a copy of the connection
+        drop(serve);
+        let mut key = Vec::new();
+        (&client).read_to_end(&mut key).unwrap();
+        (key, String::from_utf8(output.stderr).unwrap())
+    }
+
+    /// Runs cryptsetup on the device with this standard input.
+    fn cryptsetup(&self, arguments: &[&str], input: &[u8]) -> Output {
+        let mut cryptsetup = Command::new("cryptsetup");
+        cryptsetup.arg("--batch-mode").args(arguments);
+        run_with(cryptsetup.arg("device").current_dir(self.dir.path()), input)
+    }
+
+    fn opens(&self, key: &[u8]) -> bool {
+        let arguments = ["open", "--test-passphrase", "--key-file=-"];
+        self.cryptsetup(&arguments, key).status.success()
+    }
+
+    /// Returns the metadata of the header.
+    fn header(&self) -> Value {
+        let output = self.cryptsetup(&["luksDump", "--dump-json-metadata"], b"");
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+impl Broker {
+    /// Returns the ID that machines know the broker by.
+    fn id(&self) -> String {
+        let mut command = Command::new(program::built("key-service"));
+        command.args(["--print-cluster-id", "--master-secret=mastersecret"]);
+        command.args(["--salt=salt", "--config=config"]);
+        let output = command.current_dir(self.dir.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        text(&output.stdout).trim().to_owned()
+    }
+
+    /// Starts the join service at the port that machines ask, at an address of this test.
+    fn serve(&self, arguments: &[&str]) -> (Program, IpAddr) {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed) as u8;
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let at = IpAddr::from([127, high.max(1) | 0x80, low, number + 1]);
+        let listen = format!("--listen={at}:30090");
+        let (program, _) = self.join_service(&[&[&listen[..]], arguments].concat());
+        (program, at)
+    }
+}
+
+fn run_with(command: &mut Command, input: &[u8]) -> Output {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(input).unwrap();
+    drop(writer);
+    command.stdin(reader).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_new_volume_opens_by_attestation_and_by_its_recovery_key() {
+    let broker = Broker::start();
+    let (service, at) = broker.serve(&[ALWAYS]);
+    let machine = Machine::new(&broker, at);
+    let output = machine.enroll(&["--format"], b"");
+    assert!(output.status.success(), "{output:?}");
+    let said = text(&output.stdout);
+    let find = |before: &str| {
+        let mut lines = said.lines();
+        lines.find_map(|line| line.strip_prefix(before)).unwrap()
+    };
+    let line = find("Line for /etc/crypttab: ");
+    let uuid = line.split_once("UUID=").unwrap().1[..36].to_owned();
+    let expected = format!("data UUID={uuid} /run/firstlight/volume luks,_netdev,nofail");
+    assert_eq!(line, expected);
+    assert!(broker.record(&uuid).exists());
+
+    let recovery = find("recovery key: ");
+    assert!(machine.opens(recovery.as_bytes()));
+    let check = |key: &str| {
+        let mut program = machine.program("check-recovery-key");
+        run_with(program.arg("--device=device"), key.as_bytes())
+    };
+    let output = check(&recovery.to_uppercase());
+    assert_eq!(
+        text(&output.stdout),
+        "the recovery key opens keyslot 0 of device\n"
+    );
+    // the last character is one of the check
+    let last = match recovery.ends_with('0') {
+        true => "1",
+        false => "0",
+    };
+    let wrong = recovery[..recovery.len() - 1].to_owned() + last;
+    let output = check(&wrong);
+    assert!(
+        text(&output.stderr).contains("this is no recovery key"),
+        "{output:?}"
+    );
+    // what the programs have logged: no key may be there
+    let mut messages = text(&output.stderr);
+
+    let header = machine.header();
+    assert_eq!(header["keyslots"].as_object().unwrap().len(), 2);
+    let token = &header["tokens"]["0"];
+    assert_eq!(token["type"], "firstlight-volume");
+    assert_eq!(token["keyslots"], serde_json::json!(["1"]));
+
+    let (key, log) = machine.open(0);
+    assert_eq!(key.len(), 32, "{log}");
+    assert!(machine.opens(&key));
+    messages += &(log + &service.output() + &broker.keys.output());
+    assert!(
+        !messages.contains(&hex(&key)) && !messages.contains(recovery),
+        "{messages}"
+    );
+    // a copy of the disk in another machine
+    let clone = Machine::new(&broker, at);
+    fs::copy(machine.device(), clone.device()).unwrap();
+    fs::create_dir(clone.dir.path().join("volumes")).unwrap();
+    let settings = fs::read_to_string(machine.dir.path().join("volumes/data")).unwrap();
+    let settings: Vec<&str> = settings
+        .lines()
+        .filter(|line| !line.starts_with("tpm="))
+        .collect();
+    fs::write(
+        clone.dir.path().join("volumes/data"),
+        settings.join("\n") + "\n",
+    )
+    .unwrap();
+    let (key, log) = clone.open(5);
+    assert!(key.is_empty());
+    assert!(
+        log.contains("this disk belongs to another machine"),
+        "{log}"
+    );
+    // the name of a file elsewhere
+    let (key, log) = clone.open_named("../data", 5);
+    assert!(
+        key.is_empty() && log.contains("is no name of a volume"),
+        "{log}"
+    );
+}
+
+#[test]
+fn a_present_volume_keeps_its_keyslots_and_tokens() {
+    let broker = Broker::start();
+    let (_service, at) = broker.serve(&[ALWAYS]);
+    let machine = Machine::new(&broker, at);
+    assert!(machine.cryptsetup(FORMAT, PASSPHRASE).status.success());
+    let foreign = br#"{"type":"other","keyslots":["0"],"secret":"x"}"#;
+    let import = ["token", "import", "--json-file=-"];
+    assert!(machine.cryptsetup(&import, foreign).status.success());
+    let before = machine.header();
+    let bytes = fs::read(machine.device()).unwrap();
+
+    for (arguments, input, expected) in [
+        (&["--key-file=-"][..], &b"wrong"[..], "does not open device"),
+        (&[], b"", "--key-file is missing"),
+        (&["--format"], b"", "is the LUKS2 volume"),
+        (&["--key-file=nowhere"], b"", "nowhere: No such file"),
+    ] {
+        let output = machine.enroll(arguments, input);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).contains(expected), "{output:?}");
+    }
+    assert!(
+        fs::read(machine.device()).unwrap() == bytes,
+        "it was written"
+    );
+
+    for _ in 0..2 {
+        let output = machine.enroll(&["--key-file=-"], PASSPHRASE);
+        assert!(output.status.success(), "{output:?}");
+        assert!(!text(&output.stdout).contains("recovery key"));
+    }
+    let mut after = machine.header();
+    let ours = after["keyslots"].as_object_mut().unwrap().remove("1");
+    assert_eq!(ours.unwrap()["kdf"]["type"], "pbkdf2");
+    let token = after["tokens"].as_object_mut().unwrap().remove("1");
+    assert_eq!(token.unwrap()["keyslots"], serde_json::json!(["1"]));
+    after["digests"]["0"]["keyslots"] = serde_json::json!(["0"]);
+    assert_eq!(after, before);
+    assert!(machine.opens(PASSPHRASE));
+    let (key, log) = machine.open(0);
+    assert!(machine.opens(&key), "{log}");
+    // what the administrator does afterwards counts
+    let mut kill = Command::new("cryptsetup");
+    kill.args([
+        "--batch-mode",
+        "luksKillSlot",
+        "--key-file=-",
+        "device",
+        "1",
+    ]);
+    let output = run_with(kill.current_dir(machine.dir.path()), PASSPHRASE);
+    assert!(output.status.success(), "{output:?}");
+    let (key, log) = machine.open(5);
+    assert!(
+        key.is_empty() && log.contains("it opens no keyslot"),
+        "{log}"
+    );
+    // enrolled again, the header has one token of ours, and another header of the machine gets no key
+    let output = machine.enroll(&["--key-file=-"], PASSPHRASE);
+    assert!(output.status.success(), "{output:?}");
+    let header = machine.header();
+    let tokens = header["tokens"].as_object().unwrap().values();
+    let ours = tokens.filter(|it| it["type"] == "firstlight-volume");
+    assert_eq!(ours.count(), 1);
+    assert!(machine.cryptsetup(FORMAT, PASSPHRASE).status.success());
+    let (key, log) = machine.open(5);
+    assert!(
+        key.is_empty() && log.contains("has the LUKS2 UUID"),
+        "{log}"
+    );
+}
+
+#[test]
+fn nothing_is_written_without_the_right_broker() {
+    let broker = Broker::start();
+    let (service, at) = broker.serve(&[]);
+    let mut machine = Machine::new(&broker, at);
+    let blank = fs::read(machine.device()).unwrap();
+    let enroll = |machine: &Machine, expected: &str| {
+        let output = machine.enroll(&["--format", "--timeout=5"], b"");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).contains(expected), "{output:?}");
+        assert!(fs::read(machine.device()).unwrap() == blank, "{expected}");
+    };
+    enroll(&machine, "there is no record of this disk");
+    drop(service);
+    let (_service, at) = broker.serve(&[ALWAYS]);
+    machine.broker = at;
+    machine.id = "00".repeat(32);
+    enroll(
+        &machine,
+        "is another key broker: expected the cluster-id 0000",
+    );
+    machine.id = broker.id();
+    fs::write(machine.device(), vec![0; 32 << 20]).unwrap();
+    let mut mke2fs = Command::new("/sbin/mke2fs");
+    let output = mke2fs.arg("-q").arg(machine.device()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let output = machine.enroll(&["--format", "--timeout=5"], b"");
+    let said = text(&output.stderr);
+    assert!(said.contains("is not blank: byte 10"), "{said}");
+    // content of which nobody knows the form
+    let mut content = blank.clone();
+    *content.last_mut().unwrap() = 1;
+    fs::write(machine.device(), &content).unwrap();
+    let said = text(&machine.enroll(&["--format", "--timeout=5"], b"").stderr);
+    assert!(said.contains("is not blank: byte 33554431 "), "{said}");
 }

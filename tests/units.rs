@@ -137,6 +137,26 @@ fn systemd_finds_no_fault_in_the_units_of_a_key_broker() {
     assert!(said.contains("/usr/bin/join-service is not exec"), "{said}");
 }
 
+#[test]
+fn systemd_finds_no_fault_in_the_units_of_a_machine_with_a_volume() {
+    let root = installed();
+    run(Command::new(at("systemd/volume/install.sh")).args([Path::new("/bin/true"), root.path()]));
+    let verify = || {
+        let mut analyze = Command::new("systemd-analyze");
+        analyze.args(["verify", "--man=no"]);
+        analyze.args(["firstlight-volume.socket", "firstlight-volume@1.service"]);
+        let output = in_root(analyze, root.path());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert_eq!(verify(), "");
+    fs::remove_file(root.path().join("usr/bin/firstlight-volume")).unwrap();
+    let said = verify();
+    assert!(
+        said.contains("/usr/bin/firstlight-volume is not exec"),
+        "{said}"
+    );
+}
+
 /// systemd-analyze checks the conditions on this machine, which is not a node, and names each.
 #[test]
 fn agents_of_the_host_are_skipped_on_a_node_unless_the_image_overrides_it() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the Debian packages of the programs in target/dist: firstlight, firstlight-initramfs, firstlight-node, firstlight-broker.
+# Makes the Debian packages of the programs in target/dist: firstlight, firstlight-initramfs, firstlight-node, firstlight-broker, firstlight-volume.
 #
 #   tools/deb.sh      prints the folder with the packages and PROGRAM.cdx.json, the bill of materials of each program: target/deb (DEB=FOLDER)
 #
@@ -45,6 +45,11 @@ stage_firstlight-broker() {
   for program in join-service key-service; do help_page "$program" | install_page "$1" "$program.8"; done
 }
 
+stage_firstlight-volume() {
+  systemd/volume/install.sh "$dist/firstlight-volume" "$1"
+  help_page firstlight-volume | install_page "$1" firstlight-volume.8
+}
+
 # Prints a manual page with a program's help text.
 help_page() {
   LC_ALL=C date -u -d "@$SOURCE_DATE_EPOCH" '+.Dd %B %-d, %Y'
@@ -86,11 +91,12 @@ pack() { # PACKAGE PROGRAM...
 
 say "packing Debian packages of version $version"
 mkdir -p "$out"
-for program in unlock bootstrapper join-service key-service firstlight; do
+for program in unlock bootstrapper join-service key-service firstlight firstlight-volume; do
   tools/sbom.py "$program" "$dist/$program" >"$out/$program.cdx.json"
 done
 pack firstlight firstlight
 pack firstlight-initramfs unlock
 pack firstlight-node bootstrapper
 pack firstlight-broker join-service key-service
+pack firstlight-volume firstlight-volume
 echo "$out"

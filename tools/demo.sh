@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the five programs and the demo's machine, and runs the demo.
+# Builds the six programs and the demo's machine, and runs the demo.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
 demo=(--locked --package machine --bin demo)
-say "building the five programs and the demo: some minutes the first time"
+say "building the six programs and the demo: some minutes the first time"
 start=$SECONDS
 cargo build --quiet "${demo[@]}" &
 tools/build.sh

@@ -30,7 +30,7 @@ SOURCE_DATE_EPOCH=$(source_date)
 out=${RELEASE:-$ROOT/target/firstlight-$version}
 rm -rf "$out"
 mkdir -p "$out"
-for program in unlock bootstrapper join-service key-service firstlight; do
+for program in unlock bootstrapper join-service key-service firstlight firstlight-volume; do
   install -m 755 "target/dist/$program" "$out/$program-linux-amd64"
 done
 install -m 644 target/dist/firstlight-image.tar target/deb/*.deb target/deb/*.cdx.json "$out/"
@@ -54,6 +54,7 @@ cat >>"$out/NOTES.md" <<END
 | \`firstlight-linux-amd64\`, \`firstlight_${number}_amd64.deb\` | the operator's command |
 | \`firstlight-initramfs_${number}_amd64.deb\`, \`firstlight-node_${number}_amd64.deb\` | the packages of a node's image (\`docs/images.md\`) |
 | \`firstlight-broker_${number}_amd64.deb\` | the services of a key broker without Kubernetes (\`docs/standalone.md\`) |
+| \`firstlight-volume_${number}_amd64.deb\`, \`firstlight-volume-linux-amd64\` | what opens a volume of a machine without Kubernetes (\`docs/standalone.md\`) |
 | \`unlock-linux-amd64\`, \`bootstrapper-linux-amd64\` | the programs in them |
 | \`firstlight-image.tar\` | the container image of the services, for \`firstlight apply\` and the chart (\`docs/services.md\`) |
 | \`join-service-linux-amd64\`, \`key-service-linux-amd64\` | the programs in it |

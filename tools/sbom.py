@@ -10,7 +10,7 @@ library with the musl in it.
 import hashlib, json, os, re, subprocess, sys, tomllib, uuid
 
 TARGET = "x86_64-unknown-linux-musl"
-PACKAGES = {"firstlight": "cli", "join-service": "services", "key-service": "services"}
+PACKAGES = {"firstlight": "cli", "join-service": "services", "key-service": "services", "firstlight-volume": "volume"}
 
 
 def output(*command):

@@ -6,6 +6,7 @@ mod faults;
 mod growth;
 mod power_cuts;
 mod secrets;
+mod volume;
 
 use base::crypto::{Dek, KEY_LEN, Secret};
 use base64::Engine;

@@ -22,7 +22,7 @@ const OF_PACKAGE: [&str; 6] = [
 const TICK: Duration = Duration::from_millis(100);
 
 /// Returns the path of one of our programs, in the build profile of the test: `unlock`, `bootstrapper`, `join-service`,
-/// `key-service`, `firstlight`. Cargo does not build programs of other packages for a test, so the first call builds them.
+/// `key-service`, `firstlight`, `firstlight-volume`. Cargo does not build programs of other packages for a test, so the first call builds them.
 pub fn built(name: &str) -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {

@@ -24,7 +24,7 @@ impl Overlay {
 
     /// A program of the host and the shared libraries that it names, each under the path that it has on the host.
     pub fn host_program(&mut self, name: &str) -> Result<&mut Overlay> {
-        let found = ["/sbin", "/bin", "/usr/sbin", "/usr/bin"]
+        let found = ["/sbin", "/bin", "/usr/sbin", "/usr/bin", "/lib/systemd"]
             .iter()
             .map(|dir| Path::new(dir).join(name));
         let path = found

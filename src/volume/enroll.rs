@@ -1,0 +1,206 @@
+//! Enrolment: gives a LUKS2 volume a keyslot whose key the key broker has.
+//!
+//! ```text
+//! --format     ask for the key of a new UUID ─► format, recovery key in keyslot 0 ─┐
+//! --key-file   ask for the key of the volume's UUID ───────────────────────────────┴► add keyslot ─► add token ─► settings
+//! ```
+//!
+//! Nothing is written before the key is there. If the power fails afterwards, a present volume is
+//! enrolled by the same command: it leaves out what is done. So is a new volume, with its recovery key,
+//! which is shown before it is used.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use base::crypto::{Secret, random};
+use base::stop::Stop;
+use base::text::hex;
+use booted_base::uuid::Uuid;
+use zeroize::Zeroizing;
+
+use super::broker;
+use super::cryptsetup::Luks;
+use super::error::Error;
+use super::recovery_key;
+use super::settings::{self, Volume};
+
+/// The maximum size of a key file: that of cryptsetup's keys without an option is larger, but a pipe
+/// must hold it.
+pub const MAX_KEY: u64 = 32 << 10;
+
+/// What the operator wants.
+pub struct Enrollment {
+    /// The name of the volume in crypttab.
+    pub name: String,
+    /// The settings, without the UUID.
+    pub volume: Volume,
+    /// Whether a new volume is made.
+    pub format: bool,
+    /// A file with a key that opens the present volume; `-` is the standard input.
+    pub key_file: Option<PathBuf>,
+    /// The folder of the settings of volumes.
+    pub folder: PathBuf,
+}
+
+/// The result of an enrolment.
+pub struct Enrolled {
+    /// The LUKS UUID.
+    pub uuid: Uuid,
+    /// Our keyslot.
+    pub keyslot: u32,
+}
+
+impl Enrollment {
+    /// Runs the steps of the module's picture. `tell` shows the recovery key of a new volume to the
+    /// operator.
+    pub fn run(
+        mut self,
+        stop: &Stop,
+        tell: impl FnOnce(&str) -> io::Result<()>,
+    ) -> Result<Enrolled, Error> {
+        settings::check_name(&self.name)?;
+        let device = self.volume.device.clone();
+        let device = device.ok_or_else(|| Error::Setting("--device is missing".into()))?;
+        let luks = Luks::new(&device, stop);
+        let uuid = self.uuid(&luks)?;
+        let key_file = self.key_file.as_deref();
+        let own = key_file.map(read_key).transpose()?;
+        if !self.format {
+            luks.metadata()?;
+        }
+        if let Some(own) = &own
+            && luks.keyslot(own)?.is_none()
+        {
+            let place = device.display();
+            let text = format!("the key of --key-file does not open {place}");
+            return Err(Error::Key(text));
+        }
+        self.volume.uuid = Some(uuid.clone());
+        log::info!("asking for the key of {uuid}");
+        let key = broker::key(&self.volume, Box::new(|_| Ok(())), stop)?;
+        let mut recovery_key = None;
+        if self.format {
+            let recovery = recovery_key::new();
+            // the device may have been used while the broker was asked
+            self.check_blank(&luks)?;
+            // before the volume has this key, so that no failure leaves a key that nobody knows
+            tell(&recovery).map_err(Error::Output)?;
+            luks.format(&uuid, recovery.as_bytes())?;
+            recovery_key = Some(recovery);
+        }
+        let present = recovery_key.as_ref().map(|key| key.as_bytes());
+        let present = present.or(own.as_ref().map(|key| key.as_slice()));
+        let keyslot = match (luks.keyslot(key.expose())?, present) {
+            // the command was run before
+            (Some(keyslot), _) => keyslot,
+            (None, Some(present)) => add(&luks, present, &key)?,
+            (None, None) => {
+                let place = device.display();
+                let text = format!("--key-file is missing: a key that opens {place} now");
+                return Err(Error::Key(text));
+            }
+        };
+        luks.mark(keyslot)?;
+        self.keep_device(&device);
+        self.volume.write(&self.folder, &self.name)?;
+        Ok(Enrolled { uuid, keyslot })
+    }
+
+    /// Returns the UUID of the present volume, or a new one. Refuses a device that does not fit the
+    /// command.
+    fn uuid(&self, luks: &Luks) -> Result<Uuid, Error> {
+        let place = luks.device().display();
+        let refused = match (luks.uuid()?, self.format) {
+            (Some(uuid), false) => return Ok(uuid),
+            (Some(uuid), true) => format!(
+                "{place} is the LUKS2 volume {uuid} already: without --format, and with --key-file, it gets a further keyslot"
+            ),
+            (None, false) => format!(
+                "{place} has no LUKS2 header: --format makes a new volume on a blank device"
+            ),
+            (None, true) => {
+                self.check_blank(luks)?;
+                return Ok(new_uuid());
+            }
+        };
+        Err(Error::Device(refused))
+    }
+
+    /// Refuses a device with content.
+    fn check_blank(&self, luks: &Luks) -> Result<(), Error> {
+        let Some(at) = luks.content()? else {
+            return Ok(());
+        };
+        let place = luks.device().display();
+        Err(Error::Device(format!(
+            "{place} is not blank: byte {at} is not zero, and --format would destroy the content. If nobody needs it, overwrite the \
+             first and the last 16 MiB with zeros"
+        )))
+    }
+
+    /// Keeps the device in the settings only if it is a file, which has no link by its UUID.
+    fn keep_device(&mut self, device: &Path) {
+        if !device.is_file() {
+            self.volume.device = None;
+        }
+    }
+}
+
+/// Adds a keyslot with the broker's key. Returns its number.
+fn add(luks: &Luks, present: &[u8], key: &Secret) -> Result<u32, Error> {
+    luks.add_key(present, key)?;
+    let keyslot = luks.keyslot(key.expose())?;
+    let text = "the new keyslot does not open: is the device failing?";
+    keyslot.ok_or_else(|| Error::Key(text.into()))
+}
+
+/// Reads a key, byte by byte, as cryptsetup reads a key file.
+fn read_key(file: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
+    let failed = |error| Error::File(file.into(), error);
+    let mut key = Zeroizing::new(Vec::with_capacity(MAX_KEY as usize + 1));
+    let source: Box<dyn Read> = match file == Path::new("-") {
+        true => Box::new(std::io::stdin()),
+        false => Box::new(std::fs::File::open(file).map_err(failed)?),
+    };
+    source
+        .take(MAX_KEY + 1)
+        .read_to_end(&mut key)
+        .map_err(failed)?;
+    match (1..=MAX_KEY).contains(&(key.len() as u64)) {
+        true => Ok(key),
+        false => Err(Error::Key(format!(
+            "--key-file {}: expected 1 to {MAX_KEY} bytes, got {}",
+            file.display(),
+            key.len()
+        ))),
+    }
+}
+
+/// Returns a random UUID (RFC 9562 §5.4).
+fn new_uuid() -> Uuid {
+    let mut bytes = random::<16>();
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let digits = hex(&bytes);
+    let text = [
+        &digits[..8],
+        &digits[8..12],
+        &digits[12..16],
+        &digits[16..20],
+        &digits[20..],
+    ];
+    Uuid::parse(&text.join("-")).expect("the form of a UUID")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_uuid_is_random_and_of_version_4() {
+        let uuid = new_uuid();
+        assert_ne!(uuid, new_uuid());
+        assert_eq!(&uuid.as_str()[14..15], "4");
+        assert!(["8", "9", "a", "b"].contains(&&uuid.as_str()[19..20]));
+    }
+}
