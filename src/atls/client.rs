@@ -160,7 +160,7 @@ impl Client {
             judge: (self.strong_judge.as_ref()).map(|judge| judge.connection(self.peers)),
             certificate: certificate.ok_or(Error::Closed)?,
         };
-        end.run(connection, peer, || Ok(()))
+        end.run(connection, peer, &|| Ok(None))
     }
 
     fn config(&self, session: &Arc<Session>) -> Result<ClientConfig, Error> {

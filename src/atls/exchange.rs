@@ -42,6 +42,7 @@ use super::Error;
 use super::handshake::{self, Timed};
 use attest::session::{self, Request};
 use attest::{Accepted, ConnectionJudge, Issuer, MAX_COLLATERAL, Presented, Role, wire};
+use base::turns::Turn;
 use proto::attested::{Challenge, Collateral, Demand, Offer, Proof};
 use tpm::Bank;
 
@@ -63,6 +64,9 @@ const MAX_PROOF_WITH_COLLATERAL: usize = MAX_PROOF + MAX_COLLATERAL;
 const MAX_EMPTY_PROOF: usize = 4 << 10;
 /// Maximum number of bytes in a buffer of rustls after the exchange, as it is by default.
 const BUFFER: usize = 64 << 10;
+
+/// Takes a turn at the TPM, if the machine has turns.
+type TakeTurn<'a> = &'a dyn Fn() -> Result<Option<Turn<'a>>, Error>;
 
 /// One end of an exchange.
 pub struct End<'a> {
@@ -86,11 +90,11 @@ struct Session {
 impl End<'_> {
     /// Makes the exchange. `turn` returns a guard that is held while this machine uses its TPM.
     /// Returns the peer if this end judges it.
-    pub fn run<T>(
+    pub fn run(
         mut self,
         connection: &mut Connection,
         peer: &mut Timed<'_>,
-        turn: impl Fn() -> Result<T, Error>,
+        turn: TakeTurn<'_>,
     ) -> Result<Option<Accepted>, Error> {
         let mut pipe = Pipe { connection, peer };
         let result = match self.role {
@@ -105,16 +109,16 @@ impl End<'_> {
         result
     }
 
-    fn as_client<T>(
+    fn as_client(
         &mut self,
         pipe: &mut Pipe<'_, '_>,
-        turn: impl Fn() -> Result<T, Error>,
+        turn: TakeTurn<'_>,
     ) -> Result<Option<Accepted>, Error> {
         if (self.issuer).is_some_and(|issuer| issuer.known_identity().is_none()) {
             pipe.flush()?; // before the TPM makes keys
         }
         // the server may demand a proof
-        let own = self.offer(true, &turn)?;
+        let own = self.offer(true, turn)?;
         let sent = pipe.send(&own)?;
         let (peers, received) = pipe.receive_offer()?;
         let mut session = self.session(pipe, [&sent, &received], own, peers)?;
@@ -134,13 +138,13 @@ impl End<'_> {
         Ok(accepted)
     }
 
-    fn as_server<T>(
+    fn as_server(
         &mut self,
         pipe: &mut Pipe<'_, '_>,
-        turn: impl Fn() -> Result<T, Error>,
+        turn: TakeTurn<'_>,
     ) -> Result<Option<Accepted>, Error> {
         let (peers, received) = pipe.receive_offer()?;
-        let mut own = self.offer(peers.demand.is_some(), &turn)?;
+        let mut own = self.offer(peers.demand.is_some(), turn)?;
         own.challenge = self.challenge(&peers)?;
         let sent = pipe.send(&own)?;
         let session = self.session(pipe, [&received, &sent], own, peers)?;
@@ -167,11 +171,7 @@ impl End<'_> {
 
     /// Makes this end's offer. It contains an identity only if that is needed, because the TPM may
     /// have to return it.
-    fn offer<T>(
-        &self,
-        with_identity: bool,
-        turn: impl Fn() -> Result<T, Error>,
-    ) -> Result<Offer, Error> {
+    fn offer(&self, with_identity: bool, turn: TakeTurn<'_>) -> Result<Offer, Error> {
         let identity = match self.issuer.filter(|_| with_identity) {
             None => None,
             Some(issuer) => {
@@ -218,11 +218,11 @@ impl End<'_> {
     }
 
     /// Makes the proof that the peer demands; `challenge` is the peer's.
-    fn prove<T>(
+    fn prove(
         &self,
         session: &Session,
         challenge: Option<Challenge>,
-        turn: impl Fn() -> Result<T, Error>,
+        turn: TakeTurn<'_>,
     ) -> Result<Proof, Error> {
         let (Some(demand), Some(issuer)) = (&session.peers.demand, self.issuer) else {
             return Ok(Proof::default());

@@ -188,7 +188,7 @@ impl Server {
             judge: (self.judge.as_ref()).map(|judge| judge.connection(&[Role::Client])),
             certificate: &self.bare()?.0.cert[0],
         };
-        end.run(connection, peer, || session.turn())
+        end.run(connection, peer, &|| session.turn().map(Some))
     }
 
     /// Returns the certificate of the strong form, and the configuration with it. The end of the

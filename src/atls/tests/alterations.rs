@@ -308,7 +308,7 @@ fn exchange(proving: Proving, alteration: Alteration, time: Duration) -> [Accept
                     judge: judge_of_any(proving.validators(role)).map(|it| it.connection(&ROLES)),
                     certificate: &certificate,
                 };
-                end.run(&mut connection, &mut peer, || Ok(()))
+                end.run(&mut connection, &mut peer, &|| Ok(None))
             })
         });
     let threads: Vec<_> = threads.collect();

@@ -219,7 +219,7 @@ impl TwoFaced {
                 judge: None,
                 certificate: &certificate,
             };
-            end.run(&mut connection, &mut peer, || Ok(()))?;
+            end.run(&mut connection, &mut peer, &|| Ok(None))?;
         }
         Ok(form)
     }
