@@ -76,6 +76,7 @@ kubeadm: setup ## check that kubeadm of each supported version that can be built
 
 kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and Helm chart with a real kube-apiserver, etcd and Helm; a CSI driver in VMs opens an encrypted volume
 	cargo test --locked --test addons --test chart --test etcd_backup --test kubernetes_api --test kubernetes_migrate --test kubernetes_services --test kubernetes_keys --test join_service --test node --test node_remove -- --ignored --skip cluster_api
+	cargo test --locked -p bootstrapper restore -- --ignored
 	cargo test --locked --test csi -- --ignored --nocapture
 	cargo test --locked --test key_wrapping -- --ignored
 

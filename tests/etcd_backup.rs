@@ -1,55 +1,16 @@
-//! A snapshot of etcd is restored by the command of docs/day-two/etcd.md, which the test takes from the page, under a real
-//! kube-apiserver (`make kubernetes-api`). etcd and its tools are built from the same version.
+//! A snapshot of etcd is restored under a real kube-apiserver by etcdutl, with the arguments that `bootstrapper restore-etcd` gives it
+//! (`make kubernetes-api`). etcd and its tools are built from the same version.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use base::stop::Stop;
+use bootstrapper::restore::etcdutl_arguments;
 use common::kube_apiserver::{Cluster, PATIENCE};
 use kubernetes::client::{CONFIG_MAPS, Client};
 use serde_json::{Value, json};
-use support::ROOT;
 use support::boot_image::run;
 use support::foreign::fetched;
-
-/// Returns the arguments of the page's only command with these words, which begin with them.
-fn arguments(words: &[&str]) -> Vec<String> {
-    let page = fs::read_to_string(Path::new(ROOT).join("docs/day-two/etcd.md")).unwrap();
-    let text = page.replace("\\\n", " ");
-    let lines = text.lines().filter_map(|line| {
-        let mut line = line.split_whitespace().map(str::to_owned);
-        line.by_ref()
-            .find(|word| word.rsplit('/').next() == Some(words[0]))?;
-        let line: Vec<_> = line.collect();
-        words[1..]
-            .iter()
-            .all(|word| line.iter().any(|other| other == word))
-            .then_some(line)
-    });
-    let found: Vec<_> = lines.collect();
-    let [arguments] = &found[..] else {
-        panic!("{words:?}: {found:?}");
-    };
-    arguments.clone()
-}
-
-/// Runs the page's command, with these words in place of the page's, and without certificates: the etcd of the test has no TLS.
-fn from_page(words: &[&str], replaced: &[(&str, &str)]) {
-    let mut command = Command::new(fetched("etcd-tools.sh").join(words[0]));
-    let mut arguments = arguments(words).into_iter();
-    while let Some(mut word) = arguments.next() {
-        if ["--cacert", "--cert", "--key"].contains(&&*word) {
-            arguments.next();
-            continue;
-        }
-        for (from, to) in replaced {
-            word = word.replace(from, to);
-        }
-        command.arg(word);
-    }
-    run(&mut command);
-}
 
 fn wait_ready(cluster: &Cluster) -> Client {
     let client = cluster.client(&Stop::new()).within(PATIENCE);
@@ -87,13 +48,8 @@ fn a_backup_of_etcd_brings_back_the_objects_and_no_old_version() {
     );
 
     cluster.replace_etcd(|folder| {
-        let restore = [
-            ("/run/state/snapshot.db", snapshot),
-            ("/run/state/restored", folder.to_str().unwrap()),
-            ("https://ADDRESS:2380", &*peer),
-            ("NODE", "default"),
-        ];
-        from_page(&["etcdutl", "restore"], &restore);
+        let arguments = etcdutl_arguments(Path::new(snapshot), folder, "default", &peer, 1);
+        run(Command::new(fetched("etcd-tools.sh").join("etcdutl")).args(arguments));
     });
     let client = wait_ready(&cluster);
     for name in ["kept", "deleted"] {

@@ -23,6 +23,7 @@
 //! [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a member to
 //! another version of Kubernetes. [`renew`] renews the certificates of a control plane, and restarts
 //! the [`static_pods`] that use them; [`authorities`] gives new certificates to those that sign them.
+//! [`restore`] gives etcd the objects of a snapshot if the other control planes are lost.
 //! [`growth`] grows the file system after the disk, and [`generation`] lets the cluster see an old copy
 //! of it. [`child_process`](base::child_process) runs other programs.
 
@@ -48,6 +49,7 @@ pub mod peers_token;
 pub mod platform;
 pub mod race;
 pub mod renew;
+pub mod restore;
 pub mod secret_guard;
 pub mod service_trust;
 pub mod setup;

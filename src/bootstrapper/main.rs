@@ -5,10 +5,11 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::options::help;
+use base::options::{help, of};
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
@@ -18,7 +19,7 @@ use bootstrapper::evidence::{self, Attester};
 use bootstrapper::generation::Generations;
 use bootstrapper::options::{OPTIONS, Settings};
 use bootstrapper::service_trust::ServiceTrust;
-use bootstrapper::{Bootstrapper, Ending, member, peers, renew, upgrade};
+use bootstrapper::{Bootstrapper, Ending, member, peers, renew, restore, upgrade};
 use lexopt::Parser;
 use machines::Cloud;
 use node::options::{self, Options, STOPPED, all};
@@ -40,8 +41,15 @@ Usage: bootstrapper [OPTIONS]      joins a cluster, or starts the member that it
                                    standard input, as `firstlight components` makes it; may be run again
        bootstrapper renew          renews the certificates of this node that end soon, and restarts the programs that use them;
                                    systemd runs it at each boot and once a day
+       bootstrapper restore-etcd SNAPSHOT --etcdutl FILE [--dry-run] [--yes]
+       bootstrapper restore-etcd --undo [--dry-run] [--yes]
+                                   makes etcd of this control plane, if it is the only one that is left, a cluster with the objects
+                                   of the snapshot; shows its plan and asks; may be run again, or undone until it has succeeded
 
 Options
+";
+const RESTORE_HELP: &str = "
+Options of restore-etcd
 ";
 const MORE_HELP: &str = "
 Example
@@ -57,13 +65,33 @@ Exit codes: 0 the node is a member, and the program was stopped; 1 failed (the l
 const RESET: u8 = 3;
 
 fn main() -> ExitCode {
-    let help = [HELP, &help(&all(OPTIONS)), MORE_HELP].concat();
+    let of_restore = help(&of(restore::OPTIONS));
+    let help = [
+        HELP,
+        &help(&all(OPTIONS)),
+        RESTORE_HELP,
+        &of_restore,
+        MORE_HELP,
+    ]
+    .concat();
     program::main("bootstrapper", &help, |mut arguments| {
         let mut settings = Settings::default();
         let mut words = arguments.raw_args()?;
         let is_renewal = words.next_if(|word| word == "renew").is_some();
         let is_upgrade = words.next_if(|word| !is_renewal && word == "upgrade");
-        let list = words.next_if(|word| is_upgrade.is_some() && !is_option(word));
+        let mut is_command = is_renewal || is_upgrade.is_some();
+        let is_restoration = words
+            .next_if(|word| !is_command && word == "restore-etcd")
+            .is_some();
+        is_command = is_restoration || is_upgrade.is_some();
+        let file = words.next_if(|word| is_command && !is_option(word));
+        if is_restoration {
+            return restore::main(
+                file.as_deref().map(Path::new),
+                arguments,
+                settings::ARGUMENTS,
+            );
+        }
         if is_renewal {
             settings.parse(arguments, settings::ARGUMENTS)?;
             return renew(&settings.shared);
@@ -78,7 +106,7 @@ fn main() -> ExitCode {
             }
         }
         match (is_upgrade, settings.serve_evidence) {
-            (Some(_), _) => upgrade(&settings, list.as_deref()),
+            (Some(_), _) => upgrade(&settings, file.as_deref()),
             (None, true) => serve_evidence(&settings.shared),
             (None, false) => start(settings),
         }

@@ -45,9 +45,11 @@ use base::timeline::Timeline;
 use booted_base::{child_output, file};
 
 /// The folder of the cluster's files. A lock on it keeps two runs of kubeadm apart.
-const KUBERNETES: &str = "/etc/kubernetes";
+pub const KUBERNETES: &str = "/etc/kubernetes";
 /// A renewal that has not ended ([`Pending`]), in [`KUBERNETES`].
 const PENDING: &str = "firstlight-renewal.json";
+/// A restoration of etcd that has not ended, in [`KUBERNETES`] (`restore/place.rs`).
+const RESTORATION: &str = "restore-etcd/record.json";
 /// A certificate is renewed when it has less than this left: a third of its year.
 const RENEW_WITHIN: i64 = 120 * DAY;
 /// An authority gets a new certificate when the present one has less than this left.
@@ -75,6 +77,11 @@ pub fn run(stop: &Stop, timeline: Timeline) -> Result<(), Error> {
         stop,
         job: &job,
     };
+    if kubernetes.join(RESTORATION).exists() {
+        log::warn!(
+            "a restoration of etcd has begun and not ended: run `bootstrapper restore-etcd` again, or with --undo"
+        );
+    }
     if kubernetes.join("manifests/kube-apiserver.yaml").exists() {
         node.renew_control_plane()?;
     }

@@ -7,6 +7,7 @@ use support::metadata;
 mod network;
 mod node;
 mod operator;
+mod restore;
 mod rollout;
 mod scaling;
 mod workload;

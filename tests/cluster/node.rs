@@ -384,6 +384,21 @@ impl Node {
         assert!(!said.contains("bootstrapper: "), "it has failed: {said}");
     }
 
+    /// Runs `bootstrapper restore-etcd` with these arguments; returns what it prints, also if it fails. Kills it as soon as the shell
+    /// condition holds.
+    pub fn restore_etcd(&self, arguments: &str, kill_when: Option<&str>) -> Result<String, String> {
+        let kill = |when| format!("(until {when}; do sleep 0.02; done; kill -KILL $pid) & ");
+        let beside = kill_when.map(kill).unwrap_or_default();
+        let command =
+            format!("bootstrapper restore-etcd {arguments} 2>&1 & pid=$!; {beside}wait $pid");
+        let output = self.enter("1500", &command);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        match output.status.success() {
+            true => Ok(said),
+            false => Err(said),
+        }
+    }
+
     pub fn sh(&self, commands: &str) -> String {
         self.try_sh(commands)
             .unwrap_or_else(|| panic!("in the node, this failed: {commands}"))

@@ -125,6 +125,19 @@ impl Operator {
         output.status.code()
     }
 
+    /// Runs `firstlight` with the administrator's kubeconfig; returns what it prints.
+    pub fn run(&self, arguments: &[&str]) -> String {
+        let mut command = self.firstlight();
+        let mut program = Program::start(command.args(arguments));
+        assert!(program.exit().success(), "{}", program.output());
+        program.output()
+    }
+
+    /// Returns the path of a file of the operator.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
     /// Starts `firstlight rollout`.
     pub fn rollout(&self, arguments: &[&str]) -> Program {
         let mut command = self.firstlight();
