@@ -11,7 +11,7 @@ debian=$1
 kubernetes=$("$ROOT/tools/kubernetes.sh")
 version=v${kubernetes##*-v}
 
-recipe=$(cat "$0" "$ROOT"/tools/{image,lib}.sh <(cd "$kubernetes/bin" && stat -c '%n %s %Y' ./*) | sha256sum | cut -c1-12)
+recipe=$(cat "$0" "$ROOT"/tools/{etcd-tools,image,lib}.sh <(cd "$kubernetes/bin" && stat -c '%n %s %Y' ./*) | sha256sum | cut -c1-12)
 images=$kubernetes/images-$recipe
 if [ -e "$images/names" ]; then echo "$images"; exit; fi
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
@@ -28,6 +28,8 @@ for name in $names; do
   *) entrypoint=/usr/local/bin/$program ;;
   esac
   cp "$kubernetes/bin/$program" "$work/tree$entrypoint"
+  # the released image has etcdctl, too, and not etcdutl (cluster/images/etcd/Makefile of Kubernetes v1.34 and v1.35)
+  [ "$program" != etcd ] || cp "$("$ROOT/tools/etcd-tools.sh")/etcdctl" "$work/tree/usr/local/bin/"
   if [ "$program" = kube-proxy ]; then
     with_netfilter "$debian" "$work/tree"
   fi

@@ -73,7 +73,7 @@ if [ "${1:-}" = debian ]; then echo "$debian.tar"; exit; fi
 
 recipe=$({ echo "$debian $kubernetes"; stat -c '%s %Y' "$kubernetes"/bin/*
   cd "$ROOT"; find systemd mkosi initramfs/dracut "${settings#"$ROOT"/}" -type f | sort | xargs sha256sum
-  cat "$ROOT"/tools/{node-image,kubernetes-images,flannel,image,lib}.sh; } | sha256sum | cut -c1-12)
+  cat "$ROOT"/tools/{node-image,kubernetes-images,etcd-tools,flannel,image,lib}.sh; } | sha256sum | cut -c1-12)
 image=$CACHE/node-$recipe
 if [ -e "$image/state.img" ]; then echo "$image"; exit; fi
 

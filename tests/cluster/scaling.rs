@@ -147,7 +147,7 @@ fn a_cluster_grows_to_six_nodes_and_shrinks_to_three() {
     );
 }
 
-/// Runs etcdctl in a control plane. The test's image of etcd has none, so it is not run in the pod.
+/// Runs etcdctl in a control plane.
 fn etcdctl(node: &Node, arguments: &str) -> String {
     if node.try_sh("test -e /run/etcdctl").is_none() {
         let program = Path::new(&tool("etcd-tools.sh", &[])).join("etcdctl");
@@ -160,7 +160,7 @@ fn etcdctl(node: &Node, arguments: &str) -> String {
 }
 
 /// Returns the IDs and names of etcd's members, sorted by name.
-fn members(node: &Node) -> Vec<(String, String)> {
+pub fn members(node: &Node) -> Vec<(String, String)> {
     let list = etcdctl(node, "member list");
     let mut members: Vec<_> = list
         .lines()
