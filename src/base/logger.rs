@@ -29,7 +29,8 @@ use crate::text;
 /// The crates of this project, separated by spaces; all others are libraries.
 const OURS: &str = "atls attest aws base booted_base booted_proto booted_sys bootstrapper cli cloud cloud_api \
     collateral disk endorsement hardware http image keywrap kms kubernetes machines metrics node \
-    proto roots rpc services ssh streaming sys tee tls tpm transport unlock verifier web";
+    proto roots rpc services ssh streaming sys tee tls tpm transport unlock verifier \
+    volume web";
 /// The level for libraries; their other records help only in debugging.
 const FOREIGN_LEVEL: LevelFilter = LevelFilter::Warn;
 

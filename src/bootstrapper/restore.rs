@@ -280,7 +280,7 @@ struct Plan {
 impl Restore<'_> {
     /// Checks, shows the plan, asks, and restores etcd.
     pub fn run(&self, options: &Options) -> Result<(), Error> {
-        self.job.phase("checks");
+        self.job.phase("etcd checks");
         let plan = self.check().map_err(|why| match self.has_begun() {
             true => Error::Between(why),
             false => Error::Refused(why),
@@ -295,16 +295,16 @@ impl Restore<'_> {
             self.reached("begun");
         }
         if place.data(record) == Data::Before {
-            self.job.phase("snapshot");
+            self.job.phase("etcd snapshot");
             self.make_data(&plan).map_err(failed)?;
             self.reached("restored");
-            self.job.phase("stop");
+            self.job.phase("etcd stop");
             self.replace_data(&plan)?;
         } else if place.data(record) == Data::Between {
             let _lock = self.stop_pods(place, &plan.etcd).map_err(Error::Between)?;
             place.put_restored(record).map_err(failed)?;
         }
-        self.job.phase("start");
+        self.job.phase("etcd start");
         self.start(place).map_err(failed)?;
         self.wait_for_api(record)?;
         self.reached("answered");
@@ -345,12 +345,12 @@ impl Restore<'_> {
             return Ok(());
         }
         if place.data(&record) != Data::Before {
-            self.job.phase("stop");
+            self.job.phase("etcd stop");
             let _lock = self.stop_pods(&place, &etcd).map_err(Error::Between)?;
             place.put_back(&record).map_err(failed)?;
             self.reached("put back");
         }
-        self.job.phase("start");
+        self.job.phase("etcd start");
         self.start(&place).map_err(failed)?;
         place.end().map_err(failed)?;
         say(&format!(

@@ -178,7 +178,7 @@ mod atls {
             turn: &PeersTurn::default(),
         };
         // the session's nonce is random, so no input contains it
-        let proved = end.run(&mut connection, &mut timed, || Ok(()));
+        let proved = end.run(&mut connection, &mut timed, &|| Ok(None));
         assert!(!validates || proved.is_err());
     }
 }
