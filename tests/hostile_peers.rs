@@ -1217,7 +1217,7 @@ fn incomplete_calls_with_large_metadata_do_not_fill_the_memory() {
 // ---- attacks over all connections that there may be ----
 
 /// Maximum memory in bytes for all these connections together, without TLS and with TLS.
-const MOST_MEMORY_OF_ALL: [usize; 2] = [MOST_MEMORY, 80 * MIB];
+const MOST_MEMORY_OF_ALL: [usize; 2] = [MOST_MEMORY, 96 * MIB];
 
 /// Opens all connections but one of a server with the default limits, each from an address of its
 /// own. All stay open until another client was served and the memory was measured.
