@@ -27,8 +27,8 @@ use node::quotes;
 use node::settings;
 use verifier::Variant;
 
-/// Wipes freed memory, so that no copy of a secret stays in a buffer of a library, and keeps some for
-/// the next allocation.
+/// Wipes freed memory, so that no copy of a secret stays in a buffer of a library. Keeps some wiped
+/// blocks for later allocations.
 #[global_allocator]
 static ALLOCATOR: Keeping = Keeping::new();
 

@@ -166,8 +166,8 @@ impl Luks {
         Error::Device(format!("the LUKS2 header of {place} is refused: {why}"))
     }
 
-    /// Makes the header say that this keyslot is ours, and try it first. Another token of ours, from an
-    /// earlier enrolment, is removed.
+    /// Writes our token, which names this keyslot, and gives the keyslot the highest priority. Removes
+    /// our token of an earlier enrolment.
     pub fn mark(&self, keyslot: u32) -> Result<(), Error> {
         let metadata = self.metadata()?;
         let ours = json!({"type": TOKEN, "keyslots": [keyslot.to_string()]});

@@ -1,4 +1,4 @@
-//! The program of an ordinary virtual machine that opens a LUKS2 volume by attestation.
+//! `firstlight-volume`: runs in an ordinary virtual machine, and opens its LUKS2 volume by attestation.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};

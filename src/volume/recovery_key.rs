@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 /// Digits and letters that look different from each other (Crockford's base 32).
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const GROUP: usize = 5;
-/// The number of groups without the check: 175 random bits.
+/// The number of groups of the key, without the check group: 35 characters of 5 bits, 175 random bits.
 const GROUPS: usize = 7;
 const CHECK: &str = "firstlight recovery key: check";
 

@@ -12,7 +12,7 @@ use super::objection::{Objection, objection};
 /// The maximum number of characters of a name in a text.
 const SHOWN: usize = 200;
 
-/// This member of etcd.
+/// The member of etcd on this node, as its static pod manifest describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Etcd {
     /// Its name, which is that of the node.

@@ -23,8 +23,8 @@ use services::join_service::watch::flags;
 use services::join_service::{self, Config, JoinService};
 use verifier::{Variant, variant};
 
-/// Wipes freed memory, so that no copies of secrets remain in buffers of libraries, and keeps some for
-/// the next allocation.
+/// Wipes freed memory, so that no copy of a secret stays in a buffer of a library. Keeps some wiped
+/// blocks for later allocations.
 #[global_allocator]
 static ALLOCATOR: Keeping = Keeping::new();
 

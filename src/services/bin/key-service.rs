@@ -25,8 +25,8 @@ use sys::signal::StopSignals;
 use tpm::Location;
 use verifier::{Variant, variant};
 
-/// Wipes freed memory, so that no copies of secrets remain in buffers of libraries, and keeps some for
-/// the next allocation.
+/// Wipes freed memory, so that no copy of a secret stays in a buffer of a library. Keeps some wiped
+/// blocks for later allocations.
 #[global_allocator]
 static ALLOCATOR: Keeping = Keeping::new();
 

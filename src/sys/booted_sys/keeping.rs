@@ -1,7 +1,7 @@
-//! An allocator that wipes memory when it is freed, as [`sys::wiping::Wiping`], and keeps some blocks
-//! of more than 1 KiB for the next allocation of their size. Without it, musl maps and unmaps the
-//! pages of many of them, each time, which costs more than what is done with them. The price: musl
-//! does not see a block that is freed twice. So a block that is kept already ends the program.
+//! An allocator that wipes memory when it is freed, as [`sys::wiping::Wiping`] does. It keeps some freed
+//! blocks of more than 1 KiB for the next allocation of their size: musl would unmap many of them and
+//! map them again. musl cannot see a second free of a kept block, so this allocator looks for the block
+//! among the kept ones, and aborts the program if it is there.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::process;
@@ -17,7 +17,7 @@ const SMALL: usize = 1 << 10;
 /// Larger blocks are rare.
 const LARGEST: usize = 2 << 20;
 /// The sizes of kept blocks are the powers of two and seven sizes between each two of them, so that
-/// a block is at most an eighth larger than what is asked for.
+/// a block is at most an eighth larger than the requested size.
 const STEPS: usize = 8;
 const CLASSES: usize = (LARGEST / SMALL).ilog2() as usize * STEPS;
 /// Maximum number of kept blocks of a size.

@@ -40,9 +40,10 @@ pub const PREFIX: &str = "join-attested-";
 const MARGIN: Duration = Duration::from_secs(60);
 /// The longest name of a Node.
 const MAX_NAME: usize = 253;
-/// How many tokens are read from the API server in a second, and at the same time. The connections to it
-/// are those of tickets, too.
+/// Maximum number of tokens that this replica reads from the API server in a second. Tickets use the same
+/// connections to the API server, and must not wait for tokens.
 const READS: u32 = 50;
+/// Maximum number of such reads at the same time.
 const RUNNING: u32 = 4;
 /// The timeout of such a read, and of calls for the keys.
 const READ: Duration = Duration::from_secs(2);
@@ -76,7 +77,7 @@ pub struct Issuer {
 /// The keys as they were read or written last.
 struct Known {
     keys: Arc<Keys>,
-    /// The resourceVersion of their Secret; null if there was none.
+    /// The resourceVersion of the Secret that has the keys; null if there was no Secret.
     version: Value,
     /// When the API server returned them.
     at: Instant,

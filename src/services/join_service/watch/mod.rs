@@ -114,7 +114,7 @@ struct Shared {
     /// from a refusal.
     policy: Mutex<Option<Arc<InForce>>>,
     issuer: Option<Issuer>,
-    /// The last fault of the keys in the log.
+    /// The fault of the signing keys that was logged last; a fault is logged when it changes.
     logged: Mutex<String>,
     /// Whether the log says that evidence names no machine.
     nameless: Once,
