@@ -67,9 +67,11 @@ pub fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// A shipped program as `make build` made it.
+/// One of our programs: as `make build` made it, or from the folder that `FIRSTLIGHT_PROGRAMS` names.
 pub fn dist(name: &str) -> Result<PathBuf> {
-    let path = root().join("target/dist").join(name);
+    let folder = std::env::var_os("FIRSTLIGHT_PROGRAMS");
+    let folder = folder.map_or_else(|| root().join("target/dist"), PathBuf::from);
+    let path = folder.join(name);
     if path.is_file() {
         Ok(path)
     } else {
