@@ -52,6 +52,9 @@ pub struct IssueJoinTicketResponse {
     /// PEM: all CA certificates that may sign the API server's certificate. Only if accepts_cluster_ca is set.
     #[prost(bytes = "vec", tag = "13")]
     pub cluster_ca: ::prost::alloc::vec::Vec<u8>,
+    /// The operator's files for new nodes, each by a name without a path. Constellation lacks this field.
+    #[prost(message, repeated, tag = "14")]
+    pub node_files: ::prost::alloc::vec::Vec<ControlPlaneCertOrKey>,
 }
 #[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,9 +1,9 @@
 //! The join of a node that has its ticket, after the node lock:
 //!
 //! ```text
-//! state disk: commit ─► emergency SSH ─► components ─► certificates ─► kubeadm join ─► complete
-//!                                                          ▲              │ a temporary reason
-//!                                                          └─ kubeadm reset
+//! state disk: commit ─► node files ─► emergency SSH ─► components ─► certificates ─► kubeadm join ─► complete
+//!                                                                        ▲              │ a temporary reason
+//!                                                                        └─ kubeadm reset
 //! ```
 //!
 //! Each step can be repeated. A step that fails ends the join: the disk is reset, and the node
@@ -33,6 +33,8 @@ use machines::Role;
 const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-join.yaml");
 /// The directory of the keys and certificates that all control planes share.
 const PKI: &str = "/etc/kubernetes/pki";
+/// The directory of the operator's files, below the mount point of the state disk.
+const NODE_FILES: &str = "firstlight/files";
 
 /// Time limit for one try of `kubeadm join`, which has its own time limit for each wait. A control
 /// plane also pulls images.
@@ -126,6 +128,11 @@ impl Join {
         node.commit_disk(&state, &self.ticket.measurement_secret, |_| {
             Ok(self.ticket.disk_key.clone())
         })?;
+        job.phase("node files");
+        for (name, content) in &self.ticket.node_files {
+            let path = node.root.join(NODE_FILES).join(name);
+            setup::write(&path, 0o600, content.expose())?;
+        }
         job.phase("emergency SSH");
         self.certify_host(&node.root, stop)?;
         job.phase("components");

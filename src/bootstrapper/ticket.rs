@@ -9,6 +9,7 @@
 //! | `token` | of the form of a bootstrap token |
 //! | `discovery_token_ca_cert_hash`, `cluster_ca` | a SHA-256; if both are present, the hash of one of the CAs |
 //! | `control_plane_files` | the eight files that a control plane needs, each once; none for a worker |
+//! | `node_files` | at most 64 files and 256 KiB, each once by a name without a path |
 //! | `kubernetes_components` | as for an init |
 //! | `kubernetes_version` | supported; if it is missing, as in Constellation's tickets, the version in kubeadm's URL |
 //! | `authorized_ca_public_key`, `host_certificate` | one line each; a certificate of this node's host key |
@@ -24,6 +25,7 @@ use kubernetes::components::{self, Component};
 use kubernetes::kubeadm::Trust;
 use kubernetes::kubelet_certificate::KubeletCertificate;
 use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
+use kubernetes::node_files;
 use kubernetes::parameters::{Version, is_endpoint};
 
 /// Maximum bytes of a certificate or key of the control plane; an RSA-4096 key has 3 KiB.
@@ -76,6 +78,8 @@ pub struct Ticket {
     pub trust: Trust,
     /// The files of [`CONTROL_PLANE_FILES`] with their contents; none for a worker.
     pub control_plane_files: Vec<(&'static str, bool, Secret)>,
+    /// The operator's files for this node: the name and content of each.
+    pub node_files: Vec<(String, Secret)>,
     /// The components to install.
     pub components: Vec<Component>,
     /// The line of the SSH authority.
@@ -138,6 +142,7 @@ impl Ticket {
         let trust = trust(&ticket)?;
         let control_plane_files =
             control_plane_files(&mut ticket.control_plane_files, expected.control_plane)?;
+        let node_files = node_files(&mut ticket.node_files)?;
         let components = components(&ticket, expected.policy)?;
         check_version(&ticket)?;
         ssh::host::check(
@@ -159,6 +164,7 @@ impl Ticket {
             token,
             trust,
             control_plane_files,
+            node_files,
             components,
             ssh_authority: std::mem::take(&mut ticket.authorized_ca_public_key),
             ssh_certificate: std::mem::take(&mut ticket.host_certificate),
@@ -287,6 +293,16 @@ fn control_plane_files(
     }
 }
 
+fn node_files(files: &mut Vec<ControlPlaneCertOrKey>) -> Result<Vec<(String, Secret)>, Refused> {
+    node_files::check(files.iter().map(|file| (&*file.name, file.data.len())))
+        .or_else(|why| refuse("node_files", why))?;
+    let take = |file: &mut ControlPlaneCertOrKey| {
+        let data = std::mem::take(&mut file.data);
+        (file.name.clone(), Secret::new(data))
+    };
+    Ok(std::mem::take(files).iter_mut().map(take).collect())
+}
+
 fn components(
     ticket: &IssueJoinTicketResponse,
     policy: &components::Policy,
@@ -373,6 +389,10 @@ mod tests {
             token: "abcdef.0123456789abcdef".into(),
             discovery_token_ca_cert_hash: authority_hashes(&cluster_ca).unwrap().remove(0),
             control_plane_files: vec![],
+            node_files: vec![ControlPlaneCertOrKey {
+                name: "token".into(),
+                data: b"a token".to_vec(),
+            }],
             kubernetes_version: "v1.34.4".into(),
             kubernetes_components: vec![Wire {
                 url: "https://dl.k8s.io/v1.34.4/bin/linux/amd64/kubelet".into(),
@@ -540,6 +560,16 @@ mod tests {
             }),
             ("control_plane_files: 8 keys", |ticket| {
                 ticket.control_plane_files = files()
+            }),
+            ("node_files: token occurs twice", |ticket| {
+                let file = ticket.node_files[0].clone();
+                ticket.node_files.push(file)
+            }),
+            ("node_files: \"../token\" is no name", |ticket| {
+                ticket.node_files[0].name = "../token".into()
+            }),
+            ("node_files: 262149 bytes", |ticket| {
+                ticket.node_files[0].data = vec![0; 256 << 10]
             }),
             ("kubernetes_version: Kubernetes v1.12.0", |ticket| {
                 ticket.kubernetes_version = "v1.12.0".into()

@@ -15,6 +15,7 @@ pub mod kubeconfig;
 pub mod kubelet_certificate;
 pub mod kubelet_request;
 pub mod machine_record;
+pub mod node_files;
 pub mod node_version;
 pub mod parameters;
 pub mod readiness;

@@ -205,6 +205,7 @@ impl Cluster {
                 true => CONTROL_PLANE_FILES.map(|(name, _)| file(name)).to_vec(),
                 false => vec![],
             },
+            node_files: vec![],
             kubernetes_version: String::new(),
             kubernetes_components: vec![self.kubeadm()],
             authorized_ca_public_key: format!("{}\n", self.ssh.public_line()).into_bytes(),

@@ -59,7 +59,17 @@ fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let node_files = setup.dir.path().join("node-files");
+    fs::create_dir(&node_files).unwrap();
+    fs::write(node_files.join("token"), vec![b'x'; 256 << 10]).unwrap();
+    let status = refused(setup.join(&tpm, &worker()));
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(setup.tokens().is_empty() && setup.records().is_empty());
+    fs::write(node_files.join("token"), "of an agent").unwrap();
     let ticket = setup.join(&tpm, &worker()).unwrap();
+    let files = ticket.node_files.iter();
+    let files: Vec<_> = files.map(|file| (&*file.name, &file.data[..])).collect();
+    assert_eq!(files, [("token", &b"of an agent"[..])]);
     assert_eq!(
         (ticket.state_disk_key.len(), ticket.measurement_secret.len()),
         (32, 32)

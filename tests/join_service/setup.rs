@@ -135,6 +135,7 @@ impl Setup {
                 .unwrap(),
             ),
             pki_dir: self.dir.path().join("pki"),
+            node_files_dir: self.dir.path().join("node-files"),
             migration: self.migration,
             records: None,
             deleted_machines: Default::default(),

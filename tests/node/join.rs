@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::crypto::{Secret, cluster_id};
+use booted_proto::join::ControlPlaneCertOrKey;
 use disk::luks::{self, Probe};
 use ring::digest::{SHA256, digest};
 use rpc::grpc::{Code, Status};
@@ -82,7 +83,12 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
                 && request.accepts_cluster_ca
                 && request.disk_uuid.len() == 36
         );
-        Ok(tickets.ticket(&request))
+        let mut ticket = tickets.ticket(&request);
+        ticket.node_files = vec![ControlPlaneCertOrKey {
+            name: ".dockerconfigjson".into(),
+            data: b"{}".to_vec(),
+        }];
+        Ok(ticket)
     });
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     assert!(end_of_member(&mut node).success(), "{}", node.output());
@@ -91,6 +97,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
         "proves nothing; its ticket is accepted",
         "locked:",
         "committed:",
+        "phase: node files",
         "phase: kubeadm join",
         "complete:",
     ] {
@@ -111,6 +118,12 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     assert_eq!(
         json(&setting.path("mount/constellation/node_state.json"))["Role"],
         "Worker"
+    );
+
+    let file = setting.path("mount/firstlight/files/.dockerconfigjson");
+    assert_eq!(
+        (mode(&file), fs::read(&file).unwrap()),
+        (0o600, b"{}".to_vec())
     );
 
     // kubeadm was called once, and found all files

@@ -117,6 +117,7 @@ struct Given {
     verification_http: Option<SocketAddr>,
     require_strong: bool,
     pki_dir: PathBuf,
+    node_files_dir: PathBuf,
 }
 
 impl Default for Given {
@@ -144,6 +145,7 @@ impl Default for Given {
             verification_http: None,
             require_strong: false,
             pki_dir: join_service::PKI_DIR.into(),
+            node_files_dir: join_service::NODE_FILES_DIR.into(),
         }
     }
 }
@@ -184,6 +186,8 @@ const OPTIONS: &Table<Given> = &[
      |it, name, value| put(&mut it.migration, parsed(name, value))),
     (Opt::value("pki", "DIR", "directory with the cluster's CA and the files for control planes").or(join_service::PKI_DIR),
      |it, _, value| put(&mut it.pki_dir, Ok(value.into()))),
+    (Opt::value("node-files", "DIR", "directory with the operator's files for new nodes; it need not exist").or(join_service::NODE_FILES_DIR),
+     |it, _, value| put(&mut it.node_files_dir, Ok(value.into()))),
     (services::LOG_FORMAT, |it, name, value| put(&mut it.log_format, parsed(name, value))),
     (services::VERBOSITY, |it, name, value| put(&mut it.verbosity, parsed(name, value))),
 ];
@@ -271,6 +275,7 @@ impl Given {
             records: self.records.map(|dir| (dir, self.enrolling)),
             metadata,
             pki_dir: self.pki_dir,
+            node_files_dir: self.node_files_dir,
             migration: self.migration,
             deleted_machines: Default::default(),
             collateral: Some(collateral),

@@ -16,7 +16,7 @@
 //! | file | work |
 //! |---|---|
 //! | [`tickets`] | the two requests, step by step |
-//! | `secrets`, `admission` | the secrets in a ticket; the changes of the cluster that admit a node |
+//! | `secrets`, `node_files`, `admission` | the secrets in a ticket; the operator's files for new nodes; the changes of the cluster that admit a node |
 //! | `request`, [`refusal`] | validation of a request; the reasons for a refusal |
 //! | `instances`, [`records`], `file_records` | which machine may have which name, role and disk; records without Kubernetes |
 //! | [`keys`], `pki`, `tokens` | the parts of a ticket: keys of the key service, the cluster's CA, bootstrap tokens |
@@ -47,6 +47,7 @@ mod joined;
 mod joining_node;
 pub mod keys;
 mod lease;
+mod node_files;
 mod node_status;
 mod pki;
 pub mod policy;
@@ -89,6 +90,8 @@ use keys::KeyClient;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
 use metrics::Registry;
+pub use node_files::DIRECTORY as NODE_FILES_DIR;
+use node_files::NodeFiles;
 pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
 use policy::PolicyFile;
@@ -146,6 +149,8 @@ pub struct Config {
     pub metadata: Option<Arc<dyn Service>>,
     /// The directory with the cluster's CA and the files for control planes, usually [`PKI_DIR`].
     pub pki_dir: PathBuf,
+    /// The directory of the operator's files for new nodes, usually [`NODE_FILES_DIR`]. It need not exist.
+    pub node_files_dir: PathBuf,
     /// Until when disks without a record are accepted.
     pub migration: Migration,
     /// When the records of deleted machines are deleted: the program uses the default.
@@ -391,7 +396,8 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     let results = watching.as_ref().map(Watching::serve_results);
     let results = results.transpose()?.flatten();
     let access = ClusterAccess::new(cluster, cleaner.clone());
-    let tickets = Tickets::new(secrets, pki, instances, Some(access), audit, migration);
+    let tickets = Tickets::new(secrets, pki, instances, Some(access), audit, migration)
+        .with_node_files(NodeFiles::new(&config.node_files_dir));
     let background = Background {
         stop,
         cleaner,

@@ -28,6 +28,7 @@ use super::cleaner::Task;
 use super::cluster::{Cluster, Components, Kubeadm};
 use super::file_records::FileRecords;
 use super::instances::Instances;
+use super::node_files::NodeFiles;
 use super::pki::{Ca, Pki};
 use super::policy::PolicyFile;
 use super::records::{self, Claimant};
@@ -57,6 +58,8 @@ pub struct Tickets {
     cluster: Option<ClusterAccess>,
     /// The records of a service without a cluster.
     files: Option<FileRecords>,
+    /// The operator's files for new nodes.
+    node_files: Option<NodeFiles>,
     audit: Arc<Audit>,
     /// Whether the service's permission to approve client certificates has been confirmed.
     tokens_are_served: AtomicBool,
@@ -77,6 +80,7 @@ struct Inputs {
     kubeadm: Kubeadm,
     ca: Ca,
     control_plane_files: Vec<ControlPlaneCertOrKey>,
+    node_files: Vec<ControlPlaneCertOrKey>,
 }
 
 /// The signed parts of a ticket.
@@ -103,6 +107,7 @@ impl Tickets {
             instances,
             cluster,
             files: None,
+            node_files: None,
             audit,
             tokens_are_served: AtomicBool::new(false),
             rush: Rush::default(),
@@ -122,6 +127,14 @@ impl Tickets {
     /// Gives each disk to the machine in these records only. For a service without a cluster.
     pub fn with_files(self, files: Option<FileRecords>) -> Tickets {
         Tickets { files, ..self }
+    }
+
+    /// Sends these files in each join ticket.
+    pub fn with_node_files(self, files: NodeFiles) -> Tickets {
+        Tickets {
+            node_files: Some(files),
+            ..self
+        }
     }
 
     /// Issues a join ticket: admits a new node.
@@ -339,6 +352,10 @@ impl Tickets {
                 true => self.pki.control_plane_files()?,
                 false => Vec::new(),
             },
+            node_files: match &self.node_files {
+                Some(files) => files.read()?,
+                None => Vec::new(),
+            },
             measurement_salt: self.secrets.measurement_salt()?,
             measurement_secret: self.secrets.measurement_secret(deadline)?,
             ssh: self.secrets.ssh(deadline)?,
@@ -462,6 +479,7 @@ fn ticket(
     ticket.token = token.to_string();
     ticket.discovery_token_ca_cert_hash = inputs.ca.pin;
     ticket.control_plane_files = inputs.control_plane_files;
+    ticket.node_files = inputs.node_files;
     ticket.kubernetes_version = inputs.components.version.clone();
     ticket.kubernetes_components = inputs.components.list.clone().unwrap_or_default();
     ticket.authorized_ca_public_key = (inputs.ssh.users.line() + "\n").into_bytes();
