@@ -4,6 +4,7 @@
 //! The tests need root and `make build`'s programs, and take minutes, so `cargo test` skips them; `make test-cluster` runs them.
 
 use support::metadata;
+mod growing;
 mod network;
 mod node;
 mod operator;

@@ -7,37 +7,18 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
-use crate::network::Network;
+use crate::growing::Growing;
 use crate::node::{Node, tool};
 use crate::operator::Operator;
 use crate::scaling::members;
-use crate::{
-    PATIENCE, is_running_since_boot, items, lap, ready, wait_for, wait_for_cluster, workload,
-};
+use crate::{is_running_since_boot, items, lap, ready, wait_for, wait_for_cluster, workload};
 
 #[test]
 #[ignore = "needs root, and the node's image: make test-cluster"]
 fn two_of_three_control_planes_are_lost_and_all_pods_come_back() {
-    let network = Network::empty();
-    let boot = |name: &str, role: &str| {
-        let node = Node::boot(network, "restore", name, role);
-        if role == "ControlPlane" {
-            node.import_services();
-        }
-        node
-    };
-    let first = boot("control-plane-0", "ControlPlane");
-    let image = first.import_services();
-    first.start_bootstrapper();
-    let operator = Operator::new();
-    let mut init = operator.init_with_network(&first, &["--image", &image]);
-    init.expect_within("objects are new or changed", PATIENCE);
-    assert!(init.exit().success(), "{}", init.output());
-    let id = operator.cluster_id();
-    network.forget_init_secret();
+    let (growing, first, operator) = Growing::start("restore");
     let launch = |name: &str, role: &str| {
-        let node = boot(name, role);
-        node.start_as_member_of(&id);
+        let node = growing.launch(name, role);
         node.wait_for_bootstrapper();
         lap(&node, &format!("{name} has joined"));
         node

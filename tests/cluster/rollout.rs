@@ -6,9 +6,9 @@ use ring::digest::{SHA256, digest};
 use serde_json::json;
 use support::swtpm::PCR_4;
 
-use crate::network::Network;
+use crate::growing::Growing;
 use crate::node::{Node, hex};
-use crate::operator::{Operator, policy};
+use crate::operator::policy;
 use crate::{PATIENCE, boot_with_key_from, lap, recover, wait_for, wait_for_cluster};
 
 /// What a node is told to run. The image of these tests has no shell of its own.
@@ -27,20 +27,9 @@ fn policy_of(image: &str) -> String {
 #[test]
 #[ignore = "needs root, and the node's image: make test-cluster"]
 fn an_image_is_rolled_out_and_a_bad_one_stops_at_the_first_node() {
-    let network = Network::empty();
-    let mut first = Node::boot(network, "rollout", "control-plane-0", "ControlPlane");
-    let image = first.import_services();
-    first.start_bootstrapper();
-    let operator = Operator::new();
-    let mut init = operator.init_with_network(&first, &["--image", &image]);
-    init.expect_within("objects are new or changed", PATIENCE);
-    assert!(init.exit().success(), "{}", init.output());
-    let id = operator.cluster_id();
-    let launch = |name: &str| {
-        let node = Node::boot(network, "rollout", name, "Worker");
-        node.start_as_member_of(&id);
-        node
-    };
+    let (growing, mut first, operator) = Growing::start("rollout");
+    let id = &growing.id;
+    let launch = |name: &str| growing.launch(name, "Worker");
     let mut workers = [launch("worker-0"), launch("worker-1")];
     for worker in &workers {
         worker.wait_for_bootstrapper();
@@ -66,13 +55,13 @@ fn an_image_is_rolled_out_and_a_bad_one_stops_at_the_first_node() {
     let mut rollout = operator.rollout(&all);
     for worker in &mut workers {
         let initramfs = boot_installed(worker, "b1");
-        boot_with_key_from("join service", initramfs, worker, &id);
+        boot_with_key_from("join service", initramfs, worker, id);
         lap(worker, &format!("{} has the new image", worker.name()));
     }
     let initramfs = boot_installed(&mut first, "b1");
     initramfs.expect("waiting: for a key of disk");
     recover(&operator, &first, &["--policy", "new.json"]);
-    boot_with_key_from("the operator at", initramfs, &mut first, &id);
+    boot_with_key_from("the operator at", initramfs, &mut first, id);
     rollout.expect_within("done: every node has the image image b1", PATIENCE * 2);
     assert!(rollout.exit().success(), "{}", rollout.output());
     println!("{}", rollout.output());
@@ -140,7 +129,7 @@ fn an_image_is_rolled_out_and_a_bad_one_stops_at_the_first_node() {
     // it falls back to the image before, which the policy still accepts
     workers[0].measure_in_next_boot("b1");
     let initramfs = workers[0].start_initramfs();
-    boot_with_key_from("join service", initramfs, &mut workers[0], &id);
+    boot_with_key_from("join service", initramfs, &mut workers[0], id);
     let mut abort = operator.rollout(&["abort", "--yes"]);
     assert!(abort.exit().success(), "{}", abort.output());
     abort.expect("The policy keeps accepting both images");

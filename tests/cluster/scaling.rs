@@ -3,38 +3,17 @@
 use std::fs;
 use std::path::Path;
 
-use crate::network::Network;
+use crate::growing::Growing;
 use crate::node::{Node, tool};
-use crate::operator::Operator;
-use crate::{PATIENCE, has_token, lap, tokens, wait_for, wait_for_cluster, workload};
+use crate::{has_token, lap, tokens, wait_for, wait_for_cluster, workload};
 
 /// Each new machine has only the image and the settings of the launch template. In a cloud the cloud controller manager deletes the
 /// Node objects of machines that are gone; here the test does.
 #[test]
 #[ignore = "needs root, and the node's image: make test-cluster"]
 fn a_cluster_grows_to_six_nodes_and_shrinks_to_three() {
-    let network = Network::empty();
-    let boot = |name: &str, role: &str| {
-        let node = Node::boot(network, "scale", name, role);
-        if role == "ControlPlane" {
-            node.import_services();
-        }
-        node
-    };
-    let first = boot("control-plane-0", "ControlPlane");
-    let image = first.import_services();
-    first.start_bootstrapper();
-    let operator = Operator::new();
-    let mut init = operator.init_with_network(&first, &["--image", &image]);
-    init.expect_within("objects are new or changed", PATIENCE);
-    assert!(init.exit().success(), "{}", init.output());
-    let id = operator.cluster_id();
-    network.forget_init_secret();
-    let launch = |name: &str, role: &str| {
-        let node = boot(name, role);
-        node.start_as_member_of(&id);
-        node
-    };
+    let (growing, first, operator) = Growing::start("scale");
+    let launch = |name: &str, role: &str| growing.launch(name, role);
     let check = |nodes: &[&Node], what: &str| {
         for node in &nodes[1..] {
             let journal = node.wait_for_bootstrapper();
