@@ -9,12 +9,12 @@
 //! enrolled by the same command: it leaves out what is done. So is a new volume, with its recovery key,
 //! which is shown before it is used.
 
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use base::crypto::{Secret, random};
+use base::crypto::Secret;
 use base::stop::Stop;
-use base::text::hex;
 use booted_base::uuid::Uuid;
 use zeroize::Zeroizing;
 
@@ -120,7 +120,7 @@ impl Enrollment {
             ),
             (None, true) => {
                 self.check_blank(luks)?;
-                return Ok(new_uuid());
+                return new_uuid();
             }
         };
         Err(Error::Device(refused))
@@ -160,7 +160,7 @@ fn read_key(file: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     let mut key = Zeroizing::new(Vec::with_capacity(MAX_KEY as usize + 1));
     let source: Box<dyn Read> = match file == Path::new("-") {
         true => Box::new(std::io::stdin()),
-        false => Box::new(std::fs::File::open(file).map_err(failed)?),
+        false => Box::new(fs::File::open(file).map_err(failed)?),
     };
     source
         .take(MAX_KEY + 1)
@@ -176,31 +176,10 @@ fn read_key(file: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     }
 }
 
-/// Returns a random UUID (RFC 9562 §5.4).
-fn new_uuid() -> Uuid {
-    let mut bytes = random::<16>();
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let digits = hex(&bytes);
-    let text = [
-        &digits[..8],
-        &digits[8..12],
-        &digits[12..16],
-        &digits[16..20],
-        &digits[20..],
-    ];
-    Uuid::parse(&text.join("-")).expect("the form of a UUID")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_new_uuid_is_random_and_of_version_4() {
-        let uuid = new_uuid();
-        assert_ne!(uuid, new_uuid());
-        assert_eq!(&uuid.as_str()[14..15], "4");
-        assert!(["8", "9", "a", "b"].contains(&&uuid.as_str()[19..20]));
-    }
+/// Returns a random UUID, which the kernel makes (random(4)).
+fn new_uuid() -> Result<Uuid, Error> {
+    let path = Path::new("/proc/sys/kernel/random/uuid");
+    let failed = |error| Error::File(path.into(), error);
+    let text = fs::read_to_string(path).map_err(failed)?;
+    Uuid::parse(text.trim_end()).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))
 }
