@@ -130,6 +130,7 @@ fn the_packages_can_be_installed_and_leave_nothing_behind() {
         "usr/share/man/man8/key-service.8.gz",
         "usr/bin/firstlight-volume",
         "usr/lib/systemd/system/firstlight-volume.socket",
+        "usr/lib/systemd/system/systemd-cryptsetup@.service.d/firstlight.conf",
         "usr/lib/systemd/system/firstlight-join-service.service",
     ] {
         assert!(installed.iter().any(|it| it == path), "no {path}");

@@ -349,6 +349,7 @@ impl Machine {
     fn enroll(&self, arguments: &[&str], input: &[u8]) -> Output {
         let mut program = self.program("enroll");
         program.args(["--name=data", "--device=device", "--folder=volumes"]);
+        program.arg("--headers=headers");
         program.arg(format!("--broker={}", self.broker));
         program.arg(format!("--cluster-id={}", self.id));
         program.arg(format!("--tpm={}", self.tpm.location()));
@@ -365,6 +366,35 @@ impl Machine {
         let mut text = fs::read_to_string(&settings).unwrap_or_default();
         text += &format!("timeout={timeout}\ntpm={}\n", self.tpm.location());
         fs::write(self.dir.path().join("volumes/data"), text).unwrap();
+        let mut log = match name == "data" {
+            true => self.copy_header(),
+            false => String::new(),
+        };
+        let (key, said) = self.serve(name);
+        log += &said;
+        (key, log)
+    }
+
+    /// Runs `copy-header` as the unit does before systemd-cryptsetup starts. Returns the log.
+    fn copy_header(&self) -> String {
+        let line = "data UUID=x /run/firstlight/volume luks,_netdev,nofail,header=headers/data\n";
+        let table = self.dir.path().join("crypttab");
+        if !table.exists() {
+            fs::write(&table, line).unwrap();
+        }
+        let output = self.manage("copy-header", &["--crypttab=crypttab"]);
+        text(&output.stderr)
+    }
+
+    /// Runs a command about the volume `data`.
+    fn manage(&self, command: &str, arguments: &[&str]) -> Output {
+        let mut program = self.program(command);
+        program.args(["--name=data", "--folder=volumes", "--headers=headers"]);
+        program.args(arguments).output().unwrap()
+    }
+
+    /// Asks for the key as systemd-cryptsetup does.
+    fn serve(&self, name: &str) -> (Vec<u8>, String) {
         let path = self.dir.path().join("socket");
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
@@ -377,7 +407,8 @@ impl Machine {
         client.connect(&SockAddr::unix(&path).unwrap()).unwrap();
         let (accepted, _) = listener.accept().unwrap();
         let mut serve = self.program("serve");
-        serve.arg("--folder=volumes").stdin(OwnedFd::from(accepted));
+        serve.args(["--folder=volumes", "--headers=headers"]);
+        serve.stdin(OwnedFd::from(accepted));
         let output = serve.output().unwrap();
         // the command has a copy of the connection
         drop(serve);
@@ -454,7 +485,8 @@ fn a_new_volume_opens_by_attestation_and_by_its_recovery_key() {
     };
     let line = find("Line for /etc/crypttab: ");
     let uuid = line.split_once("UUID=").unwrap().1[..36].to_owned();
-    let expected = format!("data UUID={uuid} /run/firstlight/volume luks,_netdev,nofail");
+    let expected =
+        format!("data UUID={uuid} /run/firstlight/volume luks,_netdev,nofail,header=headers/data");
     assert_eq!(line, expected);
     assert!(broker.record(&uuid).exists());
 
@@ -633,4 +665,86 @@ fn nothing_is_written_without_the_right_broker() {
     fs::write(machine.device(), &content).unwrap();
     let said = text(&machine.enroll(&["--format", "--timeout=5"], b"").stderr);
     assert!(said.contains("is not blank: byte 33554431 "), "{said}");
+}
+
+/// Makes another header with the same UUID, as a host can.
+fn swap_header(machine: &Machine, uuid: &str, cipher: &[&str], passphrase: &[u8]) {
+    let uuid = format!("--uuid={uuid}");
+    let arguments = [FORMAT, &[&uuid[..]], cipher].concat();
+    let output = machine.cryptsetup(&arguments, passphrase);
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn uuid_of(machine: &Machine) -> String {
+    let output = machine.cryptsetup(&["luksUUID"], b"");
+    text(&output.stdout).trim().to_owned()
+}
+
+#[test]
+fn a_header_that_the_host_swaps_after_the_check_is_not_used() {
+    let broker = Broker::start();
+    let (_service, at) = broker.serve(&[ALWAYS]);
+    let machine = Machine::new(&broker, at);
+    let output = machine.enroll(&["--format"], b"");
+    assert!(output.status.success(), "{output:?}");
+    let (key, log) = machine.open(5);
+    assert!(machine.opens(&key), "{log}");
+    let good = fs::read(machine.device()).unwrap();
+    assert_eq!(machine.copy_header(), "");
+    let unusual = ["--cipher=aes-cbc-plain", "--key-size=256"];
+    swap_header(&machine, &uuid_of(&machine), &unusual, b"host's");
+    assert!(machine.opens(b"host's"));
+    // the key opens the copy, which systemd-cryptsetup reads
+    assert_eq!(machine.serve("data").0, key);
+    let copied = [
+        "open",
+        "--test-passphrase",
+        "--key-file=-",
+        "--header=headers/data",
+    ];
+    assert!(machine.cryptsetup(&copied, &key).status.success());
+    assert!(!machine.cryptsetup(&copied, b"host's").status.success());
+    // the next copy is refused, and the one before does not stay
+    let (key, log) = machine.open(5);
+    assert!(key.is_empty(), "{log}");
+    for expected in [
+        "keyslot 0 is encrypted with \"aes-cbc-plain\"",
+        "there is no headers/data",
+    ] {
+        assert!(log.contains(expected), "{log}");
+    }
+    // a systemd-cryptsetup that does not read the copy
+    fs::write(machine.device(), good).unwrap();
+    let table = machine.dir.path().join("crypttab");
+    fs::write(table, "data UUID=x /run/firstlight/volume luks\n").unwrap();
+    let (key, log) = machine.open(5);
+    assert!(key.is_empty(), "{log}");
+    let expected = "crypttab: there is no line of data with the option header=headers/data";
+    assert!(log.contains(expected), "{log}");
+}
+
+/// A host that knows the volume key of a header must not get a keyslot with the broker's key: it could show it at each later boot.
+#[test]
+fn no_keyslot_is_made_for_a_header_that_the_host_swaps_during_enrolment() {
+    let broker = Broker::start();
+    let (service, at) = broker.serve(&[]);
+    let machine = Machine::new(&broker, at);
+    assert!(machine.cryptsetup(FORMAT, PASSPHRASE).status.success());
+    let uuid = uuid_of(&machine);
+    let output = std::thread::scope(|scope| {
+        let enroll = scope.spawn(|| machine.enroll(&["--key-file=-", "--timeout=300"], PASSPHRASE));
+        service.expect("disk-unknown");
+        // the passphrase opens it, as any passphrase opens a keyslot with a null cipher
+        swap_header(&machine, &uuid, &[], PASSPHRASE);
+        fs::write(broker.record(&uuid), r#"{"machine":""}"#).unwrap();
+        enroll.join().unwrap()
+    });
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = text(&output.stderr);
+    assert!(said.contains("cryptsetup luksAddKey"), "{said}");
+    let header = machine.header();
+    assert_eq!(header["keyslots"].as_object().unwrap().len(), 1, "{header}");
+    // neither the volume key nor the copy of the header is left
+    let left = fs::read_dir(machine.dir.path().join("headers")).unwrap();
+    assert_eq!(left.count(), 0);
 }

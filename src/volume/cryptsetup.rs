@@ -2,9 +2,9 @@
 
 use std::ffi::OsStr;
 use std::fmt::Display;
-use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -26,6 +26,25 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// The key derivation of our keyslot: the cheapest that cryptsetup accepts, because its key is
 /// random and has 256 bits.
 const CHEAP: [&str; 4] = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+/// The ciphers with which a volume and its keyslots may be encrypted.
+const CIPHERS: [&str; 11] = [
+    "aes-xts-plain64",
+    "serpent-xts-plain64",
+    "twofish-xts-plain64",
+    "camellia-xts-plain64",
+    "aes-cbc-essiv:sha256",
+    "aes-xts-random",
+    "aes-gcm-random",
+    "aegis128-random",
+    "aegis256-random",
+    "chacha20-random",
+    "xchacha12,aes-adiantum-plain64",
+];
+/// The size of a new volume key, and of the key of an area, in bits and bytes: AES-256 in the mode XTS has two keys.
+const KEY_BITS: &str = "512";
+const VOLUME_KEY: usize = 64;
+/// The minimum size of a key in bytes: a short one can be guessed, and serpent accepts an empty one.
+const MIN_KEY: u64 = 16;
 /// The standard input as a file; an initramfs may lack /dev/stdin.
 const STDIN: &str = "/proc/self/fd/0";
 /// The exit code of cryptsetup for a wrong key (cryptsetup(8), "RETURN CODES").
@@ -33,7 +52,7 @@ const WRONG_KEY: i32 = 2;
 /// What `--verbose` prints about the keyslot that a key opens.
 const UNLOCKED: (&str, &str) = ("Key slot ", " unlocked.");
 
-/// A device with a LUKS2 header, or for one.
+/// A device with a LUKS2 header, or for one, or a copy of a header.
 pub struct Luks {
     device: PathBuf,
     stop: Stop,
@@ -91,19 +110,72 @@ impl Luks {
         Ok(None)
     }
 
-    /// Makes a new LUKS2 volume with one key. Its content is lost.
-    pub fn format(&self, uuid: &Uuid, key: &[u8]) -> Result<(), Error> {
-        let words = [
-            "luksFormat",
-            "--batch-mode",
-            "--type",
-            "luks2",
-            "--uuid",
-            uuid.as_str(),
+    /// Copies the header into this file, checks the copy, and returns it. The host can show any other
+    /// header afterwards, so only the copy may be used.
+    pub fn copy(&self, path: &Path, uuid: &Uuid) -> Result<Luks, Error> {
+        let failed = |error| Error::File(path.into(), error);
+        let remove = || match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+            _ => Ok(()),
+        };
+        remove()?;
+        make_folder(path)?;
+        let file = path.as_os_str();
+        let words = ["luksHeaderBackup", "--batch-mode", "--header-backup-file"].map(OsStr::new);
+        self.run(&[&words[..], &[file]].concat(), &[], &[])?;
+        let copy = Luks::new(path, &self.stop);
+        let check = || {
+            let found = copy.uuid()?;
+            if found.as_ref() != Some(uuid) {
+                let found = found.as_ref().map_or("none", Uuid::as_str);
+                let place = self.device.display();
+                let text = format!("{place} has the LUKS2 UUID {found}, expected {uuid}");
+                return Err(Error::Device(text));
+            }
+            copy.metadata().map(drop)
+        };
+        if let Err(why) = check() {
+            remove()?;
+            return Err(why);
+        }
+        Ok(copy)
+    }
+
+    /// Makes a new LUKS2 volume with this volume key, and a keyslot for one key. Its content is lost.
+    pub fn format(&self, uuid: &Uuid, volume_key: &VolumeKey, key: &[u8]) -> Result<(), Error> {
+        let words = ["luksFormat", "--batch-mode", "--type", "luks2", "--uuid"].map(OsStr::new);
+        let more = [
+            "--cipher",
+            CIPHERS[0],
+            "--key-size",
+            KEY_BITS,
+            "--key-file",
+            "-",
         ];
-        let words = [&words[..], &["--key-file", "-"]].concat();
-        self.run(&words, &[key], &[])?;
+        let uuid = OsStr::new(uuid.as_str());
+        let words = [
+            &words[..],
+            &[uuid],
+            &more.map(OsStr::new),
+            &volume_key.option(),
+        ];
+        self.run(&words.concat(), &[key], &[])?;
         Ok(())
+    }
+
+    /// Writes the volume key, which this key opens, to a file.
+    pub fn volume_key(&self, key: &[u8], path: &Path) -> Result<VolumeKey, Error> {
+        let file = VolumeKey::at(path)?;
+        let words = [
+            "luksDump",
+            "--batch-mode",
+            "--dump-volume-key",
+            "--key-file",
+            "-",
+        ];
+        let words = [&words.map(OsStr::new)[..], &file.option()].concat();
+        self.run(&words, &[key], &[])?;
+        Ok(file)
     }
 
     /// Returns the keyslot that this key opens, or `None` if it opens none.
@@ -133,25 +205,25 @@ impl Luks {
         })
     }
 
-    /// Adds a keyslot for `key`. `present` opens the volume already.
-    pub fn add_key(&self, present: &[u8], key: &Secret) -> Result<(), Error> {
-        let (old, new) = (present.len().to_string(), KEY_LEN.to_string());
-        let words = [
-            "luksAddKey",
-            "--batch-mode",
-            "--key-file",
-            "-",
-            "--keyfile-size",
-            &old,
+    /// Adds a keyslot for `key`. Fails if the header is of another volume key: a host can show a header whose
+    /// volume key it knows, and keep the keyslot that it gets.
+    pub fn add_key(&self, volume_key: &VolumeKey, key: &Secret) -> Result<(), Error> {
+        let new = KEY_LEN.to_string();
+        let words = ["luksAddKey", "--batch-mode", "--new-keyfile-size", &new];
+        let cipher = [
+            "--keyslot-cipher",
+            CIPHERS[0],
+            "--keyslot-key-size",
+            KEY_BITS,
         ];
-        let words = [&words[..], &["--new-keyfile-size", &new], &CHEAP].concat();
-        // both are on the standard input, one after the other
-        self.run(&words, &[present, key.expose()], &[STDIN])?;
+        let words = [&words[..], &cipher, &CHEAP].concat();
+        let words: Vec<&OsStr> = words.into_iter().map(OsStr::new).collect();
+        let words = [&words[..], &volume_key.option()].concat();
+        self.run(&words, &[key.expose()], &[STDIN])?;
         Ok(())
     }
 
-    /// Returns the metadata of the header. Refuses a header with which the kernel or cryptsetup would
-    /// not encrypt: a host can write any header.
+    /// Returns the metadata of the header. Refuses a header that does not protect the data.
     pub fn metadata(&self) -> Result<Value, Error> {
         let said = self.run(&["luksDump", "--dump-json-metadata"], &[], &[])?;
         let metadata: Value = serde_json::from_str(&said).map_err(|error| self.refused(&error))?;
@@ -169,14 +241,12 @@ impl Luks {
     /// Writes our token, which names this keyslot, and gives the keyslot the highest priority. Removes
     /// our token of an earlier enrolment.
     pub fn mark(&self, keyslot: u32) -> Result<(), Error> {
-        let metadata = self.metadata()?;
         let ours = json!({"type": TOKEN, "keyslots": [keyslot.to_string()]});
-        let tokens = metadata["tokens"].as_object().into_iter().flatten();
         let mut is_marked = false;
-        for (id, token) in tokens.filter(|(_, token)| token["type"] == TOKEN) {
+        for (id, token) in tokens(&self.metadata()?) {
             match *token == ours {
                 true => is_marked = true,
-                false => drop(self.run(&["token", "remove", "--token-id", id], &[], &[])?),
+                false => self.remove_token(id)?,
             }
         }
         if !is_marked {
@@ -189,10 +259,15 @@ impl Luks {
         Ok(())
     }
 
+    fn remove_token(&self, id: &str) -> Result<(), Error> {
+        self.run(&["token", "remove", "--token-id", id], &[], &[])?;
+        Ok(())
+    }
+
     /// Runs cryptsetup with these words, the device, and these further operands. Returns its output.
-    fn run(
+    fn run<W: AsRef<OsStr>>(
         &self,
-        words: &[&str],
+        words: &[W],
         input: &[&[u8]],
         further: &[&str],
     ) -> Result<String, child_process::Error> {
@@ -222,28 +297,93 @@ impl Luks {
     }
 }
 
-/// Returns why a header does not protect the data, if so. With a null cipher in the area of a keyslot,
-/// any key opens it, and the host knows the volume key.
+/// Returns our tokens and their numbers.
+fn tokens(metadata: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    let tokens = metadata["tokens"].as_object().into_iter().flatten();
+    tokens.filter(|(_, token)| token["type"] == TOKEN)
+}
+
+/// A file with the key that encrypts a volume. It is in memory, and is overwritten and removed on drop.
+pub struct VolumeKey(PathBuf);
+
+impl VolumeKey {
+    /// Makes the file with a new key.
+    pub fn new(path: &Path) -> Result<VolumeKey, Error> {
+        let file = VolumeKey::at(path)?;
+        let failed = |error| Error::File(path.into(), error);
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create_new(true).mode(0o600);
+        let mut opened = options.open(path).map_err(failed)?;
+        let key = Secret::random(VOLUME_KEY);
+        opened.write_all(key.expose()).map_err(failed)?;
+        Ok(file)
+    }
+
+    /// Takes this path, at which no file is left.
+    fn at(path: &Path) -> Result<VolumeKey, Error> {
+        make_folder(path)?;
+        // that of a run which was interrupted
+        drop(VolumeKey(path.into()));
+        Ok(VolumeKey(path.into()))
+    }
+
+    fn option(&self) -> [&OsStr; 2] {
+        [OsStr::new("--volume-key-file"), self.0.as_os_str()]
+    }
+}
+
+impl Drop for VolumeKey {
+    fn drop(&mut self) {
+        if let Ok(mut file) = OpenOptions::new().write(true).open(&self.0) {
+            // with integrity a key is longer than ours
+            let size = file.metadata().map_or(0, |data| data.len());
+            let _ = io::copy(&mut io::repeat(0).take(size), &mut file);
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+}
+
+/// Makes the folder of a file, for root only.
+fn make_folder(path: &Path) -> Result<(), Error> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut builder = DirBuilder::new();
+    let made = builder.recursive(true).mode(0o700).create(folder);
+    made.map_err(|error| Error::File(folder.into(), error))
+}
+
+/// Returns why a header does not protect the data, if so: a host can write any header. With a null
+/// cipher, or a key without bits, in the area of a keyslot, any passphrase opens it and the host knows the
+/// volume key.
 fn weakness(metadata: &Value) -> Option<String> {
     let parts = |name: &str| metadata[name].as_object().filter(|parts| !parts.is_empty());
     let (Some(keyslots), Some(segments)) = (parts("keyslots"), parts("segments")) else {
         return Some("it has no keyslot or no segment".into());
     };
-    let weak = |encryption: &Value| {
+    let is_weak = |encryption: &Value| {
         let cipher = encryption.as_str().unwrap_or_default();
-        cipher.is_empty() || cipher.contains("null")
+        !CIPHERS.contains(&cipher)
     };
-    let keyslot = keyslots
-        .iter()
-        .find(|(_, keyslot)| keyslot["type"] != "luks2" || weak(&keyslot["area"]["encryption"]));
+    let is_short = |size: &Value| size.as_u64().is_none_or(|size| size < MIN_KEY);
+    for (number, keyslot) in keyslots {
+        let area = &keyslot["area"];
+        if keyslot["type"] != "luks2" || is_weak(&area["encryption"]) {
+            return Some(unsafe_part("keyslot", number, &area["encryption"]));
+        }
+        if is_short(&area["key_size"]) || is_short(&keyslot["key_size"]) {
+            return Some(format!(
+                "keyslot {number} has a key of less than {MIN_KEY} bytes"
+            ));
+        }
+    }
     let segment = segments
         .iter()
-        .find(|(_, segment)| segment["type"] != "crypt" || weak(&segment["encryption"]));
-    match (keyslot, segment) {
-        (Some((number, _)), _) => Some(format!("keyslot {number} is not encrypted")),
-        (_, Some((number, _))) => Some(format!("segment {number} is not encrypted")),
-        (None, None) => None,
-    }
+        .find(|(_, segment)| segment["type"] != "crypt" || is_weak(&segment["encryption"]));
+    segment.map(|(number, segment)| unsafe_part("segment", number, &segment["encryption"]))
+}
+
+fn unsafe_part(kind: &str, number: &str, encryption: &Value) -> String {
+    let ciphers = CIPHERS.join(", ");
+    format!("{kind} {number} is encrypted with {encryption}, expected one of {ciphers}")
 }
 
 /// Returns a standard input with these bytes. They fit into the buffer of a pipe.
@@ -268,8 +408,9 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    const VALID: &str = r#"{"keyslots":{"0":{"type":"luks2","area":{"type":"raw","encryption":"aes-xts-plain64"}}},
-        "segments":{"0":{"type":"crypt","encryption":"aes-xts-plain64"}},"tokens":{}}"#;
+    const VALID: &str = r#"{"keyslots":{"0":{"type":"luks2","key_size":64,"area":{"type":"raw","encryption":"aes-xts-plain64","key_size":32}}},
+        "segments":{"0":{"type":"crypt","encryption":"aes-xts-plain64"}},
+        "tokens":{"0":{"type":"other","keyslots":["0"]},"1":{"type":"firstlight-volume","keyslots":["1"]}}}"#;
 
     #[test]
     fn a_header_that_does_not_encrypt_is_refused() {
@@ -291,6 +432,14 @@ mod tests {
             (r#""type":"crypt""#, r#""type":"linear""#),
             (r#""type":"luks2""#, r#""type":"reencrypt""#),
             (r#"raw","encryption""#, r#"raw","other""#),
+            // serpent accepts an empty key
+            (r#""key_size":32"#, r#""key_size":0"#),
+            (r#""key_size":64"#, r#""key_size":1"#),
+            (r#""key_size":64"#, r#""key_size":"64""#),
+            (
+                r#""crypt","encryption":"aes-xts-plain64"#,
+                r#""crypt","encryption":"aes-ecb"#,
+            ),
             ("segments", "other"),
             ("keyslots", "other"),
         ] {

@@ -1,9 +1,12 @@
 //! Enrolment: gives a LUKS2 volume a keyslot whose key the key broker has.
 //!
 //! ```text
-//! --format     ask for the key of a new UUID ─► format, recovery key in keyslot 0 ─┐
-//! --key-file   ask for the key of the volume's UUID ───────────────────────────────┴► add keyslot ─► add token ─► settings
+//! --format     ask for the key of a new UUID ─► volume key ─► format, recovery key in keyslot 0 ─┐
+//! --key-file   ask for the key of the volume's UUID ─► volume key from the checked copy ─────────┴► add keyslot ─► add token ─► settings
 //! ```
+//!
+//! The keyslot is made for the volume key that this program has made, or has read from the checked copy of the header: a host can
+//! show the next program another header, whose volume key it knows.
 //!
 //! Nothing is written before the key is there. If the power fails afterwards, a present volume is
 //! enrolled by the same command: it leaves out what is done. So is a new volume, with its recovery key,
@@ -19,10 +22,10 @@ use booted_base::uuid::Uuid;
 use zeroize::Zeroizing;
 
 use super::broker;
-use super::cryptsetup::Luks;
+use super::cryptsetup::{Luks, VolumeKey};
 use super::error::Error;
 use super::recovery_key;
-use super::settings::{self, Volume};
+use super::settings::{self, Folders, Volume};
 
 /// The maximum size of a key file: that of cryptsetup's keys without an option is larger, but a pipe
 /// must hold it.
@@ -38,8 +41,8 @@ pub struct Enrollment {
     pub format: bool,
     /// A file with a key that opens the present volume; `-` is the standard input.
     pub key_file: Option<PathBuf>,
-    /// The folder of the settings of volumes.
-    pub folder: PathBuf,
+    /// The folders of this program.
+    pub folders: Folders,
 }
 
 /// The result of an enrolment.
@@ -65,11 +68,15 @@ impl Enrollment {
         let uuid = self.uuid(&luks)?;
         let key_file = self.key_file.as_deref();
         let own = key_file.map(read_key).transpose()?;
-        if !self.format {
-            luks.metadata()?;
-        }
-        if let Some(own) = &own
-            && luks.keyslot(own)?.is_none()
+        // names of volumes do not begin with a dot
+        let temporary = |what| self.folders.headers.join(format!(".{}.{what}", self.name));
+        let header = Removed(temporary("header"));
+        let copy = match self.format {
+            true => None,
+            false => Some(luks.copy(&header.0, &uuid)?),
+        };
+        if let (Some(own), Some(copy)) = (&own, &copy)
+            && copy.keyslot(own)?.is_none()
         {
             let place = device.display();
             let text = format!("the key of --key-file does not open {place}");
@@ -78,31 +85,32 @@ impl Enrollment {
         self.volume.uuid = Some(uuid.clone());
         log::info!("asking for the key of {uuid}");
         let key = broker::key(&self.volume, Box::new(|_| Ok(())), stop)?;
-        let mut recovery_key = None;
-        if self.format {
-            let recovery = recovery_key::new();
-            // the device may have been used while the broker was asked
-            self.check_blank(&luks)?;
-            // before the volume has this key, so that no failure leaves a key that nobody knows
-            tell(&recovery).map_err(Error::Output)?;
-            luks.format(&uuid, recovery.as_bytes())?;
-            recovery_key = Some(recovery);
-        }
-        let present = recovery_key.as_ref().map(|key| key.as_bytes());
-        let present = present.or(own.as_ref().map(|key| key.as_slice()));
-        let keyslot = match (luks.keyslot(key.expose())?, present) {
-            // the command was run before
-            (Some(keyslot), _) => keyslot,
-            (None, Some(present)) => add(&luks, present, &key)?,
-            (None, None) => {
-                let place = device.display();
-                let text = format!("--key-file is missing: a key that opens {place} now");
-                return Err(Error::Key(text));
+        let volume_key = temporary("key");
+        let keyslot = match (&copy, &own) {
+            (None, _) => {
+                let recovery = recovery_key::new();
+                let volume_key = VolumeKey::new(&volume_key)?;
+                // the device may have been used while the broker was asked
+                self.check_blank(&luks)?;
+                // before the volume has this key, so that no failure leaves a key that nobody knows
+                tell(&recovery).map_err(Error::Output)?;
+                luks.format(&uuid, &volume_key, recovery.as_bytes())?;
+                add(&luks, &volume_key, &key)?
             }
+            (Some(copy), own) => match (copy.keyslot(key.expose())?, own) {
+                // the command was run before
+                (Some(keyslot), _) => keyslot,
+                (None, Some(own)) => add(&luks, &copy.volume_key(own, &volume_key)?, &key)?,
+                (None, None) => {
+                    let place = device.display();
+                    let text = format!("--key-file is missing: a key that opens {place} now");
+                    return Err(Error::Key(text));
+                }
+            },
         };
         luks.mark(keyslot)?;
         self.keep_device(&device);
-        self.volume.write(&self.folder, &self.name)?;
+        self.volume.write(&self.folders.volumes, &self.name)?;
         Ok(Enrolled { uuid, keyslot })
     }
 
@@ -146,9 +154,18 @@ impl Enrollment {
     }
 }
 
+/// A file that is removed on drop.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 /// Adds a keyslot with the broker's key. Returns its number.
-fn add(luks: &Luks, present: &[u8], key: &Secret) -> Result<u32, Error> {
-    luks.add_key(present, key)?;
+fn add(luks: &Luks, volume_key: &VolumeKey, key: &Secret) -> Result<u32, Error> {
+    luks.add_key(volume_key, key)?;
     let keyslot = luks.keyslot(key.expose())?;
     let text = "the new keyslot does not open: is the device failing?";
     keyslot.ok_or_else(|| Error::Key(text.into()))

@@ -2,15 +2,18 @@
 //! broker gives the key to the machine that the record of the volume names.
 //!
 //! ```text
-//! enroll   key broker ─► key ─► cryptsetup: a further keyslot, a token ─► settings of the volume
-//!                               (--format: a new volume, and a recovery key in keyslot 0)
-//! serve    crypttab ─► systemd-cryptsetup ─► socket ─► this program ─► key broker
-//!                               ◄──────────── key ───────────┘
+//! enroll        key broker ─► key ─► cryptsetup: a further keyslot, a token ─► settings of the volume
+//!                                    (--format: a new volume, and a recovery key in keyslot 0)
+//! copy-header   header ─► copy in memory, which is checked
+//! serve         crypttab ─► systemd-cryptsetup, with the copy ─► socket ─► this program ─► key broker
+//!                                    ◄──────────────────────────── key ──────────┘
 //! ```
 //!
-//! cryptsetup makes and changes the header, and systemd-cryptsetup opens the volume: any LUKS2
-//! volume works that they can open, and its other keyslots and tokens stay. This program gets the
-//! key, and gives it to systemd-cryptsetup only if it opens the volume.
+//! cryptsetup makes and changes the header, and systemd-cryptsetup opens the volume: its other keyslots and tokens stay. This
+//! program gets the key, and gives it to systemd-cryptsetup only if it opens the copy.
+//!
+//! A host can write any header, and another one at each read: one with which nothing is encrypted, or whose volume key the host knows.
+//! So the key goes only to a program that reads the checked copy, and a keyslot is made only for the volume key of such a copy.
 //!
 //! A false key broker could choose the key of a new volume. So a ticket counts only if its
 //! measurement secret and salt give the ID of the broker ([`settings::Volume::cluster`]).

@@ -12,7 +12,7 @@ use log::LevelFilter;
 use sys::wiping::Wiping;
 use volume::cryptsetup::Luks;
 use volume::enroll::Enrollment;
-use volume::settings::{self, FOLDER, Volume};
+use volume::settings::{self, FOLDER, Folders, HEADERS, Volume};
 use volume::{prepare, recovery_key, serve};
 use zeroize::Zeroizing;
 
@@ -22,6 +22,7 @@ static ALLOCATOR: Wiping = Wiping;
 
 /// The socket of `serve`, as the unit has it.
 const SOCKET: &str = "/run/firstlight/volume";
+const CRYPTTAB: &str = "/etc/crypttab";
 
 /// The options of the command line.
 #[derive(Default)]
@@ -30,6 +31,8 @@ struct Given {
     format: bool,
     key_file: Option<PathBuf>,
     folder: Option<PathBuf>,
+    headers: Option<PathBuf>,
+    crypttab: Option<PathBuf>,
     volume: Volume,
 }
 
@@ -63,6 +66,14 @@ const OPTIONS: &Table<Given> = &[
         .or(FOLDER),
         |it, _, value| put(&mut it.folder, Ok(Some(value.into()))),
     ),
+    (
+        Opt::value("headers", "DIR", "the checked copies of headers, in memory").or(HEADERS),
+        |it, _, value| put(&mut it.headers, Ok(Some(value.into()))),
+    ),
+    (
+        Opt::value("crypttab", "FILE", "copy-header: the table of volumes").or(CRYPTTAB),
+        |it, _, value| put(&mut it.crypttab, Ok(Some(value.into()))),
+    ),
 ];
 
 fn help() -> String {
@@ -78,10 +89,12 @@ firstlight-volume: opens a LUKS2 volume of a virtual machine by attestation, wit
 
 Usage: firstlight-volume enroll --name NAME --device PATH --broker HOST[,HOST..] --cluster-id HEX [--format | --key-file FILE]
        firstlight-volume check-recovery-key --device PATH
+       firstlight-volume copy-header --name NAME
        firstlight-volume serve
 
 enroll adds a keyslot to the volume, and leaves its other keyslots as they are. check-recovery-key reads a recovery key from the
-standard input, and says whether it opens the volume. serve answers systemd-cryptsetup, and its unit starts it.
+standard input, and says whether it opens the volume. Units start the other two: copy-header makes and checks the copy of the header
+that systemd-cryptsetup reads, and serve gives it the key.
 
 {options}
 Exit codes: 0 done, 1 failed, 2 invalid arguments.
@@ -109,32 +122,43 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     match command.as_deref().and_then(|word| word.to_str()) {
         Some("enroll") => enroll(given),
         Some("check-recovery-key") => check_recovery_key(given),
+        Some("copy-header") => copy_header(given),
         Some("serve") => {
             let stop = prepare().map_err(Failure::failed)?;
-            serve::run(&given.folder(), &stop).map_err(Failure::failed)
+            serve::run(&given.folders(), &stop).map_err(Failure::failed)
         }
         other => Err(Failure::Usage(format!(
-            "expected a command, enroll, check-recovery-key or serve, got {:?}",
+            "expected a command, enroll, check-recovery-key, copy-header or serve, got {:?}",
             other.unwrap_or_default()
         ))),
     }
 }
 
 impl Given {
-    fn folder(&self) -> PathBuf {
-        self.folder.clone().unwrap_or_else(|| FOLDER.into())
+    fn crypttab(&self) -> PathBuf {
+        self.crypttab.clone().unwrap_or_else(|| CRYPTTAB.into())
+    }
+
+    fn folders(&self) -> Folders {
+        let or = |given: &Option<PathBuf>, default: &str| match given {
+            Some(path) => path.clone(),
+            None => default.into(),
+        };
+        Folders {
+            volumes: or(&self.folder, FOLDER),
+            headers: or(&self.headers, HEADERS),
+        }
     }
 }
 
 fn enroll(given: Given) -> Result<(), Failure> {
-    let missing = |option| Failure::Usage(format!("{option} is missing"));
-    let folder = given.folder();
+    let folders = given.folders();
     let enrollment = Enrollment {
         name: given.name.ok_or_else(|| missing("--name"))?,
         volume: given.volume,
         format: given.format,
         key_file: given.key_file,
-        folder,
+        folders,
     };
     if enrollment.volume.device.is_none() {
         return Err(missing("--device"));
@@ -150,6 +174,7 @@ fn enroll(given: Given) -> Result<(), Failure> {
         return Err(Failure::Usage(text.into()));
     }
     let name = enrollment.name.clone();
+    let header = enrollment.folders.header_option(&name);
     let stop = prepare().map_err(Failure::failed)?;
     let show = |key: &str| {
         let mut stdout = io::stdout();
@@ -166,8 +191,19 @@ fn enroll(given: Given) -> Result<(), Failure> {
         "keyslot {} of {uuid} has the key of the key broker",
         enrolled.keyslot
     );
-    println!("Line for /etc/crypttab: {name} UUID={uuid} {SOCKET} luks,_netdev,nofail");
+    println!("Line for /etc/crypttab: {name} UUID={uuid} {SOCKET} luks,_netdev,nofail,{header}");
     Ok(())
+}
+
+fn missing(option: &str) -> Failure {
+    Failure::Usage(format!("{option} is missing"))
+}
+
+fn copy_header(given: Given) -> Result<(), Failure> {
+    let (folders, crypttab) = (given.folders(), given.crypttab());
+    let name = given.name.ok_or_else(|| missing("--name"))?;
+    let stop = prepare().map_err(Failure::failed)?;
+    serve::copy_header(&folders, &name, &crypttab, &stop).map_err(Failure::failed)
 }
 
 fn check_recovery_key(given: Given) -> Result<(), Failure> {

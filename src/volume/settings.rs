@@ -19,10 +19,32 @@ use node::service_trust::{ClusterId, Settings};
 
 /// The folder of the files of volumes.
 pub const FOLDER: &str = "/etc/firstlight/volumes";
+/// The folder of the copies of headers. It is in memory.
+pub const HEADERS: &str = "/run/firstlight/headers";
 /// The maximum size of such a file.
 const MAX_LEN: u64 = 64 << 10;
 /// The maximum length of the name of a volume: that of a mapping of device-mapper.
 const MAX_NAME: usize = 127;
+
+/// Where this program has its files.
+pub struct Folders {
+    /// The settings of volumes.
+    pub volumes: PathBuf,
+    /// The checked copies of headers.
+    pub headers: PathBuf,
+}
+
+impl Folders {
+    /// Returns the file with the copy of the header of a volume.
+    pub fn header(&self, name: &str) -> PathBuf {
+        self.headers.join(name)
+    }
+
+    /// Returns the option of crypttab(5) that names this file.
+    pub fn header_option(&self, name: &str) -> String {
+        format!("header={}", self.header(name).display())
+    }
+}
 
 /// The settings of a volume.
 #[derive(Debug, Clone, Default)]

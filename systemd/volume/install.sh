@@ -13,4 +13,5 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 install -D -m 755 "$program" "$root/usr/bin/firstlight-volume"
 for unit in "$here"/*.service "$here"/*.socket; do install -D -m 644 "$unit" "$root/usr/lib/systemd/system/$(basename "$unit")"; done
+install -D -m 644 "$here/systemd-cryptsetup.conf" "$root/usr/lib/systemd/system/systemd-cryptsetup@.service.d/firstlight.conf"
 install -d -m 755 "$root/etc/firstlight/volumes"
