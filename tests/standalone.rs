@@ -748,3 +748,108 @@ fn no_keyslot_is_made_for_a_header_that_the_host_swaps_during_enrolment() {
     let left = fs::read_dir(machine.dir.path().join("headers")).unwrap();
     assert_eq!(left.count(), 0);
 }
+
+#[test]
+fn a_volume_can_be_taken_back_and_enrolled_with_another_key() {
+    let broker = Broker::start();
+    let (_service, at) = broker.serve(&[ALWAYS]);
+    let machine = Machine::new(&broker, at);
+    let none = machine.program("status").arg("--folder=volumes").output();
+    assert!(none.unwrap().stdout.is_empty());
+    assert!(machine.cryptsetup(FORMAT, PASSPHRASE).status.success());
+    let output = machine.enroll(&["--key-file=-"], PASSPHRASE);
+    assert!(output.status.success(), "{output:?}");
+    let (first, log) = machine.open(5);
+    assert!(machine.opens(&first), "{log}");
+    let status = |expected: &[&str], code: i32| {
+        let output = machine.manage("status", &["--crypttab=crypttab"]);
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        for expected in expected {
+            assert!(said.contains(expected), "{said}");
+        }
+    };
+    let broker_line = format!("  key broker {at}\n");
+    let lines = [
+        "data: closed\n",
+        &broker_line,
+        "  keyslot    1\n",
+        "  crypttab   has its line\n",
+    ];
+    status(&lines, 0);
+
+    // it does not remove the last key
+    let kill = ["luksKillSlot", "--key-file=-"];
+    let mut command = Command::new("cryptsetup");
+    command
+        .args(["--batch-mode"])
+        .args(kill)
+        .args(["device", "0"]);
+    let output = run_with(command.current_dir(machine.dir.path()), &first);
+    assert!(output.status.success(), "{output:?}");
+    let output = machine.manage("remove", &[]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(text(&output.stderr).contains("only the key of the key broker opens"));
+    assert!(machine.opens(&first));
+    let mut add = Command::new("cryptsetup");
+    add.args([
+        "--batch-mode",
+        "luksAddKey",
+        "--key-file=-",
+        "--keyfile-size=32",
+    ]);
+    add.args(["--pbkdf=pbkdf2", "--pbkdf-force-iterations=1000"]);
+    add.args(["device", "/proc/self/fd/0"]);
+    let output = run_with(
+        add.current_dir(machine.dir.path()),
+        &[&first[..], PASSPHRASE].concat(),
+    );
+    assert!(output.status.success(), "{output:?}");
+
+    let output = machine.manage("remove", &[]);
+    assert!(output.status.success(), "{output:?}");
+    let header = machine.header();
+    assert_eq!(header["tokens"], serde_json::json!({}));
+    assert_eq!(header["keyslots"].as_object().unwrap().len(), 1);
+    assert!(!machine.opens(&first) && machine.opens(PASSPHRASE));
+    assert!(!machine.dir.path().join("volumes/data").exists());
+    // the key belongs to the UUID
+    let change = ["luksUUID", "--uuid", OTHER_UUID];
+    assert!(machine.cryptsetup(&change, b"").status.success());
+    let output = machine.enroll(&["--key-file=-"], PASSPHRASE);
+    assert!(output.status.success(), "{output:?}");
+    let (second, log) = machine.open(5);
+    assert!(machine.opens(&second) && second != first, "{log}");
+}
+
+/// A standby of the key broker on another host: it has the same secrets and a copy of the records, and accepts no new disk.
+#[test]
+fn a_standby_with_a_copy_of_the_records_opens_the_known_disks_only() {
+    let broker = Broker::start();
+    let (service, at) = broker.serve(&[ALWAYS]);
+    let mut machine = Machine::new(&broker, at);
+    let standby = Broker::start();
+    let (_standby_service, second) = standby.serve(&[]);
+    assert_eq!(standby.id(), broker.id());
+    let both = format!("--broker={at},{second}");
+    let output = machine.enroll(&["--format", &both], b"");
+    assert!(output.status.success(), "{output:?}");
+    let uuid = uuid_of(&machine);
+    let (key, log) = machine.open(0);
+    assert!(machine.opens(&key), "{log}");
+    drop(service);
+    // not before the record is there
+    let (none, log) = machine.open(5);
+    assert!(none.is_empty(), "{log}");
+    for expected in ["cannot connect", "there is no record of this disk"] {
+        assert!(log.contains(expected), "{log}");
+    }
+    fs::copy(broker.record(&uuid), standby.record(&uuid)).unwrap();
+    let (same, log) = machine.open(0);
+    assert_eq!(same, key, "{log}");
+    // a clone of the disk stays closed there, too
+    machine.tpm = Swtpm::start();
+    let (none, log) = machine.open(5);
+    assert!(none.is_empty(), "{log}");
+    assert!(log.contains("belongs to another machine"), "{log}");
+}

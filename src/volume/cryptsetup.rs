@@ -259,6 +259,30 @@ impl Luks {
         Ok(())
     }
 
+    /// Removes our keyslots and tokens. Refuses to remove the last keyslot.
+    pub fn unmark(&self) -> Result<(), Error> {
+        let metadata = self.metadata()?;
+        let keyslots = metadata["keyslots"].as_object();
+        let (ours, others): (Vec<&String>, Vec<&String>) = keyslots
+            .into_iter()
+            .flat_map(|keyslots| keyslots.keys())
+            .partition(|number| keyslots_of(&metadata).any(|ours| ours == number.as_str()));
+        if others.is_empty() {
+            let place = self.device.display();
+            return Err(Error::Key(format!(
+                "only the key of the key broker opens {place}: first add another one with cryptsetup luksAddKey"
+            )));
+        }
+        for number in ours {
+            let operand = [number.as_str()];
+            self.run(&["luksKillSlot", "--batch-mode"], &[], &operand)?;
+        }
+        for (id, _) in tokens(&metadata) {
+            self.remove_token(id)?;
+        }
+        Ok(())
+    }
+
     fn remove_token(&self, id: &str) -> Result<(), Error> {
         self.run(&["token", "remove", "--token-id", id], &[], &[])?;
         Ok(())
@@ -301,6 +325,12 @@ impl Luks {
 fn tokens(metadata: &Value) -> impl Iterator<Item = (&String, &Value)> {
     let tokens = metadata["tokens"].as_object().into_iter().flatten();
     tokens.filter(|(_, token)| token["type"] == TOKEN)
+}
+
+/// Returns the numbers of the keyslots that our tokens name.
+pub fn keyslots_of(metadata: &Value) -> impl Iterator<Item = &str> {
+    let keyslots = tokens(metadata).filter_map(|(_, token)| token["keyslots"].as_array());
+    keyslots.flatten().filter_map(Value::as_str)
 }
 
 /// A file with the key that encrypts a volume. It is in memory, and is overwritten and removed on drop.
@@ -354,7 +384,7 @@ fn make_folder(path: &Path) -> Result<(), Error> {
 /// Returns why a header does not protect the data, if so: a host can write any header. With a null
 /// cipher, or a key without bits, in the area of a keyslot, any passphrase opens it and the host knows the
 /// volume key.
-fn weakness(metadata: &Value) -> Option<String> {
+pub fn weakness(metadata: &Value) -> Option<String> {
     let parts = |name: &str| metadata[name].as_object().filter(|parts| !parts.is_empty());
     let (Some(keyslots), Some(segments)) = (parts("keyslots"), parts("segments")) else {
         return Some("it has no keyslot or no segment".into());
@@ -416,6 +446,8 @@ mod tests {
     fn a_header_that_does_not_encrypt_is_refused() {
         let check = |text: &str| weakness(&serde_json::from_str(text).unwrap());
         assert_eq!(check(VALID), None);
+        let metadata = serde_json::from_str(VALID).unwrap();
+        assert_eq!(keyslots_of(&metadata).collect::<Vec<_>>(), ["1"]);
         for (from, to) in [
             (
                 r#"raw","encryption":"aes-xts-plain64"#,
@@ -449,7 +481,7 @@ mod tests {
         }
         for bytes in mutations(VALID.as_bytes(), 20_000) {
             if let Ok(metadata) = serde_json::from_slice(&bytes) {
-                let _ = weakness(&metadata);
+                let _ = (weakness(&metadata), keyslots_of(&metadata).count());
             }
         }
     }

@@ -13,7 +13,7 @@ use sys::wiping::Wiping;
 use volume::cryptsetup::Luks;
 use volume::enroll::Enrollment;
 use volume::settings::{self, FOLDER, Folders, HEADERS, Volume};
-use volume::{prepare, recovery_key, serve};
+use volume::{manage, prepare, recovery_key, serve};
 use zeroize::Zeroizing;
 
 /// Wipes freed memory, so that no copies of secrets remain in buffers of libraries.
@@ -71,7 +71,12 @@ const OPTIONS: &Table<Given> = &[
         |it, _, value| put(&mut it.headers, Ok(Some(value.into()))),
     ),
     (
-        Opt::value("crypttab", "FILE", "copy-header: the table of volumes").or(CRYPTTAB),
+        Opt::value(
+            "crypttab",
+            "FILE",
+            "copy-header, status: the table of volumes",
+        )
+        .or(CRYPTTAB),
         |it, _, value| put(&mut it.crypttab, Ok(Some(value.into()))),
     ),
 ];
@@ -89,11 +94,14 @@ firstlight-volume: opens a LUKS2 volume of a virtual machine by attestation, wit
 
 Usage: firstlight-volume enroll --name NAME --device PATH --broker HOST[,HOST..] --cluster-id HEX [--format | --key-file FILE]
        firstlight-volume check-recovery-key --device PATH
+       firstlight-volume status [--name NAME]
+       firstlight-volume remove --name NAME
        firstlight-volume copy-header --name NAME
        firstlight-volume serve
 
 enroll adds a keyslot to the volume, and leaves its other keyslots as they are. check-recovery-key reads a recovery key from the
-standard input, and says whether it opens the volume. Units start the other two: copy-header makes and checks the copy of the header
+standard input, and says whether it opens the volume. status describes the enrolled volumes. remove takes the key broker's keyslot and
+token from the volume, and deletes its settings. Units start the other two: copy-header makes and checks the copy of the header
 that systemd-cryptsetup reads, and serve gives it the key.
 
 {options}
@@ -122,13 +130,15 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     match command.as_deref().and_then(|word| word.to_str()) {
         Some("enroll") => enroll(given),
         Some("check-recovery-key") => check_recovery_key(given),
+        Some("status") => status(given),
+        Some("remove") => remove(given),
         Some("copy-header") => copy_header(given),
         Some("serve") => {
             let stop = prepare().map_err(Failure::failed)?;
             serve::run(&given.folders(), &stop).map_err(Failure::failed)
         }
         other => Err(Failure::Usage(format!(
-            "expected a command, enroll, check-recovery-key, copy-header or serve, got {:?}",
+            "expected a command, enroll, check-recovery-key, status, remove, copy-header or serve, got {:?}",
             other.unwrap_or_default()
         ))),
     }
@@ -204,6 +214,42 @@ fn copy_header(given: Given) -> Result<(), Failure> {
     let name = given.name.ok_or_else(|| missing("--name"))?;
     let stop = prepare().map_err(Failure::failed)?;
     serve::copy_header(&folders, &name, &crypttab, &stop).map_err(Failure::failed)
+}
+
+fn status(given: Given) -> Result<(), Failure> {
+    let (folders, crypttab) = (given.folders(), given.crypttab());
+    let stop = prepare().map_err(Failure::failed)?;
+    let names = match given.name {
+        Some(name) => vec![name],
+        None => manage::names(&folders).map_err(Failure::failed)?,
+    };
+    let mut is_well = true;
+    for name in names {
+        let status = manage::status(&folders, &name, &crypttab, &stop);
+        let (text, opens) = status.map_err(Failure::failed)?;
+        print!("{text}");
+        is_well &= opens;
+    }
+    match is_well {
+        true => Ok(()),
+        false => Err(Failure::failed(
+            "a volume above does not open at the next boot",
+        )),
+    }
+}
+
+fn remove(given: Given) -> Result<(), Failure> {
+    let folders = given.folders();
+    let name = given.name.ok_or_else(|| missing("--name"))?;
+    let stop = prepare().map_err(Failure::failed)?;
+    let volume = manage::remove(&folders, &name, &stop).map_err(Failure::failed)?;
+    let place = volume.header();
+    println!(
+        "{} has no keyslot of the key broker any more",
+        place.display()
+    );
+    println!("Remove {name} from /etc/crypttab, or the key file and header= from its line");
+    Ok(())
 }
 
 fn check_recovery_key(given: Given) -> Result<(), Failure> {
