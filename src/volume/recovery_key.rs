@@ -98,6 +98,7 @@ fn check_group(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use support::mutation::mutations;
 
     #[test]
     fn a_mistake_in_a_copy_is_seen() {
@@ -124,6 +125,12 @@ mod tests {
                     parse(std::str::from_utf8(&swapped).unwrap()).is_err(),
                     "{at}"
                 );
+            }
+        }
+        for bytes in mutations(key.as_bytes(), 20_000) {
+            let typed = String::from_utf8_lossy(&bytes);
+            if let Ok(parsed) = parse(&typed) {
+                assert_eq!(*parsed, *key, "{typed}");
             }
         }
         for text in ["", "-", "ü", &key[1..], &format!("{}-00000", &*key)] {

@@ -72,7 +72,7 @@ pub fn copy_header(
 }
 
 /// Fails if systemd-cryptsetup would read the header of the device.
-fn check_crypttab(folders: &Folders, name: &str, crypttab: &Path) -> Result<(), Error> {
+pub fn check_crypttab(folders: &Folders, name: &str, crypttab: &Path) -> Result<(), Error> {
     let failed = |error| Error::File(crypttab.into(), error);
     let table = fs::read_to_string(crypttab).map_err(failed)?;
     let option = folders.header_option(name);
@@ -86,7 +86,7 @@ fn check_crypttab(folders: &Folders, name: &str, crypttab: &Path) -> Result<(), 
 }
 
 /// Returns whether the line of a volume in crypttab(5) has this option.
-fn has_option(table: &str, name: &str, option: &str) -> bool {
+pub fn has_option(table: &str, name: &str, option: &str) -> bool {
     let mut lines = table.lines().map(str::split_ascii_whitespace);
     let line = lines.find_map(|mut line| (line.next() == Some(name)).then_some(line));
     let options = line.and_then(|mut line| line.nth(2));
@@ -94,7 +94,7 @@ fn has_option(table: &str, name: &str, option: &str) -> bool {
 }
 
 /// Returns the name of the volume in the address of systemd-cryptsetup's socket.
-fn name_of(address: &SocketAddr) -> Result<String, Error> {
+pub fn name_of(address: &SocketAddr) -> Result<String, Error> {
     let parts = address.as_abstract_name().and_then(|name| {
         let name = std::str::from_utf8(name).ok()?;
         let (_, rest) = name.split_once('/')?;

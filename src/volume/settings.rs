@@ -161,7 +161,7 @@ impl Volume {
     }
 
     /// Parses the content of the file.
-    fn parse(text: &str) -> Result<Volume, Error> {
+    pub fn parse(text: &str) -> Result<Volume, Error> {
         let lines = text.lines().map(str::trim);
         let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
         let mut volume = Volume::default();

@@ -182,7 +182,7 @@ impl DiskRecords for FileRecords {
 
 /// Parses the record of this disk. An empty file is no record: it may be what a damaged file system
 /// has left, and the disk would open in any machine.
-fn fields(bytes: &[u8], disk: &Uuid) -> io::Result<Value> {
+pub fn fields(bytes: &[u8], disk: &Uuid) -> io::Result<Value> {
     let wrong = |text: String| Err(io::Error::other(text));
     if bytes.len() as u64 > MAX_LEN {
         return wrong(format!("it has more than {MAX_LEN} bytes"));

@@ -41,7 +41,7 @@ pub mod cleaner;
 pub mod cluster;
 pub mod deleted_machines;
 pub mod evidence;
-mod file_records;
+pub mod file_records;
 mod instances;
 mod joined;
 mod joining_node;
