@@ -71,6 +71,8 @@ pub enum Network {
 pub enum Source {
     /// The machine's kernel with its initramfs and command line, by QEMU's `-kernel`.
     Kernel,
+    /// This kernel with the machine's initramfs and command line, by QEMU's `-kernel`.
+    KernelFile(PathBuf),
     /// This unified kernel image, by QEMU's `-kernel`.
     Unified(PathBuf),
     /// This raw disk image, which the machine does not change.
@@ -309,8 +311,12 @@ impl Machine {
             ]);
         }
         match &self.source {
-            Source::Kernel => {
-                qemu.arg("-kernel").arg(kernel_of(self.kernel)?);
+            Source::Kernel | Source::KernelFile(_) => {
+                let kernel = match &self.source {
+                    Source::KernelFile(path) => path.clone(),
+                    _ => kernel_of(self.kernel)?,
+                };
+                qemu.arg("-kernel").arg(kernel);
                 qemu.arg("-initrd").arg(self.initramfs());
                 qemu.args(["-append", &self.command_line]);
             }
