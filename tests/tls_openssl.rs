@@ -174,3 +174,100 @@ fn our_client_agrees_on_x25519mlkem768_with_a_server_of_openssl() {
         assert_eq!(group.name(), expected, "{groups}");
     }
 }
+
+/// Returns bytes that depend on their position.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i ^ i >> 8 ^ i >> 16) as u8).collect()
+}
+
+/// Splits our end of a connection with openssl(1).
+fn split(mut connection: rustls::Connection, mut socket: TcpStream) -> transport::Transport {
+    while connection.is_handshaking() {
+        connection.complete_io(&mut socket).unwrap();
+    }
+    atls::split(connection, socket).unwrap()
+}
+
+#[test]
+fn streams_of_openssl_with_records_of_any_size_arrive_whole() {
+    let identity = Identity::new();
+    let mut roots = RootCertStore::empty();
+    roots.add(identity.certificate()).unwrap();
+    let config = ClientConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let config = Arc::new(config);
+    let content = pattern(3 << 20);
+    std::fs::write(identity.file("content"), &content).unwrap();
+    for records in [
+        &[][..],
+        &["-max_send_frag", "512"],
+        // padded to the maximum size (RFC 8446 §5.4)
+        &["-max_send_frag", "1000", "-record_padding", "16384"],
+        &["-max_send_frag", "16384", "-split_send_frag", "10007"],
+    ] {
+        let mut server = Openssl::start(
+            openssl()
+                .current_dir(identity.folder.path())
+                .args(["s_server", "-accept", "127.0.0.1:0", "-tls1_3", "-HTTP"])
+                .args(["-cert", "crt", "-key", "key"])
+                .args(records),
+        );
+        let line = server.line("ACCEPT ");
+        let address = line.trim().strip_prefix("ACCEPT ").unwrap();
+        let socket = patient(TcpStream::connect(address).unwrap());
+        let name = "localhost".try_into().unwrap();
+        let client = ClientConnection::new(config.clone(), name).unwrap();
+        let mut transport = split(client.into(), socket);
+        let request = b"GET /content HTTP/1.0\r\n\r\n";
+        transport.writer.write_all(request).unwrap();
+        // -HTTP sends the file as it is
+        let mut received = vec![0; content.len()];
+        transport.reader.read_exact(&mut received).unwrap();
+        assert!(received == content, "{records:?}");
+    }
+}
+
+#[test]
+fn what_our_stream_sends_in_writes_of_any_size_arrives_at_openssl() {
+    let identity = Identity::new();
+    let key = PrivateKeyDer::from_pem_file(identity.file("key")).unwrap();
+    let config = ServerConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![identity.certificate()], key)
+        .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = Openssl::start(
+        openssl()
+            .args(["s_client", "-quiet", "-verify_quiet", "-connect"])
+            .arg(listener.local_addr().unwrap().to_string()),
+    );
+    let socket = patient(listener.accept().unwrap().0);
+    let server = ServerConnection::new(Arc::new(config)).unwrap();
+    let transport = split(server.into(), socket);
+    let content = pattern(1 << 20);
+    let sent = content.clone();
+    let writing = std::thread::spawn(move || {
+        let (mut writer, mut rest) = (transport.writer, &sent[..]);
+        for size in [1, 16_383, 16_384, 16_385, 65_536, 65_537, 200_000]
+            .into_iter()
+            .cycle()
+        {
+            if rest.is_empty() {
+                return;
+            }
+            let (now, later) = rest.split_at(size.min(rest.len()));
+            writer.write_all(now).unwrap();
+            rest = later;
+        }
+    });
+    // the end of the stream ends openssl(1)
+    let mut received = Vec::new();
+    client.output.read_to_end(&mut received).unwrap();
+    assert!(received == content);
+    writing.join().unwrap();
+}

@@ -22,7 +22,7 @@ use base::sync::lock;
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
 use rustls::Connection;
@@ -34,7 +34,9 @@ use transport::Transport;
 const READ_FIRST: usize = 4 << 10;
 /// Size in bytes of a read while the peer sends faster: one record of maximum size (RFC 8446 §5.2,
 /// 2^14 + 256) with its header.
-const READ_RECORD: usize = (1 << 14) + 256 + 5;
+const READ_RECORD: usize = (1 << 14) + 256 + HEADER;
+/// Size in bytes of a record's header. Its last two bytes are the length of the rest.
+const HEADER: usize = 5;
 /// Number of reads of [`READ_FIRST`] bytes without a pause before larger ones: 256 KiB in total. A
 /// peer that only wants to make us hold memory does not send that much.
 const READS_FIRST: u8 = 64;
@@ -73,6 +75,8 @@ pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport>
             received: Vec::new(),
             unread: 0..0,
             full_reads: 0,
+            until_length: HEADER,
+            last: 0,
             ended: None,
         }),
         writer: Box::new(Writer { shared }),
@@ -105,20 +109,12 @@ struct Outgoing {
 }
 
 impl Shared {
-    fn engine(&self) -> MutexGuard<'_, Connection> {
-        lock(&self.engine)
-    }
-
-    fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
-        lock(&self.outgoing)
-    }
-
     /// Encrypts and sends the front of `data`; returns the number of bytes.
     fn send(&self, data: &[u8]) -> io::Result<usize> {
-        let mut outgoing = self.outgoing();
+        let mut outgoing = lock(&self.outgoing);
         outgoing.check()?;
         let accepted = {
-            let mut engine = self.engine();
+            let mut engine = lock(&self.engine);
             outgoing.take_from(&mut engine)?;
             let accepted = engine.writer().write(&data[..data.len().min(WRITE_SIZE)])?;
             outgoing.take_from(&mut engine)?;
@@ -126,8 +122,7 @@ impl Shared {
         };
         outgoing.send()?;
         drop(outgoing);
-        self.flush_engine()?;
-        Ok(accepted)
+        self.flush_engine().map(|()| accepted)
     }
 
     /// Sends the records of the engine itself, unless another thread is sending.
@@ -136,7 +131,7 @@ impl Shared {
     /// engine, and the holder of the lock checks the engine again after it releases the lock.
     fn flush_engine(&self) -> io::Result<()> {
         loop {
-            if !self.engine().wants_write() {
+            if !lock(&self.engine).wants_write() {
                 return Ok(());
             }
             let mut outgoing = match self.outgoing.try_lock() {
@@ -145,17 +140,17 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => return Ok(()),
             };
             outgoing.check()?;
-            outgoing.take_from(&mut self.engine())?;
+            outgoing.take_from(&mut lock(&self.engine))?;
             outgoing.send()?;
         }
     }
 
     /// Tells the peer that no more data follows.
     fn close(&self) -> io::Result<()> {
-        let mut outgoing = self.outgoing();
+        let mut outgoing = lock(&self.outgoing);
         outgoing.check()?;
         {
-            let mut engine = self.engine();
+            let mut engine = lock(&self.engine);
             engine.send_close_notify();
             outgoing.take_from(&mut engine)?;
         }
@@ -166,13 +161,9 @@ impl Shared {
 
 impl Outgoing {
     fn check(&self) -> io::Result<()> {
-        match self.broken {
-            Some(kind) => Err(io::Error::new(
-                kind,
-                "an earlier write to this TLS connection failed",
-            )),
-            None => Ok(()),
-        }
+        let why = "an earlier write to this TLS connection failed";
+        self.broken
+            .map_or(Ok(()), |kind| Err(io::Error::new(kind, why)))
     }
 
     fn take_from(&mut self, engine: &mut Connection) -> io::Result<()> {
@@ -205,8 +196,13 @@ struct Reader {
     received: Vec<u8>,
     /// The part of `received` that the engine has not taken yet.
     unread: std::ops::Range<usize>,
-    /// The number of reads without a pause that gave [`READ_FIRST`] bytes or more.
+    /// By how many the reads without a pause that gave [`READ_FIRST`] bytes or more exceed the smaller
+    /// ones.
     full_reads: u8,
+    /// The number of bytes until the end of the next header of a record, and the last two bytes. Only
+    /// the sizes of reads depend on them: at first the engine may have a part of a record.
+    until_length: usize,
+    last: u16,
     /// The error that ended the stream; returned after all data before it.
     ended: Option<rustls::Error>,
 }
@@ -217,7 +213,7 @@ impl Read for Reader {
             return Ok(0);
         }
         loop {
-            match self.take_plaintext(buffer) {
+            match lock(&self.shared.engine).reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                     return Err(io::Error::new(
@@ -231,20 +227,21 @@ impl Read for Reader {
                 return Err(Error::from(error.clone()).into());
             }
             if self.unread.is_empty() {
-                let size = if self.full_reads >= READS_FIRST {
-                    READ_RECORD
-                } else {
-                    READ_FIRST
-                };
-                if self.received.len() != size {
-                    self.received = vec![0; size];
+                let is_fast = self.full_reads >= READS_FIRST;
+                let room = if is_fast { READ_RECORD } else { READ_FIRST };
+                if self.received.len() != room {
+                    self.received = vec![0; room];
                 }
-                let result = read_socket(&self.socket, &mut self.received);
+                let ends_record = (READ_FIRST..room).contains(&self.until_length);
+                let size = if ends_record { self.until_length } else { room };
+                let result = (&*self.socket).read(&mut self.received[..size]);
                 self.full_reads = match result {
                     Ok(READ_FIRST..) => self.full_reads.saturating_add(1),
-                    _ => 0,
+                    Ok(_) => self.full_reads.saturating_sub(1),
+                    Err(_) => 0,
                 };
                 self.unread = 0..result.inspect_err(|_| self.received = Vec::new())?;
+                self.follow();
             }
             self.process()?;
         }
@@ -252,16 +249,32 @@ impl Read for Reader {
 }
 
 impl Reader {
-    fn take_plaintext(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.shared.engine().reader().read(buffer)
+    /// Follows the records in the received bytes.
+    fn follow(&mut self) {
+        let mut bytes = &self.received[self.unread.clone()];
+        while !bytes.is_empty() {
+            let part;
+            (part, bytes) = bytes.split_at(self.until_length.min(bytes.len()));
+            for byte in &part[part.len().saturating_sub(2)..] {
+                self.last = self.last << 8 | u16::from(*byte);
+            }
+            self.until_length -= part.len();
+            if self.until_length == 0 {
+                self.until_length = usize::from(self.last) + HEADER;
+            }
+        }
     }
 
     /// Passes received bytes to the engine, which decrypts them. No bytes mean the end of the
     /// stream.
     fn process(&mut self) -> io::Result<()> {
-        let mut engine = self.shared.engine();
-        let taken = engine.read_tls(&mut &self.received[self.unread.clone()])?;
-        self.unread.start += taken;
+        let mut engine = lock(&self.shared.engine);
+        let mut rest = &self.received[self.unread.clone()];
+        engine.read_tls(&mut rest)?;
+        // rustls takes 4 KiB at a time. Fill its buffer before it looks for records, because each look
+        // copies an incomplete one, and musl copies it byte by byte.
+        while !rest.is_empty() && engine.read_tls(&mut rest).is_ok_and(|taken| taken > 0) {}
+        self.unread.start = self.unread.end - rest.len();
         let result = engine.process_new_packets();
         let wants_write = engine.wants_write();
         drop(engine);
@@ -277,25 +290,15 @@ impl Reader {
     }
 }
 
-fn read_socket(mut socket: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
-    loop {
-        match socket.read(buffer) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => return result,
-        }
-    }
-}
-
 struct Writer {
     shared: Arc<Shared>,
 }
 
 impl Write for Writer {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        if data.is_empty() {
-            Ok(0)
-        } else {
-            self.shared.send(data)
+        match data {
+            [] => Ok(0),
+            _ => self.shared.send(data),
         }
     }
 
@@ -595,5 +598,127 @@ mod tests {
         let mut received = [0; 4];
         far.reader.read_exact(&mut received).unwrap();
         assert_eq!(&received, b"late");
+    }
+
+    /// Returns the records with which `engine` sends `data`, in writes of `piece` bytes.
+    fn records(engine: &mut Connection, data: &[u8], piece: usize) -> Vec<u8> {
+        let mut records = Vec::new();
+        for piece in data.chunks(piece.min(1 << 14)) {
+            engine.writer().write_all(piece).unwrap();
+            while engine.wants_write() {
+                engine.write_tls(&mut records).unwrap();
+            }
+        }
+        records
+    }
+
+    /// Reads what has arrived, without waiting.
+    fn arrived(transport: &mut Transport) -> Vec<u8> {
+        let (mut buffer, mut all) = ([0; 3000], Vec::new());
+        loop {
+            match transport.reader.read(&mut buffer) {
+                Ok(0) => return all,
+                Ok(len) => all.extend_from_slice(&buffer[..len]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return all,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// The sizes are around those of headers, records, and buffers.
+    const PIECES: [usize; 13] = [
+        1, 4, 5, 6, 23, 4095, 4096, 4097, 16_405, 16_406, 16_411, 18_437, 65_537,
+    ];
+
+    #[test]
+    fn records_may_be_split_and_joined_anywhere() {
+        let ((mut client, mut near), (server, far)) = ends();
+        let mut transport = split(server, far).unwrap();
+        near.set_nodelay(true).unwrap();
+        let mut start = 0;
+        for piece in PIECES {
+            // short records, and more bytes than are read in small parts
+            let total = if piece < 4095 { 40_000 } else { 700_000 };
+            for write in [1000, total] {
+                let data = pattern(start, total);
+                start += total;
+                transport.socket.set_nonblocking(true).unwrap();
+                let mut received = Vec::new();
+                for part in records(&mut client, &data, write).chunks(piece) {
+                    near.write_all(part).unwrap();
+                    received.append(&mut arrived(&mut transport));
+                }
+                // no further record must be necessary for the last one
+                transport.socket.set_nonblocking(false).unwrap();
+                while received.len() < total {
+                    let mut buffer = [0; 3000];
+                    let len = transport.reader.read(&mut buffer).unwrap();
+                    assert!(len > 0);
+                    received.extend_from_slice(&buffer[..len]);
+                }
+                assert!(received == data, "pieces of {piece}, writes of {write}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_in_any_size_arrives_at_another_implementation_of_the_stream() {
+        let ((mut client, mut near), (server, far)) = ends();
+        let mut transport = split(server, far).unwrap();
+        let writing = thread::spawn(move || {
+            let mut start = 0;
+            for piece in PIECES {
+                (transport.writer.write_all(&pattern(start, piece))).unwrap();
+                start += piece;
+            }
+            transport
+        });
+        let total: usize = PIECES.iter().sum();
+        let mut received = Vec::new();
+        while received.len() < total {
+            client.read_tls(&mut near).unwrap();
+            client.process_new_packets().unwrap();
+            let mut buffer = [0; 20_000];
+            while let Ok(len) = client.reader().read(&mut buffer) {
+                received.extend_from_slice(&buffer[..len]);
+            }
+        }
+        assert!(received == pattern(0, total));
+        writing.join().unwrap();
+    }
+
+    #[test]
+    fn a_connection_cut_anywhere_in_a_record_is_an_error_after_the_data() {
+        for cut in [1, 4, 5, 6, 24, 4096, 4101, 16_405] {
+            let ((mut client, mut near), (server, far)) = ends();
+            let mut transport = split(server, far).unwrap();
+            let whole = records(&mut client, b"whole", 5);
+            let part = records(&mut client, &pattern(0, 1 << 14), 1 << 14);
+            near.write_all(&whole).unwrap();
+            near.write_all(&part[..cut]).unwrap();
+            near.shutdown(Shutdown::Write).unwrap();
+            let mut received = Vec::new();
+            let error = transport.reader.read_to_end(&mut received).unwrap_err();
+            assert_eq!(
+                (error.kind(), &received[..]),
+                (io::ErrorKind::UnexpectedEof, &b"whole"[..]),
+                "{cut}"
+            );
+        }
+    }
+
+    #[test]
+    fn bytes_after_a_close_notify_are_ignored() {
+        let ((mut client, mut near), (server, far)) = ends();
+        let mut transport = split(server, far).unwrap();
+        let mut sent = records(&mut client, &pattern(0, 30_000), 30_000);
+        client.send_close_notify();
+        client.write_tls(&mut sent).unwrap();
+        sent.extend_from_slice(&[23; 60_000]);
+        near.write_all(&sent).unwrap();
+        let mut received = Vec::new();
+        transport.reader.read_to_end(&mut received).unwrap();
+        assert!(received == pattern(0, 30_000));
+        assert_eq!(transport.reader.read(&mut [0]).unwrap(), 0);
     }
 }
