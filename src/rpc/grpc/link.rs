@@ -44,7 +44,8 @@ pub(super) const TICK: Duration = Duration::from_millis(10);
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_READS: usize = 16;
 /// Sizes of the read buffer in bytes: it begins small, grows to one frame when it was full, and
-/// then further if memory is not scarce. It becomes small again when the connection is idle.
+/// then further if memory is not scarce. While the connection is idle, it has only what has arrived
+/// of a frame.
 const READ_FIRST: usize = 4 << 10;
 const READ_MOST: usize = 64 << 10;
 
@@ -137,7 +138,7 @@ impl Reader {
         match length {
             FRAME.. if is_lean && self.filled < READ_FIRST => self.resize(READ_FIRST),
             _ if self.filled < length => {}
-            0 => self.resize(READ_FIRST),
+            ..READ_FIRST => self.resize(READ_FIRST),
             READ_FIRST => self.resize(FRAME),
             _ if !is_lean => self.resize(READ_MOST),
             // A complete frame fits already.
@@ -520,7 +521,10 @@ impl<S: Side> Core<S> {
         let bytes = &reader.buffer[..reader.filled];
         let taken = self.session.receive(bytes, Instant::now());
         reader.has_unprocessed = self.session.is_output_full();
-        reader.consume(taken);
+        // musl's memmove to the same place copies byte by byte
+        if taken > 0 {
+            reader.consume(taken);
+        }
     }
 
     fn count_buffers(&mut self) {
@@ -587,10 +591,9 @@ impl<S: Side> Core<S> {
         }
         if let Some(reader) = &mut self.reader
             && reader.filled <= READ_FIRST
-            && reader.buffer.len() > READ_FIRST
         {
-            reader.resize(READ_FIRST);
-            self.read_room = READ_FIRST;
+            reader.resize(reader.filled);
+            self.read_room = reader.filled;
         }
         self.count_buffers();
     }
