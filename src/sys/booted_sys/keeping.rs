@@ -1,6 +1,6 @@
 //! An allocator that wipes memory when it is freed, as [`sys::wiping::Wiping`] does. It keeps some freed
-//! blocks of more than 1 KiB for the next allocation of their size: musl would unmap many of them and
-//! map them again. musl cannot see a second free of a kept block, so this allocator looks for the block
+//! blocks for the next allocation of their size. musl would unmap many large blocks and map them again,
+//! and it has one lock for all blocks, for which the threads of a server would wait. musl cannot see a second free of a kept block, so this allocator looks for the block
 //! among the kept ones, and aborts the program if it is there.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use sys::wiping::Wiping;
 use zeroize::optimization_barrier;
 
-/// Blocks of at most this many bytes share the pages that musl has already.
-const SMALL: usize = 1 << 10;
-/// Larger blocks are rare.
+/// Blocks of at most this many bytes are rare.
+const SMALL: usize = 8;
+/// Larger blocks are rare, too.
 const LARGEST: usize = 2 << 20;
 /// The sizes of kept blocks are the powers of two and seven sizes between each two of them, so that
 /// a block is at most an eighth larger than the requested size.
@@ -54,7 +54,7 @@ impl Keeping {
             if !place.load(Ordering::Relaxed).is_null() {
                 let block = place.swap(ptr::null_mut(), Ordering::Acquire);
                 if !block.is_null() {
-                    self.large.fetch_sub(class.large(), Ordering::Relaxed);
+                    self.uncount(class);
                     return block;
                 }
             }
@@ -69,15 +69,24 @@ impl Keeping {
         if places.iter().any(|place| place.load(order) == block) {
             process::abort();
         }
-        let is_kept = self.large.fetch_add(class.large(), order) + class.large() <= OF_LARGE
+        let large = class.large();
+        let fits = large == 0 || self.large.fetch_add(large, order) + large <= OF_LARGE;
+        let is_kept = fits
             && places.iter().any(|place| {
                 place.load(order).is_null()
                     && (place.compare_exchange(empty, block, Ordering::Release, order)).is_ok()
             });
         if !is_kept {
-            self.large.fetch_sub(class.large(), order);
+            self.uncount(class);
         }
         is_kept
+    }
+
+    /// Counts a large block less. All threads would contend for the counter if others changed it, too.
+    fn uncount(&self, class: Class) {
+        if class.large() > 0 {
+            self.large.fetch_sub(class.large(), Ordering::Relaxed);
+        }
     }
 
     fn places(&self, class: Class) -> &[AtomicPtr<u8>] {
@@ -223,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_freed_block_is_kept_wiped_and_used_again() {
-        for size in [SMALL + 2, 2 << 10, 17 << 10, 1 << 20, LARGEST] {
+        for size in [18, 384, 2 << 10, 17 << 10, 1 << 20, LARGEST] {
             let allocator = Keeping::new();
             // SAFETY: the layout is the one of the allocation.
             unsafe {
