@@ -3,6 +3,10 @@
 //! `cargo bench --bench unlock` boots one machine (tests/machine). In it, tests/boot/cases/bench.sh runs each side five times, a
 //! first boot three times, as a process of its own, and prints the medians. This program also runs in the machine as our side; it
 //! calls exactly what `unlock` calls. With emulation instead of KVM, compare the two columns and not the times.
+//! FIRSTLIGHT_ACCEL=icount counts instructions, so that other work of the host changes nothing.
+
+#[path = "unlock/throughput.rs"]
+mod throughput;
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -21,13 +25,19 @@ const MIB: u64 = 1 << 20;
 /// Name of the mapping.
 const STATE: &str = "state";
 const MKE2FS: &str = "/sbin/mke2fs";
+/// The first word of a line with the times of the steps of an opening.
+const PARTS: &str = "parts ";
 
 const USAGE: &str = "usage:
-  cargo bench --bench unlock
+  cargo bench --bench unlock                  opening and making
+  cargo bench --bench unlock -- throughput    reading and writing
 in the machine:
   unlock open DEVICE PASSPHRASE_FILE     probe, keyslot, map
   unlock new DEVICE PASSPHRASE_FILE      format, map, make ext4
   unlock close
+  unlock mkfs DEVICE
+  unlock raw DEVICE                      speed of a block device
+  unlock log FILE DISK                   speed of fsync
   unlock time COMMAND...                 runs it, prints the milliseconds that it took";
 
 fn main() -> ExitCode {
@@ -42,6 +52,12 @@ fn main() -> ExitCode {
         ["open", device, passphrase] => open(Path::new(device), Path::new(passphrase)),
         ["new", device, passphrase] => new(Path::new(device), Path::new(passphrase)),
         ["close"] => device_mapper::close(STATE).map_err(text),
+        // the start of a process
+        ["nothing"] => Ok(()),
+        ["throughput"] => throughput::compare(),
+        ["mkfs", device] => make_file_system(Path::new(device)),
+        ["raw", device] => throughput::raw(Path::new(device)),
+        ["log", file, disk] => throughput::log(Path::new(file), disk),
         ["time", program, arguments @ ..] => time(program, arguments),
         _ => Err(USAGE.into()),
     };
@@ -75,12 +91,16 @@ fn compare() -> Result<(), String> {
         "| what | firstlight | cryptsetup 2.6 | ratio | firstlight, peak RSS | cryptsetup, peak RSS |"
     );
     println!("|---|---:|---:|---:|---:|---:|");
-    for row in case.run().map_err(text)? {
+    let rows = case.run().map_err(text)?;
+    let (parts, rows): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.starts_with(PARTS));
+    for row in rows {
         println!(
             "{}",
-            table_row(&row).ok_or_else(|| format!("the machine said {row:?}"))?
+            table_row(row).ok_or_else(|| format!("the machine said {row:?}"))?
         );
     }
+    println!();
+    parts.iter().for_each(|row| println!("{row}"));
     Ok(())
 }
 
@@ -131,13 +151,24 @@ fn time(program: &str, arguments: &[&str]) -> Result<(), String> {
 }
 
 fn open(device: &Path, passphrase: &Path) -> Result<(), String> {
+    let start = Instant::now();
     let passphrase = Secret::new(fs::read(passphrase).map_err(text)?);
     let mut disk = fs::File::open(device).map_err(text)?;
     let Probe::Luks(header) = luks::probe(&mut disk).map_err(text)? else {
         return Err(format!("{} has no LUKS2 header", device.display()));
     };
+    let probed = start.elapsed();
     let volume_key = header.unlock(&mut disk, &passphrase).map_err(text)?;
-    map(device, &header, &volume_key, FirstUse::Existing)
+    let unlocked = start.elapsed();
+    map(device, &header, &volume_key, FirstUse::Existing)?;
+    let ms = |took: Duration| took.as_secs_f64() * 1000.0;
+    println!(
+        "read the header {:.1} ms, the key from the keyslot {:.1} ms, map {:.1} ms",
+        ms(probed),
+        ms(unlocked - probed),
+        ms(start.elapsed() - unlocked)
+    );
+    Ok(())
 }
 
 fn new(device: &Path, passphrase: &Path) -> Result<(), String> {
@@ -150,12 +181,11 @@ fn new(device: &Path, passphrase: &Path) -> Result<(), String> {
         .map_err(text)?;
     let header = luks::format(&mut disk, &volume_key, &passphrase).map_err(text)?;
     map(device, &header, &volume_key, FirstUse::Create)?;
-    filesystem::create(
-        &Path::new("/dev/mapper").join(STATE),
-        Path::new(MKE2FS),
-        &Stop::new(),
-    )
-    .map_err(text)
+    make_file_system(&Path::new("/dev/mapper").join(STATE))
+}
+
+fn make_file_system(device: &Path) -> Result<(), String> {
+    filesystem::create(device, Path::new(MKE2FS), &Stop::new()).map_err(text)
 }
 
 fn map(

@@ -2,19 +2,22 @@
 # Prints the arguments that select QEMU's processor: KVM if a probe machine boots with it, otherwise emulation.
 #
 # The existence of /dev/kvm proves nothing: in a nested machine it may hang. So this script boots a kernel until its init prints a
-# line, within a time limit. It keeps the result until this machine reboots. With FIRSTLIGHT_ACCEL=kvm|tcg there is no probe.
+# line, within a time limit. It keeps the result until this machine reboots. With FIRSTLIGHT_ACCEL=kvm|tcg|icount there is no probe.
 . "$(dirname "$0")/lib.sh"
 
 LIMIT=15
 KVM="-accel kvm -cpu host"
 # without cmpxchg16b: QEMU 7.2 emulates it in a way that crashes guest kernels
 TCG="-accel tcg,thread=multi -cpu qemu64,-cx16"
+# for benchmarks: an instruction takes 1 ns of the machine's clock, so other work of this machine does not change the times
+COUNTED="-accel tcg,thread=single -cpu qemu64,-cx16 -icount shift=0"
 
 case ${FIRSTLIGHT_ACCEL:-} in
 kvm) echo "$KVM"; exit ;;
 tcg) echo "$TCG"; exit ;;
+icount) echo "$COUNTED"; exit ;;
 '') ;;
-*) die "FIRSTLIGHT_ACCEL is ${FIRSTLIGHT_ACCEL}, it must be kvm or tcg" ;;
+*) die "FIRSTLIGHT_ACCEL is ${FIRSTLIGHT_ACCEL}, it must be kvm, tcg or icount" ;;
 esac
 
 answer=$CACHE/accel-$(cat /proc/sys/kernel/random/boot_id)

@@ -118,43 +118,6 @@ fn a_power_cut_during_init_is_followed_by_a_first_boot_or_by_one_that_a_key_open
     Ok(())
 }
 
-#[test]
-#[ignore = "boots a machine: make boot"]
-fn a_node_with_an_unfinished_set_up_starts_over() -> Result<()> {
-    let mut setting = small("dead-ends")?;
-    let mut vm = setting.machine.boot()?;
-    vm.console.wait_for(" ready:", PATIENCE)?;
-    setting.init(&vm)?;
-    vm.console.wait_for(" complete:", PATIENCE)?;
-    vm.command("rm /run/state/firstlight/complete", PATIENCE)?;
-    vm.shut_down(PATIENCE)?;
-
-    let mut vm = setting.machine.boot()?;
-    vm.console.wait_for("of a cluster's node", PATIENCE)?;
-    setting.recover(&vm)?;
-    for step in [" mounted:", "set-up was interrupted", " reset:"] {
-        vm.console.wait_for(step, PATIENCE)?;
-    }
-    // run the command again to get its exit code; a marked disk stays marked
-    let again = vm.command("bootstrapper; echo exit code $?", PATIENCE)?;
-    if !again.ends_with("exit code 3") {
-        return Err(Failure(format!(
-            "bootstrapper should end with 3 for a reset: {again}"
-        )));
-    }
-    vm.shut_down(PATIENCE)?;
-
-    let mut vm = setting.machine.boot()?;
-    for step in [
-        "never part of a cluster: formatting it",
-        " mounted:",
-        " ready: waiting for the operator's init",
-    ] {
-        vm.console.wait_for(step, PATIENCE)?;
-    }
-    Ok(())
-}
-
 /// A fresh machine with another command line, then a member with another initramfs: both change PCR 9. Neither the
 /// operator nor the join service gives it a key, and both name the register that differs; the machine itself only learns that
 /// it was refused. With its original files it opens its disk again.

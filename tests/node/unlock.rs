@@ -1,6 +1,9 @@
 //! Rejoin and recovery of an initialized disk.
 
+use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use base::crypto::Secret;
 use common::cloud_server::{self, Answer};
+use disk::luks::Peers;
 use kms::{ClusterKms, NO_STORE};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
@@ -68,6 +72,137 @@ fn a_host_that_marks_a_members_disk_as_new_does_not_make_the_node_format_it() {
         node.expect("names a cluster, but token 0 does not mark the disk as a member's");
         expect_opened(&mut node, &setting.host(3).to_string());
     }
+}
+
+/// The part of a disk before its data, which a host can copy and bring back.
+fn header_of(disk: &Path) -> Vec<u8> {
+    let mut header = fs::read(disk).unwrap();
+    header.truncate(16 << 20);
+    header
+}
+
+fn bring_back(header: &[u8], disk: &Path) {
+    let disk = fs::File::options().write(true).open(disk).unwrap();
+    disk.write_all_at(header, 0).unwrap();
+}
+
+/// Runs cryptsetup with the disk as its last argument.
+fn cryptsetup(arguments: &[&str], disk: &Path) {
+    let mut command = Command::new("/sbin/cryptsetup");
+    let done = command.args(arguments).arg(disk).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+}
+
+#[test]
+fn an_older_header_from_before_init_has_the_disk_formatted() {
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    let before = header_of(&disk);
+    let uuid = luks_uuid(&disk);
+    bring_back(&header_of(&setting.initialized_disk()), &disk);
+    let members = header_of(&disk);
+    let node = Program::start(&mut setting.unlock(&disk));
+    node.expect("of a cluster's node");
+    node.terminate();
+
+    bring_back(&before, &disk);
+    let mut node = Program::start(&mut setting.unlock(&disk));
+    node.expect("formatted before, but never part of a cluster: formatting it");
+    node.expect("formatted:");
+    assert!(!node.exit().success());
+    let after = header_of(&disk);
+    assert_ne!(luks_uuid(&disk), uuid);
+    // nothing is left of either keyslot
+    for old in [&before, &members] {
+        let area = 32 << 10..(32 << 10) + 384_000;
+        assert_ne!(old[area.clone()][..64], [0; 64]);
+        assert_ne!(old[area.clone()], after[area]);
+    }
+}
+
+fn luks_uuid(disk: &Path) -> String {
+    let mut command = Command::new("/sbin/cryptsetup");
+    let output = command.arg("luksUUID").arg(disk).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn an_older_header_of_a_member_opens_with_the_same_key() {
+    let setting = Setting::new();
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    let (metadata, _) = metadata_with_tag(Some(setting.host(3).to_string()));
+    let disk = setting.disk_that_knows(&[4]);
+    let older = header_of(&disk);
+    let peers = Peers {
+        load_balancer: None,
+        control_planes: vec![setting.host(3)],
+    };
+    assert!(bootstrapper::state_disk::set_peers(&disk, &peers).unwrap());
+    assert_ne!(header_of(&disk), older);
+    bring_back(&older, &disk);
+    let mut command = setting.unlock(&disk);
+    let mut node = Program::start(command.args(["--csp", "aws", "--metadata", &metadata]));
+    expect_opened(&mut node, &setting.host(3).to_string());
+    // it has asked the older address
+    let asked = format!("{}", setting.host(4));
+    assert!(node.output().contains(&asked), "{}", node.output());
+}
+
+#[test]
+fn swapped_keyslots_of_two_members_open_with_no_key() {
+    let setting = Setting::new();
+    setting.set_control_planes(&[3]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    let uuid = luks_uuid(&setting.initialized_disk());
+    // the header of another member, with the UUID of this one
+    let disk = setting.initialized_disk();
+    cryptsetup(&["luksUUID", "--batch-mode", "--uuid", &uuid], &disk);
+    let node = Program::start(&mut setting.unlock(&disk));
+    node.expect("was not accepted: the key does not open this disk");
+    assert!(!node.output().contains("key-slot:"));
+}
+
+/// The commands of docs/state-disk.md, as they are there.
+#[test]
+fn the_operator_adds_a_recovery_key_and_the_node_still_opens_its_disk() {
+    let setting = Setting::new();
+    setting.set_control_planes(&[3]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    let disk = setting.initialized_disk();
+    let folder = disk.parent().unwrap();
+    fs::rename(
+        setting.master_secret(MASTER_KEY),
+        folder.join("firstlight-mastersecret.json"),
+    )
+    .unwrap();
+
+    let page = include_str!("../../docs/state-disk.md");
+    let section = page.split("## A recovery key").nth(1).unwrap();
+    let commands = section.split("```sh\n").nth(1).unwrap();
+    let (commands, _) = commands.split_once("```").unwrap();
+    let (first, commands) = commands.split_once('\n').unwrap();
+    assert_eq!(first, "DISK=/dev/disk/by-id/virtio-state");
+    let mut shell = Command::new("bash");
+    let done = shell
+        .args(["-ec", commands])
+        .env("DISK", &disk)
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{done:?}");
+    assert!(!folder.join("disk.key").exists());
+
+    let recovery_key = folder.join("recovery.key");
+    let recovery_key = recovery_key.to_str().unwrap();
+    let try_key = ["open", "--test-passphrase", "--key-file", recovery_key];
+    cryptsetup(&try_key, &disk);
+    let mut node = Program::start(&mut setting.unlock(&disk));
+    expect_opened(&mut node, &setting.host(3).to_string());
 }
 
 /// The node reads the list itself, or asks `firstlight metadata serve`.

@@ -128,7 +128,7 @@ pub struct Machine {
     pub open_ports: Vec<u16>,
     /// Ports of the host as the guest sees it (10.42.0.1), and the loopback port that each leads to.
     pub host_ports: BTreeMap<u16, u16>,
-    /// Where the writes to the disk `state` are recorded; see [`write_log`](crate::write_log).
+    /// Where the writes to the disk `state` are recorded; see [`write_log`](crate::write_log). A boot appends to a log that exists.
     pub write_log: Option<PathBuf>,
     /// Further arguments for QEMU.
     pub extra: Vec<String>,
@@ -370,10 +370,12 @@ impl Machine {
             let drive = match &self.write_log {
                 // a cache that ignores flushes would not record them
                 Some(log) if serial == "state" => {
-                    File::create(log).context("make the log of writes")?;
+                    let append = if log.exists() { "on" } else { "off" };
+                    let file_of_log = File::options().append(true).create(true).open(log);
+                    file_of_log.context("make the log of writes")?;
                     format!(
                         "if=none,id={serial},driver=blklogwrites,file.driver=raw,file.file.driver=file,file.file.filename={file},\
-                         log.driver=raw,log.file.driver=file,log.file.filename={},log-super-update-interval=1,cache=writeback,discard=unmap",
+                         log.driver=raw,log.file.driver=file,log.file.filename={},log-append={append},log-super-update-interval=1,cache=writeback,discard=unmap",
                         log.display()
                     )
                 }
