@@ -94,9 +94,11 @@ demo: setup ## boot a VM: first boot, init, a reboot that unlocks the disk, one 
 bench: setup build ## measure our programs and those that they replace, side by side
 	cargo bench --locked
 
-storm: setup ## measure one join service to which many nodes connect at the same time, with a real API server: tickets per second, waits, memory
+storm: setup ## measure one join service to which many nodes connect at the same time, with a real API server: tickets per second, waits, memory; the same with faults, and with three replicas
 	@tools/kubernetes.sh kube-apiserver etcd >/dev/null
 	cargo bench --locked --bench storm
+	cargo bench --locked --bench storm -- faults 500
+	cargo bench --locked --bench storm -- replicas 10000
 
 watch-load: setup ## measure what a join service needs to ask 10 000 members for evidence once in 5 minutes, with a real API server (7 minutes)
 	@tools/kubernetes.sh kube-apiserver etcd >/dev/null

@@ -5,12 +5,13 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use base::backoff::Backoff;
+use base::crypto::random;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD_NO_PAD;
 use booted_proto::join::ISSUE_JOIN_TICKET;
@@ -23,6 +24,7 @@ use prost::Message;
 use rpc::grpc::{Code, Status};
 use rpc::h2::{Connection, Event, Field, HeaderList, Indexing, Limits, SendError};
 use rustls::{AlertDescription, ClientConnection};
+use socket2::{Domain, Socket, Type};
 use verifier::Issuer;
 
 /// The time limits of a node, as in its JoinClient: from the first byte to the end of the handshake, and for the call.
@@ -31,7 +33,7 @@ const CALL: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// The longest pause that a node accepts from a service.
-const LONGEST_TOLD: Duration = Duration::from_secs(120);
+const LONGEST_TOLD: Duration = Duration::from_secs(600);
 /// Maximum number of sockets that one poll reports.
 const EVENTS: usize = 1024;
 
@@ -45,13 +47,13 @@ pub struct Joined {
 /// index of each node with a ticket. Errors on a permanent refusal.
 pub fn storm(
     nodes: &mut [JoiningNode],
-    service: SocketAddr,
+    services: &[SocketAddr],
     end: Instant,
     joined: &Sender<usize>,
 ) -> Result<Vec<Joined>, String> {
     let mut crowd = Crowd {
         nodes,
-        service,
+        services,
         poll: Poll::new().map_err(text)?,
         timers: BinaryHeap::new(),
     };
@@ -94,7 +96,8 @@ fn text(error: impl Display) -> String {
 
 struct Crowd<'a> {
     nodes: &'a mut [JoiningNode],
-    service: SocketAddr,
+    /// The replicas behind one address: each connection goes to any of them, as with a load balancer.
+    services: &'a [SocketAddr],
     poll: Poll,
     /// Wakes a node at this time. The timer counts only if the node still has the same time.
     timers: BinaryHeap<Reverse<(Instant, usize)>>,
@@ -133,7 +136,8 @@ impl Crowd<'_> {
                 node.tries += 1;
                 Attempt::begin(
                     node.tls.begin().map_err(text)?,
-                    self.service,
+                    node.own,
+                    self.services[usize::from(random::<1>()[0]) % self.services.len()],
                     &self.poll,
                     index,
                 )
@@ -176,6 +180,8 @@ impl Crowd<'_> {
 /// A node that wants to join.
 pub struct JoiningNode {
     number: usize,
+    /// The address from which it calls.
+    own: IpAddr,
     tls: atls::Client,
     /// The request on the wire: one byte for the compression, four for the length (gRPC over HTTP/2), and the message.
     request: Vec<u8>,
@@ -200,8 +206,11 @@ impl JoiningNode {
         }
         .encode_to_vec();
         let length = (request.len() as u32).to_be_bytes();
+        // as different machines have: the service has limits for each address
+        let own = Ipv4Addr::from_bits(0x7f40_0001 + number as u32).into();
         JoiningNode {
             number,
+            own,
             tls: atls::Client::new(Some(tpm), None),
             request: [&[0][..], &length, &request].concat(),
             backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
@@ -227,7 +236,7 @@ impl JoiningNode {
         }
         let pause = self.backoff.pause();
         let told = (status.retry_after()).map(|told| told.clamp(FIRST_PAUSE, LONGEST_TOLD));
-        Ok(told.map_or(pause, |told| told + Backoff::new(told / 8, told).pause()))
+        Ok(told.map_or(pause, |told| told + Backoff::new(told / 4, told).pause()))
     }
 }
 
@@ -263,6 +272,10 @@ fn broken(error: &rustls::Error) -> Status {
         rustls::Error::AlertReceived(AlertDescription::AccessDenied) => {
             Status::new(Code::PermissionDenied, error.to_string())
         }
+        rustls::Error::AlertReceived(alert) => match atls::pause_of(*alert) {
+            Some(pause) => lost(error).with_retry_after(pause),
+            None => lost(error),
+        },
         _ => lost(error),
     }
 }
@@ -270,11 +283,12 @@ fn broken(error: &rustls::Error) -> Status {
 impl Attempt {
     fn begin(
         tls: ClientConnection,
+        own: IpAddr,
         service: SocketAddr,
         poll: &Poll,
         index: usize,
     ) -> Result<Attempt, Status> {
-        let mut socket = TcpStream::connect(service).map_err(|error| lost(&error))?;
+        let mut socket = connect(own, service).map_err(|error| lost(&error))?;
         let all = Interest::READABLE | Interest::WRITABLE;
         poll.registry()
             .register(&mut socket, Token(index), all)
@@ -331,6 +345,16 @@ impl Attempt {
                 return Ok(Step::Ended(Box::new(ticket)));
             }
         }
+    }
+}
+
+/// Begins to connect from an address of this machine.
+fn connect(own: IpAddr, service: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None)?;
+    socket.bind(&SocketAddr::new(own, 0).into())?;
+    match socket.connect(&service.into()) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(TcpStream::from_std(socket.into())),
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //!     make storm                                  1, 10, 100, 1 000 and 10 000 nodes; prints the table of docs/benchmarks.md
 //!     cargo bench --bench storm -- 100 1000       these numbers of nodes
+//!     cargo bench --bench storm -- replicas 10000 the same with three replicas of the service behind one address
+//!     cargo bench --bench storm -- faults 500     API server and etcd fail all the time (see `faults`)
 //!
 //! ```text
 //!   two threads of nodes ── attested TLS, IssueJoinTicket ──► join-service ──► key-service, kube-apiserver ──► etcd
@@ -14,21 +16,24 @@
 //!
 //! | verdict | exit code |
 //! |---|---|
-//! | passed: each node has its ticket, the service stayed within its memory limit, no token is left | 0 |
+//! | passed: each node has its ticket and its record, the service stayed within its memory limit, no token is left | 0 |
 //! | failed: one of these conditions is not met | 1 |
 //! | undecided: the time is over, and other programs used the processors | 2 |
 //!
-//! - `crowd`: the nodes, a loop over their sockets
+//! - `crowd`: the nodes, a loop over their sockets; each calls from an address of its own, 127.64.0.1 and so on
+//! - `faults`: faults of the API server and of etcd
 //! - `tpm`: a node's TPM in software
 //! - `watch`: another measurement, of nodes that have joined: `cargo bench --bench storm -- watch 10000 300`
 
 mod crowd;
+mod faults;
 use common::kube_apiserver;
 use common::manifests::settings;
 use support::metadata;
 mod tpm;
 mod watch;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -43,14 +48,17 @@ use std::{env, thread};
 use base::stop::Stop;
 use booted_sys::process;
 use crowd::{Joined, JoiningNode};
+use faults::Line;
 use kube_apiserver::Cluster;
-use kubernetes::client::{CONFIG_MAPS, Client, NODES, Object, SECRETS, Selector};
+use kubernetes::client::{CONFIG_MAPS, Client, Collection, NODES, Object, SECRETS, Selector};
 use kubernetes::services;
 use metadata::MetadataServer;
 use serde_json::json;
 use tempfile::TempDir;
 use tpm::Tpm;
 
+/// Number of replicas with the word `replicas`.
+const REPLICAS: usize = 3;
 const SIZES: [usize; 5] = [1, 10, 100, 1000, 10_000];
 /// Number of threads that run nodes. There are two, so that a node that signs a quote does not delay all others.
 const THREADS: usize = 2;
@@ -69,7 +77,8 @@ const MOST_OTHERS: f64 = 0.25;
 const COMPONENTS: &str = r#"[{"url":"https://dl.k8s.io/v1.34.4/bin/linux/amd64/kubelet","hash":"sha256:0000000000000000000000000000000000000000000000000000000000000000","install_path":"/run/state/bin/kubelet"}]"#;
 
 fn main() -> ExitCode {
-    let is_watch = env::args().any(|word| word == "watch");
+    let has = |expected: &str| env::args().any(|word| word == expected);
+    let replicas = if has("replicas") { REPLICAS } else { 1 };
     let sizes: Vec<usize> = env::args()
         .skip(1)
         .filter_map(|size| size.parse().ok())
@@ -79,9 +88,9 @@ fn main() -> ExitCode {
     } else {
         sizes
     };
-    let verdict = panic::catch_unwind(|| match is_watch {
+    let verdict = panic::catch_unwind(|| match has("watch") {
         true => watched(&sizes),
-        false => storms(&sizes),
+        false => storms(&sizes, replicas, has("faults")),
     });
     let verdict = verdict.unwrap_or_else(|_| {
         Verdict::Failed("the storm could not start; the reason is above".into())
@@ -125,16 +134,18 @@ fn watched(given: &[usize]) -> Verdict {
         );
     };
     let option = format!("--watch={seconds}");
-    let setting = Setting::with(Cluster::shared(), 1, &[&option, "--metrics=127.0.0.1:0"]);
+    let more = [&*option, "--metrics=127.0.0.1:0"];
+    let setting = Setting::new(Cluster::shared(), 1, 1, None, &more);
     watch::run(&setting, *nodes, *seconds as u64, Instant::now() + LIMIT)
 }
 
 /// Runs the storms in order until one does not pass.
-fn storms(sizes: &[usize]) -> Verdict {
+fn storms(sizes: &[usize], replicas: usize, has_faults: bool) -> Verdict {
     // If this is not allowed, the nodes without a socket try again later.
     let _ = process::raise_descriptor_limit();
     let cluster = Cluster::shared();
-    let setting = Setting::new(cluster, sizes.iter().sum());
+    let line = has_faults.then(|| Line::to(([127, 0, 0, 1], cluster.port()).into()));
+    let setting = Setting::new(cluster, sizes.iter().sum(), replicas, line, &[]);
     println!(
         "| nodes | tickets/s | tries a ticket | wait p50 | p99 | longest | longest/mean | service CPU ms/ticket | peak MiB \
          | etcd writes/ticket | tokens left | processors: service | nodes | API server, etcd | others |"
@@ -151,7 +162,7 @@ fn storms(sizes: &[usize]) -> Verdict {
         first += size;
     }
     if let Some(cost) = last {
-        println!("\n{}", cost.outlook());
+        println!("\n{}", cost.outlook(replicas as f64));
     }
     Verdict::Passed
 }
@@ -166,12 +177,12 @@ struct Cost {
 }
 
 impl Cost {
-    fn outlook(&self) -> String {
-        let minutes = |replicas: f64| 100_000.0 / self.tickets_a_second / replicas / 60.0;
+    fn outlook(&self, replicas: f64) -> String {
+        let minutes = |factor: f64| 100_000.0 / self.tickets_a_second / factor / 60.0;
         format!(
-            "At the last row's rate 100 000 nodes take {:.0} minutes with one replica, and {:.0} with three on machines of \
-             their own, which would ask {:.0} writes a second of etcd. A core of a replica that does nothing else is good for \
-             {:.0} tickets a second.",
+            "At the last row's rate 100 000 nodes take {:.0} minutes with {replicas:.0} replicas on this machine, and {:.0} with three \
+             times as much of everything, which would ask {:.0} writes a second of etcd. A core of a replica that does nothing else is \
+             good for {:.0} tickets a second.",
             minutes(1.0),
             minutes(3.0),
             3.0 * self.tickets_a_second * self.writes,
@@ -183,8 +194,11 @@ impl Cost {
 /// A join service and its environment.
 struct Setting {
     cluster: &'static Cluster,
-    service: Service,
-    address: SocketAddr,
+    services: Vec<Service>,
+    /// The addresses of the services.
+    addresses: Vec<SocketAddr>,
+    /// The way to the API server, if it has faults.
+    line: Option<Line>,
     _keys: Service,
     _metadata: MetadataServer,
     admin: Client,
@@ -192,15 +206,17 @@ struct Setting {
 }
 
 impl Setting {
-    fn new(cluster: &'static Cluster, nodes: usize) -> Setting {
-        Setting::with(cluster, nodes, &[])
-    }
-
-    /// The same with further options of the join service.
-    fn with(cluster: &'static Cluster, nodes: usize, more: &[&str]) -> Setting {
+    /// Starts this number of join services, with these further options.
+    fn new(
+        cluster: &'static Cluster,
+        nodes: usize,
+        replicas: usize,
+        line: Option<Line>,
+        more: &[&str],
+    ) -> Setting {
         let dir = tempfile::tempdir().unwrap();
         let admin = cluster.client(&Stop::new());
-        prepare(cluster, &admin, dir.path());
+        prepare(cluster, &admin, dir.path(), line.as_ref());
         let metadata = MetadataServer::start("127.0.0.1:0".parse().unwrap());
         let machine = |number| json!({"Name": name(number), "ProviderID": "", "Role": "Worker", "VPCIP": address(number)});
         metadata.set_peers(&json!((0..nodes).map(machine).collect::<Vec<_>>()).to_string());
@@ -217,34 +233,38 @@ impl Setting {
                 &at("salt"),
             ],
         );
-        let service = Service::start(
-            "join-service",
-            dir.path().join("join.log"),
-            &[
-                more,
+        let start = |number| {
+            Service::start(
+                "join-service",
+                dir.path().join(format!("join{number}.log")),
                 &[
-                    "--listen=127.0.0.1:0",
-                    "--key-service",
-                    &keys.address("serving data keys").to_string(),
-                    "--key-service-auth=none",
-                    "--config",
-                    &at(""),
-                    "--cloud-provider=qemu",
-                    "--metadata",
-                    &format!("http://{}", metadata.address),
-                    "--kubeconfig",
-                    &at("kubeconfig"),
-                    "--pki",
-                    &at("pki"),
-                ],
-            ]
-            .concat(),
-        );
-        let address = service.address("serving join requests on");
+                    more,
+                    &[
+                        "--listen=127.0.0.1:0",
+                        "--key-service",
+                        &keys.address("serving data keys").to_string(),
+                        "--key-service-auth=none",
+                        "--config",
+                        &at(""),
+                        "--cloud-provider=qemu",
+                        "--metadata",
+                        &format!("http://{}", metadata.address),
+                        "--kubeconfig",
+                        &at("kubeconfig"),
+                        "--pki",
+                        &at("pki"),
+                    ],
+                ]
+                .concat(),
+            )
+        };
+        let services: Vec<Service> = (0..replicas).map(start).collect();
+        let address = |it: &Service| it.address("serving join requests on");
         Setting {
             cluster,
-            service,
-            address,
+            addresses: services.iter().map(address).collect(),
+            services,
+            line,
             _keys: keys,
             _metadata: metadata,
             admin,
@@ -257,13 +277,16 @@ impl Setting {
         let mut nodes: Vec<JoiningNode> = (first..first + size).map(Setting::node).collect();
         let (joined, arrivals) = mpsc::channel();
         let arrivals = Mutex::new(arrivals);
-        self.service.reset_peak();
+        self.services.iter().for_each(Service::reset_peak);
         let (revision, before) = (self.revision(), self.processors());
         let begun = Instant::now();
         let share = size.div_ceil(THREADS);
+        let over = Stop::new();
         let asked: Result<Vec<Joined>, String> = thread::scope(|scope| {
             (0..KUBELETS).for_each(|_| _ = scope.spawn(|| self.be_kubelet(&arrivals, end)));
-            let storm = |nodes, joined| move || crowd::storm(nodes, self.address, end, &joined);
+            let faults = (self.line.as_ref())
+                .map(|line| scope.spawn(|| faults::inject(self.cluster, line, &over, end)));
+            let storm = |nodes, joined| move || crowd::storm(nodes, &self.addresses, end, &joined);
             let threads: Vec<_> = nodes
                 .chunks_mut(share)
                 .map(|nodes| scope.spawn(storm(nodes, joined.clone())))
@@ -273,6 +296,15 @@ impl Setting {
                 .into_iter()
                 .map(|thread| thread.join().unwrap())
                 .collect();
+            over.stop();
+            if let Some(faults) = faults {
+                let [cut, gone, api, etcd] = faults.join().unwrap();
+                println!(
+                    "faults: {cut} times all connections to the API server were cut, {gone} times it was gone for 2 s; frozen for 1 s \
+                     (once 12 s) were {api} times the API server, {etcd} times etcd"
+                );
+                faults::wait_until_well(self.cluster, end);
+            }
             all.map(|all| all.into_iter().flatten().collect())
         });
         let took = begun.elapsed();
@@ -289,6 +321,7 @@ impl Setting {
         }
         let is_complete = all.len() == size;
         let left = self.tokens_left(end);
+        let orphans = self.orphans();
         // Each node created one object itself.
         let writes = (self.revision() - revision) as f64 / all.len() as f64 - 1.0;
 
@@ -301,7 +334,8 @@ impl Setting {
         let tries = all.iter().map(|one| one.tries).sum::<usize>() as f64 / count as f64;
         let tickets_a_second = count as f64 / took.as_secs_f64();
         let cpu_ms = used.service.as_secs_f64() * 1000.0 / count as f64;
-        let peak = self.service.peak_mib();
+        let peaks = self.services.iter().map(Service::peak_mib);
+        let peak = peaks.max().unwrap();
         println!(
             "| {count} | {tickets_a_second:.0} | {tries:.1} | {:.2} s | {:.2} s | {longest:.2} s | {:.1} | {cpu_ms:.1} | {peak} \
              | {writes:.1} | {left} | {used} |",
@@ -325,6 +359,11 @@ impl Setting {
         if left > 0 {
             return Err(Verdict::Failed(format!(
                 "{left} bootstrap tokens are left over, none went for {CLEANING:?}"
+            )));
+        }
+        if !orphans.is_empty() {
+            return Err(Verdict::Failed(format!(
+                "these nodes have a record without a Node, or a Node without a record: {orphans:?}"
             )));
         }
         if peak >= MOST_MIB {
@@ -366,13 +405,31 @@ impl Setting {
         Processors {
             all,
             idle,
-            service: self.service.cpu(),
+            service: self.services.iter().map(Service::cpu).sum(),
             nodes: cpu_of(Path::new("/proc/self")),
             cluster: cluster
                 .iter()
                 .map(|number| cpu_of(&Path::new("/proc").join(number)))
                 .sum(),
         }
+    }
+
+    /// Returns the names of nodes that have only a record, or only a Node.
+    fn orphans(&self) -> Vec<String> {
+        let names = |kind: &Collection, prefix: &str| -> BTreeSet<String> {
+            let list = self.admin.list(kind, &Selector::default()).unwrap();
+            let names = list
+                .items
+                .iter()
+                .filter_map(|it| it["metadata"]["name"].as_str());
+            names
+                .filter_map(|name| name.strip_prefix(prefix))
+                .map(str::to_owned)
+                .collect()
+        };
+        let records = names(&CONFIG_MAPS.in_namespace("kube-system"), "join-node-");
+        let nodes = names(&NODES.all(), "");
+        records.symmetric_difference(&nodes).cloned().collect()
     }
 
     /// Returns etcd's revision, which grows by one with each write.
@@ -422,7 +479,7 @@ fn address(number: usize) -> IpAddr {
 }
 
 /// Creates the objects of init and of the chart, and the files of a control plane.
-fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
+fn prepare(cluster: &Cluster, admin: &Client, dir: &Path, line: Option<&Line>) {
     let settings = services::Settings {
         watch: Some("600".into()),
         ..settings(tpm::POLICY)
@@ -452,7 +509,10 @@ fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
     }
     let (certificate, key) = cluster.ca();
     let account = "system:serviceaccount:kube-system:join-service";
-    let kubeconfig = cluster.kubeconfig_of(account, "system:serviceaccounts", &certificate);
+    let mut kubeconfig = cluster.kubeconfig_of(account, "system:serviceaccounts", &certificate);
+    if let Some(line) = line {
+        kubeconfig = kubeconfig.replace(&cluster.server(), &format!("https://{}", line.address));
+    }
     fs::create_dir(dir.join("pki")).unwrap();
     let files: [(&str, &[u8]); 7] = [
         ("kubeconfig", kubeconfig.as_bytes()),

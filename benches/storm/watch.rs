@@ -150,11 +150,11 @@ struct Part<'a> {
 
 impl Part<'_> {
     fn begin(setting: &Setting) -> Part<'_> {
-        setting.service.reset_peak();
+        setting.services[0].reset_peak();
         Part {
             setting,
             begun: Instant::now(),
-            cpu: setting.service.cpu(),
+            cpu: setting.services[0].cpu(),
             answers: setting.answers(),
             revision: setting.revision(),
         }
@@ -163,14 +163,14 @@ impl Part<'_> {
     /// Prints a row. Returns the percentage of one processor.
     fn end(self, what: &str) -> f64 {
         let time = self.begun.elapsed().as_secs_f64();
-        let cpu = (self.setting.service.cpu() - self.cpu).as_secs_f64();
+        let cpu = (self.setting.services[0].cpu() - self.cpu).as_secs_f64();
         let answers = self.setting.answers() - self.answers;
         println!(
             "| {what} | {time:.0} s | {answers} | {:.1} | {:.1} % | {:.2} | {} | {} |",
             answers / time,
             100.0 * cpu / time,
             1000.0 * cpu / answers,
-            self.setting.service.peak_mib(),
+            self.setting.services[0].peak_mib(),
             self.setting.revision() - self.revision,
         );
         100.0 * cpu / time
@@ -184,7 +184,7 @@ impl Setting {
 
     /// Returns a metric of the service; 0 without it.
     fn metric(&self, name: &str) -> f64 {
-        let address: SocketAddr = self.service.address("metrics on");
+        let address: SocketAddr = self.services[0].address("metrics on");
         let agent: ureq::Agent = ureq::Agent::config_builder().proxy(None).build().into();
         let answer = agent.get(format!("http://{address}/metrics")).call();
         let text = answer.unwrap().body_mut().read_to_string().unwrap();

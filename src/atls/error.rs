@@ -1,11 +1,15 @@
 //! The errors of attested TLS. The variant says who is at fault: the network, the peer, or this
 //! machine.
 
+use std::time::Duration;
 use std::{fmt, io};
 
 use rustls::AlertDescription;
 
 use attest::{IssueError, Refused};
+
+/// The first of the alerts that ask for a pause.
+pub const FIRST_PAUSE_ALERT: u8 = 224;
 
 /// Why an attested connection failed.
 pub enum Error {
@@ -45,6 +49,14 @@ impl Error {
     /// Returns whether the peer refused this machine's attestation document.
     pub fn is_attestation_refused_by_peer(&self) -> bool {
         matches!(self, Error::PeerRefused(alert) if refuses_attestation(*alert))
+    }
+
+    /// Returns the pause that the server asks for before the next connection ([`pause_of`]).
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Error::PeerRefused(alert) => pause_of(*alert),
+            _ => None,
+        }
     }
 
     /// Returns whether the peer accepts no form of attested TLS that this side accepts.
@@ -141,8 +153,17 @@ fn meaning(alert: AlertDescription) -> &'static str {
         AlertDescription::NoApplicationProtocol => {
             ": it knows no form of attested TLS that this side accepts"
         }
+        alert if pause_of(alert).is_some() => ": it serves others first",
         _ => "",
     }
+}
+
+/// Returns the pause that one of the alerts 224 to 255 asks for, which TLS does not define: 4 s, and
+/// an eighth more with each number. A join service that has too many connections sends it in place
+/// of a handshake.
+pub fn pause_of(alert: AlertDescription) -> Option<Duration> {
+    let steps = u8::from(alert).checked_sub(FIRST_PAUSE_ALERT)?;
+    Some(Duration::from_secs(4).mul_f64(1.125_f64.powi(steps.into())))
 }
 
 // its text has the text of its cause

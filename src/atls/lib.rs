@@ -75,7 +75,7 @@ mod tests;
 
 pub use certificate::MAX_DOCUMENT;
 pub use client::Client;
-pub use error::Error;
+pub use error::{Error, FIRST_PAUSE_ALERT, pause_of};
 // also for TLS without attestation
 pub use handshake::{Timed, complete};
 pub use server::Server;

@@ -141,7 +141,7 @@ impl From<&atls::Error> for Failure {
         Failure {
             text: error.to_string(),
             is_lasting,
-            retry_after: is_lasting.then_some(REFUSED_PAUSE),
+            retry_after: is_lasting.then_some(REFUSED_PAUSE).or(error.retry_after()),
         }
     }
 }
@@ -181,7 +181,7 @@ impl Failure {
         let hint = self.retry_after.map(|hint| hint.clamp(FIRST_PAUSE, most));
         match (hint, self.is_lasting) {
             // jitter, because the server may have given the same pause to many nodes
-            (Some(hint), _) => hint + Backoff::new(hint / 8, hint).pause(),
+            (Some(hint), _) => hint + Backoff::new(hint / 4, hint).pause(),
             (None, true) => Backoff::new(LASTING_PAUSE, LASTING_PAUSE).pause(),
             (None, false) => usual,
         }
@@ -489,9 +489,9 @@ mod tests {
                 .as_millis()
         };
         let asked = |hint| pause(Failure::from_status(&busy.clone().with_retry_after(hint)));
-        assert!((2500..3000).contains(&asked(Duration::from_millis(2500))));
-        assert!(asked(Duration::from_secs(86_400)) < MOST.as_millis() * 9 / 8 + 1);
-        assert!((1000..1200).contains(&asked(Duration::ZERO)));
+        assert!((2812..=3125).contains(&asked(Duration::from_millis(2500))));
+        assert!(asked(Duration::from_secs(86_400)) < MOST.as_millis() * 5 / 4 + 1);
+        assert!((1000..=1250).contains(&asked(Duration::ZERO)));
         assert!(pause(Failure::from_status(&busy)) <= 1000);
         assert!((30_000..=60_000).contains(&pause(Failure::lasting("mend it".into()))));
     }

@@ -3,7 +3,8 @@
 //! Opening a connection costs a peer nothing. So half-open connections have a limit of their own,
 //! lower than the limit of all connections, and so have the threads for their handshakes. A new
 //! connection is always accepted: if no place is free, the oldest connection of the network with
-//! the most half-open connections is closed.
+//! the most half-open connections is closed. A server may tell its peer when to come again
+//! (`Accept::turn_away`).
 //!
 //! ```text
 //!   accepted ─► silent ─ first byte ─► queued ─ turn of its network ─► handshake ─► over: no longer here
@@ -24,16 +25,20 @@ pub struct HalfOpen {
     places: usize,
     threads: usize,
     patience: Duration,
-    silent: BTreeMap<u64, WaitingConnection>,
-    queued: BTreeMap<u64, WaitingConnection>,
+    turn_away: Box<dyn Fn(&TcpStream) + Send>,
+    waiting: BTreeMap<u64, WaitingConnection>,
     handshakes: BTreeMap<u64, Handshake>,
 }
 
-/// A connection that waits for its first byte, or for a thread.
-struct WaitingConnection {
-    network: Network,
-    socket: TcpStream,
-    deadline: Instant,
+/// A connection that waits for its first byte, or for a thread: then it is queued.
+pub struct WaitingConnection {
+    /// The peer's network.
+    pub network: Network,
+    /// The connection.
+    pub socket: TcpStream,
+    /// When the handshake must be complete.
+    pub deadline: Instant,
+    is_queued: bool,
 }
 
 struct Handshake {
@@ -48,12 +53,8 @@ struct Handshake {
 pub struct NextHandshake {
     /// The connection's number.
     pub id: u64,
-    /// The peer's network.
-    pub network: Network,
     /// The connection.
-    pub socket: TcpStream,
-    /// When the handshake must be complete.
-    pub deadline: Instant,
+    pub caller: WaitingConnection,
     /// The handshake reports here when it waits for the peer.
     pub turn: Arc<PeersTurn>,
 }
@@ -62,35 +63,40 @@ impl HalfOpen {
     /// Creates a list with `places` connections, of which `threads` may be in their handshake, at
     /// most half of these from one network. A handshake that has waited for its peer for `patience`
     /// loses its thread when only a quarter of the threads is free or another connection of its
-    /// network needs one.
-    pub fn new(places: usize, threads: usize, patience: Duration) -> HalfOpen {
-        let (silent, queued, handshakes) = Default::default();
+    /// network needs one. `turn_away` tells the peers of connections that are closed when to
+    /// come again.
+    pub fn new(
+        places: usize,
+        threads: usize,
+        patience: Duration,
+        turn_away: Box<dyn Fn(&TcpStream) + Send>,
+    ) -> HalfOpen {
+        let (waiting, handshakes) = Default::default();
         HalfOpen {
             places,
             threads,
             patience,
-            silent,
-            queued,
+            turn_away,
+            waiting,
             handshakes,
         }
     }
 
     /// Adds an accepted connection. It is closed if its handshake does not begin before `deadline`.
     pub fn enter(&mut self, id: u64, network: Network, socket: TcpStream, deadline: Instant) {
-        self.silent.insert(
-            id,
-            WaitingConnection {
-                network,
-                socket,
-                deadline,
-            },
-        );
+        let waiting = WaitingConnection {
+            network,
+            socket,
+            deadline,
+            is_queued: false,
+        };
+        self.waiting.insert(id, waiting);
     }
 
     /// Returns the number of half-open connections.
     #[expect(clippy::len_without_is_empty, reason = "no caller needs it")]
     pub fn len(&self) -> usize {
-        self.silent.len() + self.queued.len() + self.handshakes.len()
+        self.waiting.len() + self.handshakes.len()
     }
 
     /// Returns the number of half-open connections of a network.
@@ -99,11 +105,7 @@ impl HalfOpen {
     }
 
     fn networks(&self) -> impl Iterator<Item = Network> {
-        let callers = self
-            .silent
-            .values()
-            .chain(self.queued.values())
-            .map(|caller| caller.network);
+        let callers = self.waiting.values().map(|caller| caller.network);
         callers.chain(self.handshakes.values().map(|handshake| handshake.network))
     }
 
@@ -119,21 +121,14 @@ impl HalfOpen {
         let mut counts: HashMap<Network, usize> = HashMap::new();
         self.networks()
             .for_each(|network| *counts.entry(network).or_default() += 1);
-        let silent = self
-            .silent
-            .iter()
-            .map(|(id, caller)| (caller.network, true, *id));
-        let queued = self
-            .queued
-            .iter()
-            .map(|(id, caller)| (caller.network, false, *id));
+        let waiting = self.waiting.iter();
+        let waiting = waiting.map(|(id, caller)| (caller.network, !caller.is_queued, *id));
         let late = self
             .handshakes
             .iter()
             .filter(|(_, handshake)| handshake.turn.waited(now) >= self.patience);
         let late = late.map(|(id, handshake)| (handshake.network, true, *id));
-        let may_go = silent
-            .chain(queued)
+        let may_go = waiting
             .chain(late)
             .filter(|(network, ..)| of.is_none_or(|of| of == *network));
         let (.., id) = may_go
@@ -143,7 +138,9 @@ impl HalfOpen {
     }
 
     fn close(&mut self, id: u64) {
-        let _ = (self.silent.remove(&id), self.queued.remove(&id));
+        if let Some(caller) = self.waiting.remove(&id) {
+            (self.turn_away)(&caller.socket);
+        }
         if let Some(Handshake { socket, .. }) = self.handshakes.remove(&id) {
             // The thread of the handshake has another handle of the socket.
             let _ = socket.shutdown(Shutdown::Both);
@@ -152,7 +149,9 @@ impl HalfOpen {
 
     /// Notes that the first byte of a connection has arrived.
     pub fn first_byte_arrived(&mut self, id: u64) {
-        self.queued.extend(self.silent.remove_entry(&id));
+        if let Some(caller) = self.waiting.get_mut(&id) {
+            caller.is_queued = true;
+        }
     }
 
     /// Returns the next handshake to run; the caller repeats this until `None`. Closes handshakes
@@ -165,40 +164,31 @@ impl HalfOpen {
                 .for_each(|other| *running.entry(other.network).or_default() += 1);
             let running_of =
                 |caller: &WaitingConnection| running.get(&caller.network).copied().unwrap_or(0);
-            let may_begin = self.queued.iter().filter(|(_, caller)| {
-                self.handshakes.len() < self.threads
+            let may_begin = self.waiting.iter().filter(|(_, caller)| {
+                caller.is_queued
+                    && self.handshakes.len() < self.threads
                     && running_of(caller) < self.threads.div_ceil(2)
             });
             if let Some((&id, _)) = may_begin.min_by_key(|(id, caller)| (running_of(caller), **id))
             {
-                let WaitingConnection {
-                    network,
-                    socket,
-                    deadline,
-                } = self.queued.remove(&id)?;
+                let caller = self.waiting.remove(&id)?;
                 // If this fails, no file descriptor is free, and the connection is dropped.
-                if let Ok(handle) = socket.try_clone() {
+                if let Ok(socket) = caller.socket.try_clone() {
                     let turn = Arc::new(PeersTurn::default());
                     let handshake = Handshake {
-                        network,
-                        socket: handle,
+                        network: caller.network,
+                        socket,
                         turn: turn.clone(),
                         is_outdated: false,
                     };
                     self.handshakes.insert(id, handshake);
-                    return Some(NextHandshake {
-                        id,
-                        network,
-                        socket,
-                        deadline,
-                        turn,
-                    });
+                    return Some(NextHandshake { id, caller, turn });
                 }
                 continue;
             }
             let is_wanted = |network| {
-                self.threads_are_scarce()
-                    || self.queued.values().any(|caller| caller.network == network)
+                let mut queued = self.waiting.values().filter(|caller| caller.is_queued);
+                self.threads_are_scarce() || queued.any(|caller| caller.network == network)
             };
             let waiting = self
                 .handshakes
@@ -220,7 +210,7 @@ impl HalfOpen {
     /// Returns whether the caller should call [`HalfOpen::next`] again soon, even without a new
     /// event.
     pub fn is_busy(&self) -> bool {
-        !self.queued.is_empty() || self.threads_are_scarce()
+        self.waiting.values().any(|caller| caller.is_queued) || self.threads_are_scarce()
     }
 
     /// Removes a connection whose handshake is complete. Returns whether
@@ -241,14 +231,13 @@ impl HalfOpen {
 
     /// Closes connections whose first byte or thread did not come before their deadline.
     pub fn end_late(&mut self, now: Instant) {
-        self.silent.retain(|_, caller| caller.deadline > now);
-        self.queued.retain(|_, caller| caller.deadline > now);
+        let late = (self.waiting).extract_if(.., |_, caller| caller.deadline <= now);
+        late.for_each(|(_, caller)| (self.turn_away)(&caller.socket));
     }
 
     /// Closes all half-open connections.
     pub fn clear(&mut self) {
-        self.silent.clear();
-        self.queued.clear();
+        self.waiting.clear();
         while let Some(&id) = self.handshakes.keys().next() {
             self.close(id);
         }
@@ -280,10 +269,15 @@ impl PeersTurn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
     const PATIENCE: Duration = Duration::from_secs(1);
+
+    fn half_open(places: usize, threads: usize) -> HalfOpen {
+        let tell = |mut socket: &TcpStream| socket.write_all(b"!").unwrap();
+        HalfOpen::new(places, threads, PATIENCE, Box::new(tell))
+    }
 
     fn network(number: u32) -> Network {
         IpAddr::V4(Ipv4Addr::from_bits(number)).into()
@@ -312,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_new_connection_displaces_the_oldest_of_the_largest_network() {
-        let (mut all, now) = (HalfOpen::new(4, 2, PATIENCE), Instant::now());
+        let (mut all, now) = (half_open(4, 2), Instant::now());
         for (id, who) in [(1, 7), (2, 8), (3, 7), (4, 9)] {
             assert_eq!(enter(&mut all, id, who, now), None);
         }
@@ -332,8 +326,37 @@ mod tests {
     }
 
     #[test]
+    fn the_peer_of_a_connection_that_is_closed_is_told_unless_its_handshake_has_begun() {
+        let (mut all, now) = (half_open(9, 1), Instant::now());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peers: Vec<TcpStream> = (1..=4)
+            .map(|id| {
+                let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                let (socket, _) = listener.accept().unwrap();
+                peer.write_all(b"hello").unwrap();
+                all.enter(id, network(1), socket, now + PATIENCE);
+                peer
+            })
+            .collect();
+        all.first_byte_arrived(1);
+        let begun = all.next(now).unwrap();
+        begun.turn.begin();
+        all.first_byte_arrived(3);
+        assert_eq!(all.displace(None, now), Some(2));
+        assert_eq!(all.displace(None, now + 2 * PATIENCE), Some(1));
+        all.end_late(now + PATIENCE);
+        drop(begun);
+        for (peer, expected) in peers.iter_mut().zip([&b""[..], b"!", b"!", b"!"]) {
+            let mut told = Vec::new();
+            // the close of a connection with unread bytes is a reset
+            let _ = peer.read_to_end(&mut told);
+            assert_eq!(told, expected);
+        }
+    }
+
+    #[test]
     fn networks_take_turns_and_none_has_more_than_half_of_the_threads() {
-        let (mut all, now) = (HalfOpen::new(100, 6, PATIENCE), Instant::now());
+        let (mut all, now) = (half_open(100, 6), Instant::now());
         for (id, who) in [(1, 7), (2, 7), (3, 7), (4, 7), (5, 8), (6, 9)] {
             speak(&mut all, id, who, now);
         }
@@ -349,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_handshake_loses_its_thread_only_while_it_waits_for_its_peer() {
-        let (mut all, mut now) = (HalfOpen::new(100, 4, PATIENCE), Instant::now());
+        let (mut all, mut now) = (half_open(100, 4), Instant::now());
         for (id, who) in [(1, 7), (2, 7), (3, 7), (4, 8)] {
             speak(&mut all, id, who, now);
         }
@@ -366,7 +389,7 @@ mod tests {
         now += PATIENCE;
         assert_eq!(begun(&mut all, now), Some(3), "threads are scarce");
         assert_eq!(all.leave(2), None, "it was closed");
-        assert!((&begun_first[2].socket).write(&[0]).is_err());
+        assert!((&begun_first[2].caller.socket).write(&[0]).is_err());
         assert_eq!(begun(&mut all, now), None, "we are at work for all");
         all.leave(4);
         begun_first[0].turn.begin();
@@ -382,7 +405,7 @@ mod tests {
 
     #[test]
     fn a_handshake_keeps_its_place_while_it_is_our_turn() {
-        let (mut all, now) = (HalfOpen::new(1, 1, PATIENCE), Instant::now());
+        let (mut all, now) = (half_open(1, 1), Instant::now());
         speak(&mut all, 1, 1, now);
         assert_eq!(begun(&mut all, now), Some(1));
         assert_eq!(enter(&mut all, 2, 2, now), Some(2));
@@ -390,7 +413,7 @@ mod tests {
 
     #[test]
     fn waiting_connections_end_at_their_deadline_and_all_at_clear() {
-        let (mut all, now) = (HalfOpen::new(9, 1, PATIENCE), Instant::now());
+        let (mut all, now) = (half_open(9, 1), Instant::now());
         (1..4).for_each(|id| speak(&mut all, id, 1, now));
         let begun = all.next(now).unwrap();
         all.mark_outdated();
@@ -398,6 +421,6 @@ mod tests {
         all.end_late(now + PATIENCE);
         assert_eq!(all.len(), 2);
         all.clear();
-        assert!(all.len() == 0 && (&begun.socket).write(&[0]).is_err());
+        assert!(all.len() == 0 && (&begun.caller.socket).write(&[0]).is_err());
     }
 }

@@ -46,6 +46,10 @@ pub trait Accept: Send + Sync {
         deadline: Instant,
         turn: &PeersTurn,
     ) -> io::Result<Transport>;
+
+    /// Called before the server closes a connection whose handshake has not begun, because it has
+    /// too many. May tell the peer when to come again, without waiting for it.
+    fn turn_away(&self, _: &TcpStream) {}
 }
 
 impl<F> Accept for F

@@ -144,7 +144,7 @@ impl Server {
             name,
             methods: Arc::new(methods),
             handlers,
-            accept,
+            accept: accept.clone(),
             pool: Arc::new(Pool::new(name, limits.connections + limits.handlers)),
             handler_limit: SharedLimit::new(limits.handlers, 0),
             memory: SharedLimit::new(
@@ -156,6 +156,7 @@ impl Server {
                 limits.half_open.min(limits.connections / 2),
                 limits.handshakes,
                 limits.handshake_patience,
+                Box::new(move |socket| accept.turn_away(socket)),
             )),
             limits: Arc::new(limits),
             connections: Mutex::default(),
@@ -361,7 +362,7 @@ impl Shared {
 
     /// Runs a connection's first thread: the handshake, then its calls.
     fn connect(self: Arc<Self>, next: NextHandshake) {
-        let (id, peer) = (next.id, next.socket.peer_addr().map(canonical));
+        let (id, peer) = (next.id, next.caller.socket.peer_addr().map(canonical));
         let opened = panic::catch_unwind(AssertUnwindSafe(|| self.open(next)))
             .unwrap_or_else(|_| Err(io::Error::other("the handshake panicked")));
         let mut connections = lock(&self.connections);
@@ -394,14 +395,9 @@ impl Shared {
 
     /// Completes the handshake and starts HTTP/2.
     fn open(self: &Arc<Self>, next: NextHandshake) -> io::Result<Arc<ServerConnection>> {
-        let NextHandshake {
-            id,
-            network,
-            socket,
-            deadline,
-            turn,
-        } = next;
-        let transport = self.accept.accept(socket, deadline, &turn)?;
+        let NextHandshake { id, caller, turn } = next;
+        let (network, deadline) = (caller.network, caller.deadline);
+        let transport = self.accept.accept(caller.socket, deadline, &turn)?;
         let share = self.share_of(network);
         let session = Session::server(
             self.limits.clone(),

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use super::rush::Rush;
+use atls::FIRST_PAUSE_ALERT;
 use base::crypto::random;
 use base::sync::lock;
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
@@ -198,6 +200,8 @@ pub struct Door {
     /// The same, but selects the old form if a node offers it: in that form fresh nodes accept a service
     /// without evidence.
     without_proof_old: atls::Server,
+    /// The callers of IssueJoinTicket.
+    rush: Arc<Rush>,
     /// When the host last gave no evidence.
     refused: Mutex<Option<Instant>>,
     /// The nodes whose evidence was refused, by the kind of the reason.
@@ -236,6 +240,7 @@ impl Door {
             proving,
             without_proof: server(),
             without_proof_old: server().old_first(),
+            rush: Arc::default(),
             refused: Mutex::default(),
             refusals: registry.labelled(
                 "firstlight_join_refused_evidence_total",
@@ -243,6 +248,12 @@ impl Door {
                 ["kind"],
             ),
         }
+    }
+
+    /// Tells the peers of connections that are closed before their handshake when their turn comes
+    /// among these callers.
+    pub fn with_rush(self, rush: Arc<Rush>) -> Door {
+        Door { rush, ..self }
     }
 
     /// Returns whether the host gives evidence: its last response says so. A host that gives none
@@ -342,6 +353,23 @@ impl Accept for Door {
         }
         result
     }
+
+    /// Sends a TLS alert in place of a handshake, which would cost much more. The empty send buffer
+    /// of a new connection takes it at once.
+    fn turn_away(&self, mut socket: &TcpStream) {
+        let _ = socket.write(&alert_for(self.rush.turn_away(Instant::now())));
+    }
+}
+
+/// Returns the TLS record (RFC 8446 §5.1, §6) with the alert that asks for this pause. Nodes add an
+/// eighth to a quarter of the pause.
+fn alert_for(pause: Duration) -> [u8; 7] {
+    let fits = |alert: &u8| {
+        let asked = atls::pause_of((*alert).into());
+        asked.is_some_and(|asked| asked.mul_f64(1.1875) <= pause)
+    };
+    let alert = (FIRST_PAUSE_ALERT..=u8::MAX).rev().find(fits);
+    [21, 3, 3, 0, 2, 2, alert.unwrap_or(FIRST_PAUSE_ALERT)]
 }
 
 /// Returns whether the peer refused the evidence of this service.
@@ -351,4 +379,22 @@ fn is_refusal(error: &io::Error) -> bool {
 
 fn attested(error: &io::Error) -> Option<&atls::Error> {
     error.get_ref()?.downcast_ref()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_waits_as_the_alert_asks_comes_near_its_turn() {
+        for seconds in [0, 1, 4, 5, 10, 30, 60, 119, 120, 1000] {
+            let pause = Duration::from_secs(seconds);
+            let asked = atls::pause_of(alert_for(pause)[6].into()).unwrap();
+            let wanted = pause.clamp(Duration::from_secs(5), Duration::from_secs(180));
+            let range = wanted.mul_f64(0.75)..=wanted.mul_f64(1.06);
+            let comes = asked.mul_f64(1.1875);
+            assert!(range.contains(&comes), "{pause:?}: {comes:?}");
+        }
+        assert_eq!(atls::pause_of(223.into()), None);
+    }
 }

@@ -55,7 +55,7 @@ pub mod records;
 pub mod refusal;
 mod request;
 mod reservation;
-mod rush;
+pub mod rush;
 mod secrets;
 pub mod tickets;
 mod tokens;
@@ -96,6 +96,7 @@ pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
 use policy::PolicyFile;
 use rpc::grpc::{Call, Limits, Router, Server};
+use rush::Rush;
 use secrets::Secrets;
 use tickets::Tickets;
 use verification::Verification;
@@ -211,12 +212,15 @@ impl JoinService {
         let registry = Registry::new();
         policy.add_metrics(&registry);
         shared_metrics::collateral(&registry, config.collateral.as_ref());
-        let accept = door(&config, &policy, &registry);
+        let rush = Arc::<Rush>::default();
+        let accept = door(&config, &policy, &rush, &registry);
         let (verification, verification_http) = verification(&config)?;
         let (tickets, cluster) = tickets(config, &registry)?;
         let api = Api {
             accept,
-            router: router(Arc::new(tickets.with_policy(policy.clone()))),
+            router: router(Arc::new(
+                tickets.with_policy(policy.clone()).with_rush(rush),
+            )),
             limits: Limits {
                 message_bytes: MAX_REQUEST,
                 max_age: Some(MAX_AGE),
@@ -293,7 +297,12 @@ impl JoinService {
 }
 
 /// Creates the attested TLS in which nodes prove themselves, and this machine if the host gives evidence.
-fn door(config: &Config, policy: &Arc<PolicyFile>, registry: &Registry) -> Arc<Door> {
+fn door(
+    config: &Config,
+    policy: &Arc<PolicyFile>,
+    rush: &Arc<Rush>,
+    registry: &Registry,
+) -> Arc<Door> {
     let issuer = config.evidence.clone().map(|socket| {
         let issuer = RemoteIssuer::new(config.variant, socket);
         match &config.collateral {
@@ -301,7 +310,8 @@ fn door(config: &Config, policy: &Arc<PolicyFile>, registry: &Registry) -> Arc<D
             None => issuer,
         }
     });
-    let door = Arc::new(Door::new(policy, issuer, config.require_strong, registry));
+    let door = Door::new(policy, issuer, config.require_strong, registry);
+    let door = Arc::new(door.with_rush(rush.clone()));
     // the log says at the start whether the host gives evidence
     door.can_prove();
     if config.evidence.is_some() {

@@ -64,7 +64,7 @@ pub struct Tickets {
     /// Whether the service's permission to approve client certificates has been confirmed.
     tokens_are_served: AtomicBool,
     /// The callers of IssueJoinTicket.
-    rush: Rush,
+    rush: Arc<Rush>,
     /// The policy under which callers connected.
     policy: Option<Arc<PolicyFile>>,
     migration: Migration,
@@ -110,7 +110,7 @@ impl Tickets {
             node_files: None,
             audit,
             tokens_are_served: AtomicBool::new(false),
-            rush: Rush::default(),
+            rush: Arc::default(),
             policy: None,
             migration,
         }
@@ -122,6 +122,12 @@ impl Tickets {
             policy: Some(policy),
             ..self
         }
+    }
+
+    /// Shares the callers of IssueJoinTicket with the connections that are closed before their
+    /// handshake.
+    pub fn with_rush(self, rush: Arc<Rush>) -> Tickets {
+        Tickets { rush, ..self }
     }
 
     /// Gives each disk to the machine in these records only. For a service without a cluster.
