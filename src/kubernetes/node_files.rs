@@ -13,7 +13,7 @@ const MAX_NAME: usize = 253;
 
 /// Why files are refused; `Display` is a clause.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refused {
+pub enum UnfitFiles {
     /// There are more than [`MAX_FILES`].
     TooMany(usize),
     /// They have more than [`MAX_BYTES`].
@@ -24,19 +24,19 @@ pub enum Refused {
     Twice(String),
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for UnfitFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refused::TooMany(count) => write!(f, "{count} files, expected at most {MAX_FILES}"),
-            Refused::TooLarge(bytes) => write!(
+            UnfitFiles::TooMany(count) => write!(f, "{count} files, expected at most {MAX_FILES}"),
+            UnfitFiles::TooLarge(bytes) => write!(
                 f,
                 "{bytes} bytes with their names, expected at most {MAX_BYTES}"
             ),
-            Refused::Name(name) => write!(
+            UnfitFiles::Name(name) => write!(
                 f,
                 "{name:?} is no name: expected at most {MAX_NAME} letters, digits, '-', '_' and '.', without '..' at the beginning"
             ),
-            Refused::Twice(name) => write!(f, "{name} occurs twice"),
+            UnfitFiles::Twice(name) => write!(f, "{name} occurs twice"),
         }
     }
 }
@@ -52,26 +52,26 @@ pub fn is_name(name: &str) -> bool {
 }
 
 /// Checks the names and lengths of files.
-pub fn check<'a>(files: impl Iterator<Item = (&'a str, usize)>) -> Result<(), Refused> {
+pub fn check<'a>(files: impl Iterator<Item = (&'a str, usize)>) -> Result<(), UnfitFiles> {
     let mut names: Vec<&str> = Vec::new();
     let mut bytes = 0usize;
     for (name, len) in files {
         if !is_name(name) {
             let shown = name.chars().take(MAX_NAME).collect();
-            return Err(Refused::Name(shown));
+            return Err(UnfitFiles::Name(shown));
         }
         if names.contains(&name) {
-            return Err(Refused::Twice(name.into()));
+            return Err(UnfitFiles::Twice(name.into()));
         }
         names.push(name);
         bytes = bytes.saturating_add(name.len()).saturating_add(len);
         if names.len() > MAX_FILES {
-            return Err(Refused::TooMany(names.len()));
+            return Err(UnfitFiles::TooMany(names.len()));
         }
     }
     match bytes {
         0..=MAX_BYTES => Ok(()),
-        _ => Err(Refused::TooLarge(bytes)),
+        _ => Err(UnfitFiles::TooLarge(bytes)),
     }
 }
 
@@ -99,18 +99,18 @@ mod tests {
         assert_eq!(check(files(MAX_FILES)), Ok(()));
         assert_eq!(
             check(files(MAX_FILES + 1)),
-            Err(Refused::TooMany(MAX_FILES + 1))
+            Err(UnfitFiles::TooMany(MAX_FILES + 1))
         );
         assert_eq!(check([("a", MAX_BYTES - 1)].into_iter()), Ok(()));
         for len in [MAX_BYTES, usize::MAX] {
             assert!(matches!(
                 check([("a", len)].into_iter()),
-                Err(Refused::TooLarge(_))
+                Err(UnfitFiles::TooLarge(_))
             ));
         }
         let twice = [("a", 1), ("a", 2)].into_iter();
-        assert_eq!(check(twice), Err(Refused::Twice("a".into())));
+        assert_eq!(check(twice), Err(UnfitFiles::Twice("a".into())));
         let up = [("../a", 1)].into_iter();
-        assert_eq!(check(up), Err(Refused::Name("../a".into())));
+        assert_eq!(check(up), Err(UnfitFiles::Name("../a".into())));
     }
 }
