@@ -231,8 +231,13 @@ impl HalfOpen {
 
     /// Closes connections whose first byte or thread did not come before their deadline.
     pub fn end_late(&mut self, now: Instant) {
-        let late = (self.waiting).extract_if(.., |_, caller| caller.deadline <= now);
-        late.for_each(|(_, caller)| (self.turn_away)(&caller.socket));
+        self.waiting.retain(|_, caller| {
+            let is_late = caller.deadline <= now;
+            if is_late {
+                (self.turn_away)(&caller.socket);
+            }
+            !is_late
+        });
     }
 
     /// Closes all half-open connections.
