@@ -668,6 +668,30 @@ mod tests {
     }
 
     #[test]
+    fn a_server_with_too_many_connections_says_by_a_tls_alert_when_to_come_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let service = JoinService(listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            // a record of TLS with a fatal alert of the number 234 (docs/protocol.md)
+            std::io::Write::write_all(&mut socket, &[21, 3, 3, 0, 2, 2, 234]).unwrap();
+            // the client closes the connection
+            let _ = std::io::copy(&mut socket, &mut std::io::sink());
+        });
+        let failure = Requester(Stop::new(), Arc::new(AnyDocument), Settings::default())
+            .request(&service)
+            .unwrap_err();
+        let asked = failure.retry_after.map(|pause| pause.as_millis());
+        assert_eq!((asked, failure.is_lasting), (Some(12_989), false));
+        assert!(
+            failure.text.contains("serves others first"),
+            "{}",
+            failure.text
+        );
+        server.join().unwrap();
+    }
+
+    #[test]
     fn a_server_that_refuses_the_attestation_is_recognized_by_its_tls_alert() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let service = JoinService(listener.local_addr().unwrap());
