@@ -51,12 +51,12 @@ impl NodeFiles {
             entries => entries?,
         };
         let mut files = Vec::new();
-        // one more than is sent shows that there are too many
+        // one file and one byte more than are sent show that there are too many
+        let mut room = MAX_BYTES as u64 + 1;
         for entry in entries.take(MAX_FILES + 1) {
             let path = entry?.path();
             let mut data = Zeroizing::new(Vec::new());
-            let limit = MAX_BYTES as u64 + 1;
-            File::open(&path)?.take(limit).read_to_end(&mut data)?;
+            room -= File::open(&path)?.take(room).read_to_end(&mut data)? as u64;
             let name = path.file_name().unwrap_or_default();
             files.push(ControlPlaneCertOrKey {
                 name: name.to_string_lossy().into_owned(),
@@ -112,7 +112,17 @@ mod tests {
             refused.details.contains("bytes with their names"),
             "{refused}"
         );
-        fs::remove_file(path.join("large")).unwrap();
+        for name in ["a", "b"] {
+            fs::copy(path.join("large"), path.join(name)).unwrap();
+        }
+        // the service holds no more of all three than shows that they are too large
+        let refused = read(path).unwrap_err();
+        let held = MAX_BYTES + 1 + "large".len() + "a".len() + "b".len();
+        let expected = format!("{held} bytes with their names");
+        assert!(refused.details.contains(&expected), "{refused}");
+        for name in ["a", "b", "large"] {
+            fs::remove_file(path.join(name)).unwrap();
+        }
         fs::create_dir(path.join("folder")).unwrap();
         let refused = read(path).unwrap_err();
         assert!(refused.details.contains("directory"), "{refused}");
