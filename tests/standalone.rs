@@ -667,7 +667,7 @@ fn nothing_is_written_without_the_right_broker() {
     assert!(said.contains("is not blank: byte 33554431 "), "{said}");
 }
 
-/// Makes another header with the same UUID, as a host can.
+/// Replaces the volume's header by another one with the same UUID, as a host can.
 fn swap_header(machine: &Machine, uuid: &str, cipher: &[&str], passphrase: &[u8]) {
     let uuid = format!("--uuid={uuid}");
     let arguments = [FORMAT, &[&uuid[..]], cipher].concat();

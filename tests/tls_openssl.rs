@@ -136,17 +136,22 @@ fn a_client_of_openssl_agrees_on_x25519mlkem768_with_our_server() {
     }
 }
 
-#[test]
-fn our_client_agrees_on_x25519mlkem768_with_a_server_of_openssl() {
-    let identity = Identity::new();
+/// Returns the configuration of a client that trusts only this server.
+fn client_that_trusts(server: &Identity) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    roots.add(identity.certificate()).unwrap();
+    roots.add(server.certificate()).unwrap();
     let config = ClientConfig::builder_with_provider(tls::provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let config = Arc::new(config);
+    Arc::new(config)
+}
+
+#[test]
+fn our_client_agrees_on_x25519mlkem768_with_a_server_of_openssl() {
+    let identity = Identity::new();
+    let config = client_that_trusts(&identity);
     for (groups, expected) in [
         ("X25519MLKEM768", BOTH),
         ("X25519:X25519MLKEM768", BOTH),
@@ -191,14 +196,7 @@ fn split(mut connection: rustls::Connection, mut socket: TcpStream) -> transport
 #[test]
 fn streams_of_openssl_with_records_of_any_size_arrive_whole() {
     let identity = Identity::new();
-    let mut roots = RootCertStore::empty();
-    roots.add(identity.certificate()).unwrap();
-    let config = ClientConfig::builder_with_provider(tls::provider())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let config = Arc::new(config);
+    let config = client_that_trusts(&identity);
     let content = pattern(3 << 20);
     std::fs::write(identity.file("content"), &content).unwrap();
     for records in [

@@ -1,7 +1,7 @@
 //! Faults of the API server and of etcd while nodes join: `cargo bench --bench storm -- faults 500`.
 //!
 //! ```text
-//!   join-service ──► line, which is cut ──► kube-apiserver, frozen ──► etcd, frozen
+//!   join-service ──► proxy (`Line`), which cuts connections ──► kube-apiserver, frozen ──► etcd, frozen
 //! ```
 //!
 //! | fault | what the service sees |

@@ -197,7 +197,7 @@ struct Setting {
     services: Vec<Service>,
     /// The addresses of the services.
     addresses: Vec<SocketAddr>,
-    /// The way to the API server, if it has faults.
+    /// The proxy between the join service and the API server, if the run has faults: it cuts connections.
     line: Option<Line>,
     _keys: Service,
     _metadata: MetadataServer,

@@ -321,7 +321,7 @@ impl Luks {
     }
 }
 
-/// Returns our tokens and their numbers.
+/// Returns the header's tokens of our type, with their numbers.
 fn tokens(metadata: &Value) -> impl Iterator<Item = (&String, &Value)> {
     let tokens = metadata["tokens"].as_object().into_iter().flatten();
     tokens.filter(|(_, token)| token["type"] == TOKEN)

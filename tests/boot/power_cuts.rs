@@ -227,8 +227,8 @@ fn a_node_with_an_unfinished_set_up_starts_over_also_after_a_power_cut_at_any_wr
     })
 }
 
-/// A disk that cryptsetup made with the parameters of Constellation, and that a node takes over: the next boot opens it, with
-/// `--migrate` until the header names the cluster, and then without.
+/// A disk that cryptsetup made with the parameters of Constellation, and that a node takes over: the next boot opens it. The
+/// operator needs `--migrate` until the header names the cluster.
 #[test]
 #[ignore = "boots a machine: make boot"]
 fn a_disk_of_constellation_is_taken_over_also_after_a_power_cut_at_any_write() -> Result<()> {
@@ -332,7 +332,7 @@ fn has_no_errors(vm: &mut Vm) -> Result<()> {
 
 /// Returns 0..`number` in an order that jumps, so that tests that are ended early have seen all of the run.
 fn order(number: usize) -> impl Iterator<Item = usize> {
-    // steps by the golden ratio: of any of their number, the largest gap is small
+    // multiples of the golden ratio spread evenly, wherever the sequence ends
     let mut parts: Vec<usize> = (0..number).collect();
     parts.sort_by_key(|part| (*part as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     parts.into_iter()
