@@ -325,6 +325,7 @@ impl std::error::Error for Refused {}
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, DirEntry};
     use std::process::Command;
     use std::sync::Arc;
     use std::thread;
@@ -369,11 +370,18 @@ mod tests {
             from: "me".into(),
             cluster: None,
         };
-        let trying = thread::spawn({
+        let trying = {
             let waiting = waiting.clone();
-            move || waiting.offer(key())
-        });
-        while waiting.trying.try_lock().is_ok() {
+            let thread = thread::Builder::new().name("trying".into());
+            thread.spawn(move || waiting.offer(key())).unwrap()
+        };
+        // it has the lock before it opens the pipe, so it also has to sleep (proc(5), /proc/pid/stat)
+        let is_asleep = |task: DirEntry| {
+            let stat = fs::read_to_string(task.path().join("stat"));
+            stat.is_ok_and(|stat| stat.contains("(trying) S"))
+        };
+        let tasks = || fs::read_dir("/proc/self/task").unwrap();
+        while waiting.trying.try_lock().is_ok() || !tasks().flatten().any(is_asleep) {
             thread::yield_now();
         }
         waiting.note("join service", "refused");
