@@ -93,7 +93,7 @@ impl Drop for BusyNode<'_> {
     }
 }
 
-/// The changes for one ticket. They are undone in reverse order when this is dropped before
+/// The changes for one ticket. They are undone when this is dropped before
 /// [`Admission::finish`].
 pub struct Admission<'a> {
     call: &'a Call,

@@ -1,5 +1,6 @@
-//! The work that remains after a ticket. One thread removes what a ticket left behind, and tries
-//! until it is done.
+//! The work that remains after a ticket. Some threads remove what a ticket left behind, and try until
+//! it is done. Each task checks an owner, a version or a token before it changes something, so their
+//! order does not matter.
 //!
 //! ```text
 //! a failed ticket                ──► delete its token, reservation and record    now, and once more later
@@ -24,6 +25,9 @@ use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, MachineRecord};
 
+/// The number of threads. One alone is slower than the tickets, and tens of thousands of tokens would
+/// wait for it.
+const THREADS: usize = 4;
 /// The timeout of one attempt of one task.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -54,7 +58,7 @@ pub enum Task {
     Write(Box<MachineRecord>),
 }
 
-/// The tasks, and the thread that runs them.
+/// The tasks, and what the threads share that run them.
 pub struct Cleaner {
     client: Client,
     state: Mutex<Agenda>,
@@ -71,7 +75,10 @@ struct Agenda {
     last: u64,
     /// Tokens whose node has not come yet, by the node's name.
     waiting: HashMap<String, PendingToken>,
-    is_working: bool,
+    /// The number of threads that run a task.
+    working: usize,
+    /// When [`Agenda::forget`] is due.
+    forget_at: Option<Instant>,
     is_stopped: bool,
 }
 
@@ -95,22 +102,24 @@ struct PendingToken {
     after: Duration,
 }
 
-/// Ends the thread when dropped.
-pub struct CleanerThread(Arc<Cleaner>, Option<JoinHandle<()>>);
+/// Ends the threads when dropped.
+pub struct CleanerThreads(Arc<Cleaner>, Vec<JoinHandle<()>>);
 
 impl Cleaner {
-    /// Starts the thread. Fails if it cannot be started.
-    pub fn start(client: &Client) -> io::Result<(Arc<Cleaner>, CleanerThread)> {
+    /// Starts the threads. Fails if one cannot be started.
+    pub fn start(client: &Client) -> io::Result<(Arc<Cleaner>, CleanerThreads)> {
         let cleaner = Arc::new(Cleaner {
             client: client.within(TIMEOUT),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let working = cleaner.clone();
-        let thread = thread::Builder::new()
-            .name("cleaner".into())
-            .spawn(move || working.work())?;
-        Ok((cleaner.clone(), CleanerThread(cleaner, Some(thread))))
+        let mut running = CleanerThreads(cleaner.clone(), Vec::new());
+        for _ in 0..THREADS {
+            let working = cleaner.clone();
+            let thread = thread::Builder::new().name("cleaner".into());
+            running.1.push(thread.spawn(move || working.work())?);
+        }
+        Ok((cleaner, running))
     }
 
     /// Adds a task that is due now.
@@ -156,8 +165,10 @@ impl Cleaner {
 
     /// Processes a new or changed node.
     pub fn node_changed(&self, name: &str, node: &NodeStatus) {
-        self.lock().node_came(name, node);
-        self.changed.notify_all();
+        // Most changes concern no token, and thousands of nodes change at once.
+        if self.lock().node_came(name, node) {
+            self.changed.notify_all();
+        }
     }
 
     /// Returns the number of this process's tokens whose node has not come yet.
@@ -173,12 +184,12 @@ impl Cleaner {
     pub fn finish(&self, time: Duration) {
         let end = Instant::now() + time;
         let mut state = self.lock();
-        while state.is_working || state.next().is_some_and(|at| at <= Instant::now()) {
+        while state.working > 0 || state.next().is_some_and(|at| at <= Instant::now()) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return log::warn!(
                     "{} leftovers of tickets are not removed: they expire by themselves",
-                    state.tasks.len()
+                    state.tasks.len() + state.working
                 );
             }
             state = wait_timeout(&self.changed, state, left);
@@ -194,19 +205,23 @@ impl Cleaner {
                 && let Some((_, due)) = state.tasks.pop_first()
             {
                 state.known.remove(&due.task);
-                state.is_working = true;
+                state.working += 1;
                 drop(state);
                 let again = self.run_task(due);
                 state = self.lock();
-                state.is_working = false;
+                state.working -= 1;
                 if let Some((due, at)) = again {
                     state.put(due, at);
                 }
                 self.changed.notify_all();
             } else {
-                state.forget(SystemTime::now());
+                // not at each change: this looks at all tokens
+                if state.forget_at.is_none_or(|at| at <= now) {
+                    state.forget(SystemTime::now());
+                    state.forget_at = Some(now + LONGEST_PAUSE);
+                }
                 let pause = next.map_or(LONGEST_PAUSE, |at| at - now);
-                state = wait_timeout(&self.changed, state, pause);
+                state = wait_timeout(&self.changed, state, pause.min(LONGEST_PAUSE));
             }
         }
     }
@@ -320,16 +335,16 @@ impl Agenda {
         }
     }
 
-    /// Queues the deletion of a token whose node came.
-    fn node_came(&mut self, name: &str, node: &NodeStatus) {
-        if self
-            .waiting
-            .get(name)
-            .is_some_and(|waiting| waiting.is_used_by(node))
-            && let Some(PendingToken { token, after, .. }) = self.waiting.remove(name)
-        {
+    /// Queues the deletion of a token whose node came. Returns whether there is one.
+    fn node_came(&mut self, name: &str, node: &NodeStatus) -> bool {
+        let waiting = self.waiting.get(name);
+        if !waiting.is_some_and(|waiting| waiting.is_used_by(node)) {
+            return false;
+        }
+        if let Some(PendingToken { token, after, .. }) = self.waiting.remove(name) {
             self.add(Task::Token(token), after, false);
         }
+        true
     }
 
     fn forget(&mut self, now: SystemTime) {
@@ -350,11 +365,11 @@ impl PendingToken {
     }
 }
 
-impl Drop for CleanerThread {
+impl Drop for CleanerThreads {
     fn drop(&mut self) {
         self.0.lock().is_stopped = true;
         self.0.changed.notify_all();
-        if let Some(thread) = self.1.take() {
+        for thread in self.1.drain(..) {
             let _ = thread.join();
         }
     }

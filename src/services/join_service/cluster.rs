@@ -18,6 +18,7 @@ use std::{fmt, io};
 use serde_json::Value;
 
 use super::cleaner::Cleaner;
+use super::known_records::KnownRecords;
 use super::node_status::NodeStatus;
 use super::refusal::TicketRefusal;
 use super::tokens;
@@ -62,9 +63,7 @@ struct Objects {
     nodes: HashMap<String, NodeStatus>,
     components: BTreeMap<String, Arc<Components>>,
     kubeadm: Option<Arc<Result<Kubeadm, TicketRefusal>>>,
-    records: HashMap<String, Arc<MachineRecord>>,
-    /// Names of the records that contain this disk.
-    disks: HashMap<String, Vec<String>>,
+    records: KnownRecords,
 }
 
 /// The version of the components that nodes install.
@@ -246,8 +245,7 @@ impl Cluster {
             Event::Listed(maps) => {
                 state.components.clear();
                 state.kubeadm = None;
-                state.records.clear();
-                state.disks.clear();
+                state.records = KnownRecords::default();
                 for map in &maps {
                     records.extend(state.store_map(map));
                 }
@@ -333,7 +331,7 @@ impl Cluster {
             // a time in the future is another replica's, or wrong: the ticket may be new
             age.is_none_or(|age| age.is_ok_and(|age| age > tokens::VALIDITY))
         };
-        let records = state.records.values().filter(|record| {
+        let records = state.records.all().filter(|record| {
             record.name == machine_record::name_of_node(&record.node)
                 && !state.nodes.contains_key(&record.node)
                 && has_expired(record)
@@ -357,60 +355,48 @@ impl Cluster {
         is_one: impl Fn(&MachineRecord) -> bool,
     ) -> Option<String> {
         let state = self.lock();
-        let has_address = |record: &MachineRecord| {
-            let mut own = record.addresses.iter();
-            own.any(|own| own.to_canonical() == address.to_canonical())
-        };
-        let mut records = state.records.values();
-        let record =
-            records.find(|record| !record.node.is_empty() && is_one(record) && has_address(record));
-        record.map(|record| record.node.clone())
+        let mut records = state.records.of_address(address);
+        let record = records.find(|record| !record.node.is_empty() && is_one(record))?;
+        Some(record.node.clone())
     }
 
     /// Returns the records that contain this disk.
     pub fn records_of_disk(&self, disk: &str) -> Vec<Arc<MachineRecord>> {
-        let state = self.lock();
-        let names = state.disks.get(disk).into_iter().flatten();
-        names
-            .filter_map(|name| state.records.get(name))
-            .cloned()
-            .collect()
+        self.lock().records.of_disk(disk).cloned().collect()
     }
 
     /// Returns the node whose join ticket has the token of this identifier.
     pub fn node_of_token(&self, id: &str) -> Option<String> {
         let state = self.lock();
-        let record = state.records.values().find(|record| record.token == id);
-        record.map(|record| record.node.clone())
+        let record = state.records.of_token(id)?;
+        Some(record.node.clone())
     }
 
-    /// Counts the records whose name starts with `prefix`: those of this machine, and all.
-    pub fn count_of_records(&self, prefix: &str, machine: &str) -> (usize, usize) {
+    /// Counts the records of this machine whose name starts with `prefix`.
+    pub fn count_of_machine(&self, prefix: &str, machine: &str) -> usize {
         let state = self.lock();
-        let records = state
-            .records
-            .values()
-            .filter(|record| record.name.starts_with(prefix));
-        records.fold((0, 0), |(own, all), record| {
-            (own + usize::from(record.machine == machine), all + 1)
-        })
+        let own = state.records.of_machine(machine);
+        own.filter(|record| record.name.starts_with(prefix)).count()
+    }
+
+    /// Counts the records of disks.
+    pub fn count_of_disks(&self) -> usize {
+        self.lock().records.count_of_disks()
     }
 
     /// Stores a record that was just written or read, before the watch delivers it.
     pub fn store_record(&self, record: MachineRecord) {
-        self.lock().store_record(record);
+        self.lock().records.insert(record);
     }
 
     /// Stores the record of a disk that is about to be written, unless another machine has that
     /// disk by now.
     pub fn store_record_of_disk(&self, record: &MachineRecord) {
         let mut state = self.lock();
-        let names = state.disks.get(&record.disk).into_iter().flatten();
-        if names
-            .filter_map(|name| state.records.get(name))
-            .all(|other| other.machine.is_empty())
-        {
-            state.store_record(record.clone());
+        let mut others = state.records.of_disk(&record.disk);
+        if others.all(|other| other.machine.is_empty()) {
+            drop(others);
+            state.records.insert(record.clone());
         }
     }
 
@@ -491,19 +477,10 @@ impl Objects {
             self.components
                 .insert(name.to_owned(), Arc::new(Components::read(map)));
         } else if let Some(record) = MachineRecord::read(map) {
-            self.store_record(record.clone());
+            self.records.insert(record.clone());
             return Some(record);
         }
         None
-    }
-
-    fn store_record(&mut self, record: MachineRecord) {
-        self.remove_map(&record.name);
-        self.disks
-            .entry(record.disk.clone())
-            .or_default()
-            .push(record.name.clone());
-        self.records.insert(record.name.clone(), Arc::new(record));
     }
 
     fn remove_map(&mut self, name: &str) {
@@ -511,14 +488,7 @@ impl Objects {
         if name == KUBEADM_CONFIG {
             self.kubeadm = None;
         }
-        if let Some(record) = self.records.remove(name)
-            && let Some(names) = self.disks.get_mut(&record.disk)
-        {
-            names.retain(|other| other != name);
-            if names.is_empty() {
-                self.disks.remove(&record.disk);
-            }
-        }
+        self.records.remove(name);
     }
 }
 
@@ -796,24 +766,5 @@ mod tests {
                 "{present}"
             );
         }
-    }
-
-    #[test]
-    fn a_record_is_found_by_its_disk_until_it_is_gone_or_has_another() {
-        let mut state = Objects::default();
-        let record = |name: &str, disk: &str| MachineRecord {
-            name: name.into(),
-            disk: disk.into(),
-            ..MachineRecord::default()
-        };
-        state.store_record(record("a", "1"));
-        state.store_record(record("b", "1"));
-        state.store_record(record("a", "2"));
-        assert_eq!(
-            (&state.disks["1"], &state.disks["2"]),
-            (&vec!["b".to_owned()], &vec!["a".to_owned()])
-        );
-        state.remove_map("b");
-        assert!(!state.disks.contains_key("1") && state.records.len() == 1);
     }
 }

@@ -11,14 +11,15 @@
 //! is not used: it could still contain a deleted machine.
 
 use base::sync::lock;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::known_machines::KnownMachines;
 use super::refusal::TicketRefusal;
 use super::request::JoinRequest;
-use cloud_api::{Alias, Service};
+use cloud_api::Service;
 use kubernetes::parameters::NodeName;
 use machines::{Instance, Role};
 
@@ -35,16 +36,13 @@ pub struct Instances {
     metadata: Option<Arc<dyn Service>>,
     /// Locked during a request to the metadata service: concurrent callers wait and use the same
     /// answer.
-    list: Mutex<Cached<List>>,
-    aliases: Mutex<Cached<Aliases>>,
+    list: Mutex<Cached>,
+    /// The same with all further names and addresses.
+    aliases: Mutex<Cached>,
 }
 
-/// Machines by the names of their nodes.
-type List = HashMap<String, Instance>;
-/// All names and addresses of machines that the cloud knows, by the names of their nodes.
-pub type Aliases = HashMap<String, Alias>;
 /// The last answer of the metadata service, and when it arrived.
-type Cached<T> = Option<(Instant, Result<Arc<T>, TicketRefusal>)>;
+type Cached = Option<(Instant, Result<Arc<KnownMachines>, TicketRefusal>)>;
 
 impl Instances {
     /// Creates the list from this metadata service. Without one, only workers are accepted: with
@@ -67,7 +65,7 @@ impl Instances {
             return check_unlisted(asked, peer).map(|()| false);
         };
         let mut list = self.list(metadata, MAX_AGE)?;
-        if !list.contains_key(name) {
+        if list.get(name).is_none() {
             list = self.list(metadata, MIN_AGE)?;
         }
         let instance = list.get(name).ok_or_else(|| {
@@ -76,13 +74,11 @@ impl Instances {
             );
             TicketRefusal::denied("unknown-machine", message)
         })?;
+        let instance = &instance.instance;
         check_instance(asked, instance)?;
         let is_it = is_direct(asked, instance, peer, &list)?;
         // No machine may get an SSH host certificate for another node.
-        let others = |principal: &&String| {
-            list.iter()
-                .any(|(other, one)| other != name && belongs_to(principal, other, one))
-        };
+        let others = |principal: &&String| list.other_with(principal, name).is_some();
         match asked.principals.iter().find(others) {
             None => Ok(is_it),
             Some(other) => {
@@ -94,32 +90,12 @@ impl Instances {
         }
     }
 
-    /// Returns all names and addresses of the cluster's machines: `None` without a metadata
-    /// service.
-    pub fn aliases(&self) -> Option<Result<Arc<Aliases>, TicketRefusal>> {
+    /// Returns the cluster's machines with all names and addresses: `None` without a metadata service.
+    pub fn aliases(&self) -> Option<Result<Arc<KnownMachines>, TicketRefusal>> {
         let metadata = self.metadata.as_deref()?;
-        let fetch = || {
-            let mut all: Aliases = named(metadata.peers()?)
-                .map(|(node, instance)| {
-                    let alias = Alias {
-                        addresses: instance.vpc_ip.into_iter().collect(),
-                        names: vec![instance.name.clone()],
-                        machine: instance.name,
-                    };
-                    (node, alias)
-                })
-                .collect();
-            for alias in metadata.aliases()? {
-                // the list of machines says which of them belong to the cluster
-                let Some(own) = all.values_mut().find(|own| own.machine == alias.machine) else {
-                    continue;
-                };
-                own.names.extend(alias.names);
-                own.addresses.extend(alias.addresses);
-            }
-            Ok(all)
-        };
-        Some(cached(&self.aliases, MAX_AGE, fetch))
+        // the list of machines says which of them belong to the cluster
+        let fetch = || Ok(KnownMachines::new(metadata.peers()?, metadata.aliases()?));
+        Some(cached(&self.aliases, MAX_AGE, &fetch))
     }
 
     /// Returns the names of the nodes of all machines that the cloud has, running or not: `None`
@@ -139,26 +115,22 @@ impl Instances {
         Some(fetch())
     }
 
-    fn list(&self, metadata: &dyn Service, age: Duration) -> Result<Arc<List>, TicketRefusal> {
-        let fetch = || Ok(named(metadata.peers()?).collect());
-        cached(&self.list, age, fetch)
+    fn list(
+        &self,
+        metadata: &dyn Service,
+        age: Duration,
+    ) -> Result<Arc<KnownMachines>, TicketRefusal> {
+        let fetch = || Ok(KnownMachines::new(metadata.peers()?, vec![]));
+        cached(&self.list, age, &fetch)
     }
 }
 
-/// Returns machines by the names of their nodes.
-fn named(instances: Vec<Instance>) -> impl Iterator<Item = (String, Instance)> {
-    instances.into_iter().filter_map(|instance| {
-        let name = NodeName::from_machine(&instance.name).ok()?;
-        Some((name.as_str().to_owned(), instance))
-    })
-}
-
 /// Returns the last answer, or a new one if it is older than `age`.
-fn cached<T>(
-    last: &Mutex<Cached<T>>,
+fn cached(
+    last: &Mutex<Cached>,
     age: Duration,
-    fetch: impl FnOnce() -> Result<T, machines::Error>,
-) -> Result<Arc<T>, TicketRefusal> {
+    fetch: &dyn Fn() -> Result<KnownMachines, machines::Error>,
+) -> Result<Arc<KnownMachines>, TicketRefusal> {
     let mut last = lock(last);
     // A failure is cached too. Otherwise each waiting caller would wait for one more timeout.
     if let Some((at, answer)) = &*last
@@ -205,16 +177,13 @@ fn is_direct(
     asked: &JoinRequest,
     instance: &Instance,
     peer: Option<IpAddr>,
-    list: &List,
+    list: &KnownMachines,
 ) -> Result<bool, TicketRefusal> {
     if peer.is_some() && peer == instance.vpc_ip {
         return Ok(true);
     }
     let name = asked.node();
-    let other = list
-        .iter()
-        .find(|(_, one)| peer.is_some() && one.vpc_ip == peer);
-    if let Some((other, _)) = other {
+    if let Some(other) = peer.and_then(|peer| list.other_with_address(peer, name)) {
         let message = format!("the machine that calls has the address of {other}, not of {name}");
         return Err(TicketRefusal::denied("machine-of-other", message));
     }
@@ -253,12 +222,4 @@ fn check_instance(asked: &JoinRequest, instance: &Instance) -> Result<(), Ticket
         return Err(TicketRefusal::denied("role", message));
     }
     Ok(())
-}
-
-fn belongs_to(principal: &str, node: &str, instance: &Instance) -> bool {
-    principal.eq_ignore_ascii_case(node)
-        || principal.eq_ignore_ascii_case(&instance.name)
-        || principal
-            .parse::<IpAddr>()
-            .is_ok_and(|address| instance.vpc_ip == Some(address))
 }

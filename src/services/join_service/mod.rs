@@ -18,9 +18,9 @@
 //! | [`tickets`] | the two requests, step by step |
 //! | `secrets`, `node_files`, `admission` | the secrets in a ticket; the operator's files for new nodes; the changes of the cluster that admit a node |
 //! | `request`, [`refusal`] | validation of a request; the reasons for a refusal |
-//! | `instances`, [`records`], `file_records` | which machine may have which name, role and disk; records without Kubernetes |
+//! | `instances`, `known_machines`, [`records`], `file_records` | which machine may have which name, role and disk; records without Kubernetes |
 //! | [`keys`], `pki`, `tokens` | the parts of a ticket: keys of the key service, the cluster's CA, bootstrap tokens |
-//! | [`cluster`], `node_status` | the state of the cluster, kept up to date by watches |
+//! | [`cluster`], `node_status`, `known_records`, `index` | the state of the cluster, kept up to date by watches |
 //! | `rush` | when a caller's turn comes if too many ask at once |
 //! | `reservation`, `lease`, `joining_node` | control planes join one at a time |
 //! | [`cleaner`] | the leftovers of failed tickets are removed |
@@ -42,10 +42,13 @@ pub mod cluster;
 pub mod deleted_machines;
 pub mod evidence;
 pub mod file_records;
+mod index;
 mod instances;
 mod joined;
 mod joining_node;
 pub mod keys;
+mod known_machines;
+mod known_records;
 mod lease;
 mod node_files;
 mod node_status;
@@ -78,7 +81,7 @@ use audit::Audit;
 use base::stop::Stop;
 use booted_proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
 use booted_proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
-use cleaner::{Cleaner, CleanerThread};
+use cleaner::{Cleaner, CleanerThreads};
 use cloud_api::Service;
 use cluster::{Cluster, Watches};
 use collateral::Fetching;
@@ -181,7 +184,7 @@ struct Background {
     // Dropped after `stop` was called: it ends their threads.
     _watches: Watches,
     _approving: approver::ApproverThreads,
-    _cleaning: CleanerThread,
+    _cleaning: CleanerThreads,
     _deleting: Joined,
     watching: Option<Watching>,
     /// The HTTP server for attestation results.

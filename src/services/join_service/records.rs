@@ -57,7 +57,8 @@ impl DiskRecords for Cluster {
     }
 
     fn count(&self, machine: &str) -> Result<(usize, usize), TicketRefusal> {
-        Ok(self.count_of_records(DISK_RECORD_PREFIX, machine))
+        let of_machine = self.count_of_machine(DISK_RECORD_PREFIX, machine);
+        Ok((of_machine, self.count_of_disks()))
     }
 
     fn place(&self, name: &str) -> String {
@@ -219,7 +220,7 @@ pub fn check_name(
     let Some(machine) = claimant.machine.filter(|_| record.is_none()) else {
         return Ok(());
     };
-    match cluster.count_of_records(NODE_RECORD_PREFIX, machine).0 {
+    match cluster.count_of_machine(NODE_RECORD_PREFIX, machine) {
         of_machine if of_machine >= MAX_PER_MACHINE => {
             let message = format!(
                 "this machine has had {of_machine} names; if they no longer belong to it, delete the records that the \
@@ -318,8 +319,9 @@ pub fn write(
             && before.disk != record.disk
             && let Some(disk) = Uuid::parse(&before.disk)
         {
-            let all = cluster.count_of_records(DISK_RECORD_PREFIX, "").1;
-            check_not_full(all, || place(&format!("{DISK_RECORD_PREFIX}*")))?;
+            check_not_full(cluster.count_of_disks(), || {
+                place(&format!("{DISK_RECORD_PREFIX}*"))
+            })?;
             let of_disk = MachineRecord {
                 refused: before.refused,
                 ..MachineRecord::of_disk(&disk, &before.machine)

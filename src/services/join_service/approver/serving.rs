@@ -24,11 +24,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use base::text::quoted;
-use cloud_api::Alias;
 use serde_json::Value;
 
 use super::super::cluster::Kubeadm;
-use super::super::instances::Aliases;
+use super::super::known_machines::{KnownMachines, Machine};
 use super::super::refusal::TicketRefusal;
 use super::request::Judgement::{Approve, Deny, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
@@ -67,20 +66,34 @@ impl fmt::Display for Wanted {
 }
 
 impl Wanted {
-    /// Returns whether it belongs to this node, whose machine has these names and addresses.
-    fn is_of(&self, node: &str, machine: &Alias) -> bool {
+    /// Returns whether it belongs to this node, whose machine this is.
+    fn is_of(&self, node: &str, machine: &Machine) -> bool {
         match self {
             Wanted::Name(name) => {
-                name == node
-                    || machine
-                        .names
-                        .iter()
-                        .any(|own| own.eq_ignore_ascii_case(name))
+                name == node || machine.names().any(|own| own.eq_ignore_ascii_case(name))
             }
             Wanted::Address(address) => {
-                let mut own = machine.addresses.iter();
+                machine.addresses().any(|own| own == address.to_canonical())
+            }
+        }
+    }
+
+    /// Returns whether the node has joined with it, according to its record.
+    fn is_in(&self, record: &MachineRecord) -> bool {
+        match self {
+            Wanted::Name(name) => *name == record.node,
+            Wanted::Address(address) => {
+                let mut own = record.addresses.iter();
                 own.any(|own| own.to_canonical() == address.to_canonical())
             }
+        }
+    }
+
+    /// Returns a node other than `node` to which it belongs, according to the cloud.
+    fn other_owner<'a>(&self, node: &str, machines: &'a KnownMachines) -> Option<&'a str> {
+        match self {
+            Wanted::Name(name) => machines.other_with_name(name, node),
+            Wanted::Address(address) => machines.other_with_address(*address, node),
         }
     }
 
@@ -175,7 +188,7 @@ pub fn compare(
     kubeadm: Result<Kubeadm, TicketRefusal>,
     owner: impl Fn(&Wanted) -> Option<String>,
     control_plane: impl Fn(IpAddr) -> Option<String>,
-    cloud: impl FnOnce() -> Option<Result<Arc<Aliases>, TicketRefusal>>,
+    cloud: impl FnOnce() -> Option<Result<Arc<KnownMachines>, TicketRefusal>>,
 ) -> Judgement {
     let node = &asked.node;
     let map = format!(
@@ -236,11 +249,7 @@ fn compare_with_record(
     owner: impl Fn(&Wanted) -> Option<String>,
 ) -> Judgement {
     let node = &asked.node;
-    let joined = Alias {
-        addresses: record.addresses.clone(),
-        ..Alias::default()
-    };
-    let unknown = |wanted: &&Wanted| !wanted.is_of(node, &joined);
+    let unknown = |wanted: &&Wanted| !wanted.is_in(record);
     let Some(wanted) = asked.wanted.iter().find(unknown) else {
         return Approve(format!(
             "{node} joined with this name and address, according to {map}"
@@ -261,7 +270,7 @@ fn compare_with_record(
 
 fn compare_with_cloud(
     asked: &RequestedCertificate,
-    machines: &Aliases,
+    machines: &KnownMachines,
     map: &str,
     owner: impl Fn(&Wanted) -> Option<String>,
 ) -> Judgement {
@@ -291,11 +300,7 @@ fn compare_with_cloud(
             )),
         };
     };
-    let is_owner = |(other, machine): &(&String, &Alias)| wanted.is_of(other, machine);
-    let other = machines
-        .iter()
-        .find(is_owner)
-        .map(|(other, _)| other.clone());
+    let other = wanted.other_owner(node, machines).map(str::to_owned);
     // another machine may have got this address since a machine joined with it
     let other = other.or_else(|| matches!(wanted, Wanted::Name(_)).then(|| owner(wanted))?);
     match other {
@@ -312,13 +317,10 @@ fn compare_with_cloud(
 fn shared<'a>(
     wanted: &'a [Wanted],
     node: &str,
-    machines: &'a Aliases,
-) -> Option<(&'a Wanted, &'a String)> {
-    let others = || machines.iter().filter(|(other, _)| *other != node);
-    wanted.iter().find_map(|one| {
-        let (other, _) = others().find(|(other, machine)| one.is_of(other, machine))?;
-        Some((one, other))
-    })
+    machines: &'a KnownMachines,
+) -> Option<(&'a Wanted, &'a str)> {
+    let mut wanted = wanted.iter();
+    wanted.find_map(|one| Some((one, one.other_owner(node, machines)?)))
 }
 
 fn of_other(wanted: &Wanted, node: &str, other: &str) -> Judgement {
@@ -332,6 +334,8 @@ fn of_other(wanted: &Wanted, node: &str, other: &str) -> Judgement {
 mod tests {
     use std::time::Duration;
 
+    use cloud_api::Alias;
+    use machines::{Instance, Role};
     use serde_json::json;
 
     use super::super::request::tests::{IP, good, pkcs10, reason, request};
@@ -434,8 +438,9 @@ mod tests {
     fn judged(
         text: &str,
         record: Option<&MachineRecord>,
-        cloud: Option<Result<&Aliases, TicketRefusal>>,
+        cloud: Option<Result<&Arc<KnownMachines>, TicketRefusal>>,
     ) -> Judgement {
+        let cloud = cloud.map(|known| known.cloned());
         let wanted = match text.parse() {
             Ok(address) => Wanted::Address(address),
             Err(_) => Wanted::Name(text.into()),
@@ -455,23 +460,38 @@ mod tests {
             let own = address.to_canonical().to_string() == "10.0.0.10";
             own.then(|| "plane".to_owned())
         };
-        let cloud = cloud.map(|machines| machines.map(|machines| Arc::new(machines.clone())));
         compare(&asked, record, true, Ok(kubeadm()), owner, plane, || cloud)
     }
 
-    /// The names and addresses that a cloud knows for this machine and for `other`.
-    fn machines(names: &[&str], addresses: &[&str]) -> Aliases {
-        let machine = |names: &[&str], addresses: &[&str]| Alias {
-            machine: String::new(),
+    /// What a cloud knows of this machine and of `other`.
+    fn machines(names: &[&str], addresses: &[&str]) -> Arc<KnownMachines> {
+        listed(&[
+            ("n", names, addresses),
+            (
+                "other",
+                &["ip-10-0-0-8.example"],
+                &["10.0.0.8", "203.0.113.8"],
+            ),
+        ])
+    }
+
+    fn listed(all: &[(&str, &[&str], &[&str])]) -> Arc<KnownMachines> {
+        let instance = |name: &str| Instance {
+            name: name.into(),
+            provider_id: String::new(),
+            role: Role::Worker,
+            vpc_ip: None,
+        };
+        let alias = |(machine, names, addresses): &(&str, &[&str], &[&str])| Alias {
+            machine: (*machine).into(),
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             addresses: addresses.iter().map(|one| one.parse().unwrap()).collect(),
         };
-        let other = machine(&["ip-10-0-0-8.example"], &["10.0.0.8", "203.0.113.8"]);
-        [
-            ("n".to_owned(), machine(names, addresses)),
-            ("other".to_owned(), other),
-        ]
-        .into()
+        let instances = all.iter().map(|(name, ..)| instance(name)).collect();
+        Arc::new(KnownMachines::new(
+            instances,
+            all.iter().map(alias).collect(),
+        ))
     }
 
     fn kubeadm() -> Kubeadm {
@@ -549,12 +569,7 @@ mod tests {
             );
         }
         // what is denied otherwise stays denied
-        let of_other = machines(&[], &[IP]);
-        let of_other = [
-            ("n".to_owned(), of_other["n"].clone()),
-            ("plane".to_owned(), cloud["n"].clone()),
-        ];
-        let of_other = of_other.into();
+        let of_other = listed(&[("n", &[], &[IP]), ("plane", &[], &own)]);
         for text in ["10.0.0.10", "::ffff:10.0.0.10"] {
             assert_eq!(
                 reason(judged(text, Some(&record(&[IP])), Some(Ok(&of_other)))),
@@ -647,7 +662,7 @@ mod tests {
             reason(judged(IP, Some(&bound), Some(Ok(&moved)))),
             "unconfirmed"
         );
-        let gone = Aliases::default();
+        let gone = listed(&[]);
         assert_eq!(
             reason(judged(IP, Some(&bound), Some(Ok(&gone)))),
             "unknown-machine"
