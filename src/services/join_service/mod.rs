@@ -116,6 +116,9 @@ const CLEANING: Duration = Duration::from_secs(3);
 /// How long the evidence of a connection is accepted: as long as a ticket takes, including its
 /// retries.
 const MAX_AGE: Duration = Duration::from_secs(60);
+/// Number of calls at once that is left for other methods while as many callers as possible ask for join
+/// tickets: for nodes that boot again.
+const OTHER_CALLS: usize = 64;
 
 /// The configuration of the service.
 pub struct Config {
@@ -227,6 +230,8 @@ impl JoinService {
             limits: Limits {
                 message_bytes: MAX_REQUEST,
                 max_age: Some(MAX_AGE),
+                // the calls of one address, such as a load balancer's, get three quarters of these
+                handlers: (rush::CALLERS + OTHER_CALLS) * 4 / 3,
                 ..Limits::default()
             },
         };

@@ -17,7 +17,7 @@ use std::collections::HashSet;
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use zeroize::Zeroizing;
 
@@ -154,8 +154,8 @@ impl Tickets {
             true => "control-plane",
             false => "worker",
         };
-        let _place = match self.rush.enter(Instant::now()) {
-            Ok(place) => place,
+        let mut slot = match self.rush.enter() {
+            Ok(slot) => slot,
             Err(pause) => {
                 self.audit.busy(&subject);
                 let message = "too many nodes ask for a ticket at the moment: try again";
@@ -171,6 +171,9 @@ impl Tickets {
                 (subject.node, subject.disk) = (asked.node(), asked.disk.as_str());
                 Ok((self.issue_join(call, asked)?, ""))
             });
+        if issued.is_ok() {
+            slot.ticket_issued();
+        }
         self.audit.decided(&subject, issued)
     }
 
