@@ -26,8 +26,8 @@ lint: setup ## check formatting, clippy, shell syntax, subjects of commits
 	@tools/subjects.sh
 	@for script in tools/*.sh tests/cluster/*.sh tests/whole/*.sh tests/network/*.sh tests/cloud_pages/infra/*.sh initramfs/*.sh initramfs/close-host initramfs/dracut/*/init initramfs/dracut/*/*.sh systemd/*.sh systemd/broker/*.sh systemd/volume/*.sh packaging/*/post* .ci/run; do bash -n $$script || exit; done
 
-unit: setup ## run the unit tests, and the tests against real peers that need no VM; prints the slowest ten programs
-	@tools/slowest.sh cargo test --locked
+unit: setup ## run the unit tests, and the tests against real peers that need no VM, several programs at once; prints the slowest ten
+	@tools/unit.sh
 
 boot: setup build ## run the tests that boot VMs; each console is kept in target/boot
 	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2

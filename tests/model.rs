@@ -5,7 +5,10 @@
 //! does not pass: a pause ends by a stop or, if the model says so, at once. A thread that no other thread wakes is a deadlock for
 //! loom, and so a failure.
 
+use std::num::NonZero;
+use std::sync::Mutex as StdMutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use loom::thread;
@@ -269,6 +272,24 @@ fn run(scenario: Scenario) {
 }
 
 fn main() {
+    // each scenario takes one processor
+    let scenarios = StdMutex::new(scenarios().into_iter());
+    let threads = available_parallelism().map_or(1, NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let next = scenarios.lock().unwrap().next();
+                    let Some(scenario) = next else { return };
+                    explore(scenario);
+                }
+            });
+        }
+    });
+}
+
+fn scenarios() -> Vec<Scenario> {
+    let mut all = Vec::new();
     // requests of no operator, of one, of two; a ticket at once, after a pause, never
     for requests in [&[][..], &[OPERATORS], &[OPERATORS, ANOTHERS]] {
         for ticket_at in [0, 1, 2] {
@@ -279,7 +300,7 @@ fn main() {
                 if requests.is_empty() && ticket_at == 0 && !is_stopped {
                     continue;
                 }
-                explore(Scenario {
+                all.push(Scenario {
                     requests,
                     ticket_at,
                     services: 1,
@@ -292,7 +313,7 @@ fn main() {
     // two join services have a ticket, each at any time; loom runs five threads at most
     for (requests, is_stopped) in [(&[][..], false), (&[OPERATORS], false), (&[], true)] {
         for tpm_fails in [false, true] {
-            explore(Scenario {
+            all.push(Scenario {
                 requests,
                 ticket_at: 1,
                 services: 2,
@@ -301,6 +322,7 @@ fn main() {
             });
         }
     }
+    all
 }
 
 fn explore(scenario: Scenario) {

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Runs the unit tests, and the tests against real peers that need no VM. Most test programs wait for other programs and for timers, so
+# several run at once (AT_ONCE=N, 4 by default). The output of each is in target/tests while it runs, and is printed when it has ended; at the end
+# come the ten that took longest, and those that failed.
+. "$(dirname "$0")/lib.sh"
+cd "$ROOT"
+
+export LOGS=$ROOT/target/tests
+rm -rf "$LOGS"; mkdir -p "$LOGS"
+cargo test --locked --no-run
+
+# those that take longest begin first
+FIRST=(node model services standalone cloud_vtpm hostile_peers libraries)
+mapfile -t all < <(cargo metadata --locked --no-deps --format-version 1 | python3 -c '
+import json, sys
+for package in json.load(sys.stdin)["packages"]:
+    for target in package["targets"]:
+        if "test" in target["kind"]:
+            print(target["name"])')
+rest=()
+for name in "${all[@]}" documents; do
+  [[ " ${FIRST[*]} " == *" $name "* ]] || rest+=("$name")
+done
+
+run() {
+  local name=$1 start=$SECONDS status=0 what
+  case $name in
+  libraries) what=(--lib --bins) ;;
+  documents) what=(--doc) ;;
+  *) what=(--test "$name") ;;
+  esac
+  cargo test --locked "${what[@]}" >"$LOGS/$name.log" 2>&1 </dev/null || status=$?
+  echo "$((SECONDS - start)) $name" >>"$LOGS/times"
+  [ $status = 0 ] || echo "$name" >>"$LOGS/failed"
+  (flock 9; cat "$LOGS/$name.log") 9>"$LOGS/lock"
+}
+export -f run
+printf '%s\n' "${FIRST[@]}" "${rest[@]}" | xargs -P "${AT_ONCE:-4}" -I '{}' bash -c 'run "$1"' run '{}'
+
+say "the slowest test programs, in seconds:"
+sort -rn "$LOGS/times" | head -n 10 | sed 's/^/     /' >&2
+[ ! -e "$LOGS/failed" ] || die "failed, with the output in $LOGS: $(paste -sd ' ' "$LOGS/failed")"
