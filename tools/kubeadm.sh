@@ -7,7 +7,7 @@
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 # not every release is published as Go modules; from v1.31 to v1.33 no release is complete
-[ $# -gt 0 ] || set -- v1.34.4 v1.35.4 v1.36.3
+[ $# -gt 0 ] || set -- v1.34.4 v1.35.4 v1.36.3 v1.37.2
 for version; do
   folder=$(KUBERNETES_VERSION=$version tools/kubernetes.sh kubeadm)
   say "kubeadm $version"

@@ -649,7 +649,7 @@ mod tests {
         .unwrap();
         assert_eq!(
             old.to_string(),
-            "kubernetes_components: Kubernetes v1.30.14 is not supported; expected v1.31 to v1.36"
+            "kubernetes_components: Kubernetes v1.30.14 is not supported; expected v1.31 to v1.37"
         );
         // the version in the ticket overrides the others
         let both = with(|ticket| {

@@ -800,7 +800,7 @@ mod tests {
             ("v1.31.13", json!({"ControlPlaneKubeletLocalMode": true})),
             ("v1.32.9", json!({"ControlPlaneKubeletLocalMode": true})),
             ("v1.33.0", Value::Null),
-            ("v1.36.3", Value::Null),
+            ("v1.37.2", Value::Null),
         ] {
             assert_eq!(
                 documents(&init(&cluster(version), &node()))[1]["featureGates"],

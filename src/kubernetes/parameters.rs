@@ -12,13 +12,14 @@ use booted_base::time;
 
 /// The supported minor versions of Kubernetes 1, from the first with kubeadm's v1beta4 to the newest: the number, and the day after
 /// which its project makes no more patch releases (kubernetes.io/releases, "End Of Life Date").
-pub const MINORS: [(u32, &str); 6] = [
+pub const MINORS: [(u32, &str); 7] = [
     (31, "2025-11-11"),
     (32, "2026-02-28"),
     (33, "2026-06-28"),
     (34, "2026-10-27"),
     (35, "2027-02-28"),
     (36, "2027-06-28"),
+    (37, "2027-10-28"),
 ];
 /// The newest of them.
 const NEWEST: u32 = MINORS[MINORS.len() - 1].0;
@@ -438,10 +439,10 @@ mod tests {
             })
         );
         assert_eq!("v1.31.0".parse::<Version>().unwrap().to_string(), "v1.31.0");
-        for text in ["v1.30.14", "v1.37.0", "v1.0.0"] {
+        for text in ["v1.30.14", "v1.38.0", "v1.0.0"] {
             let error = text.parse::<Version>().unwrap_err().to_string();
             assert!(
-                error.contains(text) && error.contains("v1.31 to v1.36"),
+                error.contains(text) && error.contains("v1.31 to v1.37"),
                 "{error}"
             );
         }

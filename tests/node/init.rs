@@ -325,7 +325,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
         assert!(!node.output().contains("locked:"), "{arguments:?}");
     };
     for (arguments, why) in [
-        (with("v1.29.0", &[]), "expected v1.31 to v1.36"),
+        (with("v1.29.0", &[]), "expected v1.31 to v1.37"),
         (with("1.34.4", &[]), "is not a version of Kubernetes"),
         (
             with("v1.34.4", &["--cluster-name", "A b"]),
@@ -365,7 +365,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     let cases: [(Spoil, &str); 6] = [
         (
             |it| it.kubernetes_version = "v1.29.0".into(),
-            "expected v1.31 to v1.36",
+            "expected v1.31 to v1.37",
         ),
         (
             |it| it.kubernetes_version = "1.34.4".into(),
