@@ -166,6 +166,8 @@ mod tests {
         records.remove("join-disk-b");
         records.remove("c");
         assert_eq!(names(records.all()), [""; 0]);
+        // numbers of records that are gone are used again
+        assert_eq!(records.records.len(), 2);
         assert_eq!(records.count_of_disks(), 0);
         assert!(
             records
