@@ -396,5 +396,7 @@ mod tests {
             assert!(range.contains(&comes), "{pause:?}: {comes:?}");
         }
         assert_eq!(atls::pause_of(223.into()), None);
+        // an alert record of two bytes, fatal: what a node is tested with (src/node/ticket_client.rs)
+        assert_eq!(alert_for(Duration::ZERO)[..6], [21, 3, 3, 0, 2, 2]);
     }
 }
