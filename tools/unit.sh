@@ -10,7 +10,7 @@ rm -rf "$LOGS"; mkdir -p "$LOGS"
 cargo test --locked --no-run
 
 # those that take longest begin first
-FIRST=(node model services standalone cloud_vtpm hostile_peers libraries)
+FIRST=(node model libraries cloud_vtpm standalone hostile_peers key_wrapping services)
 mapfile -t all < <(cargo metadata --locked --no-deps --format-version 1 | python3 -c '
 import json, sys
 for package in json.load(sys.stdin)["packages"]:
