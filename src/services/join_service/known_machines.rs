@@ -1,6 +1,5 @@
 //! The machines that the cloud lists, found by the names of their nodes, or by any name or address.
 
-use std::collections::HashMap;
 use std::iter;
 use std::net::IpAddr;
 
@@ -10,11 +9,11 @@ use kubernetes::parameters::NodeName;
 use machines::Instance;
 
 /// The machines of a list.
+#[derive(Default)]
 pub struct KnownMachines {
     /// By their numbers. If two have the same node, both are here.
     machines: Vec<Machine>,
-    /// The numbers of the machines by the names of their nodes, and by all names and addresses.
-    by_node: HashMap<String, usize>,
+    /// The numbers of the machines by all their names and addresses.
     index: Index,
 }
 
@@ -35,6 +34,10 @@ enum Key {
     Address(IpAddr),
 }
 
+fn name(name: &str) -> Key {
+    Key::Name(name.to_ascii_lowercase())
+}
+
 impl Machine {
     /// Returns its names in the cloud.
     pub fn names(&self) -> impl Iterator<Item = &str> {
@@ -50,7 +53,7 @@ impl Machine {
 
     fn keys(&self) -> impl Iterator<Item = Key> {
         let names = iter::once(&*self.node).chain(self.names());
-        let names = names.map(|name| Key::Name(name.to_ascii_lowercase()));
+        let names = names.map(name);
         names.chain(self.addresses().map(Key::Address))
     }
 }
@@ -61,43 +64,47 @@ impl KnownMachines {
     /// machines with the same node, the later one is the node's.
     pub fn new(instances: Vec<Instance>, aliases: Vec<Alias>) -> KnownMachines {
         let node = |name: &str| Some(NodeName::from_machine(name).ok()?.as_str().to_owned());
-        let mut machines: Vec<Machine> = Vec::new();
-        let mut by_node = HashMap::new();
+        let mut known = KnownMachines::default();
         for instance in instances {
             if let Some(node) = node(&instance.name) {
-                by_node.insert(node.clone(), machines.len());
-                let alias = Alias::default();
-                machines.push(Machine {
+                known.machines.push(Machine {
                     node,
                     instance,
-                    alias,
+                    alias: Alias::default(),
                 });
+                known.update_index(known.machines.len() - 1);
             }
         }
         for alias in aliases {
-            let number = node(&alias.machine).and_then(|node| by_node.get(&node));
-            let own = number.map(|number| &mut machines[*number]);
-            if let Some(own) = own.filter(|own| own.instance.name == alias.machine) {
-                own.alias.names.extend(alias.names);
-                own.alias.addresses.extend(alias.addresses);
+            let number = node(&alias.machine).and_then(|node| known.number_of(&node));
+            if let Some(number) = number
+                && known.machines[number].instance.name == alias.machine
+            {
+                let own = &mut known.machines[number].alias;
+                own.names.extend(alias.names);
+                own.addresses.extend(alias.addresses);
+                known.update_index(number);
             }
         }
-        let mut index = Index::default();
-        for (number, machine) in machines.iter().enumerate() {
-            for key in machine.keys() {
-                index.insert(key, number);
-            }
+        known
+    }
+
+    fn update_index(&mut self, number: usize) {
+        for key in self.machines[number].keys() {
+            self.index.insert(key, number);
         }
-        KnownMachines {
-            machines,
-            by_node,
-            index,
-        }
+    }
+
+    fn number_of(&self, node: &str) -> Option<usize> {
+        let found = self.index.with_hash_of(name(node));
+        found
+            .filter(|number| self.machines[*number].node == node)
+            .last()
     }
 
     /// Returns the machine of this node.
     pub fn get(&self, node: &str) -> Option<&Machine> {
-        Some(&self.machines[*self.by_node.get(node)?])
+        Some(&self.machines[self.number_of(node)?])
     }
 
     /// Returns a node other than `node` whose machine has this name, or this address as a text.
@@ -109,7 +116,7 @@ impl KnownMachines {
 
     /// Returns a node other than `node` whose machine has this name. Case does not matter.
     pub fn other_with_name(&self, name: &str, node: &str) -> Option<&str> {
-        self.other(&Key::Name(name.to_ascii_lowercase()), node)
+        self.other(&self::name(name), node)
     }
 
     /// Returns a node other than `node` whose machine has this address. An IPv4 address also has a

@@ -2,7 +2,6 @@
 //! asks for those of one disk, machine, token or address. Each is found without a look at all
 //! others, because a large cluster has tens of thousands.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -16,8 +15,6 @@ pub struct KnownRecords {
     records: Vec<Option<Arc<MachineRecord>>>,
     /// The numbers that the next records get.
     free: Vec<usize>,
-    /// The numbers of the records by their names, and by all other keys.
-    by_name: HashMap<String, usize>,
     index: Index,
     /// The number of records of disks.
     of_disks: usize,
@@ -26,6 +23,7 @@ pub struct KnownRecords {
 /// What a record is found by.
 #[derive(Hash)]
 enum Key<'a> {
+    Name(&'a str),
     Disk(&'a str),
     Machine(&'a str),
     Token(&'a str),
@@ -44,13 +42,18 @@ impl KnownRecords {
             self.index.insert(key, number);
         }
         self.of_disks += usize::from(is_of_disk(&record));
-        self.by_name.insert(record.name.clone(), number);
         self.records[number] = Some(Arc::new(record));
     }
 
     /// Removes the record of this name, if there is one.
     pub fn remove(&mut self, name: &str) {
-        if let Some(number) = self.by_name.remove(name)
+        let mut found = self.index.with_hash_of(Key::Name(name));
+        let number = found.find(|number| {
+            let record = self.records[*number].as_ref();
+            record.is_some_and(|record| record.name == name)
+        });
+        drop(found);
+        if let Some(number) = number
             && let Some(record) = self.records[number].take()
         {
             self.free.push(number);
@@ -63,7 +66,8 @@ impl KnownRecords {
 
     /// Returns the record of this name.
     pub fn get(&self, name: &str) -> Option<&Arc<MachineRecord>> {
-        self.records[*self.by_name.get(name)?].as_ref()
+        let mut found = self.with_hash_of(Key::Name(name));
+        found.find(|record| record.name == name)
     }
 
     /// Returns all records, in any order.
@@ -113,6 +117,7 @@ impl KnownRecords {
 fn keys(record: &MachineRecord) -> impl Iterator<Item = Key<'_>> {
     let addresses = record.addresses.iter().map(|own| own.to_canonical());
     let texts = [
+        Some(Key::Name(&record.name)),
         (!record.disk.is_empty()).then_some(Key::Disk(&record.disk)),
         (!record.machine.is_empty()).then_some(Key::Machine(&record.machine)),
         (!record.token.is_empty()).then_some(Key::Token(&record.token)),

@@ -15,7 +15,6 @@
 //! The connections that are closed before their handshake have a queue of their own behind that of
 //! the callers who have proven themselves. So no number of such connections delays a proven caller.
 
-use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -59,7 +58,7 @@ struct State {
     taken: usize,
     /// The callers that wait for a slot, in their order, each with a number of its own. A caller that is
     /// no longer here has a slot.
-    queue: VecDeque<(u64, Thread)>,
+    queue: Vec<(u64, Thread)>,
     last_number: u64,
     /// The mean time between the ends of two tickets while at least half of the slots are taken.
     mean: Option<f64>,
@@ -89,7 +88,7 @@ impl Rush {
         }
         state.last_number += 1;
         let number = state.last_number;
-        state.queue.push_back((number, thread::current()));
+        state.queue.push((number, thread::current()));
         loop {
             drop(state);
             thread::park_timeout(end.saturating_duration_since(Instant::now()));
@@ -128,9 +127,9 @@ impl Rush {
         if is_ticket {
             state.count(now);
         }
-        match state.queue.pop_front() {
-            Some((_, first)) => first.unpark(),
-            None => state.taken -= 1,
+        match state.queue.is_empty() {
+            true => state.taken -= 1,
+            false => state.queue.remove(0).1.unpark(),
         }
     }
 }
