@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the unit tests, and the tests against real peers that need no VM. Most test programs wait for other programs and for timers, so
-# several run at once (AT_ONCE=N, 4 by default). The output of each is in target/tests while it runs, and is printed when it has ended; at the end
+# several run at once (AT_ONCE=N; by default as many as there are processors). The output of each is in target/tests while it runs, and is printed when it has ended; at the end
 # come the ten that took longest, and those that failed.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
@@ -35,7 +35,7 @@ run() {
   (flock 9; cat "$LOGS/$name.log") 9>"$LOGS/lock"
 }
 export -f run
-printf '%s\n' "${FIRST[@]}" "${rest[@]}" | xargs -P "${AT_ONCE:-4}" -I '{}' bash -c 'run "$1"' run '{}'
+printf '%s\n' "${FIRST[@]}" "${rest[@]}" | xargs -P "${AT_ONCE:-$(nproc)}" -I '{}' bash -c 'run "$1"' run '{}'
 
 say "the slowest test programs, in seconds:"
 sort -rn "$LOGS/times" | head -n 10 | sed 's/^/     /' >&2
