@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the unit tests, and the tests against real peers that need no VM. Most test programs wait for other programs and for timers, so
-# several run at once (AT_ONCE=N; by default as many as there are processors). The output of each is in target/tests while it runs, and is printed when it has ended; at the end
-# come the ten that took longest, and those that failed.
+# several run at once (AT_ONCE=N; by default as many as there are processors). The output of a program is in target/tests while it
+# runs, and is printed when it has ended. At the end come the ten programs that took longest, and those that failed.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 

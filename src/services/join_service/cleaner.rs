@@ -106,7 +106,7 @@ struct PendingToken {
 pub struct CleanerThreads(Arc<Cleaner>, Vec<JoinHandle<()>>);
 
 impl Cleaner {
-    /// Starts the threads. Fails if one cannot be started.
+    /// Starts the threads that run the tasks. Fails if one cannot be started.
     pub fn start(client: &Client) -> io::Result<(Arc<Cleaner>, CleanerThreads)> {
         let cleaner = Arc::new(Cleaner {
             client: client.within(TIMEOUT),
@@ -335,7 +335,7 @@ impl Agenda {
         }
     }
 
-    /// Queues the deletion of a token whose node came. Returns whether there is one.
+    /// Queues the deletion of the token of a node that came. Returns whether the node has a token.
     fn node_came(&mut self, name: &str, node: &NodeStatus) -> bool {
         let waiting = self.waiting.get(name);
         if !waiting.is_some_and(|waiting| waiting.is_used_by(node)) {

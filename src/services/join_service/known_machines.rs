@@ -8,7 +8,7 @@ use cloud_api::Alias;
 use kubernetes::parameters::NodeName;
 use machines::Instance;
 
-/// The machines of a list.
+/// The machines that the cloud lists, with an index of their names and addresses.
 #[derive(Default)]
 pub struct KnownMachines {
     /// By their numbers. If two have the same node, both are here.
@@ -17,17 +17,18 @@ pub struct KnownMachines {
     index: Index,
 }
 
-/// A machine.
+/// A machine that the cloud lists.
 pub struct Machine {
     /// The name of its node.
     node: String,
-    /// What each list says of it.
+    /// Its entry in the cloud's list of machines.
     pub instance: Instance,
-    /// Its further names and addresses, if the list has them.
+    /// Its names and addresses that are not in that entry. Empty if they were not asked for.
     alias: Alias,
 }
 
-/// A name in lower case, or an address. An IPv4 address is never in its form as an IPv6 address.
+/// What a machine is found by: a name in lower case, or an address. An IPv4-mapped IPv6 address counts as
+/// the IPv4 address.
 #[derive(PartialEq, Hash)]
 enum Key {
     Name(String),
@@ -45,7 +46,7 @@ impl Machine {
         own.chain(&self.alias.names).map(String::as_str)
     }
 
-    /// Returns its addresses. An IPv4 address is never in its form as an IPv6 address.
+    /// Returns its addresses. An IPv4-mapped IPv6 address is returned as the IPv4 address.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let own = self.instance.vpc_ip.iter();
         own.chain(&self.alias.addresses).map(IpAddr::to_canonical)
@@ -119,8 +120,8 @@ impl KnownMachines {
         self.other(&self::name(name), node)
     }
 
-    /// Returns a node other than `node` whose machine has this address. An IPv4 address also has a
-    /// form as an IPv6 address.
+    /// Returns a node other than `node` whose machine has this address. An IPv4-mapped IPv6
+    /// address counts as the IPv4 address.
     pub fn other_with_address(&self, address: IpAddr, node: &str) -> Option<&str> {
         self.other(&Key::Address(address.to_canonical()), node)
     }

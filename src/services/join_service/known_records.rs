@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::index::Index;
 use kubernetes::machine_record::{DISK_RECORD_PREFIX, MachineRecord};
 
-/// The records.
+/// The records of machines, with an index of their names, disks, machines, tokens and addresses.
 #[derive(Default)]
 pub struct KnownRecords {
     /// By their numbers. `None` where a record was removed.
@@ -98,7 +98,7 @@ impl KnownRecords {
         found.find(|record| record.token == token)
     }
 
-    /// Returns the records with this address. An IPv4 address also has a form as an IPv6 address.
+    /// Returns the records with this address. An IPv4-mapped IPv6 address counts as the IPv4 address.
     pub fn of_address(&self, address: IpAddr) -> impl Iterator<Item = &Arc<MachineRecord>> {
         let address = address.to_canonical();
         let found = self.with_hash_of(Key::Address(address));

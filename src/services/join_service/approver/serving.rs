@@ -66,7 +66,7 @@ impl fmt::Display for Wanted {
 }
 
 impl Wanted {
-    /// Returns whether it belongs to this node, whose machine this is.
+    /// Returns whether `machine`, the machine of `node`, has this name or address.
     fn is_of(&self, node: &str, machine: &Machine) -> bool {
         match self {
             Wanted::Name(name) => {
@@ -78,7 +78,7 @@ impl Wanted {
         }
     }
 
-    /// Returns whether the node has joined with it, according to its record.
+    /// Returns whether the node of this record joined with this name or address.
     fn is_in(&self, record: &MachineRecord) -> bool {
         match self {
             Wanted::Name(name) => *name == record.node,
@@ -89,7 +89,7 @@ impl Wanted {
         }
     }
 
-    /// Returns a node other than `node` to which it belongs, according to the cloud.
+    /// Returns another node than `node` whose machine has this name or address in the cloud's list.
     fn other_owner<'a>(&self, node: &str, machines: &'a KnownMachines) -> Option<&'a str> {
         match self {
             Wanted::Name(name) => machines.other_with_name(name, node),
