@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
 # Runs the unit tests, and the tests against real peers that need no VM. Most test programs wait for other programs and for timers, so
-# several run at once (AT_ONCE=N; by default as many as there are processors). The output of a program is in target/tests while it
-# runs, and is printed when it has ended. At the end come the ten programs that took longest, and those that failed.
+# several run at once (AT_ONCE=N; by default twice as many as there are processors). The output of a program is in target/tests while
+# it runs, and is printed when it has ended. At the end come the ten programs that took longest, and those that failed.
+#
+#   tools/unit.sh [COMMAND [ARGUMENT...]]     runs the command too, in the time that compilation and tests leave
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
 export LOGS=$ROOT/target/tests
 rm -rf "$LOGS"; mkdir -p "$LOGS"
+
+if [ $# -gt 0 ]; then
+  setsid chrt --idle 0 "$@" >"$LOGS/beside.log" 2>&1 </dev/null &
+  beside=$!
+  trap 'kill -- "-$beside" 2>/dev/null || true' EXIT
+fi
+
 cargo test --locked --no-run
 
 # those that take longest begin first
@@ -35,7 +44,14 @@ run() {
   (flock 9; cat "$LOGS/$name.log") 9>"$LOGS/lock"
 }
 export -f run
-printf '%s\n' "${FIRST[@]}" "${rest[@]}" | xargs -P "${AT_ONCE:-$(nproc)}" -I '{}' bash -c 'run "$1"' run '{}'
+printf '%s\n' "${FIRST[@]}" "${rest[@]}" | xargs -P "${AT_ONCE:-$((2 * $(nproc)))}" -I '{}' bash -c 'run "$1"' run '{}'
+
+if [ $# -gt 0 ]; then
+  if kill -0 "$beside" 2>/dev/null; then say "the tests have run; waiting for $*"; fi
+  wait "$beside" || echo "$*" >>"$LOGS/failed"
+  trap - EXIT
+  cat "$LOGS/beside.log"
+fi
 
 say "the slowest test programs, in seconds:"
 sort -rn "$LOGS/times" | head -n 10 | sed 's/^/     /' >&2
