@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
+use super::answer::parsed;
 use super::bearer::{Bearer, Token, message};
 use super::https::api as api_at;
 use super::pages;
@@ -360,7 +361,7 @@ impl Client {
                         }
                     },
                 };
-                let page: Page<T> = json(&request, "a page of a list", &body)?;
+                let page: Page<T> = parsed(&request, "a page of a list", &body)?;
                 Ok((page.value, page.next_link))
             },
             nonsense,
@@ -477,25 +478,10 @@ fn environment(document: &Document) -> &'static str {
     found.unwrap_or(&ENVIRONMENTS[0]).1
 }
 
-fn json<T: DeserializeOwned>(
-    request: &str,
-    expected: &'static str,
-    body: &[u8],
-) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|error| {
-        let error = excerpt(error.to_string().as_bytes());
-        Error::Nonsense {
-            request: request.to_owned(),
-            expected,
-            got: format!("{:?} ({error})", excerpt(body)),
-        }
-    })
-}
-
 /// Parses the metadata service's document.
 pub fn parse_document(request: &str, body: &[u8]) -> Result<Document, Error> {
     const EXPECTED: &str = "the metadata of a machine";
-    let document: Document = json(request, EXPECTED, body)?;
+    let document: Document = parsed(request, EXPECTED, body)?;
     let compute = &document.compute;
     // names of resources have at most 260 characters, and no character that separates parts of a path or lines
     let is_name = |text: &str| {
@@ -648,8 +634,8 @@ pub fn parse_machines(
     machines: &[u8],
     interfaces: &[u8],
 ) -> Result<Vec<Instance>, Error> {
-    let machines: Page<Machine> = json(request, "a page of machines", machines)?;
-    let interfaces: Page<MachineInterface> = json(request, "a page of interfaces", interfaces)?;
+    let machines: Page<Machine> = parsed(request, "a page of machines", machines)?;
+    let interfaces: Page<MachineInterface> = parsed(request, "a page of interfaces", interfaces)?;
     let placed = join(machines.value, interfaces.value);
     Ok(placed.into_iter().map(|(machine, _)| machine).collect())
 }
@@ -677,7 +663,7 @@ pub fn parse_load_balancers(
     uid: &str,
     body: &[u8],
 ) -> Result<Option<Frontend>, Error> {
-    let page: Page<LoadBalancer> = json(request, "a page of load balancers", body)?;
+    let page: Page<LoadBalancer> = parsed(request, "a page of load balancers", body)?;
     let mut all = page.value.into_iter();
     let found = all.find(|one| one.tags.get(UID).is_some_and(|other| other == uid));
     Ok(found.and_then(frontend))
@@ -686,7 +672,7 @@ pub fn parse_load_balancers(
 /// Parses a public address.
 pub fn parse_public_address(request: &str, body: &[u8]) -> Result<String, Error> {
     const EXPECTED: &str = "a public address";
-    let public: Public = json(request, EXPECTED, body)?;
+    let public: Public = parsed(request, EXPECTED, body)?;
     let address = public.properties.address;
     let address = address.ok_or_else(|| Error::Nonsense {
         request: request.to_owned(),
@@ -745,9 +731,10 @@ mod tests {
 
     #[test]
     fn a_machine_has_the_addresses_of_all_configurations() {
-        let machines: Page<Machine> = json("GET x", "", MACHINES.as_bytes()).unwrap();
-        let interfaces: Page<MachineInterface> = json("GET x", "", INTERFACES.as_bytes()).unwrap();
-        let public: Page<Public> = json("GET x", "", PUBLIC.as_bytes()).unwrap();
+        let machines: Page<Machine> = parsed("GET x", "", MACHINES.as_bytes()).unwrap();
+        let interfaces: Page<MachineInterface> =
+            parsed("GET x", "", INTERFACES.as_bytes()).unwrap();
+        let public: Page<Public> = parsed("GET x", "", PUBLIC.as_bytes()).unwrap();
         let aliases = join_aliases(machines.value, interfaces.value, public.value);
         let addresses = ["10.9.0.9", "10.9.0.4", "203.0.113.9"];
         let addresses = addresses.map(|text| text.parse::<IpAddr>().unwrap());

@@ -15,9 +15,9 @@ use std::net::IpAddr;
 use std::sync::OnceLock;
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
+use super::answer::parsed;
 use super::bearer::{Bearer, Token};
 use super::https::api;
 use super::pages;
@@ -277,17 +277,6 @@ fn nonsense(request: &str, expected: &'static str, got: String) -> Error {
     }
 }
 
-fn json<T: DeserializeOwned>(
-    request: &str,
-    expected: &'static str,
-    body: &[u8],
-) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|error| {
-        let error = excerpt(error.to_string().as_bytes());
-        nonsense(request, expected, format!("{:?} ({error})", excerpt(body)))
-    })
-}
-
 /// Returns whether text may be a part of a path and of a filter: letters, digits and `-_.:`.
 fn is_name(text: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
@@ -331,7 +320,7 @@ pub fn parse_member(
     body: &[u8],
 ) -> Result<Member, Error> {
     const EXPECTED: &str = "an instance with the labels constellation-uid and constellation-role";
-    let described: Described = json(request, EXPECTED, body)?;
+    let described: Described = parsed(request, EXPECTED, body)?;
     let uid = described.labels.get(LABELS[0]).filter(|uid| is_name(uid));
     let uid = uid.cloned().ok_or_else(|| {
         let labels: Vec<_> = described.labels.keys().map(String::as_str).collect();
@@ -463,7 +452,7 @@ fn parse_page(request: &str, region: &str, member: &Member, body: &[u8]) -> Resu
         code: String,
     }
     const EXPECTED: &str = "a list of instances by zone";
-    let page: Page = json(request, EXPECTED, body)?;
+    let page: Page = parsed(request, EXPECTED, body)?;
     let mut machines = vec![];
     for (path, content) in page.items {
         let zone = path.strip_prefix("zones/").unwrap_or_default();
@@ -509,7 +498,7 @@ pub fn parse_forwarding_rules(
         #[serde(default)]
         labels: BTreeMap<String, String>,
     }
-    let page: Page = json(request, "a list of forwarding rules", body)?;
+    let page: Page = parsed(request, "a list of forwarding rules", body)?;
     let addresses = page.items.into_iter().filter_map(|rule| {
         let label = |name: &str| rule.labels.get(name).map(String::as_str);
         let is_wanted = label(LABELS[0]) == Some(uid)

@@ -3,6 +3,7 @@
 //!
 //! The program of the initramfs does not link this crate: a reboot needs only addresses, and the state disk's header has these.
 
+mod answer;
 pub mod aws;
 pub mod azure;
 mod bearer;

@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use zeroize::Zeroizing;
 
+use super::answer::parsed;
 use super::bearer::{Bearer, Token, message};
 use super::https::api as api_at;
 use super::pages;
@@ -240,7 +241,7 @@ impl Client {
     fn network<T: DeserializeOwned>(&self, path: &str) -> Result<(String, T), Error> {
         let endpoint = |catalog: &Catalog| catalog.network.clone();
         let (request, body) = self.get(endpoint, "the network", path, &[])?;
-        let list = json(&request, "a list", &body)?;
+        let list = parsed(&request, "a list", &body)?;
         Ok((request, list))
     }
 
@@ -395,25 +396,10 @@ fn credentials(
     Ok((url, Zeroizing::new(body.to_string())))
 }
 
-fn json<T: DeserializeOwned>(
-    request: &str,
-    expected: &'static str,
-    body: &[u8],
-) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|error| {
-        let error = excerpt(error.to_string().as_bytes());
-        Error::Nonsense {
-            request: request.to_owned(),
-            expected,
-            got: format!("{:?} ({error})", excerpt(body)),
-        }
-    })
-}
-
 /// Parses `meta_data.json`.
 pub fn parse_description(request: &str, body: &[u8]) -> Result<Description, Error> {
     const EXPECTED: &str = "the description of a server";
-    let description: Description = json(request, EXPECTED, body)?;
+    let description: Description = parsed(request, EXPECTED, body)?;
     match description.name.is_empty() || description.uuid.is_empty() {
         false => Ok(description),
         true => Err(Error::Nonsense {
@@ -486,7 +472,7 @@ pub fn parse_token(
         expected: EXPECTED,
         got,
     };
-    let answer: Answer = json(request, EXPECTED, body)?;
+    let answer: Answer = parsed(request, EXPECTED, body)?;
     let Given {
         expires_at,
         catalog,
@@ -608,7 +594,7 @@ fn parse_page(
     struct Link {
         rel: String,
     }
-    let page: Page = json(request, "a page of servers", body)?;
+    let page: Page = parsed(request, "a page of servers", body)?;
     // use only the marker in the link: behind a proxy the host in the link may be another one
     let has_next = page.servers_links.iter().any(|link| link.rel == "next");
     let last = page.servers.last().map(|server| server.id.clone());
@@ -632,7 +618,7 @@ pub fn parse_load_balancers(request: &str, body: &[u8]) -> Result<String, Error>
         vip_address: IpAddr,
     }
     const EXPECTED: &str = "one load balancer with the cluster's tag";
-    let list: List = json(request, EXPECTED, body)?;
+    let list: List = parsed(request, EXPECTED, body)?;
     match list.loadbalancers.as_slice() {
         [one] => Ok(one.vip_address.to_string()),
         other => Err(Error::Nonsense {

@@ -13,12 +13,12 @@ use aws::credentials::Signer;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::Secret;
 
+use super::answer::{decoded, parsed};
 use super::aws_credentials::{Callers, check_region, check_server, send};
 use super::error::{Error, said};
 use super::https::{Answer, Server};
@@ -136,19 +136,19 @@ struct Metadata {
 
 /// Parses the answer of `Encrypt`: the encrypted key.
 pub fn parse_encrypted(host: &str, body: &[u8]) -> Result<Vec<u8>, Error> {
-    let encrypted: Encrypted = parse(host, "Encrypt", body)?;
+    let encrypted: Encrypted = parsed(host, "Encrypt", body)?;
     decoded(host, "Encrypt", &encrypted.ciphertext_blob)
 }
 
 /// Parses the answer of `Decrypt`: the key.
 pub fn parse_decrypted(host: &str, body: &[u8]) -> Result<Secret, Error> {
-    let decrypted: Decrypted = parse(host, "Decrypt", body)?;
+    let decrypted: Decrypted = parsed(host, "Decrypt", body)?;
     decoded(host, "Decrypt", &decrypted.plaintext).map(Secret::new)
 }
 
 /// Checks by the answer of `DescribeKey` that the key encrypts.
 pub fn check_key(host: &str, name: &str, body: &[u8]) -> Result<(), Error> {
-    let Described { key_metadata: key } = parse(host, "DescribeKey", body)?;
+    let Described { key_metadata: key } = parsed(host, "DescribeKey", body)?;
     let (usage, spec, state) = (&*key.key_usage, &*key.key_spec, &*key.key_state);
     let got = said(&format!("{usage}, {spec}, {state}"));
     match (usage, spec, state) {
@@ -164,7 +164,7 @@ pub fn check_key(host: &str, name: &str, body: &[u8]) -> Result<(), Error> {
 
 /// Parses the answer of `CreateKey`: the ARN of the new key.
 pub fn parse_created(host: &str, body: &[u8]) -> Result<String, Error> {
-    let Created { key_metadata: key } = parse(host, "CreateKey", body)?;
+    let Created { key_metadata: key } = parsed(host, "CreateKey", body)?;
     let is_key = key.arn.contains(":key/") && region_of(&key.arn, None).is_ok();
     match is_key {
         true => Ok(key.arn),
@@ -179,24 +179,6 @@ pub fn parse_created(host: &str, body: &[u8]) -> Result<String, Error> {
 fn alias_of(name: &str) -> Option<&str> {
     let own = name.rsplit(':').next().unwrap_or(name);
     own.starts_with("alias/").then_some(own)
-}
-
-fn parse<T: DeserializeOwned>(host: &str, operation: &str, body: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|error| {
-        // only the position: the answer may contain a key
-        let (line, column) = (error.line(), error.column());
-        Error::Answer(format!(
-            "{host}: the answer to {operation} is not what this API publishes (line {line}, column {column})"
-        ))
-    })
-}
-
-fn decoded(host: &str, operation: &str, text: &str) -> Result<Vec<u8>, Error> {
-    STANDARD.decode(text).map_err(|_| {
-        Error::Answer(format!(
-            "{host}: the answer to {operation} has a value that is not base64"
-        ))
-    })
 }
 
 impl KeyEncryptionKey for Key {

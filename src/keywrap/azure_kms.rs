@@ -14,12 +14,12 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::Secret;
 
+use super::answer::parsed;
 use super::azure_credentials::{
     CHINA_LOGIN, Caller, Callers, GOVERNMENT_LOGIN, PUBLIC_LOGIN, is_name,
 };
@@ -163,7 +163,7 @@ struct Done {
 
 /// Checks by the answer of `get` that the key wraps; returns its version.
 pub fn parse_key(host: &str, name: &str, body: &[u8]) -> Result<String, Error> {
-    let Described { key, attributes } = parse(host, GET, body)?;
+    let Described { key, attributes } = parsed(host, GET.name, body)?;
     let version = version_of(host, name, &key.kid)?;
     let got = said(&format!("{}, {}", key.kty, key.key_ops.join(" ")));
     let does = |operation: &str| key.key_ops.iter().any(|own| own == operation);
@@ -187,7 +187,7 @@ pub fn parse_key(host: &str, name: &str, body: &[u8]) -> Result<String, Error> {
 
 /// Parses the answer of `wrapkey`. Returns the version of the key and the wrapped value, which `unwrapkey` needs.
 pub fn parse_wrapped(host: &str, name: &str, body: &[u8]) -> Result<Vec<u8>, Error> {
-    let done: Done = parse(host, WRAP, body)?;
+    let done: Done = parsed(host, WRAP.name, body)?;
     let version = version_of(host, name, &done.kid)?;
     decoded(host, WRAP, &done.value)?;
     Ok(format!("{version}.{}", done.value).into_bytes())
@@ -195,7 +195,7 @@ pub fn parse_wrapped(host: &str, name: &str, body: &[u8]) -> Result<Vec<u8>, Err
 
 /// Parses the answer of `unwrapkey`: the key.
 pub fn parse_unwrapped(host: &str, body: &[u8]) -> Result<Secret, Error> {
-    let done: Done = parse(host, UNWRAP, body)?;
+    let done: Done = parsed(host, UNWRAP.name, body)?;
     decoded(host, UNWRAP, &done.value).map(Secret::new)
 }
 
@@ -223,16 +223,6 @@ pub fn split(wrapped: &[u8]) -> Result<(&str, &str), Error> {
             is_name(version, 64) && URL_SAFE_NO_PAD.decode(value).is_ok_and(|v| !v.is_empty())
         })
         .ok_or_else(|| Error::Format("wrappedKey is not VERSION.VALUE of this service".into()))
-}
-
-fn parse<T: DeserializeOwned>(host: &str, operation: Operation, body: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|error| {
-        // only the position: the answer may contain a key
-        let (name, line, column) = (operation.name, error.line(), error.column());
-        Error::Answer(format!(
-            "{host}: the answer to {name} is not what this API publishes (line {line}, column {column})"
-        ))
-    })
 }
 
 fn decoded(host: &str, operation: Operation, text: &str) -> Result<Vec<u8>, Error> {

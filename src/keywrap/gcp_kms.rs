@@ -12,12 +12,12 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use base::crypto::Secret;
 
+use super::answer::{decoded, parsed};
 use super::error::{Error, said};
 use super::gcp_credentials::{Callers, is_googles};
 use super::https::{Answer, Server};
@@ -161,7 +161,7 @@ fn damaged(host: &str, operation: &str) -> Error {
 
 /// Checks in the answer of `get` that the key encrypts.
 pub fn check_key(host: &str, name: &str, body: &[u8]) -> Result<(), Error> {
-    let Described { purpose, primary } = parse(host, "get", body)?;
+    let Described { purpose, primary } = parsed(host, "get", body)?;
     let state = primary.map(|version| version.state);
     let refused = |what: &str, got: &str, next: &str| {
         let got = said(got);
@@ -186,7 +186,7 @@ pub fn check_key(host: &str, name: &str, body: &[u8]) -> Result<(), Error> {
 
 /// Parses the answer of `encrypt`: the encrypted key.
 pub fn parse_encrypted(host: &str, body: &[u8]) -> Result<Vec<u8>, Error> {
-    let encrypted: Encrypted = parse(host, "encrypt", body)?;
+    let encrypted: Encrypted = parsed(host, "encrypt", body)?;
     let ciphertext = decoded(host, "encrypt", &encrypted.ciphertext)?;
     encrypted
         .ciphertext_crc32c
@@ -201,30 +201,12 @@ pub fn parse_encrypted(host: &str, body: &[u8]) -> Result<Vec<u8>, Error> {
 
 /// Parses the answer of `decrypt`: the key.
 pub fn parse_decrypted(host: &str, body: &[u8]) -> Result<Secret, Error> {
-    let decrypted: Decrypted = parse(host, "decrypt", body)?;
+    let decrypted: Decrypted = parsed(host, "decrypt", body)?;
     let key = Secret::new(decoded(host, "decrypt", &decrypted.plaintext)?);
     decrypted
         .plaintext_crc32c
         .check(host, "decrypt", key.expose())?;
     Ok(key)
-}
-
-fn parse<T: DeserializeOwned>(host: &str, operation: &str, body: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|error| {
-        // only the position: the answer may contain a key
-        let (line, column) = (error.line(), error.column());
-        Error::Answer(format!(
-            "{host}: the answer to {operation} is not what this API publishes (line {line}, column {column})"
-        ))
-    })
-}
-
-fn decoded(host: &str, operation: &str, text: &str) -> Result<Vec<u8>, Error> {
-    STANDARD.decode(text).map_err(|_| {
-        Error::Answer(format!(
-            "{host}: the answer to {operation} has a value that is not base64"
-        ))
-    })
 }
 
 impl KeyEncryptionKey for Key {

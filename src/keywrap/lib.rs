@@ -10,6 +10,7 @@
 //!
 //! Each service has a file and an entry in [`ALL`].
 
+mod answer;
 mod aws_credentials;
 pub mod aws_kms;
 mod azure_credentials;

@@ -25,6 +25,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::Secret;
 
+use super::answer::parsed;
 use super::error::{self, Error};
 use super::https::{Answer, Server};
 use super::named;
@@ -240,14 +241,8 @@ impl Transit {
         path: &str,
     ) -> Result<T, Error> {
         self.check(answer, method, path)?;
-        serde_json::from_slice(&answer.body).map_err(|error| {
-            // only the position: the answer may contain a key
-            let (line, column) = (error.line(), error.column());
-            Error::Answer(format!(
-                "{}: the answer to {method} {path} is not what this API publishes (line {line}, column {column})",
-                self.server.host()
-            ))
-        })
+        let operation = format!("{method} {path}");
+        parsed(self.server.host(), &operation, &answer.body)
     }
 
     /// Makes an error of a status other than success. The error says what to do.

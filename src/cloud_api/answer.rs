@@ -1,0 +1,21 @@
+//! What the answers of the clouds' APIs have in common.
+
+use cloud::http::excerpt;
+use machines::Error;
+use serde::de::DeserializeOwned;
+
+/// Parses the JSON of an answer. An error shows the beginning of the answer: callers never pass one that has a secret.
+pub fn parsed<T: DeserializeOwned>(
+    request: &str,
+    expected: &'static str,
+    body: &[u8],
+) -> Result<T, Error> {
+    serde_json::from_slice(body).map_err(|error| {
+        let error = excerpt(error.to_string().as_bytes());
+        Error::Nonsense {
+            request: request.to_owned(),
+            expected,
+            got: format!("{:?} ({error})", excerpt(body)),
+        }
+    })
+}
