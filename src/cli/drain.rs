@@ -3,12 +3,34 @@
 
 use std::time::{Duration, Instant};
 
+use base::options::Opt;
 use kubernetes::client::{Client, NAMESPACES, NODES, PODS, Selector};
 use serde_json::{Value, json};
 
 use crate::error::Error;
 use crate::objects::{is_silent, list, text};
 use crate::progress::{Progress, human, printable};
+use crate::usage::Given;
+
+/// Permits [`Permitted::empty_dir`].
+pub const DELETE_EMPTYDIR_DATA: Opt = Opt::flag(
+    "delete-emptydir-data",
+    "also evict pods with emptyDir volumes, whose data is lost",
+);
+
+/// Permits [`Permitted::unmanaged`].
+pub const DELETE_UNMANAGED_PODS: Opt = Opt::flag(
+    "delete-unmanaged-pods",
+    "also evict pods that no controller makes again elsewhere (kubectl drain: --force)",
+);
+
+/// The limit of [`drain`].
+pub const DRAIN_TIMEOUT: Opt = Opt::value(
+    "drain-timeout",
+    "TIME",
+    "how long the pods of a node may take to end",
+)
+.or("10m");
 
 /// The annotation of a static pod.
 const STATIC: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
@@ -24,6 +46,16 @@ pub struct Permitted {
     pub empty_dir: bool,
     /// Those that no controller makes again: `--delete-unmanaged-pods`.
     pub unmanaged: bool,
+}
+
+impl Permitted {
+    /// Reads the options [`DELETE_EMPTYDIR_DATA`] and [`DELETE_UNMANAGED_PODS`].
+    pub fn of(given: &Given) -> Permitted {
+        Permitted {
+            empty_dir: given.has("delete-emptydir-data"),
+            unmanaged: given.has("delete-unmanaged-pods"),
+        }
+    }
 }
 
 /// How a drain ended.

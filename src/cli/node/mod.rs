@@ -18,7 +18,7 @@ use kubernetes::parameters::NodeName;
 use serde_json::Value;
 
 use super::consent;
-use super::drain::Permitted;
+use super::drain::{DELETE_EMPTYDIR_DATA, DELETE_UNMANAGED_PODS, DRAIN_TIMEOUT, Permitted};
 use super::error::Error;
 use super::interrupt;
 use super::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
@@ -54,20 +54,9 @@ pub const COMMAND: Command = Command {
         Opt::flag("yes", "do not ask before the first change"),
         Opt::flag("dry-run", "show the plan, and change nothing"),
         Opt::flag("skip-drain", "evict no pods: they end with the machine"),
-        Opt::flag(
-            "delete-emptydir-data",
-            "also evict pods with emptyDir volumes, whose data is lost",
-        ),
-        Opt::flag(
-            "delete-unmanaged-pods",
-            "also evict pods that no controller makes again elsewhere (kubectl drain: --force)",
-        ),
-        Opt::value(
-            "drain-timeout",
-            "TIME",
-            "how long the pods of a node may take to end",
-        )
-        .or("10m"),
+        DELETE_EMPTYDIR_DATA,
+        DELETE_UNMANAGED_PODS,
+        DRAIN_TIMEOUT,
         Opt::flag(
             "machines-off",
             "you have made sure that the machines whose kubelets do not answer are powered off, or deleted",
@@ -113,10 +102,7 @@ fn options(given: &Given) -> Result<Options, Error> {
         is_agreed: given.has("yes"),
         is_dry_run: given.has("dry-run"),
         drains: !given.has("skip-drain"),
-        permitted: Permitted {
-            empty_dir: given.has("delete-emptydir-data"),
-            unmanaged: given.has("delete-unmanaged-pods"),
-        },
+        permitted: Permitted::of(given),
         drain_limit: given.parsed("drain-timeout", time)?,
         machines_off: given.has("machines-off"),
         kubeconfig: kubeconfigs_of(given),

@@ -23,7 +23,7 @@ use verifier::sources::offline;
 use verifier::{Policy, Variant};
 
 use super::consent;
-use super::drain::{self, Pods};
+use super::drain::{self, DELETE_EMPTYDIR_DATA, DELETE_UNMANAGED_PODS, DRAIN_TIMEOUT, Pods};
 use super::error::Error;
 use super::files;
 use super::interrupt;
@@ -107,20 +107,9 @@ pub const COMMAND: Command = Command {
             "accept-downtime",
             "go on although the API server does not answer while a control plane is away: in clusters with one or two of them",
         ),
-        Opt::flag(
-            "delete-emptydir-data",
-            "also evict pods with emptyDir volumes, whose data is lost",
-        ),
-        Opt::flag(
-            "delete-unmanaged-pods",
-            "also evict pods that no controller makes again elsewhere (kubectl drain: --force)",
-        ),
-        Opt::value(
-            "drain-timeout",
-            "TIME",
-            "how long the pods of a node may take to end",
-        )
-        .or("10m"),
+        DELETE_EMPTYDIR_DATA,
+        DELETE_UNMANAGED_PODS,
+        DRAIN_TIMEOUT,
         Opt::value(
             "node-timeout",
             "TIME",
@@ -254,8 +243,8 @@ impl Operation<'_> {
         decide::resume(&mut record, &cluster);
         record.run += 1;
         record.accepts_downtime |= self.options.accepts_downtime;
-        record.deletes_empty_dir |= self.options.deletes_empty_dir;
-        record.deletes_unmanaged |= self.options.deletes_unmanaged;
+        record.deletes_empty_dir |= self.options.permitted.empty_dir;
+        record.deletes_unmanaged |= self.options.permitted.unmanaged;
         record.save(self.client)?;
         self.drive(record, &progress, &lock)
     }
@@ -432,8 +421,8 @@ impl Operation<'_> {
         };
         let mut record = RolloutRecord::new(goal, way);
         record.accepts_downtime = self.options.accepts_downtime;
-        record.deletes_empty_dir = self.options.deletes_empty_dir;
-        record.deletes_unmanaged = self.options.deletes_unmanaged;
+        record.deletes_empty_dir = self.options.permitted.empty_dir;
+        record.deletes_unmanaged = self.options.permitted.unmanaged;
         Ok(record)
     }
 

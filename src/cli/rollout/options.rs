@@ -7,6 +7,7 @@ use base::program;
 use kubernetes::parameters::Version;
 
 use super::record::Way;
+use crate::drain::Permitted;
 use crate::error::Error;
 use crate::kubeconfig::kubeconfigs_of;
 use crate::options::time;
@@ -65,10 +66,8 @@ pub struct Options {
     pub replace_command: Vec<String>,
     /// As in the record; continue adds them.
     pub accepts_downtime: bool,
-    /// As before.
-    pub deletes_empty_dir: bool,
-    /// As before.
-    pub deletes_unmanaged: bool,
+    /// The same for each of the two.
+    pub permitted: Permitted,
     /// The limit for the pods of a node.
     pub drain_limit: Duration,
     /// The limit for a command on a node, and for its return.
@@ -152,8 +151,7 @@ pub fn options(given: &Given) -> Result<Options, Error> {
         way,
         replace_command: words("replace-command")?,
         accepts_downtime: given.has("accept-downtime"),
-        deletes_empty_dir: given.has("delete-emptydir-data"),
-        deletes_unmanaged: given.has("delete-unmanaged-pods"),
+        permitted: Permitted::of(given),
         drain_limit: given.parsed("drain-timeout", time)?,
         node_limit: given.parsed("node-timeout", time)?,
         is_agreed: given.has("yes"),
