@@ -319,6 +319,21 @@ impl Setting {
         command.current_dir(self.dir.path()).args(arguments);
         command
     }
+
+    /// `firstlight recover` for this test's node, without a secret.
+    pub fn recovery(&self, policy: &Path) -> Command {
+        let endpoint = self.node(9999).to_string();
+        let mut command = self.firstlight(&["recover", "--endpoint", &endpoint, "--policy"]);
+        command.arg(policy);
+        command
+    }
+
+    /// `firstlight recover` for this test's node, with a master secret of this key.
+    pub fn recover(&self, key: [u8; 32]) -> Command {
+        let mut command = self.recovery(&self.policy());
+        command.arg("--master-secret").arg(self.master_secret(key));
+        command
+    }
 }
 
 fn address(network: u16, number: u8) -> IpAddr {

@@ -250,17 +250,7 @@ fn garbage_and_half_open_connections_on_the_recovery_port_keep_no_operator_away(
     let node = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
     let _held = bother(setting.node(9999));
-    let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
-    let master = setting.master_secret(MASTER_KEY);
-    let arguments = [
-        "recover",
-        "--endpoint",
-        &endpoint,
-        "--policy",
-        policy.to_str().unwrap(),
-        "--master-secret",
-    ];
-    let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
+    let mut recover = Program::start(&mut setting.recover(MASTER_KEY));
     assert!(recover.exit().success(), "{}", recover.output());
     node.expect("key-slot:");
 }

@@ -174,20 +174,10 @@ fn an_initialized_node_comes_back_by_the_operators_master_secret_file() {
 /// Boots the disk and opens it with the operator's own master secret file; the state file knows the node's key.
 fn recover_with(setting: &Setting, disk: &Path) -> String {
     let mut node = Program::start(&mut setting.unlock(disk));
-    let endpoint = setting.node(9999).to_string();
-    let mut command = setting.firstlight(&[
-        "recover",
-        "--endpoint",
-        &endpoint,
-        "--timeout",
-        "30s",
-        "--policy",
-    ]);
-    let mut operator = Program::start(
-        command
-            .arg(setting.policy_of(&[(15, [0; 32])]))
-            .args(["--master-secret", "firstlight-mastersecret.json"]),
-    );
+    let mut command = setting.recovery(&setting.policy_of(&[(15, [0; 32])]));
+    command.args(["--timeout", "30s"]);
+    let mut operator =
+        Program::start(command.args(["--master-secret", "firstlight-mastersecret.json"]));
     assert!(operator.exit().success(), "{}", operator.output());
     node.exit();
     node.output()

@@ -495,9 +495,8 @@ fn a_node_that_rejoins_judges_no_service_and_takes_only_the_key_of_its_disk() {
     node.expect(refusal);
 
     // every program in the network may call the recovery server, so a key from an operator must be of that cluster, too
-    let endpoint = setting.node(9999).to_string();
-    let mut command = setting.firstlight(&["recover", "--endpoint", &endpoint, "--policy"]);
-    command.arg(&policy).arg("--master-secret");
+    let mut command = setting.recovery(&policy);
+    command.arg("--master-secret");
     let mut operator = Program::start(command.arg(setting.master_secret(MASTER_KEY)));
     operator.expect(refusal);
     assert!(!operator.exit().success());

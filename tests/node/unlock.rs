@@ -377,31 +377,18 @@ fn the_operator_brings_the_key_when_no_join_service_is_there() {
     let setting = Setting::new();
     let disk = setting.initialized_disk();
     let mut node = Program::start(&mut setting.unlock(&disk));
-    let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
-    let master = setting.master_secret(MASTER_KEY);
-    let arguments = [
-        "recover",
-        "--endpoint",
-        &endpoint,
-        "--policy",
-        policy.to_str().unwrap(),
-    ];
+    let policy = setting.policy();
     // the node may be asked before it has read the header
     let asked = Instant::now();
     loop {
-        let mut status = Program::start(setting.firstlight(&arguments).arg("--status"));
+        let mut status = Program::start(setting.recovery(&policy).arg("--status"));
         assert!(status.exit().success(), "{}", status.output());
         if status.output().contains("it names no control plane") {
             break;
         }
         assert!(asked.elapsed() < PATIENCE, "{}", status.output());
     }
-    let mut recover = Program::start(
-        setting
-            .firstlight(&arguments)
-            .arg("--master-secret")
-            .arg(master),
-    );
+    let mut recover = Program::start(&mut setting.recover(MASTER_KEY));
     assert!(recover.exit().success(), "{}", recover.output());
     expect_opened(&mut node, "the operator at");
 }
@@ -411,24 +398,12 @@ fn a_wrong_master_secret_is_answered_and_the_node_waits_on() {
     let setting = Setting::new();
     let disk = setting.initialized_disk();
     let mut node = Program::start(&mut setting.unlock(&disk));
-    let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
-    let recover = |master: std::path::PathBuf| {
-        let arguments = [
-            "recover",
-            "--endpoint",
-            &endpoint,
-            "--policy",
-            policy.to_str().unwrap(),
-            "--master-secret",
-        ];
-        Program::start(setting.firstlight(&arguments).arg(master))
-    };
-    let mut wrong = recover(setting.master_secret([9; 32]));
+    let mut wrong = Program::start(&mut setting.recover([9; 32]));
     assert!(!wrong.exit().success());
     wrong.expect("does not open disk");
     node.expect("does not open this disk");
     // a call during the delay after the wrong secret waits until the delay is over, and gets one answer
-    let mut right = recover(setting.master_secret(MASTER_KEY));
+    let mut right = Program::start(&mut setting.recover(MASTER_KEY));
     assert!(right.exit().success(), "{}", right.output());
     assert!(
         !right.output().contains("your last secret was wrong"),
@@ -563,28 +538,15 @@ fn the_operator_opens_a_disk_of_before_by_saying_so() {
     let setting = Setting::new();
     let disk = setting.disk_of_before();
     let mut node = Program::start(&mut setting.unlock(&disk));
-    let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
-    let master = setting.master_secret(MASTER_KEY);
     let salt = base64::engine::general_purpose::STANDARD.encode(MEASUREMENT_SALT);
     setting.file(
         "firstlight-state.json",
         format!(r#"{{"version": 1, "measurementSalt": "{salt}"}}"#),
     );
-    let recover = |further: &[&str]| {
-        let arguments = [
-            "recover",
-            "--endpoint",
-            &endpoint,
-            "--policy",
-            policy.to_str().unwrap(),
-            "--master-secret",
-        ];
-        Program::start(setting.firstlight(&arguments).arg(&master).args(further))
-    };
-    let mut plain = recover(&[]);
+    let mut plain = Program::start(&mut setting.recover(MASTER_KEY));
     assert_eq!(plain.exit().code(), Some(1));
     plain.expect("--migrate of firstlight recover");
-    let mut migrating = recover(&["--migrate"]);
+    let mut migrating = Program::start(setting.recover(MASTER_KEY).arg("--migrate"));
     assert!(migrating.exit().success(), "{}", migrating.output());
     expect_opened(&mut node, "the operator at");
 }
@@ -620,17 +582,7 @@ fn a_node_with_other_software_is_refused_and_only_the_service_learns_why() {
     let node = Program::start(&mut setting.unlock(&disk));
     let refusal = join.expect("PCR 4");
     assert!(refusal.contains(&"ab".repeat(32)), "{refusal}");
-    let endpoint = setting.node(9999).to_string();
-    let policy = setting.policy();
-    let arguments = [
-        "recover",
-        "--status",
-        "--endpoint",
-        &endpoint,
-        "--policy",
-        policy.to_str().unwrap(),
-    ];
-    let mut status = Program::start(&mut setting.firstlight(&arguments));
+    let mut status = Program::start(setting.recovery(&setting.policy()).arg("--status"));
     assert!(status.exit().success());
     status.expect(&setting.host(3).to_string());
     assert!(
@@ -646,18 +598,10 @@ fn the_operator_sends_no_secret_to_a_node_with_other_software() {
     let setting = Setting::new();
     let disk = setting.initialized_disk();
     let node = Program::start(&mut setting.unlock(&disk));
-    let endpoint = setting.node(9999).to_string();
     let policy = setting.policy_of(&[(9, [0xcd; 32]), (15, [0; 32])]);
-    let master = setting.master_secret(MASTER_KEY);
-    let arguments = [
-        "recover",
-        "--endpoint",
-        &endpoint,
-        "--policy",
-        policy.to_str().unwrap(),
-        "--master-secret",
-    ];
-    let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
+    let mut command = setting.recovery(&policy);
+    command.arg("--master-secret");
+    let mut recover = Program::start(command.arg(setting.master_secret(MASTER_KEY)));
     assert_eq!(recover.exit().code(), Some(3));
     let refusal = recover.expect("PCR 9");
     assert!(refusal.contains(&"cd".repeat(32)), "{refusal}");
@@ -675,17 +619,7 @@ fn metadata_that_is_down_slow_or_nonsense_keeps_no_operator_away() {
         spoil(&setting);
         let disk = setting.initialized_disk();
         let mut node = Program::start(&mut setting.unlock(&disk));
-        let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
-        let master = setting.master_secret(MASTER_KEY);
-        let arguments = [
-            "recover",
-            "--endpoint",
-            &endpoint,
-            "--policy",
-            policy.to_str().unwrap(),
-            "--master-secret",
-        ];
-        let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
+        let mut recover = Program::start(&mut setting.recover(MASTER_KEY));
         assert!(recover.exit().success(), "{}", recover.output());
         expect_opened(&mut node, "the operator at");
     }
@@ -698,17 +632,7 @@ fn metadata_that_hangs_does_not_delay_a_boot_whose_disk_is_open() {
     let disk = setting.initialized_disk();
     let node = Program::start(&mut setting.unlock(&disk));
     crate::setting::wait_for_port(setting.node(9999));
-    let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
-    let master = setting.master_secret(MASTER_KEY);
-    let arguments = [
-        "recover",
-        "--endpoint",
-        &endpoint,
-        "--policy",
-        policy.to_str().unwrap(),
-        "--master-secret",
-    ];
-    let mut recover = Program::start(setting.firstlight(&arguments).arg(master));
+    let mut recover = Program::start(&mut setting.recover(MASTER_KEY));
     assert!(recover.exit().success(), "{}", recover.output());
     let opened = seconds(&node.expect("key-slot:"));
     // the next step, for which this machine has no device-mapper; each of three requests would have delayed it for ten seconds
@@ -768,20 +692,7 @@ fn strangers_keep_no_operator_away_and_fill_no_memory() {
             })
             .collect();
         std::thread::sleep(Duration::from_secs(5));
-        let (endpoint, policy) = (setting.node(9999).to_string(), setting.policy());
-        let arguments = [
-            "recover",
-            "--endpoint",
-            &endpoint,
-            "--policy",
-            policy.to_str().unwrap(),
-            "--master-secret",
-        ];
-        let mut recover = Program::start(
-            setting
-                .firstlight(&arguments)
-                .arg(setting.master_secret(MASTER_KEY)),
-        );
+        let mut recover = Program::start(&mut setting.recover(MASTER_KEY));
         let peak = resident("VmHWM:");
         let recovered = recover.exit().success();
         over.store(true, Ordering::SeqCst);
