@@ -53,6 +53,7 @@ chroot_into() {
     mount --rbind /dev "$root/dev"
     mount -t tmpfs tmpfs "$root/tmp"
     mount -t tmpfs tmpfs "$root/run"
+    unset TMPDIR # a folder of this machine
     PATH=/usr/sbin:/usr/bin exec chroot "$root" "$@"' chroot "$@"
 }
 

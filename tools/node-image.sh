@@ -110,6 +110,7 @@ mount --make-rprivate /
 mount -t proc proc "$root/proc"; mount -t tmpfs tmpfs "$root/run"; mount -t tmpfs tmpfs "$root/tmp"
 mount --rbind /dev "$root/dev"; mount -t sysfs sysfs "$root/sys"
 mount --bind "$root/state/var" "$root/var"
+unset TMPDIR # a folder of this machine
 printf 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n' >"$root/tmp/import.toml"
 chroot "$root" containerd --config /tmp/import.toml --log-level error & daemon=$!
 for _ in $(seq 300); do [ ! -S "$root/run/containerd/containerd.sock" ] || break; sleep 0.1; done
