@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex, mpsc};
 
+use support::foreign::rust_program_of_this_machine;
 use support::swtpm::{Proxy, Swtpm, manufacture, message};
 use tpm::{Bank, Credential, EndorsementKind, KeySource, Location, Tpm};
 
@@ -31,20 +32,8 @@ const SHUTDOWN: u32 = 0x145;
 const SESSIONS: u8 = 2;
 
 /// The program of tests/tss_peer, built once. It links Debian's shared libraries.
-static PEER: LazyLock<PathBuf> = LazyLock::new(|| {
-    let root = Path::new(support::ROOT);
-    let target = root.join("target/tss-peer");
-    let built = Command::new(env!("CARGO"))
-        .current_dir("/")
-        .args(["build", "--locked", "--quiet", "--manifest-path"])
-        .arg(root.join("tests/tss_peer/Cargo.toml"))
-        .env("CARGO_TARGET_DIR", &target)
-        .env_remove("CARGO_BUILD_TARGET")
-        .status()
-        .unwrap();
-    assert!(built.success());
-    target.join("debug/tss-peer")
-});
+static PEER: LazyLock<PathBuf> =
+    LazyLock::new(|| rust_program_of_this_machine("tss_peer", "tss-peer"));
 
 /// A machine's TPM, and the commands that a program sent to it.
 struct Recorded {

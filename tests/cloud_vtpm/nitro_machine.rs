@@ -2,13 +2,13 @@
 //! ([`crate::nitro_tpm`]), which AWS's own program can use, too.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use support::foreign::rust_program_of_this_machine;
 use tpm::{Bank, KeySource, Location, Tpm};
 use verifier::aws_hypervisor::{self, NitroTpm as Documents};
 use verifier::aws_nitro_tpm::{AwsMachine, VARIANT};
@@ -339,16 +339,8 @@ fn programs_on_one_machine_take_turns() {
 #[test]
 #[ignore = "it builds the packages of the peer"]
 fn awss_own_program_gets_a_document_from_the_same_emulation() {
-    let target = Path::new(support::ROOT).join("target/nitro-peer");
-    // not for musl, which the checkout's configuration names: it links Debian's tpm2-tss
-    let built = Command::new(env!("CARGO"))
-        .current_dir("/")
-        .args(["build", "--locked", "--quiet", "--manifest-path"])
-        .arg(Path::new(support::ROOT).join("tests/nitro_peer/Cargo.toml"))
-        .env("CARGO_TARGET_DIR", &target)
-        .status()
-        .unwrap();
-    assert!(built.success());
+    // it links Debian's tpm2-tss
+    let peer = rust_program_of_this_machine("nitro_peer", "nitro-peer");
     let setting = Setting::new();
     let devices = Devices::of(&setting.nitro);
     let issuer = setting.issuer_at(Location::Device(devices.path("tpmrm0")));
@@ -366,7 +358,7 @@ fn awss_own_program_gets_a_document_from_the_same_emulation() {
         path
     };
     let ask = || {
-        Command::new(target.join("debug/nitro-peer"))
+        Command::new(&peer)
             .args([file("nonce", &nonce), file("key", &key)])
             .env("TPM_DEVICE", devices.path("tpm0"))
             .output()

@@ -1,7 +1,6 @@
 //! Our verdicts on certificates and reports against those of the crate `sev`, of virtee.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use hardware::snp::requirements::SnpRequirements;
 use hardware::snp::tcb::Product;
 use hardware::snp::verify;
 use rustls_pki_types::UnixTime;
+use support::foreign::rust_program;
 use support::mutation::mutations;
 
 use crate::forged::{Hierarchy, correct_report};
@@ -48,14 +48,6 @@ fn in_2029() -> UnixTime {
 }
 
 fn verdicts_of_sev(cases: &[Case]) -> Vec<String> {
-    let target = Path::new(support::ROOT).join("target/sev-peer");
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--quiet", "--manifest-path"])
-        .arg(Path::new(support::ROOT).join("tests/sev_peer/Cargo.toml"))
-        .env("CARGO_TARGET_DIR", &target)
-        .status()
-        .unwrap();
-    assert!(built.success());
     let folder = tempfile::tempdir().unwrap();
     let mut lines = String::new();
     for (number, case) in cases.iter().enumerate() {
@@ -69,7 +61,7 @@ fn verdicts_of_sev(cases: &[Case]) -> Vec<String> {
     }
     let list = folder.path().join("list");
     fs::write(&list, lines).unwrap();
-    let output = Command::new(target.join("x86_64-unknown-linux-musl/debug/sev-peer"))
+    let output = Command::new(rust_program("sev_peer", "sev-peer"))
         .stdin(fs::File::open(list).unwrap())
         .output()
         .unwrap();

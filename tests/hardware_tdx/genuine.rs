@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use serde_json::json;
-use support::foreign::rust_crate;
+use support::foreign::{rust_crate, rust_program};
 use support::mutation::mutations;
 use verifier::sources::offline;
 use verifier::{Policy, td};
@@ -407,14 +407,6 @@ const STRICTER: [&str; 10] = [
 
 /// Returns the verdicts of the peer on files of quotes and collateral.
 fn verdicts_of_dcap_qvl(folder: &Path, cases: &[(Vec<u8>, Vec<u8>, u64)]) -> Vec<String> {
-    let target = Path::new(support::ROOT).join("target/dcap-qvl");
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--quiet", "--manifest-path"])
-        .arg(Path::new(support::ROOT).join("tests/dcap_qvl/Cargo.toml"))
-        .env("CARGO_TARGET_DIR", &target)
-        .status()
-        .unwrap();
-    assert!(built.success());
     let mut lines = String::new();
     for (number, (quote, collateral, now)) in cases.iter().enumerate() {
         let file = |kind: &str| folder.join(format!("{number}.{kind}"));
@@ -425,7 +417,7 @@ fn verdicts_of_dcap_qvl(folder: &Path, cases: &[(Vec<u8>, Vec<u8>, u64)]) -> Vec
     }
     let list = folder.join("list");
     fs::write(&list, lines).unwrap();
-    let output = Command::new(target.join("x86_64-unknown-linux-musl/debug/dcap-qvl-peer"))
+    let output = Command::new(rust_program("dcap_qvl", "dcap-qvl-peer"))
         .stdin(fs::File::open(list).unwrap())
         .output()
         .unwrap();

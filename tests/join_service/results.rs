@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
 use kubernetes::client::{CONFIG_MAPS, Client, Error, SECRETS, Selector};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
-use support::foreign::go_program;
+use support::foreign::{go_program, rust_program};
 use verifier::qemu_vtpm;
 
 use crate::kube_apiserver::Cluster;
@@ -152,15 +152,7 @@ fn verifies(issuer: &str, token: &str) -> bool {
 
 /// Returns what project Veraison's library reads in the claims.
 fn read_ear(claims: &Value) -> String {
-    let target = Path::new(support::ROOT).join("target/ear-peer");
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--locked", "--quiet", "--manifest-path"])
-        .arg(Path::new(support::ROOT).join("tests/ear_peer/Cargo.toml"))
-        .env("CARGO_TARGET_DIR", &target)
-        .status()
-        .unwrap();
-    assert!(built.success());
-    let mut reader = Command::new(target.join("x86_64-unknown-linux-musl/debug/ear-peer"))
+    let mut reader = Command::new(rust_program("ear_peer", "ear-peer"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

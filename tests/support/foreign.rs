@@ -7,13 +7,15 @@ use std::sync::Mutex;
 
 use serde_json::{Deserializer, Value};
 
+use crate::program::cargo;
+
 /// A cache of the results of commands that take seconds.
 static KNOWN: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
 
 /// Returns the folder of a crate that the `Cargo.lock` of this package of the tests names.
 pub fn rust_crate(package: &str, name: &str) -> PathBuf {
     known(&format!("{package}: {name}"), || {
-        let output = Command::new(env!("CARGO"))
+        let output = cargo()
             .args(["metadata", "--format-version=1", "--locked"])
             .arg("--manifest-path")
             .arg(folder(package).join("Cargo.toml"))
@@ -24,6 +26,35 @@ pub fn rust_crate(package: &str, name: &str) -> PathBuf {
         let found = packages.iter().find(|package| package["name"] == name);
         let manifest = found.unwrap()["manifest_path"].as_str().unwrap();
         Path::new(manifest).parent().unwrap().into()
+    })
+}
+
+/// Builds a program of this package of the tests, which uses another project's library, and returns its path. It is static, as ours.
+pub fn rust_program(package: &str, program: &str) -> PathBuf {
+    let folder = built(package, crate::ROOT);
+    folder.join("x86_64-unknown-linux-musl/debug").join(program)
+}
+
+/// The same for a program that links the shared libraries of this machine.
+pub fn rust_program_of_this_machine(package: &str, program: &str) -> PathBuf {
+    // outside the checkout, whose configuration names musl
+    built(package, "/").join("debug").join(program)
+}
+
+/// Builds a package of the tests from a folder, and returns Cargo's target folder.
+fn built(package: &str, from: &str) -> PathBuf {
+    known(package, || {
+        let target = Path::new(crate::ROOT).join("target").join(package);
+        let built = cargo()
+            .current_dir(from)
+            .args(["build", "--locked", "--quiet", "--manifest-path"])
+            .arg(folder(package).join("Cargo.toml"))
+            .env("CARGO_TARGET_DIR", &target)
+            .env_remove("CARGO_BUILD_TARGET")
+            .status()
+            .unwrap();
+        assert!(built.success());
+        target
     })
 }
 

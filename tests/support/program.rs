@@ -21,6 +21,19 @@ const OF_PACKAGE: [&str; 6] = [
 /// Interval between two checks whether a program has ended.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Cargo, without the variables by which it describes the package of the running test. The build scripts of libraries read variables
+/// of the same names, so with them Cargo would build these libraries again, and all crates that use them, and once more at its next start.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if OF_PACKAGE.iter().any(|prefix| name.starts_with(prefix)) {
+            cargo.env_remove(&*name);
+        }
+    }
+    cargo
+}
+
 /// Returns the path of one of our programs, in the build profile of the test: `unlock`, `bootstrapper`, `join-service`,
 /// `key-service`, `firstlight`, `firstlight-volume`. Cargo does not build programs of other packages for a test, so the first call builds them.
 pub fn built(name: &str) -> PathBuf {
@@ -29,15 +42,7 @@ pub fn built(name: &str) -> PathBuf {
         // the running test is .../TARGET/debug/deps/TEST-HASH
         let this = std::env::current_exe().unwrap();
         let folder = this.ancestors().nth(2).unwrap();
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        // the variables by which Cargo describes a test's package: the build scripts of libraries read variables of the same names,
-        // so with them Cargo would build these libraries, and all crates that use them, again
-        for (name, _) in std::env::vars_os() {
-            let name = name.to_string_lossy();
-            if OF_PACKAGE.iter().any(|prefix| name.starts_with(prefix)) {
-                cargo.env_remove(&*name);
-            }
-        }
+        let mut cargo = cargo();
         cargo.current_dir(crate::ROOT).args([
             "build",
             "--quiet",

@@ -84,8 +84,7 @@ pub fn dist(name: &str) -> Result<PathBuf> {
 
 /// An example of the firstlight package without its debug sections, which a case runs in a machine. It is built if it does not exist.
 pub fn example(name: &str) -> Result<Vec<u8>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo)
+    let built = support::program::cargo()
         .current_dir(root())
         .args(["build", "--quiet", "--locked", "--example", name])
         .status()
