@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex, mpsc};
 
-use support::foreign::rust_program_of_this_machine;
+use support::foreign::rust_program_with_libraries;
 use support::swtpm::{Proxy, Swtpm, manufacture, message};
 use tpm::{Bank, Credential, EndorsementKind, KeySource, Location, Tpm};
 
@@ -33,7 +33,7 @@ const SESSIONS: u8 = 2;
 
 /// The program of tests/tss_peer, built once. It links Debian's shared libraries.
 static PEER: LazyLock<PathBuf> =
-    LazyLock::new(|| rust_program_of_this_machine("tss_peer", "tss-peer"));
+    LazyLock::new(|| rust_program_with_libraries("tss_peer", "tss-peer", &[]));
 
 /// A machine's TPM, and the commands that a program sent to it.
 struct Recorded {

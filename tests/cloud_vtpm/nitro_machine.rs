@@ -8,7 +8,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use support::foreign::rust_program_of_this_machine;
+use support::foreign::{fetched, rust_program_with_libraries};
 use tpm::{Bank, KeySource, Location, Tpm};
 use verifier::aws_hypervisor::{self, NitroTpm as Documents};
 use verifier::aws_nitro_tpm::{AwsMachine, VARIANT};
@@ -339,8 +339,21 @@ fn programs_on_one_machine_take_turns() {
 #[test]
 #[ignore = "it builds the packages of the peer"]
 fn awss_own_program_gets_a_document_from_the_same_emulation() {
-    // it links Debian's tpm2-tss
-    let peer = rust_program_of_this_machine("nitro_peer", "nitro-peer");
+    let tss = fetched("tss.sh");
+    let root = tss.join("root");
+    let peer = rust_program_with_libraries(
+        "nitro_peer",
+        "nitro-peer",
+        &[
+            (
+                "PKG_CONFIG_LIBDIR",
+                format!("{}/usr/lib/x86_64-linux-gnu/pkgconfig", root.display()),
+            ),
+            ("PKG_CONFIG_SYSROOT_DIR", root.display().to_string()),
+            // the libraries need a newer C library than this machine may have; they run with their own
+            ("RUSTFLAGS", "-Clink-arg=-Wl,--allow-shlib-undefined".into()),
+        ],
+    );
     let setting = Setting::new();
     let devices = Devices::of(&setting.nitro);
     let issuer = setting.issuer_at(Location::Device(devices.path("tpmrm0")));
@@ -358,7 +371,8 @@ fn awss_own_program_gets_a_document_from_the_same_emulation() {
         path
     };
     let ask = || {
-        Command::new(&peer)
+        Command::new(tss.join("run"))
+            .arg(&peer)
             .args([file("nonce", &nonce), file("key", &key)])
             .env("TPM_DEVICE", devices.path("tpm0"))
             .output()

@@ -31,18 +31,22 @@ pub fn rust_crate(package: &str, name: &str) -> PathBuf {
 
 /// Builds a program of this package of the tests, which uses another project's library, and returns its path. It is static, as ours.
 pub fn rust_program(package: &str, program: &str) -> PathBuf {
-    let folder = built(package, crate::ROOT);
+    let folder = built(package, crate::ROOT, &[]);
     folder.join("x86_64-unknown-linux-musl/debug").join(program)
 }
 
-/// The same for a program that links the shared libraries of this machine.
-pub fn rust_program_of_this_machine(package: &str, program: &str) -> PathBuf {
+/// The same for a program that links shared libraries: those of this machine, unless variables for the build name others.
+pub fn rust_program_with_libraries(
+    package: &str,
+    program: &str,
+    variables: &[(&str, String)],
+) -> PathBuf {
     // outside the checkout, whose configuration names musl
-    built(package, "/").join("debug").join(program)
+    built(package, "/", variables).join("debug").join(program)
 }
 
 /// Builds a package of the tests from a folder, and returns Cargo's target folder.
-fn built(package: &str, from: &str) -> PathBuf {
+fn built(package: &str, from: &str, variables: &[(&str, String)]) -> PathBuf {
     known(package, || {
         let target = Path::new(crate::ROOT).join("target").join(package);
         let built = cargo()
@@ -51,6 +55,7 @@ fn built(package: &str, from: &str) -> PathBuf {
             .arg(folder(package).join("Cargo.toml"))
             .env("CARGO_TARGET_DIR", &target)
             .env_remove("CARGO_BUILD_TARGET")
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .status()
             .unwrap();
         assert!(built.success());

@@ -5,6 +5,6 @@
 fn main() {
     let mut given = std::env::args_os().skip(1).map(|path| std::fs::read(path).unwrap());
     let (nonce, key) = (given.next(), given.next());
-    let document = nitro_tpm_verifier_document(None, nonce, key);
+    let document = nitro_tpm_attest::attestation_document(None, nonce, key);
     std::io::Write::write_all(&mut std::io::stdout(), &document.unwrap()).unwrap();
 }
