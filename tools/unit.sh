@@ -13,7 +13,7 @@ rm -rf "$LOGS"; mkdir -p "$LOGS"
 if [ $# -gt 0 ]; then
   setsid chrt --idle 0 "$@" >"$LOGS/beside.log" 2>&1 </dev/null &
   beside=$!
-  trap 'kill -- "-$beside" 2>/dev/null || true' EXIT
+  trap 'kill -- "-$beside" "$beside" 2>/dev/null || true' EXIT
 fi
 
 cargo test --locked --no-run
