@@ -5,6 +5,8 @@
 set -euo pipefail
 TMPDIR=$(mktemp -d -t firstlight.XXXXXX)
 export TMPDIR
+# programs that a test starts as other users find what is theirs in it
+chmod 711 "$TMPDIR"
 trap 'rm -rf "$TMPDIR"' EXIT
 status=0
 "$@" || status=$?
