@@ -18,14 +18,20 @@ mirror() { apt-get indextargets --format '$(REPO_URI)' | grep -m1 '/debian/*$'; 
 # the machine's configuration. Usage: private_apt "deb-src … suite main" -- apt-get arguments; if the first of them is
 # `depends` or `show`, apt-cache runs instead.
 private_apt() {
-  local state=$CACHE/apt lines=() tool=apt-get
-  mkdir -p "$state"/lists/partial "$state"/cache/archives/partial
+  local lines=() tool=apt-get state
   while [ "$1" != -- ]; do lines+=("$1"); shift; done
   shift
   case $1 in depends | show) tool=apt-cache ;; esac
-  printf '%s\n' "${lines[@]}" >"$state/sources.list"
-  "$tool" -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::Lists="$state/lists" \
-    -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root -qq "$@"
+  # the lists of each source are in a folder of their own, because apt-get deletes those of others; its keys may be anywhere
+  state=$CACHE/apt/$(printf '%s\n' "${lines[@]}" | sed 's/\[signed-by=[^]]*\] //' | sha256sum | cut -c1-12)
+  mkdir -p "$state"/lists/partial "$state"/cache/archives/partial
+  (
+    # two tests may fetch at the same time
+    flock 8
+    printf '%s\n' "${lines[@]}" >"$state/sources.list"
+    "$tool" -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::Lists="$state/lists" \
+      -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root -qq "$@"
+  ) 8>"$state/lock"
 }
 
 # Prints the source of an Ubuntu release for private_apt. The key of Ubuntu's archive is in a package of Debian, which this function
