@@ -34,6 +34,15 @@ private_apt() {
   ) 8>"$state/lock"
 }
 
+# Fetches packages of a source, and unpacks them below a folder. Usage: unpack_packages "deb … suite main" FOLDER PACKAGE...
+unpack_packages() {
+  local source=$1 folder=$2 archives
+  archives=$(mktemp -d)
+  (cd "$archives" && private_apt "$source" -- update && private_apt "$source" -- download "${@:3}") >&2
+  for archive in "$archives"/*.deb; do dpkg-deb -x "$archive" "$folder"; done
+  rm -r "$archives"
+}
+
 # Prints the source of an Ubuntu release for private_apt. The key of Ubuntu's archive is in a package of Debian, which this function
 # unpacks below the folder. Usage: ubuntu_source SUITE FOLDER
 ubuntu_source() {

@@ -5,7 +5,7 @@
 #   tools/openssl.sh    only prints the path if it is already there
 . "$(dirname "$0")/lib.sh"
 
-PACKAGES="openssl libssl3t64 libc6 zlib1g libzstd1"
+PACKAGES=(openssl libssl3t64 libc6 zlib1g libzstd1)
 
 prefix=$CACHE/openssl-trixie-$(sha256sum "$0" | cut -c1-12)
 if [ -e "$prefix/openssl" ]; then echo "$prefix/openssl"; exit; fi
@@ -16,10 +16,7 @@ exec 9>"$CACHE/openssl.lock"; flock 9
 if [ ! -e "$prefix/openssl" ]; then
   say "fetching openssl of Debian 13"
   work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-  source="deb $(mirror) trixie main"
-  # shellcheck disable=SC2086
-  (cd "$work" && private_apt "$source" -- update && private_apt "$source" -- download $PACKAGES) >&2
-  for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/root"; done
+  unpack_packages "deb $(mirror) trixie main" "$work/root" "${PACKAGES[@]}"
   rm -rf "$prefix"; mkdir "$prefix"
   cp -a "$work/root/usr/lib/x86_64-linux-gnu" "$prefix/lib"
   cp "$work/root/usr/bin/openssl" "$prefix/program"

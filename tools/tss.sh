@@ -5,7 +5,10 @@
 #   tools/tss.sh    only prints the folder if it is already there
 . "$(dirname "$0")/lib.sh"
 
-PACKAGES="libtss2-dev libtss2-esys-3.0.2-0t64 libtss2-mu-4.0.1-0t64 libtss2-sys1t64 libtss2-tctildr0t64 libtss2-tcti-device0t64 libssl3t64 libc6 libgcc-s1 zlib1g libzstd1"
+PACKAGES=(
+  libtss2-dev libtss2-esys-3.0.2-0t64 libtss2-mu-4.0.1-0t64 libtss2-sys1t64 libtss2-tctildr0t64 libtss2-tcti-device0t64
+  libssl3t64 libc6 libgcc-s1 zlib1g libzstd1
+)
 
 prefix=$CACHE/tss-trixie-$(sha256sum "$0" | cut -c1-12)
 if [ -e "$prefix/run" ]; then echo "$prefix"; exit; fi
@@ -14,10 +17,7 @@ say "fetching tpm2-tss of Debian 13"
 mkdir -p "$CACHE"
 # it may run twice at the same time
 work=$(mktemp -d -p "$CACHE"); trap 'rm -rf "$work"' EXIT
-source="deb $(mirror) trixie main"
-# shellcheck disable=SC2086
-(cd "$work" && private_apt "$source" -- update && private_apt "$source" -- download $PACKAGES) >&2
-for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/root"; rm "$package"; done
+unpack_packages "deb $(mirror) trixie main" "$work/root" "${PACKAGES[@]}"
 libraries=usr/lib/x86_64-linux-gnu
 cat >"$work/run" <<'END'
 #!/bin/sh

@@ -35,7 +35,7 @@ pub fn rust_program(package: &str, program: &str) -> PathBuf {
     folder.join("x86_64-unknown-linux-musl/debug").join(program)
 }
 
-/// The same for a program that links shared libraries: those of this machine, unless variables for the build name others.
+/// Builds such a program with shared libraries: those of this machine, unless the variables for Cargo name others.
 pub fn rust_program_with_libraries(
     package: &str,
     program: &str,
