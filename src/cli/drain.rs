@@ -12,19 +12,19 @@ use crate::objects::{is_silent, list, text};
 use crate::progress::{Progress, human, printable};
 use crate::usage::Given;
 
-/// Permits [`Permitted::empty_dir`].
+/// The option by which the operator permits [`Permitted::empty_dir`].
 pub const DELETE_EMPTYDIR_DATA: Opt = Opt::flag(
     "delete-emptydir-data",
     "also evict pods with emptyDir volumes, whose data is lost",
 );
 
-/// Permits [`Permitted::unmanaged`].
+/// The option by which the operator permits [`Permitted::unmanaged`].
 pub const DELETE_UNMANAGED_PODS: Opt = Opt::flag(
     "delete-unmanaged-pods",
     "also evict pods that no controller makes again elsewhere (kubectl drain: --force)",
 );
 
-/// The limit of [`drain`].
+/// The option with the time limit of [`drain`].
 pub const DRAIN_TIMEOUT: Opt = Opt::value(
     "drain-timeout",
     "TIME",

@@ -1,10 +1,10 @@
-//! What the answers of the clouds' APIs have in common.
+//! Parses the JSON of the clouds' APIs and metadata services.
 
 use cloud::http::excerpt;
 use machines::Error;
 use serde::de::DeserializeOwned;
 
-/// Parses the JSON of an answer. An error shows the beginning of the answer: callers never pass one that has a secret.
+/// Parses the JSON of an answer. An error shows the beginning of the answer, so a caller must not pass one that begins with a secret.
 pub fn parsed<T: DeserializeOwned>(
     request: &str,
     expected: &'static str,

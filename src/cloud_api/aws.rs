@@ -22,6 +22,7 @@ use crate::Metadata;
 use serde::Deserialize;
 use serde_json::json;
 
+use super::answer::parsed;
 use super::pages;
 use super::place::Place;
 use super::range::Range;
@@ -337,15 +338,13 @@ pub fn parse_arn(request: &str, body: &[u8]) -> Result<String, Error> {
         #[serde(rename = "ResourceARN")]
         arn: String,
     }
+    const EXPECTED: &str = "one load balancer with the cluster's tag constellation-uid";
     let nonsense = |got: String| Error::Nonsense {
         request: request.to_owned(),
-        expected: "one load balancer with the cluster's tag constellation-uid",
+        expected: EXPECTED,
         got,
     };
-    let resources: Resources = serde_json::from_slice(body).map_err(|error| {
-        let error = excerpt(error.to_string().as_bytes());
-        nonsense(format!("{:?} ({error})", excerpt(body)))
-    })?;
+    let resources: Resources = parsed(request, EXPECTED, body)?;
     match resources.resource_tag_mapping_list.as_slice() {
         [Resource { arn }] if arn.starts_with("arn:") && arn.len() <= 2048 => Ok(arn.clone()),
         [Resource { arn }] => Err(nonsense(format!("{:?}", excerpt(arn.as_bytes())))),

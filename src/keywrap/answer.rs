@@ -1,4 +1,4 @@
-//! What the answers of the services have in common.
+//! Parses the answers of key services: JSON with values in base64.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -66,7 +66,7 @@ pub struct Options {
     pub replace_command: Vec<String>,
     /// As in the record; continue adds them.
     pub accepts_downtime: bool,
-    /// The same for each of the two.
+    /// Which pods may be evicted; continue adds what is permitted here to the record.
     pub permitted: Permitted,
     /// The limit for the pods of a node.
     pub drain_limit: Duration,
