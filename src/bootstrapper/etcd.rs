@@ -55,26 +55,24 @@ fn find(proc: &Path) -> Vec<u32> {
 /// Sets the priority of each thread. I/O priority belongs to a thread; threads that it starts later
 /// inherit it.
 fn prioritize(process: u32) {
-    let mut done = Vec::new();
+    let tasks = Path::new("/proc").join(process.to_string()).join("task");
+    let lacks = |thread: &u32| {
+        let priority = process::io_priority(*thread);
+        priority.is_ok_and(|it| it != process::HIGHEST_IO_PRIORITY)
+    };
     loop {
-        let threads = numbers(&Path::new("/proc").join(process.to_string()).join("task"));
-        let new: Vec<_> = threads
-            .into_iter()
-            .filter(|thread| !done.contains(thread))
-            .collect();
-        if new.is_empty() {
-            log::info!(
-                "etcd (process {process}): {} threads have real-time I/O priority",
-                done.len()
-            );
+        let threads = numbers(&tasks);
+        let count = threads.len();
+        let left: Vec<_> = threads.into_iter().filter(lacks).collect();
+        if left.is_empty() {
+            log::info!("etcd (process {process}): {count} threads have real-time I/O priority");
             return;
         }
-        for thread in new {
+        for thread in left {
             if let Err(error) = process::prioritize_io(thread) {
                 log::warn!("etcd's I/O priority: {error}");
                 return;
             }
-            done.push(thread);
         }
     }
 }
@@ -92,6 +90,8 @@ fn numbers(directory: &Path) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::sync::mpsc;
+    use std::thread;
 
     use super::*;
 
@@ -111,19 +111,42 @@ mod tests {
     }
 
     #[test]
-    fn every_thread_gets_the_priority() {
+    fn every_thread_gets_the_priority_while_others_end() {
         let stop = Stop::new();
-        let waiting = stop.clone();
-        let thread = std::thread::spawn(move || waiting.wait(Duration::from_secs(60)));
+        // each of them starts and ends threads all the time
+        let restless: Vec<_> = (0..4)
+            .map(|_| {
+                let stop = stop.clone();
+                thread::spawn(move || {
+                    while !stop.wait(Duration::ZERO) {
+                        thread::spawn(|| ()).join().unwrap();
+                    }
+                })
+            })
+            .collect();
+        let lasting: Vec<_> = (0..4)
+            .map(|_| {
+                let (stop, (send, number)) = (stop.clone(), mpsc::channel());
+                let thread = thread::spawn(move || {
+                    // PROCESS/task/THREAD
+                    send.send(fs::read_link("/proc/thread-self").unwrap())
+                        .unwrap();
+                    stop.wait(Duration::from_secs(60));
+                });
+                let number = number.recv().unwrap();
+                let number = number.file_name().unwrap().to_str().unwrap();
+                (number.parse().unwrap(), thread)
+            })
+            .collect();
         prioritize(std::process::id());
-        let tasks = Path::new("/proc/self/task");
-        for thread in numbers(tasks) {
-            assert!(
-                process::io_priority(thread).is_err()
-                    || process::io_priority(thread).unwrap() == 1 << 13
+        for (number, _) in &lasting {
+            assert_eq!(
+                process::io_priority(*number).unwrap(),
+                process::HIGHEST_IO_PRIORITY
             );
         }
         stop.stop();
-        thread.join().unwrap();
+        restless.into_iter().for_each(|it| it.join().unwrap());
+        lasting.into_iter().for_each(|(_, it)| it.join().unwrap());
     }
 }

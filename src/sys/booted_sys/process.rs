@@ -10,26 +10,30 @@ pub fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Gives a thread the highest priority for disk I/O: class real time, level 0 (ioprio_set(2)).
-/// `EPERM` without CAP_SYS_ADMIN, `ESRCH` if the thread has ended.
+/// The highest priority for disk I/O: class real time (IOPRIO_CLASS_RT), shifted left by
+/// IOPRIO_CLASS_SHIFT, and level 0 (linux/ioprio.h).
+pub const HIGHEST_IO_PRIORITY: i64 = 1 << 13;
+
+/// Gives a thread the highest priority for disk I/O (ioprio_set(2)), unless it has ended.
+/// `EPERM` without CAP_SYS_ADMIN.
 pub fn prioritize_io(thread: u32) -> io::Result<()> {
-    const IOPRIO_CLASS_RT: libc::c_long = 1;
-    const IOPRIO_CLASS_SHIFT: libc::c_long = 13;
-    let priority = IOPRIO_CLASS_RT << IOPRIO_CLASS_SHIFT;
     // SAFETY: ioprio_set(2) takes only integers.
-    check(unsafe {
+    let set = check(unsafe {
         libc::syscall(
             libc::SYS_ioprio_set,
             IOPRIO_WHO_PROCESS,
             libc::c_long::from(thread),
-            priority,
+            HIGHEST_IO_PRIORITY,
         )
-    })?;
-    Ok(())
+    });
+    match set {
+        Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error),
+        _ => Ok(()),
+    }
 }
 
-/// Returns a thread's priority for disk I/O: the class, shifted left by 13 bits, and the level in
-/// it (ioprio_get(2)).
+/// Returns a thread's priority for disk I/O, in the form of [`HIGHEST_IO_PRIORITY`]
+/// (ioprio_get(2)). `ESRCH` if the thread has ended.
 pub fn io_priority(thread: u32) -> io::Result<i64> {
     // SAFETY: ioprio_get(2) takes only integers.
     check(unsafe {
