@@ -1168,8 +1168,8 @@ fn accepted_tokens_stay_valid_while_the_api_server_is_down() {
     let asked = Instant::now();
     assert!(keys.data_key(UUID, 32, None).is_ok());
     assert!(
-        asked.elapsed() < Duration::from_secs(1),
-        "the API server is not asked each time: {:?}",
+        asked.elapsed() < Duration::from_millis(2500),
+        "the API server is asked again, which takes 3 s: {:?}",
         asked.elapsed()
     );
     assert_eq!(

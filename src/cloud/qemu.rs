@@ -334,13 +334,13 @@ mod tests {
                 if stream.write_all(&[byte]).is_err() {
                     return;
                 }
-                thread::sleep(Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(50));
             }
         });
         let started = Instant::now();
         assert!(matches!(client.own(), Err(Error::Unreachable { .. })));
         assert!(
-            started.elapsed() < Duration::from_secs(2),
+            started.elapsed() < Duration::from_secs(20),
             "{:?}",
             started.elapsed()
         );

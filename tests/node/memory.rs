@@ -2,6 +2,7 @@
 //! root (`/proc/PID/mem`). They also read it while the node has the secret, to prove that the search finds it.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -169,11 +170,20 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
     };
     assert_eq!(bring(&[9; 32]).code(), Code::FailedPrecondition);
     let key = Secret::random(32);
+    let is_found = AtomicBool::new(false);
     thread::scope(|scope| {
-        // the second secret waits for the delay after the first
-        let second = scope.spawn(|| bring(key.expose()));
+        // each try waits for the delay after the one before, unless this machine is so busy that the delay is over by then
+        let tries = scope.spawn(|| {
+            for _ in 0..8 {
+                assert_eq!(bring(key.expose()).code(), Code::FailedPrecondition);
+                if is_found.load(Ordering::SeqCst) {
+                    break;
+                }
+            }
+        });
         assert_known(&node, "master secret", key.expose());
-        assert_eq!(second.join().unwrap().code(), Code::FailedPrecondition);
+        is_found.store(true, Ordering::SeqCst);
+        tries.join().unwrap();
     });
     assert_wiped(&node, "master secret", key.expose());
 }
