@@ -419,6 +419,8 @@ fn firstlight_verify_asks_ec2_with_the_variables_of_the_operator() {
                 "--fresh",
                 "--attestation-variant",
                 VARIANT.name,
+                "--timeout",
+                "2m",
             ])
             .arg("--policy")
             .arg(&policy)
