@@ -353,7 +353,8 @@ fn ec2_that_throttles_is_asked_again_after_pauses() {
 fn a_silent_ec2_delays_nobody_longer_than_the_deadline_and_its_late_answer_counts() {
     let is_silent = Arc::new(AtomicBool::new(false));
     let silent = is_silent.clone();
-    let sources = with_ec2(Duration::from_millis(500), move |request| {
+    let deadline = Duration::from_secs(2);
+    let sources = with_ec2(deadline, move |request| {
         while silent.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(20));
         }
@@ -374,10 +375,7 @@ fn a_silent_ec2_delays_nobody_longer_than_the_deadline_and_its_late_answer_count
     assert!(!waiting.is_finished());
     let (error, elapsed) = waiting.join().unwrap();
     assert_eq!(error.cause, Cause::Pending, "{error}");
-    assert!(
-        (Duration::from_millis(500)..LONG).contains(&elapsed),
-        "{elapsed:?}"
-    );
+    assert!((deadline..LONG).contains(&elapsed), "{elapsed:?}");
     is_silent.store(false, Ordering::SeqCst);
     let begin = Instant::now();
     while sources.ec2_instance(ID).is_err() {
