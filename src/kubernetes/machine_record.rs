@@ -213,6 +213,13 @@ impl MachineRecord {
         json!({"metadata": metadata, "data": data})
     }
 
+    /// Returns whether the node joined with this address. An IPv4-mapped IPv6 address counts as the
+    /// IPv4 address.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        let mut own = self.addresses.iter();
+        own.any(|own| own.to_canonical() == address.to_canonical())
+    }
+
     /// Returns whether the record belongs to another machine. A record without a machine belongs to
     /// none.
     pub fn is_of_other(&self, machine: Option<&str>) -> bool {

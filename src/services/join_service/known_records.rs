@@ -100,12 +100,8 @@ impl KnownRecords {
 
     /// Returns the records with this address. An IPv4-mapped IPv6 address counts as the IPv4 address.
     pub fn of_address(&self, address: IpAddr) -> impl Iterator<Item = &Arc<MachineRecord>> {
-        let address = address.to_canonical();
-        let found = self.with_hash_of(Key::Address(address));
-        found.filter(move |record| {
-            let mut own = record.addresses.iter();
-            own.any(|own| own.to_canonical() == address)
-        })
+        let found = self.with_hash_of(Key::Address(address.to_canonical()));
+        found.filter(move |record| record.has_address(address))
     }
 
     fn with_hash_of(&self, key: Key) -> impl Iterator<Item = &Arc<MachineRecord>> {

@@ -82,10 +82,7 @@ impl Wanted {
     fn is_in(&self, record: &MachineRecord) -> bool {
         match self {
             Wanted::Name(name) => *name == record.node,
-            Wanted::Address(address) => {
-                let mut own = record.addresses.iter();
-                own.any(|own| own.to_canonical() == address.to_canonical())
-            }
+            Wanted::Address(address) => record.has_address(*address),
         }
     }
 
