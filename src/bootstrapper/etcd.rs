@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::stop::Stop;
 use base::timeline::Timeline;
@@ -11,36 +11,63 @@ use booted_sys::process;
 
 /// The manifest of etcd's static pod; only control planes have it.
 const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
-/// Number of times that this program looks for the process, over one minute. The search runs after
-/// `kubeadm init`; after a reboot the kubelet takes some time to start etcd.
-const TRIES: u32 = 300;
+/// Longest search for the process. It begins after `kubeadm init`; after a reboot the kubelet takes
+/// some time to start etcd.
+const SEARCH: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
+/// How long etcd must have been the same process after the start of a new kubelet.
+const SETTLED: Duration = Duration::from_secs(20);
 
 /// Gives all threads of etcd the highest I/O priority, as soon as etcd runs. A failure is only
 /// logged, since the node works without it. Returns at once on a worker.
 pub fn prioritize_io(stop: &Stop, timeline: &Timeline) {
+    wait("etcd to start", Duration::ZERO, stop, timeline);
+}
+
+/// Does the same after another version of the kubelet has started. This may replace etcd's pod a
+/// few seconds later, because the UID of a static pod is a hash of the kubelet's own representation
+/// of its manifest.
+pub fn prioritize_io_under_new_kubelet(stop: &Stop, timeline: &Timeline) {
+    let what = "the new kubelet to keep or replace etcd";
+    wait(what, SETTLED, stop, timeline);
+}
+
+fn wait(what: &str, settled: Duration, stop: &Stop, timeline: &Timeline) {
     if Path::new(MANIFEST).exists() {
-        timeline.waiting_for("etcd to start", || prioritize_when_found(stop));
+        timeline.waiting_for(what, || {
+            prioritize_when_settled(&|| find(Path::new("/proc")), settled, stop);
+        });
     }
 }
 
-fn prioritize_when_found(stop: &Stop) {
-    for _ in 0..TRIES {
-        let processes = find(Path::new("/proc"));
-        if !processes.is_empty() {
-            for process in processes {
-                prioritize(process);
-            }
+/// Gives the priority to each process that is found, until the same ones have been found for
+/// `settled`, or [`SEARCH`] is over.
+fn prioritize_when_settled(find: &dyn Fn() -> Vec<u32>, settled: Duration, stop: &Stop) {
+    let begin = Instant::now();
+    let (mut known, mut since) = (Vec::<u32>::new(), begin);
+    loop {
+        let found = find();
+        if found != known {
+            let new = found.iter().filter(|process| !known.contains(process));
+            new.copied().for_each(prioritize);
+            (known, since) = (found, Instant::now());
+        }
+        if !known.is_empty() && since.elapsed() >= settled {
             return;
+        }
+        if begin.elapsed() >= SEARCH {
+            break;
         }
         if stop.wait(PAUSE) {
             return;
         }
     }
-    log::warn!(
-        "etcd does not run after {} s: its I/O priority is not changed",
-        TRIES * PAUSE.as_millis() as u32 / 1000
-    );
+    if known.is_empty() {
+        log::warn!(
+            "etcd does not run after {} s: its I/O priority is not changed",
+            SEARCH.as_secs()
+        );
+    }
 }
 
 /// Returns the processes whose program is called `etcd`.
@@ -49,7 +76,9 @@ fn find(proc: &Path) -> Vec<u32> {
         let program = fs::read_link(proc.join(process.to_string()).join("exe"));
         program.is_ok_and(|program| program.file_name().is_some_and(|name| name == "etcd"))
     };
-    numbers(proc).into_iter().filter(is_etcd).collect()
+    let mut processes: Vec<_> = numbers(proc).into_iter().filter(is_etcd).collect();
+    processes.sort_unstable();
+    processes
 }
 
 /// Sets the priority of each thread. I/O priority belongs to a thread; threads that it starts later
@@ -89,7 +118,9 @@ fn numbers(directory: &Path) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::os::unix::fs::symlink;
+    use std::process::Command;
     use std::sync::mpsc;
     use std::thread;
 
@@ -108,6 +139,30 @@ mod tests {
         }
         fs::create_dir(proc.path().join("self")).unwrap();
         assert_eq!(find(proc.path()), [7]);
+    }
+
+    #[test]
+    fn a_process_that_follows_under_a_new_kubelet_gets_the_priority_too() {
+        let start = || Command::new("sleep").arg("60").spawn().unwrap();
+        let (mut before, mut after) = (start(), start());
+        let searches = Cell::new(0);
+        let find = || {
+            searches.set(searches.get() + 1);
+            match searches.get() {
+                ..=3 => vec![before.id()],
+                4..=6 => vec![],
+                _ => vec![after.id()],
+            }
+        };
+        let settled = PAUSE * 4;
+        prioritize_when_settled(&find, settled, &Stop::new());
+        assert!(searches.get() >= 8, "it does not wait for the next process");
+        for process in [&mut before, &mut after] {
+            let priority = process::io_priority(process.id()).unwrap();
+            assert_eq!(priority, process::HIGHEST_IO_PRIORITY);
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
     }
 
     #[test]

@@ -37,6 +37,7 @@ use serde_json::{Value, json};
 
 use super::authorities::{self, NewAuthority};
 use super::error::Error as Step;
+use super::etcd;
 use super::job::Job;
 use super::setup;
 use super::static_pods;
@@ -84,6 +85,8 @@ pub fn run(stop: &Stop, timeline: Timeline) -> Result<(), Error> {
     }
     if kubernetes.join("manifests/kube-apiserver.yaml").exists() {
         node.renew_control_plane()?;
+        // etcd may have been restarted, by this run or by the kubelet, and has lost it then
+        etcd::prioritize_io(stop, &timeline);
     }
     Ok(authorities::follow(kubernetes, stop, &job)?)
 }

@@ -85,7 +85,7 @@ pub fn run(
         job,
     };
     let versions = upgrade.run()?;
-    etcd::prioritize_io(stop, &timeline);
+    etcd::prioritize_io_under_new_kubelet(stop, &timeline);
     Ok(versions)
 }
 
