@@ -15,7 +15,7 @@ const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
 /// some time to start etcd.
 const SEARCH: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
-/// How long etcd must have been the same process after the start of a new kubelet.
+/// How long the search under a new kubelet goes on after it last found another process of etcd.
 const SETTLED: Duration = Duration::from_secs(20);
 
 /// Gives all threads of etcd the highest I/O priority, as soon as etcd runs. A failure is only

@@ -18,7 +18,7 @@
 //! after its authority got a new one, once in nine years.
 //!
 //! Nothing here compares the times of processes, files and certificates: clocks are set, and files
-//! have any date. No process is searched or gets a signal, either. Instead the manifest of a pod
+//! have any date. No process gets a signal, either. Instead the manifest of a pod
 //! says with which certificate it was started ([`static_pods`]): the kubelet replaces the pod when
 //! the manifest changes, once, also if this program was killed in between. Writing the same again
 //! restarts nothing.
@@ -85,7 +85,7 @@ pub fn run(stop: &Stop, timeline: Timeline) -> Result<(), Error> {
     }
     if kubernetes.join("manifests/kube-apiserver.yaml").exists() {
         node.renew_control_plane()?;
-        // etcd may have been restarted, by this run or by the kubelet, and has lost it then
+        // a restart of etcd, by this run or by the kubelet, has taken the priority from it
         etcd::prioritize_io(stop, &timeline);
     }
     Ok(authorities::follow(kubernetes, stop, &job)?)

@@ -503,7 +503,7 @@ fn a_service_that_is_away_is_named_however_often_a_machine_tries_and_its_return_
     let sources: Arc<dyn Sources> = Fetching::new(settings).unwrap();
     let judge = judge(&maa.policy("MAAFallback"), &sources).unwrap();
     let begin = Instant::now();
-    // a failure is remembered for one second: in this time come more questions than a chip may cause
+    // a failure is remembered for one second, so 8 s have more tries than the limit for one chip allows
     while begin.elapsed() < Duration::from_secs(8) {
         let error = judge
             .judge(&Evidence::new(&document, NONCE))

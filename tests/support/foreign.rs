@@ -29,7 +29,7 @@ pub fn rust_crate(package: &str, name: &str) -> PathBuf {
     })
 }
 
-/// Builds a program of this package of the tests, which uses another project's library, and returns its path. It is static, as ours.
+/// Builds a program of a package below tests/ that uses another project's library, and returns the program's path. It is static, as ours.
 pub fn rust_program(package: &str, program: &str) -> PathBuf {
     let folder = built(package, crate::ROOT, &[]);
     folder.join("x86_64-unknown-linux-musl/debug").join(program)

@@ -21,8 +21,8 @@ const OF_PACKAGE: [&str; 6] = [
 /// Interval between two checks whether a program has ended.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Cargo, without the variables by which it describes the package of the running test. The build scripts of libraries read variables
-/// of the same names, so with them Cargo would build these libraries again, and all crates that use them, and once more at its next start.
+/// Returns a command that runs Cargo without the variables that describe the package of the running test. Cargo builds a library
+/// again if a variable has changed that its build script reads, and these scripts read variables of the same names.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {
