@@ -22,7 +22,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 
 use super::NAMESPACE;
-use super::client::{self, CONFIG_MAPS, Client};
+use super::client::{self, CONFIG_MAPS, Client, Selector};
 use booted_base::time;
 use booted_base::uuid::Uuid;
 
@@ -230,6 +230,22 @@ impl MachineRecord {
 /// Returns the name of a node's record.
 pub fn name_of_node(node: &str) -> String {
     format!("{NODE_RECORD_PREFIX}{node}")
+}
+
+/// Returns the records of all nodes, in the order of their names.
+///
+/// Which node is a control plane is decided by these records only. The label
+/// `node-role.kubernetes.io/control-plane` can be written by each account that may patch the status
+/// of Nodes, such as that of a network plugin.
+pub fn of_nodes(api: &Client) -> Result<Vec<MachineRecord>, client::Error> {
+    let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
+    let all = api.list(&maps, &Selector::labels(RECORDS))?.items;
+    let records = all.iter().filter_map(MachineRecord::read);
+    let mut of_nodes: Vec<_> = records
+        .filter(|record| record.name == name_of_node(&record.node))
+        .collect();
+    of_nodes.sort_by(|a, b| a.node.cmp(&b.node));
+    Ok(of_nodes)
 }
 
 /// Writes the record of a rejoin ticket, unless another one has been written meanwhile.
