@@ -500,6 +500,8 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
     let secret = MasterSecret {
         key: dir.path().join("mastersecret"),
         salt: dir.path().join("salt"),
+        wrapping_key: dir.path().into(),
+        places_wrapping_key: false,
     };
     let config = Config {
         listen: any_port,

@@ -17,6 +17,7 @@ use collateral::Fetching;
 use kms::ClusterKms;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
+use kubernetes::wrapping_key;
 use services::join_service::keys::SECRET_FILE;
 use services::key_service::grants::Grants;
 use services::key_service::master_secret::{self, MasterSecret};
@@ -116,6 +117,8 @@ struct Given {
     master_secret: PathBuf,
     print_cluster_id: bool,
     salt: PathBuf,
+    wrapping_key: PathBuf,
+    place_wrapping_key: bool,
     config_dir: PathBuf,
     variant: String,
     tpm: Option<Location>,
@@ -145,12 +148,16 @@ const OPTIONS: &Table<Given> = &[
      |it, name, value| put(&mut it.old_clients, parsed(name, value))),
     (Opt::value("listen-old", "ADDRESS:PORT", "the address for these clients, in plaintext").or("*:9001"),
      |it, name, value| put(&mut it.listen_old, services::listen(name, value).map(Some))),
-    (Opt::value("master-secret", "FILE", "the master secret, raw, at least 16 bytes; or as `firstlight wrap` made it, or the URI of the store that has it: then the external KMS must unwrap it, and the service waits while one of them is away").or(master_secret::KEY_FILE),
+    (Opt::value("master-secret", "FILE", "the master secret, raw, at least 16 bytes; or as `firstlight wrap` made it, or the URI of the store that has it: then the external KMS must unwrap it, and the service waits while one of them is away; or any of these, encrypted for control planes").or(master_secret::KEY_FILE),
      |it, _, value| put(&mut it.master_secret, Ok(value.into()))),
     (Opt::flag("print-cluster-id", "serves nothing: prints the ID that machines know this master secret and the measurementSalt of --config by, and ends"),
      |it, _, _| put(&mut it.print_cluster_id, Ok(true))),
     (Opt::value("salt", "FILE", "its salt, raw, at least 32 bytes; a wrapped master secret contains it").or(master_secret::SALT_FILE),
      |it, _, value| put(&mut it.salt, Ok(value.into()))),
+    (Opt::value("wrapping-key", "DIR", "the directory of the control plane's wrapping key, for a master secret that is encrypted for control planes").or(wrapping_key::DIRECTORY),
+     |it, _, value| put(&mut it.wrapping_key, Ok(value.into()))),
+    (Opt::flag("place-wrapping-key", "write the wrapping key into that directory if it is missing, so that the master secret can be encrypted next"),
+     |it, _, _| put(&mut it.place_wrapping_key, Ok(true))),
     (Opt::value("config", "DIR", "with attested: directory with attestationConfig (the policy, JSON) and measurementSalt").or(key_service::CONFIG_DIR),
      |it, _, value| put(&mut it.config_dir, Ok(value.into()))),
     (Opt::value("attestation-variant", "VARIANT", "with attested: the attestation variant").one_of(&variant::NAMES).or(variant::DEFAULT),
@@ -184,6 +191,8 @@ impl Given {
             master_secret: master_secret::KEY_FILE.into(),
             print_cluster_id: false,
             salt: master_secret::SALT_FILE.into(),
+            wrapping_key: wrapping_key::DIRECTORY.into(),
+            place_wrapping_key: false,
             config_dir: key_service::CONFIG_DIR.into(),
             variant: variant::DEFAULT.into(),
             tpm: None,
@@ -199,10 +208,19 @@ impl Given {
         Ok(given)
     }
 
+    /// Returns where the master secret is.
+    fn secret(&self) -> MasterSecret {
+        MasterSecret {
+            key: self.master_secret.clone(),
+            salt: self.salt.clone(),
+            wrapping_key: self.wrapping_key.clone(),
+            places_wrapping_key: self.place_wrapping_key,
+        }
+    }
+
     /// Prints the cluster's ID.
     fn print_id(self) -> Result<(), Failure> {
-        let (key, salt) = (self.master_secret, self.salt);
-        let kms = MasterSecret { key, salt }.read().map_err(Failure::failed)?;
+        let kms = self.secret().read().map_err(Failure::failed)?;
         let id = key_service::id_of(&kms, &self.config_dir).map_err(Failure::failed)?;
         println!("{}", hex(&id));
         Ok(())
@@ -210,6 +228,7 @@ impl Given {
 
     /// Returns the configuration of the service, and where the master secret is.
     fn config(mut self) -> Result<(Config, MasterSecret), Failure> {
+        let secret = self.secret();
         let mut listen = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), booted_proto::kms::PORT);
         // Constellation's chart gives no other option.
         if self.port.is_some() && self.how.is_none() && self.listen.is_none() {
@@ -273,8 +292,7 @@ impl Given {
             health: self.health,
             metrics: self.metrics,
         };
-        let (key, salt) = (self.master_secret, self.salt);
-        Ok((config, MasterSecret { key, salt }))
+        Ok((config, secret))
     }
 }
 

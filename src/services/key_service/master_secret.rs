@@ -1,5 +1,6 @@
 //! The source of the key service's master secret: two files, or one file that an external KMS must
-//! unwrap and that may be in a store.
+//! unwrap and that may be in a store. In a pod, this is one file that the control plane's wrapping key
+//! decrypts first ([`kubernetes::wrapping_key`]).
 
 use std::fmt;
 use std::fs::File;
@@ -8,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use base::crypto::Secret;
 use keywrap::Author;
-use kms::ClusterKms;
+use kms::{ClusterKms, NO_STORE};
+use kubernetes::wrapping_key;
 use zeroize::Zeroizing;
 
 /// The master secret, raw bytes, in the pod.
@@ -16,6 +18,8 @@ pub const KEY_FILE: &str = "/var/config/mastersecret";
 /// Its salt, raw bytes, in the pod.
 pub const SALT_FILE: &str = "/var/config/salt";
 
+/// The beginning of a master secret as a key URI.
+const URI: &str = "kms://";
 /// The minimum length of the master secret in bytes, as in Constellation's key service.
 const MIN_KEY_LEN: usize = 16;
 /// The minimum length of the salt in bytes, as in Constellation's key service.
@@ -31,13 +35,38 @@ pub struct MasterSecret {
     pub key: PathBuf,
     /// The salt, at least 32 bytes. A wrapped master secret contains it.
     pub salt: PathBuf,
+    /// The directory of the wrapping key, for a master secret that is encrypted for control planes.
+    pub wrapping_key: PathBuf,
+    /// Whether the wrapping key is written there if it is missing. A cluster of an earlier version has
+    /// no such key yet.
+    pub places_wrapping_key: bool,
 }
 
 impl MasterSecret {
-    /// Reads the master secret, and has it unwrapped. One attempt.
+    /// Reads the master secret, and has it unwrapped. One attempt. Then writes the wrapping key, if
+    /// this is asked for.
     pub fn read(&self) -> Result<ClusterKms, Error> {
+        let secret = self.found()?;
+        if self.places_wrapping_key {
+            let key = wrapping_key::of(&secret);
+            wrapping_key::place(&self.wrapping_key, &key).map_err(Error::WrappingKey)?;
+        }
+        Ok(secret)
+    }
+
+    fn found(&self) -> Result<ClusterKms, Error> {
         const KEY: &str = "master secret";
-        let content = read(&self.key, KEY, 0..=keywrap::MAX_LEN)?;
+        let mut content = read(&self.key, KEY, 0..=wrapping_key::MAX_LEN)?;
+        if wrapping_key::is_encrypted(&content) {
+            content = self.decrypted(&content)?;
+            // the operator's tool encrypts a plain master secret as a key URI
+            if let Some(uri) = str::from_utf8(&content)
+                .ok()
+                .filter(|it| it.starts_with(URI))
+            {
+                return ClusterKms::from_uris(uri, NO_STORE).map_err(Error::Kms);
+            }
+        }
         if let Some(unwrapped) = keywrap::unwrapped(&content, Author::File, None) {
             return unwrapped.map_err(|error| Error::Wrapped(self.key.clone(), error));
         }
@@ -52,6 +81,17 @@ impl MasterSecret {
         )?;
         let [key, salt] = [content, salt].map(|bytes| Secret::new(bytes.to_vec()));
         ClusterKms::new(key, salt).map_err(Error::Kms)
+    }
+
+    /// Decrypts a master secret with this machine's wrapping key.
+    fn decrypted(&self, content: &[u8]) -> Result<Zeroizing<Vec<u8>>, Error> {
+        let there = wrapping_key::read(&self.wrapping_key);
+        let key = match there.map_err(Error::WrappingKey)? {
+            Some(key) => key,
+            None => return Err(Error::NoWrappingKey(self.wrapping_key.clone())),
+        };
+        let decrypted = wrapping_key::decrypt(content, &key);
+        decrypted.map_err(|error| Error::Encrypted(self.key.clone(), error))
     }
 }
 
@@ -91,6 +131,12 @@ pub enum Error {
     Kms(kms::Error),
     /// The secret in this file cannot be unwrapped.
     Wrapped(PathBuf, keywrap::Error),
+    /// The secret in this file cannot be decrypted.
+    Encrypted(PathBuf, wrapping_key::Undecipherable),
+    /// This directory has no wrapping key.
+    NoWrappingKey(PathBuf),
+    /// The wrapping key cannot be read or written.
+    WrappingKey(io::Error),
 }
 
 impl Error {
@@ -119,6 +165,16 @@ impl fmt::Display for Error {
                 "the master secret in {} cannot be unwrapped: {error}",
                 path.display()
             ),
+            Error::Encrypted(path, error) => {
+                write!(f, "the master secret in {}: {error}", path.display())
+            }
+            Error::NoWrappingKey(directory) => write!(
+                f,
+                "this machine has no wrapping key ({}): control planes get it in their join ticket. If this is a control plane, \
+                 remove the node (firstlight node remove) and let it join again",
+                directory.join(wrapping_key::FILE).display()
+            ),
+            Error::WrappingKey(error) => write!(f, "the wrapping key: {error}"),
         }
     }
 }
@@ -138,6 +194,8 @@ mod tests {
         MasterSecret {
             key: key_file,
             salt: salt_file,
+            wrapping_key: dir.join("firstlight"),
+            places_wrapping_key: false,
         }
     }
 
@@ -184,6 +242,54 @@ mod tests {
     }
 
     #[test]
+    fn an_encrypted_secret_opens_only_where_the_wrapping_key_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = |byte| Secret::new(vec![byte; 32]);
+        let kms = ClusterKms::new(secret(1), secret(2)).unwrap();
+        let key = wrapping_key::of(&kms);
+        let text = wrapping_key::encrypt(kms.uri().as_bytes(), &key).unwrap();
+        let there = files(dir.path(), text.as_bytes(), b"");
+        let error = there.read().unwrap_err();
+        assert!(matches!(error, Error::NoWrappingKey(_)), "{error}");
+        wrapping_key::place(&there.wrapping_key, &key).unwrap();
+        assert_eq!(there.read().unwrap(), kms);
+        let other = wrapping_key::encrypt(b"kms://", &secret(3)).unwrap();
+        let error = files(dir.path(), other.as_bytes(), b"").read().unwrap_err();
+        assert!(matches!(error, Error::Encrypted(..)), "{error}");
+    }
+
+    #[test]
+    fn a_plain_secret_can_place_the_wrapping_key_that_its_encrypted_form_needs() {
+        let dir = tempfile::tempdir().unwrap();
+        let plain = MasterSecret {
+            places_wrapping_key: true,
+            ..files(dir.path(), &[1; 32], &[2; 32])
+        };
+        let kms = plain.read().unwrap();
+        let key = wrapping_key::read(&plain.wrapping_key).unwrap();
+        assert_eq!(key, Some(wrapping_key::of(&kms)));
+        plain.read().unwrap();
+        let other = MasterSecret {
+            places_wrapping_key: true,
+            ..files(dir.path(), &[3; 32], &[2; 32])
+        };
+        let error = other.read().unwrap_err();
+        assert!(matches!(error, Error::WrappingKey(_)), "{error}");
+    }
+
+    #[test]
+    fn an_encrypted_secret_may_need_an_external_kms_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = Secret::new(vec![1; 32]);
+        let wrapped = br#"{"wrappedKey": "", "version": 1}"#;
+        let text = wrapping_key::encrypt(wrapped, &key).unwrap();
+        let there = files(dir.path(), text.as_bytes(), b"");
+        wrapping_key::place(&there.wrapping_key, &key).unwrap();
+        let error = there.read().unwrap_err();
+        assert!(matches!(error, Error::Wrapped(..)), "{error}");
+    }
+
+    #[test]
     fn a_wrapped_secret_that_no_service_can_unwrap_names_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("wrapped.json");
@@ -191,6 +297,8 @@ mod tests {
         let secret = MasterSecret {
             key: path.clone(),
             salt: "/nonexistent".into(),
+            wrapping_key: "/nonexistent".into(),
+            places_wrapping_key: false,
         };
         let error = secret.read().unwrap_err();
         assert!(!error.may_pass());
