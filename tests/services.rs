@@ -1036,6 +1036,7 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
         kubernetes: None,
         metadata: None,
         pki_dir: dir.path().into(),
+        wrapping_key_dir: dir.path().into(),
         node_files_dir: dir.path().join("node-files"),
         migration: Migration::default(),
         records: None,

@@ -55,6 +55,10 @@ pub struct IssueJoinTicketResponse {
     /// The operator's files for new nodes, each by a name without a path. Constellation lacks this field.
     #[prost(message, repeated, tag = "14")]
     pub node_files: ::prost::alloc::vec::Vec<ControlPlaneCertOrKey>,
+    /// 32 bytes, only for a control plane: decrypts the master secret in the Kubernetes API. Empty in a cluster of an earlier version.
+    /// Constellation lacks this field.
+    #[prost(bytes = "vec", tag = "15")]
+    pub wrapping_key: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

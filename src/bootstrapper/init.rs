@@ -19,6 +19,7 @@ use base::text::hex;
 use booted_proto::init::InitRequest;
 use disk::state_disk::NodeState;
 use kms::ClusterKms;
+use kubernetes::wrapping_key;
 use machines::Role;
 use node::service_trust::ClusterId;
 use rpc::grpc::{Code, Status};
@@ -205,7 +206,10 @@ impl Init {
         job.phase("emergency SSH");
         let principals = self.certify_host(node, stop)?;
         let kubeconfig = match &self.plan {
-            Some(plan) => plan.run(node, &disk, &principals, stop, job)?,
+            Some(plan) => {
+                setup::place_wrapping_key(&wrapping_key::of(&self.keys.kms))?;
+                plan.run(node, &disk, &principals, stop, job)?
+            }
             None => cluster::none(),
         };
         node.complete()?;

@@ -128,6 +128,9 @@ impl Join {
         node.commit_disk(&state, &self.ticket.measurement_secret, |_| {
             Ok(self.ticket.disk_key.clone())
         })?;
+        if let Some(key) = &self.ticket.wrapping_key {
+            setup::place_wrapping_key(key)?;
+        }
         job.phase("node files");
         for (name, content) in &self.ticket.node_files {
             let path = node.root.join(NODE_FILES).join(name);

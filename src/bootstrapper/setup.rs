@@ -29,6 +29,7 @@ use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubeadm;
 use kubernetes::kubelet_certificate::KubeletCertificate;
 use kubernetes::parameters::{self, NodeName};
+use kubernetes::wrapping_key;
 use machines::Instance;
 
 /// The directory of the components' programs; in PATH it comes before the image's own directories.
@@ -291,6 +292,12 @@ pub fn write_certificate(certificate: &KubeletCertificate) -> Result<(), Error> 
             .map_err(Error::Certificate)?;
     }
     Ok(())
+}
+
+/// Writes the wrapping key of control planes. Fails if a key of another cluster is there.
+pub fn place_wrapping_key(key: &Secret) -> Result<(), Error> {
+    let directory = Path::new(wrapping_key::DIRECTORY);
+    wrapping_key::place(directory, key).map_err(|error| Error::Io(directory.into(), error))
 }
 
 fn make_directory(path: &Path) -> Result<(), Error> {

@@ -9,6 +9,7 @@
 //! | `token` | of the form of a bootstrap token |
 //! | `discovery_token_ca_cert_hash`, `cluster_ca` | a SHA-256; if both are present, the hash of one of the CAs |
 //! | `control_plane_files` | the eight files that a control plane needs, each once; none for a worker |
+//! | `wrapping_key` | 32 bytes, or none; none for a worker |
 //! | `node_files` | at most 64 files and 256 KiB, each once by a name without a path |
 //! | `kubernetes_components` | as for an init |
 //! | `kubernetes_version` | supported; if it is missing, as in Constellation's tickets, the version in kubeadm's URL |
@@ -78,6 +79,9 @@ pub struct Ticket {
     pub trust: Trust,
     /// The files of [`CONTROL_PLANE_FILES`] with their contents; none for a worker.
     pub control_plane_files: Vec<(&'static str, bool, Secret)>,
+    /// The key that decrypts the master secret in the Kubernetes API; `None` for a worker, and in a
+    /// cluster of an earlier version.
+    pub wrapping_key: Option<Secret>,
     /// The operator's files for this node: the name and content of each.
     pub node_files: Vec<(String, Secret)>,
     /// The components to install.
@@ -142,6 +146,10 @@ impl Ticket {
         let trust = trust(&ticket)?;
         let control_plane_files =
             control_plane_files(&mut ticket.control_plane_files, expected.control_plane)?;
+        let wrapping_key = wrapping_key(
+            std::mem::take(&mut ticket.wrapping_key),
+            expected.control_plane,
+        )?;
         let node_files = node_files(&mut ticket.node_files)?;
         let components = components(&ticket, expected.policy)?;
         check_version(&ticket)?;
@@ -164,6 +172,7 @@ impl Ticket {
             token,
             trust,
             control_plane_files,
+            wrapping_key,
             node_files,
             components,
             ssh_authority: std::mem::take(&mut ticket.authorized_ca_public_key),
@@ -293,6 +302,15 @@ fn control_plane_files(
     }
 }
 
+fn wrapping_key(bytes: Vec<u8>, control_plane: bool) -> Result<Option<Secret>, Refused> {
+    const FIELD: &str = "wrapping_key";
+    match bytes.is_empty() {
+        true => Ok(None),
+        false if control_plane => key(FIELD, bytes).map(Some),
+        false => refuse(FIELD, "a key of control planes, for a worker"),
+    }
+}
+
 fn node_files(files: &mut Vec<ControlPlaneCertOrKey>) -> Result<Vec<(String, Secret)>, Refused> {
     node_files::check(files.iter().map(|file| (&*file.name, file.data.len())))
         .or_else(|why| refuse("node_files", why))?;
@@ -389,6 +407,7 @@ mod tests {
             token: "abcdef.0123456789abcdef".into(),
             discovery_token_ca_cert_hash: authority_hashes(&cluster_ca).unwrap().remove(0),
             control_plane_files: vec![],
+            wrapping_key: vec![],
             node_files: vec![ControlPlaneCertOrKey {
                 name: "token".into(),
                 data: b"a token".to_vec(),
@@ -713,6 +732,33 @@ mod tests {
                 .to_string()
                 .contains("etcd/ca.key (0 bytes) is not PEM")
         );
+    }
+
+    #[test]
+    fn the_wrapping_key_is_for_a_control_plane_and_has_32_bytes() {
+        let with_key = |len, control_plane: bool| {
+            let ticket = with(|ticket| {
+                ticket.wrapping_key = vec![4; len];
+                if control_plane {
+                    ticket.control_plane_files = files();
+                }
+            });
+            let checked = check(ticket, control_plane);
+            checked.map(|ticket| ticket.wrapping_key.map(|key| key.len()))
+        };
+        assert_eq!(with_key(32, true), Ok(Some(32)));
+        // of a service of an earlier version
+        assert_eq!(with_key(0, true), Ok(None));
+        for (len, control_plane, why) in [
+            (31, true, "wrapping_key: 31 bytes, expected 32"),
+            (
+                32,
+                false,
+                "wrapping_key: a key of control planes, for a worker",
+            ),
+        ] {
+            assert_eq!(with_key(len, control_plane).unwrap_err().to_string(), why);
+        }
     }
 
     #[test]

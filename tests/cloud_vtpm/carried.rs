@@ -126,6 +126,7 @@ impl Meeting {
             kubernetes: None,
             metadata: None,
             pki_dir: self.dir.path().into(),
+            wrapping_key_dir: self.dir.path().into(),
             node_files_dir: self.dir.path().join("node-files"),
             migration: Migration::default(),
             records: None,

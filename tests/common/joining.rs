@@ -206,6 +206,7 @@ impl Cluster {
                 false => vec![],
             },
             node_files: vec![],
+            wrapping_key: vec![],
             kubernetes_version: String::new(),
             kubernetes_components: vec![self.kubeadm()],
             authorized_ca_public_key: format!("{}\n", self.ssh.public_line()).into_bytes(),

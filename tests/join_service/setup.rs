@@ -135,6 +135,7 @@ impl Setup {
                 .unwrap(),
             ),
             pki_dir: self.dir.path().join("pki"),
+            wrapping_key_dir: self.dir.path().join("firstlight"),
             node_files_dir: self.dir.path().join("node-files"),
             migration: self.migration,
             records: None,

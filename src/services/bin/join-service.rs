@@ -16,6 +16,7 @@ use booted_sys::keeping::Keeping;
 use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
+use kubernetes::wrapping_key;
 use machines::Cloud;
 use services::check;
 use services::join_service::keys::{self, Flags};
@@ -117,6 +118,7 @@ struct Given {
     verification_http: Option<SocketAddr>,
     require_strong: bool,
     pki_dir: PathBuf,
+    wrapping_key_dir: PathBuf,
     node_files_dir: PathBuf,
 }
 
@@ -145,6 +147,7 @@ impl Default for Given {
             verification_http: None,
             require_strong: false,
             pki_dir: join_service::PKI_DIR.into(),
+            wrapping_key_dir: wrapping_key::DIRECTORY.into(),
             node_files_dir: join_service::NODE_FILES_DIR.into(),
         }
     }
@@ -186,6 +189,8 @@ const OPTIONS: &Table<Given> = &[
      |it, name, value| put(&mut it.migration, parsed(name, value))),
     (Opt::value("pki", "DIR", "directory with the cluster's CA and the files for control planes").or(join_service::PKI_DIR),
      |it, _, value| put(&mut it.pki_dir, Ok(value.into()))),
+    (Opt::value("wrapping-key", "DIR", "directory with the wrapping key, which new control planes get").or(wrapping_key::DIRECTORY),
+     |it, _, value| put(&mut it.wrapping_key_dir, Ok(value.into()))),
     (Opt::value("node-files", "DIR", "directory with the operator's files for new nodes; it need not exist").or(join_service::NODE_FILES_DIR),
      |it, _, value| put(&mut it.node_files_dir, Ok(value.into()))),
     (services::LOG_FORMAT, |it, name, value| put(&mut it.log_format, parsed(name, value))),
@@ -275,6 +280,7 @@ impl Given {
             records: self.records.map(|dir| (dir, self.enrolling)),
             metadata,
             pki_dir: self.pki_dir,
+            wrapping_key_dir: self.wrapping_key_dir,
             node_files_dir: self.node_files_dir,
             migration: self.migration,
             deleted_machines: Default::default(),

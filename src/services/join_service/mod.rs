@@ -92,6 +92,7 @@ use joined::Joined;
 use keys::KeyClient;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
+use kubernetes::wrapping_key;
 use metrics::Registry;
 pub use node_files::DIRECTORY as NODE_FILES_DIR;
 use node_files::NodeFiles;
@@ -156,6 +157,8 @@ pub struct Config {
     pub metadata: Option<Arc<dyn Service>>,
     /// The directory with the cluster's CA and the files for control planes, usually [`PKI_DIR`].
     pub pki_dir: PathBuf,
+    /// The directory of the wrapping key.
+    pub wrapping_key_dir: PathBuf,
     /// The directory of the operator's files for new nodes, usually [`NODE_FILES_DIR`]. It need not exist.
     pub node_files_dir: PathBuf,
     /// Until when disks without a record are accepted.
@@ -366,7 +369,7 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         secrets: secrets.clone(),
     };
     let (pki, instances) = (
-        Pki::new(&config.pki_dir),
+        Pki::new(&config.pki_dir, &config.wrapping_key_dir),
         Arc::new(Instances::new(config.metadata)),
     );
     let migration = config.migration;
@@ -495,7 +498,10 @@ pub fn router(tickets: Arc<Tickets>) -> Router {
 /// Creates an issuer of rejoin tickets only. It takes the keys from `keys` and has no access to a
 /// cluster.
 pub fn rejoin_only(keys: KeyClient) -> Arc<Tickets> {
-    let (pki, instances) = (Pki::new(PKI_DIR.as_ref()), Arc::new(Instances::new(None)));
+    let (pki, instances) = (
+        Pki::new(PKI_DIR.as_ref(), wrapping_key::DIRECTORY.as_ref()),
+        Arc::new(Instances::new(None)),
+    );
     let audit = Arc::new(Audit::new(&Registry::new()));
     let secrets = Arc::new(Secrets::new(keys, CONFIG_DIR.into()));
     let migration = Migration::default();

@@ -1,5 +1,5 @@
-//! The cluster's CA and the files that further control planes need, from the disk of a control
-//! plane.
+//! The cluster's CA, and the files and the wrapping key that further control planes need, from the
+//! disk of a control plane.
 
 use std::fmt::Display;
 use std::fs;
@@ -9,10 +9,12 @@ use std::time::SystemTime;
 use zeroize::Zeroizing;
 
 use super::refusal::TicketRefusal;
+use base::crypto::Secret;
 use booted_proto::join::ControlPlaneCertOrKey;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::kubelet_certificate::Authority;
 use kubernetes::kubelet_request::authority_hashes;
+use kubernetes::wrapping_key;
 
 /// The directory of kubeadm's certificates.
 pub const DIRECTORY: &str = "/etc/kubernetes/pki";
@@ -28,9 +30,12 @@ const CONTROL_PLANE_FILES: [&str; 8] = [
     "sa.pub",
 ];
 
-/// The directory of certificates. It is read for each ticket, because an operator may renew its
-/// files.
-pub struct Pki(PathBuf);
+/// The directories of certificates and of the wrapping key. They are read for each ticket, because an
+/// operator may renew the files.
+pub struct Pki {
+    certificates: PathBuf,
+    wrapping_key: PathBuf,
+}
 
 /// The cluster's CA.
 pub struct Ca {
@@ -43,9 +48,12 @@ pub struct Ca {
 }
 
 impl Pki {
-    /// Uses this directory.
-    pub fn new(directory: &Path) -> Pki {
-        Pki(directory.into())
+    /// Uses these directories: of certificates, and of the wrapping key.
+    pub fn new(certificates: &Path, wrapping_key: &Path) -> Pki {
+        Pki {
+            certificates: certificates.into(),
+            wrapping_key: wrapping_key.into(),
+        }
     }
 
     /// Reads the CA certificate and its key.
@@ -53,7 +61,7 @@ impl Pki {
         let certificates = self.read("ca.crt")?;
         let key = self.read("ca.key")?;
         let broken = |error: &dyn Display| {
-            let path = self.0.join("ca.crt");
+            let path = self.certificates.join("ca.crt");
             TicketRefusal::internal("pki", format!("{}: {error}", path.display()))
         };
         // The new node checks the certificates in the ticket in the same way.
@@ -77,8 +85,14 @@ impl Pki {
         CONTROL_PLANE_FILES.iter().map(read).collect()
     }
 
+    /// Reads the wrapping key; `None` in a cluster of an earlier version.
+    pub fn wrapping_key(&self) -> Result<Option<Secret>, TicketRefusal> {
+        wrapping_key::read(&self.wrapping_key)
+            .map_err(|error| TicketRefusal::internal("wrapping-key", error.to_string()))
+    }
+
     fn read(&self, name: &str) -> Result<Zeroizing<Vec<u8>>, TicketRefusal> {
-        let path = self.0.join(name);
+        let path = self.certificates.join(name);
         let read = fs::read(&path).map_err(|error| {
             TicketRefusal::internal("pki", format!("{}: {error}", path.display()))
         })?;

@@ -280,12 +280,16 @@ fn check_name_against(
                 JUST_ISSUED_AGE,
             ))
         }
-        // There is no record of the node's machine, but that machine is running.
-        (None, Some(node)) if node.ready_since.is_some() => Err(TicketRefusal::temporary(
-            "name-is-ready",
-            "a node of this name is Ready; if this machine replaces it, shut that node down first",
-            Duration::from_secs(15),
-        )),
+        // No record names the node's machine and disk, but that machine is running.
+        (record, Some(node))
+            if record.is_none_or(|record| record.disk.is_empty()) && node.ready_since.is_some() =>
+        {
+            Err(TicketRefusal::temporary(
+                "name-is-ready",
+                "a node of this name is Ready; if this machine replaces it, shut that node down first",
+                Duration::from_secs(15),
+            ))
+        }
         _ => Ok(()),
     }
 }

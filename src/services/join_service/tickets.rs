@@ -81,6 +81,8 @@ struct Inputs {
     ca: Ca,
     control_plane_files: Vec<ControlPlaneCertOrKey>,
     node_files: Vec<ControlPlaneCertOrKey>,
+    /// Of a control plane; `None` in a cluster of an earlier version.
+    wrapping_key: Option<Secret>,
 }
 
 /// The signed parts of a ticket.
@@ -361,6 +363,10 @@ impl Tickets {
                 true => self.pki.control_plane_files()?,
                 false => Vec::new(),
             },
+            wrapping_key: match asked.control_plane {
+                true => self.pki.wrapping_key()?,
+                false => None,
+            },
             node_files: match &self.node_files {
                 Some(files) => files.read()?,
                 None => Vec::new(),
@@ -489,6 +495,9 @@ fn ticket(
     ticket.discovery_token_ca_cert_hash = inputs.ca.pin;
     ticket.control_plane_files = inputs.control_plane_files;
     ticket.node_files = inputs.node_files;
+    if let Some(key) = &inputs.wrapping_key {
+        ticket.wrapping_key = key.expose().to_vec();
+    }
     ticket.kubernetes_version = inputs.components.version.clone();
     ticket.kubernetes_components = inputs.components.list.clone().unwrap_or_default();
     ticket.authorized_ca_public_key = (inputs.ssh.users.line() + "\n").into_bytes();
