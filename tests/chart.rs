@@ -10,11 +10,14 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::crypto::Secret;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use common::kube_apiserver::{Cluster, PATIENCE};
-use kubernetes::client::{Object, PODS, Resource, Selector};
+use kms::ClusterKms;
+use kubernetes::client::{CONFIG_MAPS, Object, PODS, Resource, Selector};
+use kubernetes::wrapping_key;
 use kubernetes::yaml;
 use serde_json::{Value, json};
 use services::probe::serve_health;
@@ -43,13 +46,20 @@ fn base64(byte: u8) -> String {
     BASE64_STANDARD.encode([byte; 32])
 }
 
+/// Returns the master secret of [`operator`], as `firstlight wrap --for-control-planes` writes it.
+fn encrypted() -> String {
+    let secret = |byte| Secret::new(vec![byte; 32]);
+    let kms = ClusterKms::new(secret(2), secret(3)).unwrap();
+    wrapping_key::encrypt(kms.uri().as_bytes(), &wrapping_key::of(&kms)).unwrap()
+}
+
 /// Returns the values that the chart requires, and in addition `more`.
 fn values(more: Value) -> Value {
     let mut values = json!({
         "image": "example.com/a:1",
         "attestationPolicy": POLICY,
         "measurementSalt": base64(1),
-        "masterSecret": {"key": base64(2), "salt": base64(3)},
+        "masterSecret": {"encrypted": encrypted()},
     });
     for (name, value) in more.as_object().unwrap() {
         values[name] = value.clone();
@@ -342,10 +352,18 @@ fn values_that_would_do_harm_or_are_not_known_are_refused() {
         (json!({"keyService": {"a": 1}}), "keyService"),
         (json!({"keyService": {"kms": {"ports": []}}}), "ports"),
         (json!({"masterSecret": {"a": 1}}), "masterSecret"),
-        (json!({"masterSecret": {"key": "", "salt": ""}}), "key"),
-        // The master secret would be in the values all the same.
+        (json!({"masterSecret": {"encrypted": ""}}), "encrypted"),
+        // Values of an earlier version: the API, and the values in the release's Secret, had the master secret.
         (
-            json!({"masterSecret": {"key": base64(2), "salt": base64(3), "existingSecret": "a"}}),
+            json!({"masterSecret": {"key": base64(2), "salt": base64(3)}}),
+            "masterSecret",
+        ),
+        (
+            json!({"masterSecret": {"encrypted": base64(2)}}),
+            "encrypted",
+        ),
+        (
+            json!({"masterSecret": {"encrypted": encrypted(), "existingSecret": "a"}}),
             "masterSecret",
         ),
         // The DaemonSet and the NetworkPolicies would not find their pods.
@@ -807,6 +825,12 @@ fn firstlight_apply_keeps_the_values_that_helm_has_set() {
         .collect();
     assert_eq!(installed.len(), 31, "{installed:#?}");
 
+    // without it, `apply` refuses clients without a token
+    let cilium = json!({"metadata": {"name": "cilium-config"}, "data": {
+        "kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true", "enable-wireguard": "true", "encrypt-node": "true",
+    }});
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    client.create(&maps, &cilium).unwrap();
     let dir = operator();
     fs::write(dir.path().join("admin.conf"), cluster.kubeconfig()).unwrap();
     let applied = Command::new(support::program::built("firstlight"))
@@ -1150,12 +1174,12 @@ fn alerts_fire_for_what_they_are_about() {
 fn an_existing_secret_keeps_the_master_secret_out_of_the_release() {
     let by_values = objects(&values(json!({})));
     // Helm keeps the Secret if the release is uninstalled, or names another Secret.
-    let secret = find(&by_values, "Secret", "constellation-mastersecret");
+    let secret = find(&by_values, "Secret", "firstlight-mastersecret-849acca9");
     assert_eq!(
         secret["metadata"]["annotations"]["helm.sh/resource-policy"],
         "keep"
     );
-    let existing = json!({"key": "", "salt": "", "existingSecret": "my-secret"});
+    let existing = json!({"encrypted": "", "existingSecret": "my-secret"});
     let by_name = objects(&values(json!({"masterSecret": existing})));
     assert_eq!(by_name.len(), by_values.len() - 1);
     assert!(by_name.iter().all(|object| object["kind"] != "Secret"));
@@ -1182,7 +1206,7 @@ fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
         "credentialsSecret": "azure",
         "authoritiesConfigMap": "authorities",
     });
-    let wrapped = json!({"key": "", "salt": "", "existingSecret": "wrapped"});
+    let wrapped = json!({"encrypted": "", "existingSecret": "wrapped"});
     let all = objects(&values(
         json!({"masterSecret": wrapped, "keyService": {"kms": kms, "env": [{"name": "A", "value": "a"}]}}),
     ));

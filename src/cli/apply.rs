@@ -137,6 +137,12 @@ pub const COMMAND: Command = Command {
              those of the join service",
         ),
         Opt::value(
+            "record-control-plane",
+            "NODE",
+            "record that this node is a control plane, if it has no record and joined before records existed (docs/services.md); may be \
+             repeated",
+        ),
+        Opt::value(
             "backups",
             "FILE",
             "the folder for the folders with saved manifests",
@@ -155,7 +161,7 @@ pub const COMMAND: Command = Command {
         ),
         Opt::flag(
             "print",
-            "only print the manifests (JSON, with the master secret), without a cluster",
+            "only print the manifests (JSON, with the encrypted master secret), without a cluster",
         ),
         OUTPUT,
     ],
@@ -235,6 +241,8 @@ pub fn options(given: &Given) -> Result<Options, Error> {
         skip_wait: given.has("skip-wait"),
         print: given.has("print"),
         is_dry_run: given.has("dry-run"),
+        keeps_superseded: false,
+        control_planes: given.texts("record-control-plane")?,
         output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
     })
@@ -348,6 +356,10 @@ pub struct Options {
     pub print: bool,
     /// Whether to check everything and change nothing.
     pub is_dry_run: bool,
+    /// Whether other forms of the master secret stay in the cluster.
+    pub keeps_superseded: bool,
+    /// Nodes without a record that are control planes.
+    pub control_planes: Vec<String>,
     /// The form of the output.
     pub output: Output,
     /// The time limit until everything is ready.
@@ -577,15 +589,17 @@ fn bring_services(
     options: &Options,
     progress: &Progress,
 ) -> Result<Applied, Error> {
-    if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
-        check_named(client)?;
-    }
     let settings = settings(options, Some(client))?;
+    if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
+        check_named(client, &settings.kms)?;
+    }
     let how = services::Options {
         skip: &options.skip_phases,
         backups: Path::new(&options.backups),
         wait: (!options.skip_wait).then_some(options.timeout),
         is_dry_run: options.is_dry_run,
+        keeps_superseded: options.keeps_superseded,
+        control_planes: &options.control_planes,
     };
     services::apply(client, &settings, &how, &mut |report| match report {
         Report::Phase(text) => progress.phase(text),

@@ -624,6 +624,8 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
         skip_wait: kubernetes.skip_wait,
         print: false,
         is_dry_run: false,
+        keeps_superseded: false,
+        control_planes: vec![],
         output: options.output,
         timeout: deadline.saturating_duration_since(Instant::now()),
     });

@@ -7,7 +7,9 @@ use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id};
 use keywrap::{Author, KeyEncryptionKey, Wrapped};
 use kms::ClusterKms;
 use kubernetes::client::Client;
-use kubernetes::services::master_secret::{self, Keeping};
+use kubernetes::services;
+use kubernetes::services::master_secret::{self, Keeping, Present};
+use kubernetes::wrapping_key::Undecipherable;
 use serde_json::{Map, Value, json};
 
 use super::error::Error;
@@ -108,9 +110,11 @@ impl Wish {
         };
         let there = client.map(master_secret::content).transpose();
         let there = there.map_err(Error::failed)?.flatten();
+        let there = there.map(|content| master_secret::opened(&content, secret));
+        let there = there.transpose().map_err(other_cluster)?;
         check_cluster(secret, state, there.as_deref().map(Vec::as_slice), uri)?;
         let Some(external) = self.key()? else {
-            return Ok(Keeping::Plain);
+            return Ok(Keeping::Own);
         };
         let access = self.access(uri)?;
         let same = |content: &[u8]| {
@@ -163,12 +167,14 @@ fn is_set(env: &Value, names: &[&str]) -> bool {
 /// Refuses a cluster whose new key service would send no token to its KMS, because no variable has
 /// the KMS's address. Clusters of earlier versions lack this variable: there, only the wrapped
 /// master secret has the address.
-pub fn check_named(client: &Client) -> Result<(), Error> {
+pub fn check_named(client: &Client, kms: &ClusterKms) -> Result<(), Error> {
     let present = master_secret::present(client).map_err(Error::failed)?;
-    let Some(Keeping::Existing { secret, access }) = present else {
+    let Some(Present { secret, access }) = present else {
         return Ok(());
     };
     let content = master_secret::content(client).map_err(Error::failed)?;
+    let content = content.map(|content| master_secret::opened(&content, kms));
+    let content = content.transpose().map_err(other_cluster)?;
     // if a store holds the wrapped master secret, only the key service reads it
     let wrapped = content.filter(|content| keywrap::is_wrapped(content));
     let Some(Ok(wrapped)) = wrapped.and_then(|content| keywrap::find(&content, Author::File))
@@ -230,8 +236,10 @@ fn check_cluster(
     };
     match is_known {
         true => Ok(()),
-        false => Err(Error::failed(
-            "this is the master secret of another cluster: with it, no disk of this one would open",
-        )),
+        false => Err(other_cluster(Undecipherable::Key)),
     }
+}
+
+fn other_cluster(why: Undecipherable) -> Error {
+    Error::failed(services::Error::MasterSecret(why))
 }

@@ -36,6 +36,7 @@ use base::crypto::{KEY_LEN, Secret};
 use base::options::Opt;
 use keywrap::{Author, store};
 use kms::ClusterKms;
+use kubernetes::wrapping_key;
 
 /// Minimum bytes of the key that the key service and Constellation accept.
 pub const MIN_KEY_LEN: usize = 16;
@@ -141,6 +142,10 @@ pub fn read_wrapped(path: &Path, kms: Option<&str>) -> Result<ClusterKms, FileEr
         Some(uri) => (Zeroizing::new(uri.as_bytes().to_vec()), Author::Operator),
         None => (files::read_secret(path)?, Author::File),
     };
+    if wrapping_key::is_encrypted(&content) {
+        let why = "it is encrypted for the control planes of its cluster, and no command reads it: give the file that it was made of";
+        return Err(FileError::Content(path.into(), why.into()));
+    }
     if let Some(unwrapped) = keywrap::unwrapped(&content, author, kms) {
         return unwrapped.map_err(|error| FileError::Content(path.into(), error.to_string()));
     }

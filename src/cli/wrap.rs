@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use keywrap::Wrapped;
 use kms::ClusterKms;
+use kubernetes::wrapping_key;
+use zeroize::Zeroizing;
 
 use super::error::Error;
 use super::master_secret::{
@@ -14,26 +16,40 @@ use super::master_secret::{
 use super::output::{OUTPUT, Output};
 use super::usage::{Command, Given};
 use base::options::Opt;
+use base::program;
 use serde_json::json;
+
+/// The default file of a master secret that is encrypted for control planes.
+const ENCRYPTED_SECRET_FILE: &str = "firstlight-mastersecret.encrypted.json";
 
 /// The command `firstlight wrap`.
 pub const WRAP: Command = Command {
     name: "wrap",
-    summary: "wrap the master secret with a key of an external key management service",
+    summary: "wrap the master secret for a key management service or for control planes",
     about: &[
         "The service encrypts a random key, which encrypts the master secret. Every command takes the file that this one writes as \
               --master-secret: the service then decrypts the key at each use, if the user who runs the command has the permission. The \
               file is useless without the service's key.",
-              "The URI names the service and its key, without credentials; quote it in a shell. \
+        "The URI names the service and its key, without credentials; quote it in a shell. \
               kms://vault?address=https://HOST:PORT&keyName=NAME is a key of the engine transit of Vault or OpenBao, \
               kms://aws-kms?keyName=ARN a key of AWS KMS, kms://azure-kms?address=https://VAULT.vault.azure.net&keyName=NAME one of Azure \
               Key Vault, kms://gcp-kms?keyName=projects/.. one of Google Cloud KMS, and kms://kmip?address=HOST:PORT&keyId=IDENTIFIER one \
               of a KMIP server. docs/kms.md has the parameters, and the permissions that the services need.",
         "A file that is wrapped already can be wrapped for another service.",
+        "With --for-control-planes the file is the value masterSecret.encrypted of the Helm chart: only the key service of a control \
+              plane can read it, by the wrapping key on the control plane's state disk. `firstlight apply` makes it itself.",
     ],
     operand: None,
     options: &[
-        Opt::needed("kms", "URI", "the service and its key"),
+        Opt::value(
+            "kms",
+            "URI",
+            "the service and its key; with --for-control-planes, none is needed",
+        ),
+        Opt::flag(
+            "for-control-planes",
+            "encrypt the result with the wrapping key of the cluster's control planes",
+        ),
         Opt::flag(
             "create-key",
             "have the service make the key if it is missing",
@@ -43,32 +59,45 @@ pub const WRAP: Command = Command {
         Opt::value(
             "out",
             "FILE",
-            "the file to write, or storage://.. for an object in a store of a cloud (docs/kms.md); must not exist",
-        )
-        .or(WRAPPED_SECRET_FILE),
+            "the file to write, or storage://.. for an object in a store of a cloud (docs/kms.md); must not exist \
+             [firstlight-mastersecret.wrapped.json; with --for-control-planes firstlight-mastersecret.encrypted.json]",
+        ),
         OUTPUT,
     ],
     examples: &[
         "firstlight wrap --kms 'kms://vault?address=https://vault:8200&keyName=firstlight'",
         "firstlight wrap --kms 'kms://aws-kms?keyName=ARN' --out 'storage://aws?bucket=own&region=eu-central-1'",
+        "firstlight wrap --for-control-planes",
     ],
     run: |given| wrap(&options(given)?),
 };
 
 fn options(given: &Given) -> Result<Options, Error> {
+    let for_control_planes = given.has("for-control-planes");
+    let kms = given.value("kms").map(program::text).transpose()?;
+    if kms.is_none() && (!for_control_planes || given.has("create-key")) {
+        return Err(Error::Usage("--kms is missing".into()));
+    }
+    let file = match for_control_planes {
+        true => ENCRYPTED_SECRET_FILE,
+        false => WRAPPED_SECRET_FILE,
+    };
     Ok(Options {
         output: Output::of(given)?,
-        kms: given.text("kms")?,
+        kms,
+        for_control_planes,
         create_key: given.has("create-key"),
         master_secret: master_secret_of(given)?,
-        out: given.path("out"),
+        out: given.value("out").map_or(file.into(), PathBuf::from),
     })
 }
 
 /// The task of `firstlight wrap`.
 pub struct Options {
     /// The key of the service, `kms://..`.
-    pub kms: String,
+    pub kms: Option<String>,
+    /// Whether the result is encrypted with the wrapping key.
+    pub for_control_planes: bool,
     /// Whether the service makes the key if it is missing.
     pub create_key: bool,
     /// The source of the master secret, plain or wrapped.
@@ -81,20 +110,45 @@ pub struct Options {
 
 /// Runs `firstlight wrap`.
 pub fn wrap(options: &Options) -> Result<(), Error> {
-    let secret = options.master_secret.read_wrapped(Some(&options.kms));
+    let secret = options.master_secret.read_wrapped(options.kms.as_deref());
     let secret = secret.map_err(Error::failed)?;
-    let key = keywrap::open(&options.kms)?;
-    key.prepare(options.create_key)?;
-    let wrapped = Wrapped::wrap(&secret, &options.kms, &*key)?;
-    let (content, kms) = (wrapped.text(), Some(&*options.kms));
-    let written = write(&options.out, content.as_bytes(), &secret, kms)?;
+    let wrapped = match &options.kms {
+        None => None,
+        Some(kms) => {
+            let key = keywrap::open(kms)?;
+            key.prepare(options.create_key)?;
+            Some((kms, Wrapped::wrap(&secret, kms, &*key)?.text()))
+        }
+    };
+    let (kms, content) = match wrapped {
+        _ if options.for_control_planes => {
+            return encrypt(options, &secret, wrapped.map(|(_, text)| text));
+        }
+        None => return Err(Error::Usage("--kms is missing".into())),
+        Some(wrapped) => wrapped,
+    };
+    let written = write(&options.out, content.as_bytes(), &secret, Some(kms))?;
     options
         .output
-        .json(&json!({"wrapped": written, "kms": options.kms}))?;
+        .json(&json!({"wrapped": written, "kms": kms}))?;
     options.output.say(format_args!(
         "{} has the master secret, wrapped by {}. Give it as --master-secret in place of the plain one, and keep the plain one where no other person can read it, or destroy it: without both the service's key and the plain one the cluster cannot be recovered.",
         written.display(),
-        options.kms
+        kms
+    ))
+}
+
+/// Writes the value `masterSecret.encrypted` of the chart: the master secret, or its wrapped form.
+fn encrypt(options: &Options, secret: &ClusterKms, wrapped: Option<String>) -> Result<(), Error> {
+    let form = wrapped.map_or_else(|| secret.uri(), Zeroizing::new);
+    let content = wrapping_key::encrypt(form.as_bytes(), &wrapping_key::of(secret));
+    let content = content.map_err(Error::failed)?;
+    let written = master_secret::write(&options.out, content.as_bytes())?;
+    options.output.json(&json!({"encrypted": written}))?;
+    options.output.say(format_args!(
+        "{} has the master secret, encrypted for the control planes of its cluster: the value masterSecret.encrypted of the chart. No \
+         command reads it: keep the plain or the wrapped one, too",
+        written.display()
     ))
 }
 

@@ -10,6 +10,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::kube_apiserver::{Cluster, play_controller};
 use kubernetes::client::{CONFIG_MAPS, Client, DAEMON_SETS, NETWORK_POLICIES, SECRETS};
+use kubernetes::wrapping_key;
 use serde_json::{Value, json};
 
 use super::kmip::{Service, env};
@@ -64,11 +65,12 @@ fn policy(client: &Client) -> String {
 }
 
 /// Puts another wrapped master secret into a Secret, which is immutable.
-fn replace(client: &Client, name: &str, wrapped: &Value) {
+fn replace(client: &Client, name: &str, wrapped: &Value, key: &Secret) {
     let all = SECRETS.in_namespace("kube-system");
     let mut secret = client.get(&all.named(name)).unwrap();
     client.delete(&all.named(name)).unwrap();
-    secret["data"]["mastersecret"] = STANDARD.encode(wrapped.to_string()).into();
+    let encrypted = wrapping_key::encrypt(wrapped.to_string().as_bytes(), key).unwrap();
+    secret["data"]["mastersecret"] = STANDARD.encode(encrypted).into();
     for field in ["resourceVersion", "uid", "creationTimestamp"] {
         secret["metadata"].as_object_mut().unwrap().remove(field);
     }
@@ -130,6 +132,9 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
         )
     };
     let (first, second) = (service.uri("firstlight"), service.uri("another"));
+    // what the control planes have
+    let wrapping_key = wrapping_key::of(&kms);
+    wrapping_key::place(&dir.path().join("firstlight"), &wrapping_key).unwrap();
 
     let stop = Stop::new();
     thread::scope(|scope| {
@@ -138,7 +143,8 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
         scope.spawn(move || play_controller(client, stop));
         let output = apply(&[]);
         assert!(output.status.success(), "{}", said(&output));
-        assert_eq!(secrets(client), ["constellation-mastersecret"]);
+        let own = mounted(client);
+        assert_eq!(secrets(client), [&*own]);
 
         let output = apply(&["--kms", &first, "--dry-run"]);
         assert!(output.status.success(), "{}", said(&output));
@@ -149,7 +155,7 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
                 && !told.contains("would change clusterroles"),
             "{told}"
         );
-        assert_eq!(secrets(client), ["constellation-mastersecret"]);
+        assert_eq!(secrets(client), [&*own]);
 
         let output = apply(&["--kms", &first, "--master-secret", "other.json"]);
         assert!(
@@ -161,7 +167,7 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
         let output = apply(&["--kms", &first]);
         assert!(output.status.success(), "{}", said(&output));
         assert!(
-            said(&output).contains("constellation-mastersecret: deleted"),
+            said(&output).contains(&format!("{own}: deleted")),
             "{}",
             said(&output)
         );
@@ -192,14 +198,19 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
             .as_str()
             .map(str::to_owned);
         fs::write(
-            dir.path().join("wrapped.json"),
+            dir.path().join("encrypted.json"),
             STANDARD.decode(data.unwrap()).unwrap(),
         )
         .unwrap();
         let of_pod = key_service(
             dir.path(),
             &env(&operator),
-            &["--master-secret", "wrapped.json"],
+            &[
+                "--master-secret",
+                "encrypted.json",
+                "--wrapping-key",
+                "firstlight",
+            ],
         );
         let plain = key_service(
             dir.path(),
@@ -223,12 +234,13 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
         assert!(!policy(client).contains("strong"), "{}", policy(client));
 
         // a cluster of an earlier version, whose pods have no address of their Vault
-        let wrapped = fs::read_to_string(dir.path().join("wrapped.json")).unwrap();
+        let wrapped = fs::read(dir.path().join("encrypted.json")).unwrap();
+        let wrapped = wrapping_key::decrypt(&wrapped, &wrapping_key).unwrap();
         let vault = "kms://vault?address=https://vault.example:8200&keyName=a";
-        let mut wrapped: Value = serde_json::from_str(&wrapped).unwrap();
-        let own = wrapped.clone();
+        let mut wrapped: Value = serde_json::from_slice(&wrapped).unwrap();
+        let wrapped_by_kmip = wrapped.clone();
         wrapped["kms"] = vault.into();
-        replace(client, &before, &wrapped);
+        replace(client, &before, &wrapped, &wrapping_key);
         for more in [&[][..], &["--dry-run"]] {
             let output = apply(more);
             let told = said(&output);
@@ -241,7 +253,7 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
             );
             assert_eq!(mounted(client), before);
         }
-        replace(client, &before, &own);
+        replace(client, &before, &wrapped_by_kmip, &wrapping_key);
     });
 
     // no pod becomes ready with another key, and nothing has changed
@@ -257,7 +269,8 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
         (before.clone(), vec![before])
     );
 
-    // back to the plain secret, without the KMS
+    // back to the cluster's own form, without the KMS
+    let before = mounted(&client);
     service.peer.ask("stop");
     let stop = Stop::new();
     thread::scope(|scope| {
@@ -268,7 +281,7 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
         assert!(!output.status.success(), "{}", said(&output));
         let output = apply(&["--kms", "kms://cluster-kms"]);
         assert!(output.status.success(), "{}", said(&output));
-        assert_eq!(secrets(client), ["constellation-mastersecret"]);
-        assert_eq!(mounted(client), "constellation-mastersecret");
+        assert_eq!(secrets(client), [mounted(client)]);
+        assert_ne!(mounted(client), before);
     });
 }

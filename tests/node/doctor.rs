@@ -59,6 +59,8 @@ fn install(client: &Client, setting: &Setting, changed: impl FnOnce(&mut Setting
         backups: &setting.path("backups"),
         wait: Some(PATIENCE),
         is_dry_run: false,
+        keeps_superseded: false,
+        control_planes: &[],
     };
     services::apply(client, &settings, &options, &mut |_| {}).unwrap();
 }

@@ -1,4 +1,4 @@
-{{- /* Parts that need more of Go's template language than `firstlight apply` knows. render.rs computes the first five itself. */}}
+{{- /* Parts that need more of Go's template language than `firstlight apply` knows. render.rs computes the first seven itself. */}}
 
 {{- /* The reference of the image: the text in the values, or one made of the fields. With a digest, it has no tag. */}}
 {{- define "firstlight.image" -}}
@@ -31,6 +31,17 @@
 
 {{- define "firstlight.policy" -}}
 {{- if kindIs "string" .Values.attestationPolicy }}{{ .Values.attestationPolicy }}{{ else }}{{ .Values.attestationPolicy | toJson }}{{ end }}
+{{- end }}
+
+{{- /* The name of the Secret with the master secret. It has a hash of the content, because the Secret is immutable. */}}
+{{- define "firstlight.masterSecret" -}}
+{{- with .Values.masterSecret.existingSecret }}{{ . }}{{ else -}}
+{{- printf "firstlight-mastersecret-%s" (sha256sum .Values.masterSecret.encrypted | trunc 8) }}
+{{- end }}
+{{- end }}
+
+{{- define "firstlight.masterSecretData" -}}
+{{- .Values.masterSecret.encrypted | b64enc }}
 {{- end }}
 
 {{- define "firstlight.metrics.labels" -}}

@@ -298,7 +298,11 @@ impl<'a> Move<'a> {
             old_clients_until: Some(String::new()),
             ..wanted.clone()
         };
-        self.bring(&self.services(&never, &wanted.policy, vec![])?)
+        let last = apply::Options {
+            keeps_superseded: false,
+            ..self.services(&never, &wanted.policy, vec![])?
+        };
+        self.bring(&last)
     }
 
     fn bring(&self, options: &apply::Options) -> Result<(), Error> {
@@ -343,6 +347,9 @@ impl<'a> Move<'a> {
             skip_wait: false,
             print: false,
             is_dry_run: false,
+            // `undo` brings back the key service that reads it
+            keeps_superseded: true,
+            control_planes: vec![],
             output: self.options.output,
             timeout: self.options.timeout,
         })

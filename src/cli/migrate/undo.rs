@@ -2,7 +2,7 @@
 
 use kubernetes::node_version::{COMPONENTS, NodeVersion};
 use kubernetes::parameters::Version;
-use kubernetes::services::{self, Phase, Report};
+use kubernetes::services::{self, Phase, Report, master_secret};
 
 use super::facts;
 use super::nodes;
@@ -54,7 +54,8 @@ impl Move<'_> {
         self.restore(&record)?;
         Record::remove(self.client)?;
         let mut stays = vec![
-            "the Secret constellation-mastersecret has our labels, with the same data",
+            "the Secret firstlight-mastersecret-… with the encrypted master secret, and its key in /etc/kubernetes/firstlight of each \
+             control plane, which Constellation ignores",
             "the ConfigMaps join-node-… and join-disk-… with the records of machines, which Constellation ignores",
             "firstlight-state.json and the saved manifests in this folder",
         ];
@@ -152,6 +153,9 @@ impl Move<'_> {
             Report::Phase(text) => self.progress.phase(text),
             Report::Line(text) => self.progress.line(text),
         };
+        // the last step of a move deletes it
+        let secret = self.options.master_secret.read()?;
+        master_secret::restore_plain(self.client, &secret)?;
         let (objects, time) = (&record.before.objects, self.options.timeout);
         let restored = objects.restore(self.client, time, &mut report);
         restored.map_err(Error::from)

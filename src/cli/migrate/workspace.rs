@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use base::crypto::{CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
 use kms::ClusterKms;
+use kubernetes::services::master_secret;
 use kubernetes::yaml;
 use serde_json::Value;
 use verifier::variant::ALL;
@@ -77,7 +78,12 @@ impl Workspace {
                 return found;
             }
         };
-        if master_secret.is_some_and(|there| there != secret.key().expose()) {
+        // Constellation has no external KMS, so that each other content is of another cluster
+        let is_own = |content| {
+            let opened = master_secret::opened(content, secret);
+            opened.is_ok_and(|there| *there == secret.key().expose())
+        };
+        if master_secret.is_some_and(|content| !is_own(content)) {
             found.push(
                 "the master secret differs from the one in the cluster: it is of another cluster, and no disk would open with it"
                     .into(),

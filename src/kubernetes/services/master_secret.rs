@@ -1,9 +1,20 @@
-//! How a cluster stores its master secret: plain, or wrapped by an external KMS.
+//! How a cluster stores its master secret: encrypted with the wrapping key of its control planes
+//! ([`wrapping_key`]); the content is the master secret itself, or the form that an external KMS must
+//! unwrap.
 //!
 //! Each form is a Secret of its own, and immutable. So with a new form the pods of the key service
 //! restart, and a pod that cannot use it is not ready: then the installation is rolled back, and
 //! the previous Secret still exists. It is deleted when all pods use the new one
 //! ([`delete_superseded`]).
+//!
+//! A cluster of an earlier version, or of Constellation, has a Secret that is not encrypted, and its
+//! control planes have no wrapping key. It moves in two steps, and serves in each; if the first is
+//! repeated, nothing changes:
+//!
+//! ```text
+//! 1  the key service still reads the old Secret, and writes the wrapping key of its control plane
+//! 2  the key service reads the encrypted Secret; the old one is deleted
+//! ```
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -15,29 +26,31 @@ use super::super::NAMESPACE;
 use super::super::client::{
     self, Client, DAEMON_SETS, NETWORK_POLICIES, Object, SECRETS, Selector,
 };
+use super::super::wrapping_key::{self, Undecipherable};
 use base::text::hex;
-use kms::ClusterKms;
+use kms::{ClusterKms, NO_STORE};
 
-/// The Secret of the plain master secret; the name is Constellation's.
+/// The Secret of Constellation and of earlier versions, which is not encrypted.
 const PLAIN: &str = "constellation-mastersecret";
-/// The beginning of the names of Secrets with a wrapped master secret. A part of the SHA-256 of the
-/// content follows.
-const WRAPPED: &str = "firstlight-mastersecret-";
+/// The beginning of the names of our other Secrets. A part of the SHA-256 of the content follows.
+const PREFIX: &str = "firstlight-mastersecret-";
 /// Bytes of the hash in the name.
 const HASH_LEN: usize = 4;
 /// The key in the Secret's data under which each form stores the master secret.
 const KEY: &str = "mastersecret";
-/// The labels of our objects.
+/// The label of our objects.
 const LABEL: (&str, &str) = ("app.kubernetes.io/part-of", "firstlight");
+/// The beginning of a master secret as a key URI.
+const URI: &[u8] = b"kms://";
 
 /// How the cluster stores the master secret.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Keeping {
-    /// As it does now. A cluster that has no key service yet stores it plain.
+    /// As it does now. A new cluster needs no external KMS.
     #[default]
     AsBefore,
-    /// As it is.
-    Plain,
+    /// Without an external KMS.
+    Own,
     /// Wrapped by an external KMS.
     Wrapped {
         /// The content of the file of `firstlight wrap`.
@@ -45,72 +58,142 @@ pub enum Keeping {
         /// The values of the chart below `keyService.kms`.
         access: Value,
     },
-    /// In this existing Secret.
-    Existing {
-        /// The name of the Secret.
-        secret: String,
-        /// The values of the chart below `keyService.kms`.
-        access: Value,
-    },
+}
+
+/// What a key service reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Present {
+    /// The name of the Secret.
+    pub secret: String,
+    /// The values of the chart below `keyService.kms`.
+    pub access: Value,
+}
+
+/// What the key service reads after a step of an installation.
+#[derive(Debug)]
+pub(super) struct Stored {
+    /// The Secret, if it exists, or the content of a new one.
+    secret: Secret,
+    /// The values of the chart below `keyService.kms`.
+    access: Value,
+    /// Whether the key service writes the wrapping key, because its Secret is not encrypted.
+    places_wrapping_key: bool,
+}
+
+#[derive(Debug)]
+enum Secret {
+    /// Its name.
+    Existing(String),
+    /// Its content, encrypted.
+    New(String),
+}
+
+impl Stored {
+    /// Encrypts a master secret in any form.
+    fn encrypted(form: &[u8], access: Value, kms: &ClusterKms) -> Result<Stored, Undecipherable> {
+        let content = wrapping_key::encrypt(form, &wrapping_key::of(kms))?;
+        Ok(Stored {
+            secret: Secret::New(content),
+            access,
+            places_wrapping_key: false,
+        })
+    }
+
+    /// Returns the chart's values `masterSecret` and `keyService.kms`.
+    pub fn values(&self) -> (Value, Value) {
+        let (encrypted, existing) = match &self.secret {
+            Secret::Existing(name) => ("", &**name),
+            Secret::New(content) => (&**content, ""),
+        };
+        let secret = json!({
+            "encrypted": encrypted,
+            "existingSecret": existing,
+            "placeWrappingKey": self.places_wrapping_key,
+        });
+        (secret, self.access.clone())
+    }
+}
+
+/// Returns the name of the Secret with this content.
+pub(super) fn name_of(encrypted: &str) -> String {
+    let hash = digest(&SHA256, encrypted.as_bytes());
+    format!("{PREFIX}{}", hex(&hash.as_ref()[..HASH_LEN]))
 }
 
 impl Keeping {
-    /// Returns the name of the Secret.
-    fn secret_name(&self) -> String {
+    /// Returns what the key service of a new cluster reads.
+    pub(super) fn of_new(&self, kms: &ClusterKms) -> Result<Stored, Undecipherable> {
         match self {
-            Keeping::AsBefore | Keeping::Plain => PLAIN.into(),
-            Keeping::Wrapped { file, .. } => {
-                let hash = digest(&SHA256, file.as_bytes());
-                format!("{WRAPPED}{}", hex(&hash.as_ref()[..HASH_LEN]))
+            Keeping::AsBefore | Keeping::Own => {
+                Stored::encrypted(kms.uri().as_bytes(), json!({}), kms)
             }
-            Keeping::Existing { secret, .. } => secret.clone(),
+            Keeping::Wrapped { file, access } => {
+                Stored::encrypted(file.as_bytes(), access.clone(), kms)
+            }
         }
     }
 
-    /// Returns the chart values, with the master secret if it is stored plain.
-    pub(super) fn values(&self, kms: &ClusterKms) -> (Value, Value) {
-        let base64 = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);
-        match self {
-            Keeping::AsBefore | Keeping::Plain => (
-                json!({"key": base64(kms.key().expose()), "salt": base64(kms.salt().expose())}),
-                json!({}),
-            ),
-            Keeping::Wrapped { access, .. } | Keeping::Existing { access, .. } => (
-                json!({"existingSecret": self.secret_name()}),
-                access.clone(),
-            ),
-        }
-    }
-
-    /// Returns the Secret with the wrapped master secret. The Secret with the plain one is in the
-    /// chart.
-    pub(super) fn secret(&self) -> Option<Value> {
-        let Keeping::Wrapped { file, .. } = self else {
-            return None;
+    /// Returns what the key service of this cluster reads in the end, and before that if a first step
+    /// has to place the wrapping key.
+    pub(super) fn steps(
+        &self,
+        client: &Client,
+        kms: &ClusterKms,
+    ) -> Result<(Option<Stored>, Stored), super::Error> {
+        let undecipherable = super::Error::MasterSecret;
+        let Some((present, content)) = found(client)? else {
+            return Ok((None, self.of_new(kms).map_err(undecipherable)?));
         };
-        let (label, value) = LABEL;
-        Some(json!({
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": self.secret_name(), "namespace": NAMESPACE, "labels": {label: value}},
-            "type": "Opaque",
-            "immutable": true,
-            "data": {KEY: BASE64_STANDARD.encode(file)},
-        }))
-    }
-
-    /// Replaces [`Keeping::AsBefore`] by what the cluster has.
-    pub(super) fn resolve(&self, client: &Client) -> Result<Keeping, client::Error> {
-        match self {
-            Keeping::AsBefore => Ok(present(client)?.unwrap_or(Keeping::Plain)),
-            other => Ok(other.clone()),
+        let form = opened(&content, kms).map_err(undecipherable)?;
+        let is_raw = *form == kms.key().expose();
+        if !is_raw && !is_form_of_kms(&form) {
+            return Err(undecipherable(Undecipherable::Key));
         }
+        let is_encrypted = wrapping_key::is_encrypted(&content);
+        let last = match self {
+            Keeping::AsBefore if is_encrypted => Stored {
+                secret: Secret::New(String::from_utf8_lossy(&content).into_owned()),
+                access: present.access.clone(),
+                places_wrapping_key: false,
+            },
+            Keeping::AsBefore if !is_raw => {
+                let encrypted = Stored::encrypted(&form, present.access.clone(), kms);
+                encrypted.map_err(undecipherable)?
+            }
+            _ => self.of_new(kms).map_err(undecipherable)?,
+        };
+        let first = (!is_encrypted).then_some(Stored {
+            secret: Secret::Existing(present.secret),
+            access: present.access,
+            places_wrapping_key: true,
+        });
+        Ok((first, last))
     }
 }
 
+/// Returns the master secret in the content of a Secret: the raw bytes of its key, or the form that an
+/// external KMS must unwrap.
+pub fn opened(content: &[u8], kms: &ClusterKms) -> Result<Zeroizing<Vec<u8>>, Undecipherable> {
+    if !wrapping_key::is_encrypted(content) {
+        return Ok(Zeroizing::new(content.to_vec()));
+    }
+    let form = wrapping_key::decrypt(content, &wrapping_key::of(kms))?;
+    if !form.starts_with(URI) {
+        return Ok(form);
+    }
+    let uri = str::from_utf8(&form).map_err(|_| Undecipherable::Key)?;
+    let own = ClusterKms::from_uris(uri, NO_STORE).map_err(|_| Undecipherable::Key)?;
+    Ok(Zeroizing::new(own.key().expose().to_vec()))
+}
+
+/// Returns whether this may be a form that an external KMS must unwrap: JSON, or the URI of a store.
+fn is_form_of_kms(form: &[u8]) -> bool {
+    form.starts_with(b"storage://") || form.trim_ascii_start().starts_with(b"{")
+}
+
 /// Returns the Secret and the values with which the present key service was installed, by any
-/// program; `None` if there is no key service, or if it has the plain master secret.
-pub fn present(client: &Client) -> Result<Option<Keeping>, client::Error> {
+/// program; `None` if there is no key service.
+pub fn present(client: &Client) -> Result<Option<Present>, client::Error> {
     let named = |resource: &client::Resource| resource.in_namespace(NAMESPACE).named("key-service");
     let Some(set) = client.find(&named(&DAEMON_SETS))? else {
         return Ok(None);
@@ -122,10 +205,11 @@ pub fn present(client: &Client) -> Result<Option<Keeping>, client::Error> {
         let field = volume.and_then(|volume| volume.pointer(field)?.as_str());
         field.unwrap_or_default().to_owned()
     };
-    let secret = volume("config", "/secret/secretName");
-    if [PLAIN, ""].contains(&secret.as_str()) {
-        return Ok(None);
-    }
+    let secret = match volume("config", "/secret/secretName") {
+        // Constellation's volume is projected from it
+        none if none.is_empty() => PLAIN.into(),
+        secret => secret,
+    };
     let container = &pod["containers"][0];
     let mut access = json!({
         "enabled": container.get("startupProbe").is_some(),
@@ -143,13 +227,21 @@ pub fn present(client: &Client) -> Result<Option<Keeping>, client::Error> {
     if let Some([_, _, _, rule]) = rules.map(Vec::as_slice) {
         access["ports"] = rule["ports"].clone();
     }
-    Ok(Some(Keeping::Existing { secret, access }))
+    Ok(Some(Present { secret, access }))
 }
 
-/// Returns the content of the present key service's Secret: raw, or the file of `firstlight wrap`.
+/// Returns the content of the present key service's Secret, which [`opened`] opens. Without a key
+/// service, that of the Secret of Constellation.
 pub fn content(client: &Client) -> Result<Option<Zeroizing<Vec<u8>>>, client::Error> {
-    let keeping = present(client)?.unwrap_or(Keeping::Plain);
-    let secret = client.find(&object(&keeping.secret_name()))?;
+    Ok(found(client)?.map(|(_, content)| content))
+}
+
+fn found(client: &Client) -> Result<Option<(Present, Zeroizing<Vec<u8>>)>, client::Error> {
+    let present = present(client)?.unwrap_or(Present {
+        secret: PLAIN.into(),
+        access: json!({}),
+    });
+    let secret = client.find(&object(&present.secret))?;
     let data = secret.and_then(|mut secret| {
         let text = secret["data"][KEY]
             .as_str()
@@ -158,27 +250,42 @@ pub fn content(client: &Client) -> Result<Option<Zeroizing<Vec<u8>>>, client::Er
         client::wipe(&mut secret);
         content
     });
-    Ok(data)
+    Ok(data.map(|content| (present, content)))
 }
 
-/// Deletes our Secrets that have the master secret in another form than `keeping`. Returns their
-/// names.
-pub(super) fn delete_superseded(
-    client: &Client,
-    keeping: &Keeping,
-) -> Result<Vec<Object>, client::Error> {
+/// Makes the Secret of Constellation's key service again, unless it exists.
+pub fn restore_plain(client: &Client, kms: &ClusterKms) -> Result<(), client::Error> {
+    let base64 = |secret: &base::crypto::Secret| BASE64_STANDARD.encode(secret.expose());
+    let mut secret = json!({
+        "metadata": {"name": PLAIN},
+        "type": "Opaque",
+        "data": {KEY: base64(kms.key()), "salt": base64(kms.salt())},
+    });
+    let made = client.create_if_absent(&SECRETS.in_namespace(NAMESPACE), &secret);
+    client::wipe(&mut secret);
+    made.map(drop)
+}
+
+/// Deletes the Secrets of Constellation and of ours that have the master secret in another form than
+/// the present key service reads. Returns their names.
+pub fn delete_superseded(client: &Client) -> Result<Vec<Object>, client::Error> {
+    let Some(Present { secret: used, .. }) = present(client)? else {
+        return Ok(vec![]);
+    };
     let (label, value) = LABEL;
-    let selector = Selector::labels(&format!("{label}={value}"));
-    let mut found = client.list(&SECRETS.in_namespace(NAMESPACE), &selector)?;
+    let ours = Selector::labels(&format!("{label}={value}"));
+    let mut found = client.list(&SECRETS.in_namespace(NAMESPACE), &ours)?.items;
+    // that of Constellation has no label
+    found.extend(client.find(&object(PLAIN))?);
     let mut deleted = Vec::new();
-    for secret in &mut found.items {
+    for secret in &mut found {
         let name = secret["metadata"]["name"]
             .as_str()
             .unwrap_or_default()
             .to_owned();
         client::wipe(secret);
-        let is_one = name == PLAIN || name.starts_with(WRAPPED);
-        if is_one && name != keeping.secret_name() && client.delete_if_there(&object(&name))? {
+        let is_one = name == PLAIN || name.starts_with(PREFIX);
+        if is_one && name != used && client.delete_if_there(&object(&name))? {
             deleted.push(object(&name));
         }
     }

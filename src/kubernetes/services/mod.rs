@@ -15,6 +15,8 @@
 //!  clean up          delete Secrets that have the master secret in another form than wanted
 //! ```
 //!
+//! A cluster whose master secret is not encrypted runs through the picture twice ([`master_secret`]).
+//!
 //! Without a wait, only a refusal causes a rollback: the operator keeps access to a cluster whose
 //! services never become ready. A stop of the client leaves everything as it is; the same command
 //! can continue later.
@@ -30,6 +32,7 @@ pub mod migration;
 pub mod outside;
 mod owned;
 mod render;
+mod role_records;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -48,9 +51,10 @@ use super::client::{
     self, CONFIG_MAPS, Client, DAEMON_SETS, FIELD_MANAGER, NODES, Object, PODS, Selector,
 };
 use super::readiness;
+use super::wrapping_key::Undecipherable;
 use booted_base::time;
 use kms::ClusterKms;
-use master_secret::Keeping;
+use master_secret::{Keeping, Stored};
 use owned::owned;
 
 /// The group of the bootstrap tokens of tickets. Its members may request client certificates of
@@ -170,7 +174,7 @@ impl Settings {
     }
 
     /// Returns the settings as values of the chart. `kept` has those of the cluster that stay.
-    fn values(&self, keeping: &Keeping, kept: kept::Values) -> Value {
+    fn values(&self, stored: &Stored, kept: kept::Values) -> Value {
         let base64 = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);
         let mut all = kept;
         all.extend(self.chosen());
@@ -179,20 +183,13 @@ impl Settings {
         values["attestationVariant"] = self.variant.as_str().into();
         values["attestationPolicy"] = self.policy.as_str().into();
         values["measurementSalt"] = base64(&self.measurement_salt).into();
-        (values["masterSecret"], values["keyService"]["kms"]) = keeping.values(&self.kms);
+        (values["masterSecret"], values["keyService"]["kms"]) = stored.values();
         values
     }
 
     /// Returns the objects of the services, in the order of their creation.
-    fn objects(&self, keeping: &Keeping, kept: kept::Values) -> Result<Vec<Value>, Error> {
-        let mut objects = render::objects(self.values(keeping, kept)).map_err(Error::Manifest)?;
-        if let Some(secret) = keeping.secret() {
-            let place = objects
-                .iter()
-                .position(|object| object["kind"] == "ConfigMap");
-            objects.insert(place.unwrap_or_default(), secret);
-        }
-        Ok(objects)
+    fn objects(&self, stored: &Stored, kept: kept::Values) -> Result<Vec<Value>, Error> {
+        render::objects(self.values(stored, kept)).map_err(Error::Manifest)
     }
 }
 
@@ -235,6 +232,11 @@ pub struct Options<'a> {
     pub wait: Option<Duration>,
     /// Whether only to ask the API server, and to change nothing.
     pub is_dry_run: bool,
+    /// Whether a Secret that has the master secret in another form stays, because a move from
+    /// Constellation can still be undone.
+    pub keeps_superseded: bool,
+    /// Nodes without a record that are control planes, as the operator says.
+    pub control_planes: &'a [String],
 }
 
 /// A progress report.
@@ -260,6 +262,8 @@ pub struct Applied {
 pub enum Error {
     /// A manifest cannot be rendered.
     Manifest(render::RenderError),
+    /// The master secret is not that of the cluster.
+    MasterSecret(Undecipherable),
     /// The API server refused a request or did not answer.
     Api(client::Error),
     /// The backup cannot be written.
@@ -281,6 +285,10 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Manifest(problem) => write!(f, "a manifest cannot be rendered: {problem}"),
+            Error::MasterSecret(why) => write!(
+                f,
+                "this is the master secret of another cluster, with which no disk of this one would open: {why}"
+            ),
             Error::Api(error) => error.fmt(f),
             Error::Backup(path, error) => write!(
                 f,
@@ -354,10 +362,67 @@ pub fn apply(
     options: &Options,
     report: &mut dyn FnMut(Report),
 ) -> Result<Applied, Error> {
+    if !options.skip.contains(&Phase::Services) {
+        role_records::write(client, options.control_planes, options.is_dry_run, report)?;
+    }
+    let (first, last) = settings.keeping.steps(client, &settings.kms)?;
+    let moves = !options.is_dry_run && !options.skip.contains(&Phase::Services);
+    let Some(first) = first.filter(|_| moves) else {
+        let mut applied = install(client, settings, &last, options, report)?;
+        if moves {
+            delete_superseded(client, options, &mut applied, report)?;
+        }
+        return Ok(applied);
+    };
+    report(Report::Line(
+        "the master secret in the Kubernetes API is not encrypted: each control plane gets the wrapping key first".into(),
+    ));
+    let mut applied = install(client, settings, &first, options, report)?;
+    if options.wait.is_none() {
+        report(Report::Line(
+            "the master secret stays as it is until `firstlight apply` runs without --skip-wait"
+                .into(),
+        ));
+        return Ok(applied);
+    }
+    report(Report::Line(
+        "each control plane has the wrapping key: the key service gets the encrypted master secret"
+            .into(),
+    ));
+    let second = install(client, settings, &last, options, report)?;
+    applied.changed.extend(second.changed);
+    delete_superseded(client, options, &mut applied, report)?;
+    Ok(applied)
+}
+
+/// Deletes other forms of the master secret, after the pods use the present one.
+fn delete_superseded(
+    client: &Client,
+    options: &Options,
+    applied: &mut Applied,
+    report: &mut dyn FnMut(Report),
+) -> Result<(), Error> {
+    if options.wait.is_none() || options.keeps_superseded {
+        return Ok(());
+    }
+    for secret in master_secret::delete_superseded(client)? {
+        report(Report::Line(format!("{secret}: deleted")));
+        applied.changed.push(secret.to_string());
+    }
+    Ok(())
+}
+
+/// Does one step: the key service reads `stored` after it.
+fn install(
+    client: &Client,
+    settings: &Settings,
+    stored: &Stored,
+    options: &Options,
+    report: &mut dyn FnMut(Report),
+) -> Result<Applied, Error> {
     report(Report::Phase(
         "asking the API server whether it accepts the services".into(),
     ));
-    let keeping = settings.keeping.resolve(client)?;
     let mut kept = kept::present(client)?;
     let chosen = settings.chosen();
     kept.retain(|name, _| !chosen.contains_key(name));
@@ -366,7 +431,7 @@ pub fn apply(
             report(Report::Line(format!("stays as it is: {name} {value}")));
         }
     }
-    let wanted = without(settings.objects(&keeping, kept)?, options.skip);
+    let wanted = without(settings.objects(stored, kept)?, options.skip);
     let changes = plan(client, wanted)?;
     for change in &changes {
         let before = change.before.iter();
@@ -397,16 +462,7 @@ pub fn apply(
         }
     });
     match outcome {
-        Ok(()) => {
-            // An operator who asked for this form, and saw it work, does not need the other form.
-            if settings.keeping != Keeping::AsBefore && options.wait.is_some() {
-                for secret in master_secret::delete_superseded(client, &keeping)? {
-                    report(Report::Line(format!("{secret}: deleted")));
-                    changed.push(secret.to_string());
-                }
-            }
-            Ok(Applied { changed, backup })
-        }
+        Ok(()) => Ok(Applied { changed, backup }),
         Err(Error::Api(client::Error::Stopped)) => Err(client::Error::Stopped.into()),
         Err(why) => {
             report(Report::Phase("rolling back".into()));
@@ -424,7 +480,8 @@ pub fn apply(
 
 /// Returns the objects of the services of a new cluster, in the order of their creation.
 pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
-    settings.objects(&settings.keeping, kept::Values::new())
+    let stored = settings.keeping.of_new(&settings.kms);
+    settings.objects(&stored.map_err(Error::MasterSecret)?, kept::Values::new())
 }
 
 pub use before::Before;

@@ -18,10 +18,13 @@
 
 use std::fmt;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use super::super::NAMESPACE;
 use super::super::yaml;
+use super::master_secret;
 
 const CHART: &str = include_str!("../../../charts/firstlight/Chart.yaml");
 const VALUES: &str = include_str!("../../../charts/firstlight/values.yaml");
@@ -321,6 +324,13 @@ fn computed(name: &str, context: &Value) -> Result<Value, Fault> {
             let (name, version) = (text(".Chart.Name")?, text(".Chart.Version")?);
             format!("{name}-{version}").replace('+', "_").into()
         }
+        r#""firstlight.masterSecret" ."# => match text(".Values.masterSecret.existingSecret")? {
+            "" => master_secret::name_of(text(".Values.masterSecret.encrypted")?).into(),
+            existing => existing.into(),
+        },
+        r#""firstlight.masterSecretData" ."# => BASE64_STANDARD
+            .encode(text(".Values.masterSecret.encrypted")?)
+            .into(),
         _ => return Err(Fault::Form("there is no such helper")),
     })
 }
@@ -361,9 +371,6 @@ fn is_empty(value: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use base64::Engine;
-    use base64::prelude::BASE64_STANDARD;
-
     use super::super::tests::settings;
     use super::super::{
         JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, KEY_SERVICE_AUDIENCE, MetadataService, Settings,
@@ -388,7 +395,7 @@ mod tests {
                 "networkpolicies.networking.k8s.io kube-system/join-service",
                 "serviceaccounts kube-system/key-service",
                 "serviceaccounts kube-system/join-service",
-                "secrets kube-system/constellation-mastersecret",
+                "secrets kube-system/firstlight-mastersecret-849acca9",
                 "configmaps kube-system/join-config",
                 "configmaps kube-system/key-service-ca",
                 "clusterroles.rbac.authorization.k8s.io firstlight-key-service",
@@ -787,15 +794,14 @@ mod tests {
                     .map(|host| host["path"].as_str().unwrap());
                 // the files of control planes, the host's evidence socket, and the CAs of web
                 // servers, which kubeadm's pods mount too
-                let allowed = [
+                let joining = [
                     "/etc/kubernetes/pki",
                     "/run/firstlight/evidence",
                     "/etc/ssl/certs",
                 ];
-                assert!(
-                    of_host.is_none_or(|path| joins && allowed.contains(&path)),
-                    "{volume}"
-                );
+                let is_allowed =
+                    |path| path == "/etc/kubernetes/firstlight" || joins && joining.contains(&path);
+                assert!(of_host.is_none_or(is_allowed), "{volume}");
             }
             for container in pod["containers"].as_array().unwrap() {
                 let context = &container["securityContext"];

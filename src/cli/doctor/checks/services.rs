@@ -325,7 +325,10 @@ pub fn collateral(facts: &Gathered) -> Vec<Diagnosis> {
     finding.into_iter().collect()
 }
 
-/// The cluster keeps the master secret in one immutable Secret.
+/// The Secret of Constellation and of earlier versions, which has the master secret as it is.
+const NOT_ENCRYPTED: &str = "constellation-mastersecret";
+
+/// The cluster keeps the master secret in one immutable Secret, which only control planes can decrypt.
 pub fn master_secret(facts: &Gathered) -> Vec<Diagnosis> {
     let objects = &facts.view.objects;
     let used = objects.service("key-service").and_then(|set| {
@@ -355,6 +358,11 @@ pub fn master_secret(facts: &Gathered) -> Vec<Diagnosis> {
             secret(used),
             "it is not immutable: with another content no disk of the cluster opens",
             format!("{} makes it immutable again", facts.apply("")),
+        )),
+        Some((_, true)) if used == NOT_ENCRYPTED => found.push(Diagnosis::warning(
+            secret(used),
+            "it is not encrypted: each reader of this Secret, and of a backup of etcd, has all keys of the cluster",
+            format!("{} encrypts it for the control planes", facts.apply("")),
         )),
         Some((_, true)) => {}
     }

@@ -184,6 +184,17 @@ fn sets(image: &str) -> Vec<Value> {
     sets
 }
 
+/// Returns the name of the Secret that the key service of [`sets`] reads.
+fn used_secret() -> String {
+    let sets = sets("example.com/a:1");
+    let volumes = sets
+        .iter()
+        .filter_map(|set| set.pointer("/spec/template/spec/volumes"));
+    let mut volumes = volumes.filter_map(Value::as_array).flatten();
+    let config = volumes.find_map(|volume| volume.pointer("/secret/secretName")?.as_str());
+    config.unwrap().to_owned()
+}
+
 pub fn healthy() -> Gathered {
     let components = [
         "kube-apiserver",
@@ -228,7 +239,7 @@ pub fn healthy() -> Gathered {
                 cluster_configuration: json!({"kubernetesVersion": "v1.34.4", "controlPlaneEndpoint": "lb.example"}),
                 services: sets("example.com/a:1"),
                 control_plane: pods.collect(),
-                master_secrets: vec![("constellation-mastersecret".into(), true)],
+                master_secrets: vec![(used_secret(), true)],
                 ..Objects::default()
             },
         },
@@ -1194,12 +1205,29 @@ const OF_SERVICES: &[Fault] = &[
     }),
     (
         &[("master-secret", Warning)],
-        "firstlight-mastersecret-00: it has the master secret too",
+        "constellation-mastersecret: it has the master secret too",
         |it| {
             it.view
                 .objects
                 .master_secrets
-                .push(("firstlight-mastersecret-00".into(), true));
+                .push(("constellation-mastersecret".into(), true));
+        },
+    ),
+    (
+        &[("master-secret", Warning)],
+        "each reader of this Secret, and of a backup of etcd, has all keys of the cluster",
+        |it| {
+            let old = "constellation-mastersecret";
+            let set = it.view.objects.services.iter_mut();
+            for set in set.filter(|set| set["metadata"]["name"] == "key-service") {
+                let volumes = set["spec"]["template"]["spec"]["volumes"].as_array_mut();
+                for volume in volumes.unwrap() {
+                    if volume["name"] == "config" {
+                        volume["secret"]["secretName"] = old.into();
+                    }
+                }
+            }
+            it.view.objects.master_secrets = vec![(old.into(), true)];
         },
     ),
     (

@@ -1,0 +1,151 @@
+//! The records of control planes in a cluster that has none: one of Constellation, or of a version
+//! before records. The services serve only on nodes whose record says that they are control planes, so
+//! `apply` writes these records first.
+//!
+//! A label of a Node is no proof, because agents on other nodes may write it. The addresses of the
+//! Service `kubernetes` are: each API server keeps its own address there. Where that does not help, the
+//! operator names the node.
+
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use super::super::client::{self, Client, NODES, Resource, Selector};
+use super::super::machine_record::{self, MachineRecord, name_of_node};
+use super::Report;
+
+/// The addresses of Services.
+const ENDPOINT_SLICES: Resource = Resource::namespaced("discovery.k8s.io", "v1", "endpointslices");
+/// The label of control planes, as kubeadm writes it.
+const ROLE_LABEL: &str = "node-role.kubernetes.io/control-plane";
+
+/// Writes the missing records, unless some control plane has one. `named` are nodes for which the
+/// operator vouches: they get a record in any case. Changes nothing in a dry run.
+pub fn write(
+    client: &Client,
+    named: &[String],
+    is_dry_run: bool,
+    report: &mut dyn FnMut(Report),
+) -> Result<(), client::Error> {
+    let records = machine_record::of_nodes(client)?;
+    let has_record = |name: &str| records.iter().any(|it| it.node == name);
+    let is_old = !records.iter().any(|record| record.control_plane);
+    if !is_old && named.iter().all(|name| has_record(name)) {
+        return Ok(());
+    }
+    let nodes = client.list(&NODES.all(), &Selector::default())?.items;
+    let nodes: Vec<Node> = nodes.iter().map(Node::read).collect();
+    let servers = api_servers(client)?;
+    for node in nodes.iter().filter(|node| !has_record(&node.name)) {
+        let is_named = named.contains(&node.name);
+        if !is_named && !(is_old && node.has_label) {
+            continue;
+        }
+        if !is_named && !node.runs_api_server(&nodes, &servers) {
+            report(Report::Line(format!(
+                "{} has the label of a control plane, but no API server has its address: it gets no record. If it is one, add \
+                 --record-control-plane {}",
+                node.name, node.name
+            )));
+            continue;
+        }
+        report(Report::Line(format!(
+            "{} is recorded as a control plane",
+            node.name
+        )));
+        if !is_dry_run {
+            machine_record::write_if_absent(client, &node.record())?;
+        }
+    }
+    Ok(())
+}
+
+/// What a Node claims.
+struct Node {
+    name: String,
+    has_label: bool,
+    addresses: Vec<IpAddr>,
+}
+
+impl Node {
+    fn read(object: &Value) -> Node {
+        let addresses = object
+            .pointer("/status/addresses")
+            .and_then(Value::as_array);
+        let internal = addresses
+            .into_iter()
+            .flatten()
+            .filter(|it| it["type"] == "InternalIP");
+        let parsed = internal.filter_map(|it| it["address"].as_str()?.parse().ok());
+        Node {
+            name: object["metadata"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+            has_label: object["metadata"]["labels"].get(ROLE_LABEL).is_some(),
+            addresses: parsed.collect(),
+        }
+    }
+
+    /// Returns whether an API server has an address of this node, and no other node claims it.
+    fn runs_api_server(&self, nodes: &[Node], servers: &[IpAddr]) -> bool {
+        let others = || nodes.iter().filter(|other| other.name != self.name);
+        self.addresses.iter().any(|address| {
+            servers.contains(address) && !others().any(|other| other.addresses.contains(address))
+        })
+    }
+
+    /// Returns a record of the role. The machine and its disk are unknown.
+    fn record(&self) -> MachineRecord {
+        MachineRecord {
+            name: name_of_node(&self.name),
+            node: self.name.clone(),
+            control_plane: true,
+            addresses: self.addresses.clone(),
+            ..MachineRecord::default()
+        }
+    }
+}
+
+/// Returns the addresses of the API servers, as they write them.
+fn api_servers(client: &Client) -> Result<Vec<IpAddr>, client::Error> {
+    let slice = ENDPOINT_SLICES.in_namespace("default").named("kubernetes");
+    let slice = client.find(&slice)?.unwrap_or_default();
+    let endpoints = slice["endpoints"].as_array().into_iter().flatten();
+    let addresses = endpoints
+        .filter_map(|it| it["addresses"].as_array())
+        .flatten();
+    let parsed = addresses.filter_map(|address| address.as_str()?.parse().ok());
+    Ok(parsed.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_label_makes_no_control_plane_without_an_api_server_at_an_address_of_its_own() {
+        let node = |name: &str, address: &str| {
+            Node::read(&json!({
+                "metadata": {"name": name, "labels": {ROLE_LABEL: ""}},
+                "status": {"addresses": [{"type": "InternalIP", "address": address}]},
+            }))
+        };
+        let servers: Vec<IpAddr> = vec!["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
+        let nodes = [
+            node("cp-1", "10.0.0.1"),
+            node("cp-2", "10.0.0.2"),
+            node("worker", "10.0.0.9"),
+            node("thief", "10.0.0.2"),
+        ];
+        let proven = nodes
+            .iter()
+            .filter(|it| it.runs_api_server(&nodes, &servers));
+        let names: Vec<_> = proven.map(|it| &*it.name).collect();
+        assert_eq!(names, ["cp-1"]);
+        let record = nodes[0].record();
+        assert!(record.control_plane && record.machine.is_empty());
+        assert_eq!(MachineRecord::read(&record.to_object()), Some(record));
+    }
+}
