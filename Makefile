@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release test-standalone reproducible reproducible-image deny docs reproducible-kernel
+.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-inside test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release test-standalone reproducible reproducible-image deny docs reproducible-kernel
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -81,6 +81,9 @@ kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and
 	cargo test --locked -p bootstrapper restore -- --ignored
 	cargo test --locked --test csi -- --ignored --nocapture
 	cargo test --locked --test key_wrapping -- --ignored
+
+test-inside: setup ## play root on a worker and a tenant of a namespace against a real kube-apiserver, etcd and kube-controller-manager with the services' objects
+	cargo test --locked --test inside -- --ignored
 
 test-certificates: setup build ## run a control plane and its kubelet through three years of a clock that is moved
 	@tools/setup.sh containerd

@@ -32,6 +32,8 @@ pub struct Cluster {
     /// The etcd of this cluster alone; `None` if it has members of [`Cluster::start_on`].
     etcd: Option<Process>,
     members: Vec<Member>,
+    /// The admission plugins that the API server runs beside its default ones.
+    plugins: &'static [&'static str],
     api_server: Option<Process>,
 }
 
@@ -116,6 +118,11 @@ impl Cluster {
     /// Starts a separate cluster with an etcd of these members, at addresses of loopback that no other test uses: names and
     /// addresses of control planes. The files of a control plane are below `pki`.
     pub fn start_on(members: &[(&str, IpAddr)]) -> Cluster {
+        Cluster::start_with(&[], members)
+    }
+
+    /// Starts a separate cluster like [`Cluster::start_on`], whose API server runs these admission plugins too.
+    pub fn start_with(plugins: &'static [&'static str], members: &[(&str, IpAddr)]) -> Cluster {
         let programs = programs();
         let dir = TempDir::new().unwrap();
         let ports = free_ports();
@@ -138,6 +145,7 @@ impl Cluster {
             ca: (ca, key, pem),
             etcd,
             members: vec![],
+            plugins,
             api_server: None,
         };
         cluster.write_pki();
@@ -313,11 +321,16 @@ impl Cluster {
             "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
             "--allow-privileged".to_owned(),
         ];
+        let plugins = self.plugins.join(",");
+        let plugins = match plugins.is_empty() {
+            true => vec![],
+            false => vec![format!("--enable-admission-plugins={plugins}")],
+        };
         let log = self.path("kube-apiserver.log");
         self.api_server = Some(Process::start(
             &log,
             &self.programs.join("kube-apiserver"),
-            &[&arguments[..], &of_etcd].concat(),
+            &[&arguments[..], &of_etcd, &plugins].concat(),
         ));
     }
 
@@ -329,13 +342,24 @@ impl Cluster {
         self.start_controllers(controllers)
     }
 
-    /// Starts these controllers of the controller manager, as [`Cluster::start_signer`] does.
+    /// Starts these controllers of the controller manager, as [`Cluster::start_signer`] does. They have all rights.
     #[allow(dead_code)] // not used by every test
     pub fn start_controllers(&self, names: &str) -> Process {
+        self.start_controllers_as(&self.kubeconfig(), names, &[])
+    }
+
+    /// Starts these controllers with the rights that they have in a cluster of kubeadm: each uses a service account of its own.
+    #[allow(dead_code)] // not used by every test
+    pub fn start_restricted_controllers(&self, names: &str) -> Process {
+        let user = self.kubeconfig_of("system:kube-controller-manager", "", &self.ca.2);
+        self.start_controllers_as(&user, names, &["--use-service-account-credentials"])
+    }
+
+    fn start_controllers_as(&self, kubeconfig: &str, names: &str, more: &[&str]) -> Process {
         build(&["kube-controller-manager"]);
         for (name, content) in [
             ("ca.key", self.ca.1.serialize_pem()),
-            ("signer.conf", self.kubeconfig()),
+            ("signer.conf", kubeconfig.to_owned()),
         ] {
             fs::write(self.path(name), content).unwrap();
         }
@@ -348,10 +372,11 @@ impl Cluster {
             "--leader-elect=false".to_owned(),
             "--secure-port=0".to_owned(),
         ];
+        let more: Vec<_> = more.iter().map(|it| (*it).to_owned()).collect();
         Process::start(
             &self.path("signer.log"),
             &self.programs.join("kube-controller-manager"),
-            &arguments,
+            &[&arguments[..], &more].concat(),
         )
     }
 
@@ -436,9 +461,10 @@ impl Cluster {
         self.kubeconfig_of("kubernetes-admin", "system:masters", &self.ca.2)
     }
 
-    /// Returns the kubeconfig of a user of this group, with this CA's certificate.
+    /// Returns the kubeconfig of a user of this group, or of none if it is empty, with this CA's certificate.
     pub fn kubeconfig_of(&self, user: &str, group: &str, ca: &str) -> String {
-        let (certificate, key) = self.certificate(user, Some(group), false);
+        let group = Some(group).filter(|group| !group.is_empty());
+        let (certificate, key) = self.certificate(user, group, false);
         let [ca, certificate, key] =
             [ca, &certificate, &key].map(|pem| BASE64_STANDARD.encode(pem));
         format!(
@@ -459,6 +485,26 @@ impl Cluster {
     /// Returns the administrator's client.
     pub fn client(&self, stop: &Stop) -> Client {
         Client::new(config(&self.kubeconfig()), stop)
+    }
+
+    /// Returns the client of a user of this group, or of none if it is empty.
+    #[allow(dead_code)] // not used by every test
+    pub fn client_of(&self, user: &str, group: &str) -> Client {
+        let kubeconfig = self.kubeconfig_of(user, group, &self.ca.2);
+        Client::new(config(&kubeconfig), &Stop::new())
+    }
+
+    /// Returns a client with this token.
+    #[allow(dead_code)] // not used by every test
+    pub fn client_with(&self, token: &str) -> Client {
+        let ca = BASE64_STANDARD.encode(&self.ca.2);
+        let kubeconfig = format!(
+            "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {{server: '{}', certificate-authority-data: {ca}}}\n\
+             users:\n- name: u\n  user: {{token: {token}}}\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\n\
+             current-context: x\n",
+            self.server(),
+        );
+        Client::new(config(&kubeconfig), &Stop::new())
     }
 
     /// Issues the certificate of a kubelet's server at this address that has ended; returns it with its key.

@@ -7,7 +7,6 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use common::aws::Moto;
@@ -21,7 +20,7 @@ use rcgen::{
 use serde_json::{Value, json};
 use services::join_service::{Config, JoinService};
 
-use crate::kube_apiserver::{self, Cluster};
+use crate::kube_apiserver::Cluster;
 use crate::setup::*;
 use crate::swtpm::Swtpm;
 
@@ -31,9 +30,7 @@ pub const SERVING: &[&str] = &["digital signature", "server auth"];
 
 /// A kubelet with its client certificate.
 pub fn kubelet(cluster: &Cluster, node: &str) -> Client {
-    let (ca, _) = cluster.ca();
-    let user = cluster.kubeconfig_of(&format!("system:node:{node}"), "system:nodes", &ca);
-    Client::new(kube_apiserver::config(&user), &Stop::new())
+    cluster.client_of(&format!("system:node:{node}"), "system:nodes")
 }
 
 /// Returns the PKCS#10 request of a kubelet.

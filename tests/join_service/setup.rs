@@ -8,15 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::kube_apiserver::{self, Cluster};
+use crate::kube_apiserver::Cluster;
 use crate::metadata::MetadataServer;
 use crate::program::Program;
 use crate::swtpm::Swtpm;
 use ::services::join_service::keys::Auth;
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use booted_base::time;
 use booted_proto::join::ISSUE_JOIN_TICKET;
 use booted_proto::join::ISSUE_REJOIN_TICKET;
@@ -527,15 +525,7 @@ pub fn worker() -> IssueJoinTicketRequest {
 
 /// Returns a client with this token.
 pub fn by_token(cluster: &Cluster, token: &str) -> Client {
-    let (ca, _) = cluster.ca();
-    let kubeconfig = format!(
-        "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {{server: '{}', certificate-authority-data: {}}}\n\
-         users:\n- name: u\n  user: {{token: {token}}}\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\n\
-         current-context: x\n",
-        cluster.server(),
-        BASE64_STANDARD.encode(ca)
-    );
-    Client::new(kube_apiserver::config(&kubeconfig), &Stop::new())
+    cluster.client_with(token)
 }
 
 /// Returns the user that the API server identifies by this token; `None` if it is not valid.
