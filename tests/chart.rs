@@ -799,6 +799,16 @@ fn firstlight_apply_keeps_the_values_that_helm_has_set() {
     let client = cluster.client(&Stop::new()).within(PATIENCE);
     client.wait_ready(&mut |_| {}).unwrap();
     let mut given = everything();
+    given["admission"] = json!({
+        "cloudControllers": [{"kind": "ServiceAccount", "name": "controller", "namespace": "metallb-system"}],
+        "cloudNodeManagers": [],
+    });
+    // without it, no client without a token is served
+    let cilium = json!({"metadata": {"name": "cilium-config"}, "data": {
+        "kube-proxy-replacement": "true", "enable-bpf-masquerade": "true", "enable-wireguard": "true", "encrypt-node": "true",
+    }});
+    let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
+    client.create(&maps, &cilium).unwrap();
     let clients = |app: &str| json!([{"podSelector": {"matchLabels": {"app": app}}}]);
     for (service, name, value) in [
         ("joinService", "nodePort", json!(30_091)),
@@ -823,7 +833,7 @@ fn firstlight_apply_keeps_the_values_that_helm_has_set() {
         .filter_map(|object| Some((Object::of(object).ok()?, object)))
         .map(|(at, object)| (client.create(&at.collection(), object).unwrap(), at))
         .collect();
-    assert_eq!(installed.len(), 31, "{installed:#?}");
+    assert_eq!(installed.len(), 53, "{installed:#?}");
 
     // without it, `apply` refuses clients without a token
     let cilium = json!({"metadata": {"name": "cilium-config"}, "data": {

@@ -9,8 +9,8 @@ use common::kube_apiserver::{Cluster, PATIENCE, Process};
 use common::manifests;
 use common::volumes::add_pod;
 use kubernetes::client::{
-    CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Client, Error, NAMESPACES, NODES, PODS, ROLE_BINDINGS,
-    SERVICE_ACCOUNTS, Selector,
+    CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, Error, NAMESPACES, NODES, Object,
+    PODS, ROLE_BINDINGS, SERVICE_ACCOUNTS, Selector,
 };
 use kubernetes::services::{self, Options, Settings};
 use serde_json::{Value, json};
@@ -41,7 +41,11 @@ impl Inside {
 
     /// Starts a separate cluster with these settings of the services.
     pub fn start(settings: &Settings) -> Inside {
-        let cluster = Cluster::start_with(PLUGINS, &[]);
+        Inside::start_on(Cluster::start_with(PLUGINS, &[]), settings)
+    }
+
+    /// Makes a separate cluster of this one.
+    pub fn start_on(cluster: Cluster, settings: &Settings) -> Inside {
         let admin = cluster.client(&Stop::new()).within(PATIENCE);
         admin.wait_ready(&mut |_| {}).unwrap();
         let inside = Inside {
@@ -56,7 +60,52 @@ impl Inside {
         );
         inside.install_flannel();
         inside.apply(settings);
+        inside.wait_for_policies();
         inside
+    }
+
+    /// Waits until the API server judges by the policies, which takes it seconds: until the last of them holds.
+    fn wait_for_policies(&self) {
+        let removed = CONFIG_MAPS
+            .in_namespace("kube-system")
+            .named("join-removed-nodes");
+        self.mark_removed("probe");
+        let kubelet = self.cluster.client_of("system:node:probe", "system:nodes");
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "probe"}});
+        eventually("the policies hold", || {
+            let tried = kubelet.try_apply(&NODES.named("probe"), &node);
+            tried.is_err_and(|error| error.to_string().contains("was removed"))
+        });
+        self.admin.delete(&removed).unwrap();
+    }
+
+    /// Writes down that this node was removed.
+    pub fn mark_removed(&self, node: &str) {
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "join-removed-nodes", "namespace": "kube-system"},
+            "data": {node: ""},
+        });
+        let at = Object::of(&map).unwrap();
+        match self.admin.find(&at).unwrap() {
+            None => self.admin.create(&at.collection(), &map).map(drop),
+            Some(_) => self.admin.merge(&at, &map).map(drop),
+        }
+        .unwrap();
+    }
+
+    /// Makes an account with these rules in the whole cluster, as the charts of many agents do, and puts its pod onto a node, whose
+    /// root then has the token. Returns the client with this token.
+    pub fn agent_on(&self, kubelet: &Kubelet, account: (&str, &str), rules: &Value) -> Client {
+        let (namespace, name) = account;
+        let role = format!("{namespace}:{name}");
+        let at = CLUSTER_ROLES.named(&role);
+        if self.admin.find(&at).unwrap().is_none() {
+            let object = json!({"metadata": {"name": role}, "rules": rules});
+            self.admin.create(&CLUSTER_ROLES.all(), &object).unwrap();
+            let subject = json!({"kind": "ServiceAccount", "name": name, "namespace": namespace});
+            self.bind(&role, &role, &subject);
+        }
+        self.token_on(kubelet, account, &format!("{name}-{}", kubelet.name))
     }
 
     /// Does what `firstlight apply` does without a wait for pods.
@@ -170,7 +219,7 @@ impl Inside {
             &kubelet.name,
             token_volume(&[""]),
         );
-        let token = kubelet.token(account, pod, &uid, &[]).unwrap();
+        let token = kubelet.eventual_token(account, pod, &uid, &[]);
         self.cluster.client_with(&token)
     }
 
@@ -202,11 +251,17 @@ pub struct Kubelet<'a> {
 }
 
 impl Kubelet<'_> {
-    /// Writes the node's status, as the kubelet does every few minutes.
+    /// Writes the node's status, as the kubelet does every few minutes. It keeps the conditions of others.
     pub fn report(&self) -> Result<Value, Error> {
+        let mut conditions = self.node()["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        conditions.retain(|condition| condition["type"] != "Ready");
+        conditions.push(json!({"type": "Ready", "status": "True", "reason": "KubeletReady"}));
         let status = json!({"status": {
             "addresses": [{"type": "InternalIP", "address": self.address}, {"type": "Hostname", "address": self.name}],
-            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            "conditions": conditions,
         }});
         self.client
             .merge(&NODES.named(&self.name).subresource("status"), &status)
@@ -231,6 +286,26 @@ impl Kubelet<'_> {
             .subresource("token");
         let answer = self.client.create_subresource(&at, &request)?;
         Ok(answer["status"]["token"].as_str().unwrap().to_owned())
+    }
+
+    /// Returns a token like [`Kubelet::token`], as soon as the API server knows that the pod is on this node.
+    pub fn eventual_token(
+        &self,
+        account: (&str, &str),
+        pod: &str,
+        pod_uid: &str,
+        audiences: &[&str],
+    ) -> String {
+        let start = Instant::now();
+        loop {
+            match self.token(account, pod, pod_uid, audiences) {
+                Err(error) if error.to_string().contains("no relationship found") => {
+                    assert!(start.elapsed() < PATIENCE, "{error}");
+                    thread::sleep(Duration::from_millis(100));
+                }
+                token => return token.unwrap(),
+            }
+        }
     }
 
     /// Returns the node as it is.

@@ -4,5 +4,7 @@
 //!
 //! The first run builds these programs from source, which takes minutes. So `cargo test` skips these tests.
 
+mod admission;
 mod attacker;
 mod harness;
+mod ports;

@@ -22,6 +22,12 @@ app.kubernetes.io/component: key-service
 {{- include "firstlight.labels" . | nindent 0 }}
 {{- end }}
 
+{{- define "admission.labels" -}}
+app.kubernetes.io/name: admission
+app.kubernetes.io/component: admission
+{{- include "firstlight.labels" . | nindent 0 }}
+{{- end }}
+
 {{- /* The values `podLabels` have the other labels of pods. A changed label restarts the pods, so they have no label with the chart's version. */}}
 {{- define "join-service.podLabels" -}}
 app.kubernetes.io/name: join-service

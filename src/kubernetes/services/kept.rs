@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use super::super::NAMESPACE;
 use super::super::client::{
-    self, Client, DAEMON_SETS, DEPLOYMENTS, NETWORK_POLICIES, Resource, SERVICES, Selector,
+    self, CLUSTER_ROLE_BINDINGS, Client, DAEMON_SETS, DEPLOYMENTS, NETWORK_POLICIES, Resource,
+    SERVICES, Selector, VALIDATING_ADMISSION_POLICIES,
 };
 use super::render;
 use machines::Cloud;
@@ -70,6 +71,13 @@ const CLIENTS: [(&str, u16, &str); 4] = [
     ("key-service", 9000, "keyService.clients"),
     ("key-service", 9092, "keyService.metricsClients"),
 ];
+/// The annotation of the join service's limits that tells whether the chart made no policies of admission.yaml.
+const ADMISSION: &str = "firstlight/admission";
+/// The ClusterRoleBindings whose subjects are a value.
+const SUBJECTS: [(&str, &str); 2] = [
+    ("firstlight-addresses", "admission.cloudControllers"),
+    ("firstlight-own-addresses", "admission.cloudNodeManagers"),
+];
 /// Fields of each service's container that come from the chart.
 const OF_CHART: [&str; 2] = ["resources", "imagePullPolicy"];
 
@@ -80,6 +88,10 @@ struct Present {
     key_service: Value,
     service: Value,
     policies: Vec<Value>,
+    /// The bindings of [`SUBJECTS`].
+    bindings: Vec<Value>,
+    /// The limits of the join service's account.
+    limits: Value,
 }
 
 /// Returns the values of the present services that differ from those of the chart; none if there
@@ -97,6 +109,16 @@ pub fn present(client: &Client) -> Result<Values, client::Error> {
             find(&NETWORK_POLICIES, "join-service")?,
             find(&NETWORK_POLICIES, "key-service")?,
         ],
+        bindings: SUBJECTS
+            .iter()
+            .map(|(name, _)| {
+                let found = client.find(&CLUSTER_ROLE_BINDINGS.named(name))?;
+                Ok(found.unwrap_or_default())
+            })
+            .collect::<Result<_, client::Error>>()?,
+        limits: client
+            .find(&VALIDATING_ADMISSION_POLICIES.named("join-service"))?
+            .unwrap_or_default(),
     };
     let defaults = render::defaults().unwrap_or_default();
     let mut values = of(&present, &defaults);
@@ -280,6 +302,15 @@ fn of(present: &Present, defaults: &Value) -> Values {
         let policy = of_service.find(|policy| is_of_chart(policy));
         values.extend(policy.and_then(|policy| Some((name, clients(policy, port)?))));
     }
+    for (name, value) in SUBJECTS {
+        let mut bindings = present.bindings.iter();
+        let binding = bindings.find(|binding| binding["metadata"]["name"] == name);
+        let subjects = binding.map(|it| it.get("subjects").cloned().unwrap_or(json!([])));
+        values.extend(subjects.map(|subjects| (value, subjects)));
+    }
+    if present.limits["metadata"]["annotations"][ADMISSION] == "off" {
+        values.insert("admission.enabled", false.into());
+    }
     values
 }
 
@@ -355,6 +386,8 @@ mod tests {
                 "watchIssuer": "https://results.example", "watchClients": clients("d")},
             "keyService": {"grants": "anyone=id:s3proxy-kek", "oldClientsUntil": "2027-01-31", "clients": clients("b"),
                 "metricsClients": clients("c")},
+            "admission": {"cloudControllers": [{"kind": "Group", "name": "g", "apiGroup": "rbac.authorization.k8s.io"}],
+                "cloudNodeManagers": []},
         });
         let defaults = render::defaults().unwrap();
         let mut all = given.clone();
@@ -367,6 +400,10 @@ mod tests {
             pod.as_object_mut().unwrap().remove(name);
         }
         assert_eq!(nested(&of(&present, &defaults)), given);
+
+        let off = json!({"image": "i", "admission": {"enabled": false}});
+        let values = of(&objects_of(off), &defaults);
+        assert_eq!(values["admission.enabled"], false);
 
         // values that nobody has chosen are those of the chart
         let mut values = of(&objects_of(json!({"image": "i"})), &defaults);
@@ -388,6 +425,12 @@ mod tests {
             policies: ["join-service", "key-service"]
                 .map(|name| named("NetworkPolicy", name))
                 .into(),
+            bindings: objects
+                .iter()
+                .filter(|object| object["kind"] == "ClusterRoleBinding")
+                .cloned()
+                .collect(),
+            limits: named("ValidatingAdmissionPolicy", "join-service"),
         }
     }
 

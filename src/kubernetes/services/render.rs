@@ -32,7 +32,7 @@ const LABELS: &str = include_str!("../../../charts/firstlight/templates/_labels.
 /// The release name in the objects, and the program that manages them: with Helm, the operator's
 /// name and Helm.
 const RELEASE: &str = "firstlight";
-const TEMPLATES: [(&str, &str); 5] = [
+const TEMPLATES: [(&str, &str); 6] = [
     (
         "join-config.yaml",
         include_str!("../../../charts/firstlight/templates/join-config.yaml"),
@@ -53,9 +53,13 @@ const TEMPLATES: [(&str, &str); 5] = [
         "joining-nodes.yaml",
         include_str!("../../../charts/firstlight/templates/joining-nodes.yaml"),
     ),
+    (
+        "admission.yaml",
+        include_str!("../../../charts/firstlight/templates/admission.yaml"),
+    ),
 ];
 /// Objects on which others depend come first, as in Helm. The limits of a role come before the
-/// role.
+/// role. What limits everybody comes last, after the roles of the accounts that may pass.
 const ORDER: [&str; 12] = [
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
@@ -148,13 +152,19 @@ pub fn objects(more: Value) -> Result<Vec<Value>, RenderError> {
         objects.extend(yaml::documents(&text).map_err(|error| RenderError::Yaml(name, error))?);
     }
     let place = |object: &Value| {
-        ORDER
-            .iter()
-            .position(|kind| object["kind"] == **kind)
+        let place = ORDER.iter().position(|kind| object["kind"] == **kind);
+        place
+            .filter(|_| !limits_everybody(object))
             .unwrap_or(ORDER.len())
     };
     objects.sort_by_key(place);
     Ok(objects)
+}
+
+/// Returns whether an object is what puts a policy of admission.yaml in force.
+fn limits_everybody(object: &Value) -> bool {
+    object["kind"] == "ValidatingAdmissionPolicyBinding"
+        && object["metadata"]["name"] != "join-service"
 }
 
 /// Merges values: fields of `more` replace those of `values`, as in Helm.
@@ -390,6 +400,13 @@ mod tests {
             places,
             [
                 "validatingadmissionpolicies.admissionregistration.k8s.io join-service",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-nodes",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-pods",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-endpoints",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-accounts",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-records",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-addresses",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-removed-nodes",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io join-service",
                 "networkpolicies.networking.k8s.io kube-system/key-service",
                 "networkpolicies.networking.k8s.io kube-system/join-service",
@@ -401,9 +418,17 @@ mod tests {
                 "clusterroles.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterroles.rbac.authorization.k8s.io join-service",
                 "clusterroles.rbac.authorization.k8s.io firstlight-joining-nodes",
+                "clusterroles.rbac.authorization.k8s.io firstlight-pods",
+                "clusterroles.rbac.authorization.k8s.io firstlight-endpoints",
+                "clusterroles.rbac.authorization.k8s.io firstlight-addresses",
+                "clusterroles.rbac.authorization.k8s.io firstlight-own-addresses",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterrolebindings.rbac.authorization.k8s.io join-service",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-joining-nodes",
+                "clusterrolebindings.rbac.authorization.k8s.io firstlight-pods",
+                "clusterrolebindings.rbac.authorization.k8s.io firstlight-endpoints",
+                "clusterrolebindings.rbac.authorization.k8s.io firstlight-addresses",
+                "clusterrolebindings.rbac.authorization.k8s.io firstlight-own-addresses",
                 "roles.rbac.authorization.k8s.io kube-system/key-service",
                 "roles.rbac.authorization.k8s.io kube-system/join-service",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
@@ -415,83 +440,150 @@ mod tests {
                 "services kube-system/join-service",
                 "daemonsets.apps kube-system/key-service",
                 "daemonsets.apps kube-system/join-service",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-nodes",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-pods",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-endpoints",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-accounts",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-records",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-addresses",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-removed-nodes",
             ]
         );
     }
 
-    #[test]
-    fn an_account_has_the_permissions_of_its_service_and_reads_no_secret() {
-        let objects = manifests(&settings()).unwrap();
-        let rules = |kind: &str, account: &str| {
-            // The permissions of a role belong to the accounts that it is bound to.
-            let binds = |object: &&Value| {
-                object["kind"] == format!("{kind}Binding")
-                    && object["subjects"]
-                        == json!([{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}])
-            };
-            let bound: Vec<_> = objects
-                .iter()
-                .filter(binds)
-                .map(|binding| &binding["roleRef"]["name"])
-                .collect();
-            let roles = objects.iter().filter(|object| {
-                object["kind"] == kind && bound.contains(&&object["metadata"]["name"])
-            });
-            roles
-                .flat_map(|role| role["rules"].as_array().unwrap())
-                .cloned()
-                .collect::<Vec<_>>()
+    /// Returns a line for each rule of a role: its resources with their groups, names and verbs.
+    fn lines_of(role: &Value) -> Vec<String> {
+        let words = |rule: &Value, field: &str| {
+            let words = rule[field].as_array().into_iter().flatten();
+            let words: Vec<_> = words.map(|word| word.as_str().unwrap()).collect();
+            words.join(",")
         };
-        assert_eq!(
-            json!(rules("ClusterRole", "key-service")),
-            json!([
-                {"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]},
-                {"apiGroups": ["storage.k8s.io"], "resources": ["volumeattachments", "csidrivers"], "verbs": ["get", "list"]},
-                {"apiGroups": [""], "resources": ["nodes", "persistentvolumes", "persistentvolumeclaims", "pods"], "verbs": ["get", "list"]},
-                {"apiGroups": ["cilium.io"], "resources": ["ciliumnodes"], "verbs": ["list"]}
-            ])
-        );
-        assert_eq!(
-            json!(rules("Role", "key-service")),
-            json!([
-                {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]},
-                {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["key-service-ca"], "verbs": ["patch"]}
-            ])
-        );
-        let of_cluster = rules("ClusterRole", "join-service");
-        let resources = [
-            "nodes",
-            "events",
-            "certificatesigningrequests",
-            "certificatesigningrequests/approval",
-            "signers",
-            "nodeversions",
-            "joiningnodes",
-        ];
-        assert!(
-            of_cluster.len() == resources.len()
-                && of_cluster
+        let line = |rule: &Value| {
+            let (groups, names) = (words(rule, "apiGroups"), words(rule, "resourceNames"));
+            let groups = Some(groups).filter(|groups| !groups.is_empty());
+            let names = Some(names).filter(|names| !names.is_empty());
+            format!(
+                "  {}{}{}: {}",
+                words(rule, "resources"),
+                groups
+                    .map(|groups| format!(".{groups}"))
+                    .unwrap_or_default(),
+                names.map(|names| format!(" {names}")).unwrap_or_default(),
+                words(rule, "verbs"),
+            )
+        };
+        role["rules"].as_array().unwrap().iter().map(line).collect()
+    }
+
+    /// Returns the roles of all objects, who has each, and its rules.
+    fn rights(objects: &[Value]) -> String {
+        let mut lines = vec![];
+        for kind in ["ClusterRole", "Role"] {
+            for role in objects.iter().filter(|object| object["kind"] == kind) {
+                let name = &role["metadata"]["name"];
+                let is_of = |object: &&Value| {
+                    object["kind"] == format!("{kind}Binding") && object["roleRef"]["name"] == *name
+                };
+                let subjects = objects.iter().filter(is_of);
+                let subjects = subjects.flat_map(|binding| binding["subjects"].as_array().unwrap());
+                let subjects: Vec<_> = subjects
+                    .map(|subject| match subject["namespace"].as_str() {
+                        Some(namespace) => {
+                            format!("{namespace}/{}", subject["name"].as_str().unwrap())
+                        }
+                        None => subject["name"].as_str().unwrap().to_owned(),
+                    })
+                    .collect();
+                lines.push(format!(
+                    "{kind} {} of {}",
+                    name.as_str().unwrap(),
+                    subjects.join(" ")
+                ));
+                lines.extend(lines_of(role));
+            }
+        }
+        lines.join("\n")
+    }
+
+    /// All permissions, with everything on. A new one needs a reason: can it have the name of an object, and can what it writes be
+    /// limited in join-service-limits.yaml?
+    #[test]
+    fn each_account_has_exactly_these_permissions() {
+        let settings = Settings {
+            watch: Some("600".into()),
+            watch_issuer: Some("https://results.example".into()),
+            ..settings()
+        };
+        let expected = "\
+ClusterRole firstlight-key-service of kube-system/key-service
+  tokenreviews.authentication.k8s.io: create
+  volumeattachments.storage.k8s.io: get,list
+  csidrivers.storage.k8s.io: get
+  nodes: get,list
+  persistentvolumes,persistentvolumeclaims: get
+  pods: list
+  ciliumnodes.cilium.io: list
+ClusterRole join-service of kube-system/join-service
+  nodes: list,watch
+  nodes: get,update
+  nodes/status: patch
+  nodes/attestation.firstlight: assign
+  events.events.k8s.io: create
+  certificatesigningrequests.certificates.k8s.io: list,watch
+  certificatesigningrequests/approval.certificates.k8s.io: update
+  signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet,kubernetes.io/kubelet-serving: approve
+  nodeversions.update.edgeless.systems: list,watch
+  joiningnodes.update.edgeless.systems: get,create,patch,delete
+ClusterRole firstlight-joining-nodes of system:bootstrappers:firstlight:join-ticket
+  nodes: get
+  certificatesigningrequests.certificates.k8s.io: create,get,list,watch
+ClusterRole firstlight-pods of kube-system/daemon-set-controller system:kube-controller-manager
+  pods.firstlight: assign
+ClusterRole firstlight-endpoints of kube-system/endpoint-controller kube-system/endpointslice-controller kube-system/endpointslicemirroring-controller system:kube-controller-manager
+  endpoints.firstlight: assign
+ClusterRole firstlight-addresses of kube-system/cloud-controller-manager kube-system/node-controller kube-system/service-controller system:cloud-controller-manager system:kube-controller-manager
+  nodes/addresses,addresses.firstlight: assign
+ClusterRole firstlight-own-addresses of kube-system/cloud-node-manager
+  nodes/own-addresses.firstlight: assign
+Role key-service of kube-system/key-service
+  configmaps: list
+  configmaps key-service-ca: patch
+  records.firstlight key-service-ca: assign
+Role join-service of kube-system/join-service
+  configmaps: get,list,watch,create,update,delete
+  secrets: create,delete
+  records.firstlight: assign
+  leases.coordination.k8s.io: create
+  leases.coordination.k8s.io join-control-plane: get,update
+  leases.coordination.k8s.io join-watch: get,update
+  secrets join-attestation-keys: get,update
+Role firstlight-joining-nodes of system:bootstrappers:firstlight:join-ticket
+  configmaps kubeadm-config,kubelet-config,kube-proxy: get
+";
+        assert_eq!(rights(&manifests(&settings).unwrap()), expected.trim_end());
+    }
+
+    #[test]
+    fn no_account_lists_secrets_or_has_a_wildcard() {
+        for object in &manifests(&settings()).unwrap() {
+            for rule in object["rules"].as_array().into_iter().flatten() {
+                let has = |field: &str, word: &str| {
+                    rule[field]
+                        .as_array()
+                        .is_some_and(|words| words.contains(&word.into()))
+                };
+                let is_wide = ["apiGroups", "resources", "verbs"]
                     .iter()
-                    .zip(resources)
-                    .all(|(rule, of)| rule["resources"] == json!([of]))
-        );
-        // Only the certificates of kubelets are permitted.
-        assert_eq!(
-            of_cluster[4]["resourceNames"],
-            json!([
-                "kubernetes.io/kube-apiserver-client-kubelet",
-                "kubernetes.io/kubelet-serving"
-            ])
-        );
-        assert_eq!(
-            (&of_cluster[2]["verbs"], &of_cluster[3]["verbs"]),
-            (&json!(["list", "watch"]), &json!(["update"]))
-        );
-        for rule in rules("Role", "join-service")
-            .iter()
-            .filter(|rule| rule["resources"] == json!(["secrets"]))
-        {
-            assert_eq!(rule["verbs"], json!(["create", "delete"]));
+                    .any(|field| has(field, "*"));
+                assert!(!is_wide, "{rule}");
+                let is_read = ["get", "list", "watch", "update", "patch"]
+                    .iter()
+                    .any(|verb| has("verbs", verb));
+                assert!(
+                    !has("resources", "secrets") || !is_read || rule["resourceNames"].is_array(),
+                    "{rule}"
+                );
+            }
         }
     }
 
@@ -656,7 +748,9 @@ mod tests {
                 object["kind"] == "Service" && object["metadata"]["name"] == "join-attestation"
             };
             let of_kind = |kind: &str| {
-                let of_kind = objects.iter().filter(|object| object["kind"] == *kind);
+                let of_kind = objects.iter().filter(|object| {
+                    object["kind"] == *kind && object["metadata"]["name"] == "join-service"
+                });
                 of_kind.map(Value::to_string).collect::<String>()
             };
             (
@@ -945,7 +1039,8 @@ mod tests {
             }
             let name = &labels["app.kubernetes.io/name"];
             assert_eq!(name, &labels["app.kubernetes.io/component"]);
-            assert!(name == "join-service" || name == "key-service", "{object}");
+            let names = ["join-service", "key-service", "admission"];
+            assert!(names.iter().any(|known| name == known), "{object}");
         }
         for name in ["join-service", "key-service"] {
             let is_it = |object: &&Value| {
