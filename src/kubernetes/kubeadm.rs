@@ -54,6 +54,15 @@ pub const KUBELET_CERTIFICATES: [(&str, &str); 2] = [
     ),
 ];
 
+/// The admission plugin without which a Service with `externalIPs`, which each tenant may make, receives connections to the control
+/// planes' ports. It is off by default.
+pub const DENY_EXTERNAL_IPS: &str = "DenyServiceExternalIPs";
+/// The plugin that kubeadm itself gives the API server; an argument of ours replaces kubeadm's.
+const NODE_RESTRICTION: &str = "NodeRestriction";
+/// The API server's arguments with admission plugins.
+const ENABLE_PLUGINS: &str = "enable-admission-plugins";
+const DISABLE_PLUGINS: &str = "disable-admission-plugins";
+
 const KUBEADM_API: &str = "kubeadm.k8s.io/v1beta4";
 /// The socket of containerd.
 pub const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
@@ -244,6 +253,53 @@ pub fn recorded_version(map: &Value) -> Result<Version, Invalid> {
     let configuration = yaml::document(configuration.unwrap_or_default()).unwrap_or_default();
     let version = configuration["kubernetesVersion"].as_str();
     version.unwrap_or_default().parse()
+}
+
+/// Returns the ClusterConfiguration of the ConfigMap [`CONFIG_MAP`] with [`DENY_EXTERNAL_IPS`], which clusters of an earlier version
+/// lack. Returns `None` if it is there, if the operator has named it as one to disable, or if the ConfigMap has no configuration.
+pub fn with_admission_plugin(map: &Value) -> Option<String> {
+    let configuration = map["data"]["ClusterConfiguration"].as_str()?;
+    let mut configuration = yaml::document(configuration).ok()?;
+    let api_server = configuration.as_object_mut()?.entry("apiServer");
+    let arguments = api_server
+        .or_insert_with(|| json!({}))
+        .as_object_mut()?
+        .entry("extraArgs")
+        .or_insert(Value::Null);
+    let has = |plugins: Option<&str>| {
+        plugins.is_some_and(|plugins| plugins.split(',').any(|it| it.trim() == DENY_EXTERNAL_IPS))
+    };
+    let enabled = argument_of(arguments, ENABLE_PLUGINS);
+    if has(enabled) || has(argument_of(arguments, DISABLE_PLUGINS)) {
+        return None;
+    }
+    let enabled = format!(
+        "{},{DENY_EXTERNAL_IPS}",
+        enabled.unwrap_or(NODE_RESTRICTION)
+    );
+    match arguments {
+        // v1beta3
+        Value::Object(arguments) => {
+            arguments.insert(ENABLE_PLUGINS.into(), enabled.into());
+        }
+        Value::Array(arguments) => {
+            arguments.retain(|argument| argument["name"] != ENABLE_PLUGINS);
+            arguments.push(json!({"name": ENABLE_PLUGINS, "value": enabled}));
+        }
+        none => *none = json!([{"name": ENABLE_PLUGINS, "value": enabled}]),
+    }
+    Some(format!("{configuration:#}\n"))
+}
+
+/// Returns an argument of `extraArgs`: a list since v1beta4, an object before.
+fn argument_of<'a>(arguments: &'a Value, name: &str) -> Option<&'a str> {
+    match arguments {
+        Value::Array(arguments) => {
+            let mut arguments = arguments.iter();
+            arguments.find(|argument| argument["name"] == name)?["value"].as_str()
+        }
+        arguments => arguments[name].as_str(),
+    }
 }
 
 fn document(api_version: &str, kind: &str, content: &impl Serialize) -> String {
@@ -460,6 +516,10 @@ impl ApiServer {
             argument("audit-log-maxbackup", "10"),
             argument("audit-log-maxsize", "100"),
             argument("profiling", "false"),
+            argument(
+                ENABLE_PLUGINS,
+                &format!("{NODE_RESTRICTION},{DENY_EXTERNAL_IPS}"),
+            ),
             // Otherwise the API server would send logs and commands to any server at a
             // kubelet's address.
             argument("kubelet-certificate-authority", CA_CERTIFICATE),
@@ -718,6 +778,8 @@ mod tests {
         assert!(
             arguments.contains(&json!({"name": "audit-policy-file", "value": AUDIT_POLICY_PATH}))
         );
+        let plugins = json!({"name": "enable-admission-plugins", "value": "NodeRestriction,DenyServiceExternalIPs"});
+        assert!(arguments.contains(&plugins));
         // this machine is slow
         let late = json!({"name": "etcd-readycheck-timeout", "value": "20s"});
         assert!(arguments.contains(&late));
@@ -792,6 +854,58 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         assert!(recorded_version(&json!({})).is_err());
+    }
+
+    #[test]
+    fn a_cluster_of_before_gets_the_plugin_that_denies_external_ips_once() {
+        let with = |configuration: &str| {
+            let map = json!({"data": {"ClusterConfiguration": configuration}});
+            let text = with_admission_plugin(&map)?;
+            // nothing is left to do
+            assert_eq!(
+                with_admission_plugin(&json!({"data": {"ClusterConfiguration": text}})),
+                None
+            );
+            Some(serde_json::from_str::<Value>(&text).unwrap())
+        };
+        let (ours, more) = (
+            "NodeRestriction,DenyServiceExternalIPs",
+            "NodeRestriction,PodSecurity,DenyServiceExternalIPs",
+        );
+        let list = "kubernetesVersion: v1.34.4\napiServer:\n  extraArgs:\n  - name: profiling\n    value: 'false'\n";
+        assert_eq!(
+            with(list).unwrap(),
+            json!({"kubernetesVersion": "v1.34.4", "apiServer": {"extraArgs": [
+                {"name": "profiling", "value": "false"}, {"name": ENABLE_PLUGINS, "value": ours}]}})
+        );
+        let named =
+            format!("{list}  - name: {ENABLE_PLUGINS}\n    value: NodeRestriction,PodSecurity\n");
+        assert_eq!(
+            with(&named).unwrap()["apiServer"]["extraArgs"][1],
+            json!({"name": ENABLE_PLUGINS, "value": more})
+        );
+        let object = "apiServer:\n  extraArgs:\n    profiling: 'false'\n";
+        assert_eq!(
+            with(object).unwrap()["apiServer"]["extraArgs"],
+            json!({"profiling": "false", ENABLE_PLUGINS: ours})
+        );
+        assert_eq!(
+            with("kubernetesVersion: v1.34.4\n").unwrap()["apiServer"]["extraArgs"],
+            json!([{"name": ENABLE_PLUGINS, "value": ours}])
+        );
+        for (name, value) in [
+            (ENABLE_PLUGINS, "DenyServiceExternalIPs, NodeRestriction"),
+            (DISABLE_PLUGINS, "DenyServiceExternalIPs"),
+        ] {
+            assert_eq!(
+                with(&format!("{list}  - name: {name}\n    value: {value}\n")),
+                None
+            );
+        }
+        for broken in ["a: [", "- a", "apiServer: a"] {
+            assert_eq!(with(broken), None);
+        }
+        assert_eq!(with_admission_plugin(&json!({})), None);
     }
 
     #[test]
@@ -940,6 +1054,17 @@ mod tests {
                 "{text}\n{said}"
             );
         }
+        // as in a cluster of an earlier version
+        let before = documents(&init(&good, &node()))[1].clone();
+        let mut before = before.as_object().unwrap().clone();
+        before["apiServer"]["extraArgs"]
+            .as_array_mut()
+            .unwrap()
+            .retain(|argument| argument["name"] != ENABLE_PLUGINS);
+        let before = Value::from(before).to_string();
+        let map = json!({"data": {"ClusterConfiguration": before}});
+        let (accepted, said) = validate(&with_admission_plugin(&map).unwrap());
+        assert!(accepted && said.is_empty(), "{said}");
         for kubeadm_timeout in [None, Some(Duration::from_secs(1200))] {
             let (accepted, said) = validate(&upgrade_configuration(kubeadm_timeout));
             assert!(accepted && said.is_empty(), "{said}");
