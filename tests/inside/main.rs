@@ -7,4 +7,5 @@
 mod admission;
 mod attacker;
 mod harness;
+mod objects;
 mod ports;

@@ -32,7 +32,7 @@ const LABELS: &str = include_str!("../../../charts/firstlight/templates/_labels.
 /// The release name in the objects, and the program that manages them: with Helm, the operator's
 /// name and Helm.
 const RELEASE: &str = "firstlight";
-const TEMPLATES: [(&str, &str); 6] = [
+const TEMPLATES: [(&str, &str); 7] = [
     (
         "join-config.yaml",
         include_str!("../../../charts/firstlight/templates/join-config.yaml"),
@@ -52,6 +52,10 @@ const TEMPLATES: [(&str, &str); 6] = [
     (
         "joining-nodes.yaml",
         include_str!("../../../charts/firstlight/templates/joining-nodes.yaml"),
+    ),
+    (
+        "admission-objects.yaml",
+        include_str!("../../../charts/firstlight/templates/admission-objects.yaml"),
     ),
     (
         "admission.yaml",
@@ -161,7 +165,7 @@ pub fn objects(more: Value) -> Result<Vec<Value>, RenderError> {
     Ok(objects)
 }
 
-/// Returns whether an object is what puts a policy of admission.yaml in force.
+/// Returns whether an object is what puts a policy of admission.yaml or admission-objects.yaml in force.
 fn limits_everybody(object: &Value) -> bool {
     object["kind"] == "ValidatingAdmissionPolicyBinding"
         && object["metadata"]["name"] != "join-service"
@@ -400,6 +404,7 @@ mod tests {
             places,
             [
                 "validatingadmissionpolicies.admissionregistration.k8s.io join-service",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-objects",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-nodes",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-pods",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-endpoints",
@@ -432,14 +437,17 @@ mod tests {
                 "roles.rbac.authorization.k8s.io kube-system/key-service",
                 "roles.rbac.authorization.k8s.io kube-system/join-service",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
+                "roles.rbac.authorization.k8s.io kube-system/firstlight-objects",
                 "rolebindings.rbac.authorization.k8s.io kube-system/key-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
+                "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-objects",
                 "services kube-system/key-service",
                 "services kube-system/key-service-local",
                 "services kube-system/join-service",
                 "daemonsets.apps kube-system/key-service",
                 "daemonsets.apps kube-system/join-service",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-objects",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-nodes",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-pods",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-endpoints",
@@ -559,6 +567,8 @@ Role join-service of kube-system/join-service
   secrets join-attestation-keys: get,update
 Role firstlight-joining-nodes of system:bootstrappers:firstlight:join-ticket
   configmaps kubeadm-config,kubelet-config,kube-proxy: get
+Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-cleaner system:kube-controller-manager
+  records.firstlight kube-root-ca.crt,bootstrap-token: assign
 ";
         assert_eq!(rights(&manifests(&settings).unwrap()), expected.trim_end());
     }
