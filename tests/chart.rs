@@ -835,12 +835,6 @@ fn firstlight_apply_keeps_the_values_that_helm_has_set() {
         .collect();
     assert_eq!(installed.len(), 53, "{installed:#?}");
 
-    // without it, `apply` refuses clients without a token
-    let cilium = json!({"metadata": {"name": "cilium-config"}, "data": {
-        "kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true", "enable-wireguard": "true", "encrypt-node": "true",
-    }});
-    let maps = CONFIG_MAPS.in_namespace("kube-system");
-    client.create(&maps, &cilium).unwrap();
     let dir = operator();
     fs::write(dir.path().join("admin.conf"), cluster.kubeconfig()).unwrap();
     let applied = Command::new(support::program::built("firstlight"))
