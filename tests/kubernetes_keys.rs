@@ -111,6 +111,25 @@ fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
     format!("{}\n    token: {own}\n", kept.join("\n"))
 }
 
+/// Writes the record of a control plane, as its join ticket does.
+fn record_control_plane(client: &Client, node: &str) {
+    let disk = Uuid::parse("00000000-0000-0000-0000-0000000000aa").unwrap();
+    let record = MachineRecord {
+        control_plane: true,
+        ..MachineRecord::of_node(node, &disk, Some("machine"), "", "")
+    };
+    machine_record::write_if_absent(client, &record).unwrap();
+}
+
+/// Returns the authorization of a pod of the join service on this node.
+fn join_service_on(client: &Client, node: &str) -> String {
+    let account = ("kube-system", "join-service");
+    let name = format!("join-service-{node}");
+    let uid = volumes::add_pod(client, account, &name, node, json!([]));
+    let token = volumes::token_of_pod(client, account, &name, &uid, "key-service");
+    format!("Bearer {token}")
+}
+
 struct KeyService {
     program: Program,
     address: SocketAddr,
@@ -415,6 +434,7 @@ fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
             volumes::token_of_pod(&client, (namespace, account), account, &uid, "key-service");
         format!("Bearer {token}")
     };
+    record_control_plane(&client, "node");
     let (join, csi, old_csi) = (
         of("kube-system", "join-service"),
         of("default", "csi"),
@@ -846,8 +866,94 @@ fn without_attachments_the_pods_of_a_node_decide() {
     assert!(get(1).is_ok());
 }
 
+/// A label puts a pod of the join service onto a worker, whose kubelet requests its token.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_join_service_on_a_worker_gets_no_key() {
+    let (mut cluster, client) = started();
+    let service = key_service(&own_kubeconfig_of(&cluster, &client));
+    for (node, address) in [("plane", "192.0.2.1"), ("worker", "192.0.2.2")] {
+        volumes::add_node(&client, node, address);
+    }
+    let role = json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}});
+    client.merge(&NODES.named("worker"), &role).unwrap();
+    let (plane, worker) = (
+        join_service_on(&client, "plane"),
+        join_service_on(&client, "worker"),
+    );
+    record_control_plane(&client, "plane");
+    let disk = Uuid::parse("00000000-0000-0000-0000-0000000000ab").unwrap();
+    let of_worker = MachineRecord::of_node("worker", &disk, Some("machine"), "", "");
+    machine_record::write_if_absent(&client, &of_worker).unwrap();
+
+    for id in [UUID, "measurementSecret", "ca_emergency_ssh_host"] {
+        assert!(ask(service.address, id, Some(&plane)).is_ok(), "{id}");
+        let (code, why) = refusal(ask(service.address, id, Some(&worker)));
+        assert_eq!(code, Code::PermissionDenied, "{id}: {why}");
+        assert!(
+            why.contains("no record says that worker is a control plane: firstlight apply"),
+            "{why}"
+        );
+    }
+    service
+        .program
+        .expect("caller=kube-system/join-service class=none id=\"ca_emergency_ssh_host\" length=32 node=\"worker\"");
+
+    // control planes that restart need keys before the API server answers
+    cluster.kill_api_server();
+    thread::sleep(Duration::from_secs(31));
+    assert!(ask(service.address, UUID, Some(&plane)).is_ok());
+    let (code, why) = refusal(ask(service.address, UUID, Some(&worker)));
+    assert_eq!(code, Code::Unavailable, "{why}");
+}
+
+/// The other work of a join service needs no key: it approves and signs.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_join_service_starts_only_on_a_control_plane() {
+    let (cluster, client) = started();
+    let kubeconfig = own_kubeconfig_of(&cluster, &client);
+    assert!(!kubeconfig.is_empty(), "it has written the roles");
+    volumes::add_node(&client, "new", "192.0.2.1");
+    let account = ("kube-system", "join-service");
+    let uid = volumes::add_pod(&client, account, "join-service-0", "new", json!([]));
+    let audience = "https://kubernetes.default.svc";
+    let token = volumes::token_of_pod(&client, account, "join-service-0", &uid, audience);
+    let (program, _dir) = in_pod(
+        &cluster,
+        "join-service",
+        &token,
+        &["--key-service", "127.0.0.1:1", "--config", "."],
+    );
+    program.expect("there is no ConfigMap kube-system/join-node-new: firstlight apply writes");
+    let disk = Uuid::parse("00000000-0000-0000-0000-0000000000ab").unwrap();
+    let of_worker = MachineRecord::of_node("new", &disk, Some("machine"), "", "");
+    machine_record::write_if_absent(&client, &of_worker).unwrap();
+    program.expect("the ConfigMap kube-system/join-node-new, is that of a worker");
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    client.delete(&maps.named("join-node-new")).unwrap();
+    record_control_plane(&client, "new");
+    program.expect("the record of the node new says that it is a control plane");
+}
+
 /// Starts the key service in a pod whose own token is this one.
 fn key_service_of_pod(cluster: &Cluster, token: &str) -> (Program, TempDir) {
+    let arguments = [
+        "--clients",
+        "token",
+        "--grant",
+        GRANTS,
+        "--listen",
+        "127.0.0.1:0",
+        "--master-secret",
+        "mastersecret",
+        "--salt=salt",
+    ];
+    in_pod(cluster, "key-service", token, &arguments)
+}
+
+/// Starts a service in a pod whose own token is this one.
+fn in_pod(cluster: &Cluster, service: &str, token: &str, arguments: &[&str]) -> (Program, TempDir) {
     let dir = tempfile::tempdir().unwrap();
     for (name, content) in [
         ("mastersecret", &[0; 32][..]),
@@ -866,10 +972,8 @@ fn key_service_of_pod(cluster: &Cluster, token: &str) -> (Program, TempDir) {
     let mut command = Command::new("unshare");
     command
         .args(["--map-root-user", "--mount", "sh", "-c", &pod, "sh"])
-        .arg(support::program::built("key-service"))
-        .args(["--clients", "token", "--grant", GRANTS])
-        .args(["--listen", "127.0.0.1:0", "--master-secret", "mastersecret"])
-        .arg("--salt=salt")
+        .arg(support::program::built(service))
+        .args(arguments)
         .env("KUBERNETES_SERVICE_HOST", host)
         .env("KUBERNETES_SERVICE_PORT", port)
         .current_dir(dir.path());
@@ -1109,15 +1213,14 @@ fn in_plaintext_only_pods_of_the_own_node_are_served() {
         metrics: None,
     };
     volumes::add_node(&client, "plain", "192.0.2.7");
-    let account = ("kube-system", "join-service");
-    let uid = volumes::add_pod(&client, account, "join-service-x", "plain", json!([]));
-    let token = volumes::token_of_pod(&client, account, "join-service-x", &uid, "key-service");
+    record_control_plane(&client, "plain");
+    let token = join_service_on(&client, "plain");
     for (node, expected) in [("plain", None), ("other", Some(Code::PermissionDenied))] {
         let service = ::services::key_service::KeyService::start(config(node)).unwrap();
         service
             .provide(ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap())
             .unwrap();
-        let answer = ask(service.local_addr(), UUID, Some(&format!("Bearer {token}")));
+        let answer = ask(service.local_addr(), UUID, Some(&token));
         assert_eq!(
             answer.map_err(|status| status.code()).err(),
             expected,

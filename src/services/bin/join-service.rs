@@ -21,7 +21,9 @@ use machines::Cloud;
 use services::check;
 use services::join_service::keys::{self, Flags};
 use services::join_service::watch::flags;
-use services::join_service::{self, Config, JoinService};
+use services::join_service::{self, Config, JoinService, own_node};
+use services::key_service::tokens;
+use sys::signal::StopSignals;
 use verifier::{Variant, variant};
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library. Keeps some wiped
@@ -87,10 +89,41 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
     let variant = Variant::named(&given.variant).map_err(Failure::failed)?;
     let level = services::level_of_verbosity(given.verbosity);
     let signals = services::prepare_service(level, given.log_format)?;
+    if given.kubeconfig.is_none()
+        && let Some(access) = kubernetes(None)?
+        && !wait_until_control_plane(&client::Client::new(access, &Stop::new()), &signals)?
+    {
+        return Ok(());
+    }
     let service = JoinService::start(given.config(variant)?).map_err(Failure::failed)?;
     services::wait_until_stopped(&signals, join_service::GRACE)?;
     service.stop(join_service::GRACE);
     Ok(())
+}
+
+/// Waits until the record of this pod's node says that it is a control plane. Until then the service
+/// listens nowhere, so the pod is not ready. Returns whether the service may start; false after a
+/// signal.
+fn wait_until_control_plane(api: &client::Client, signals: &StopSignals) -> Result<bool, Failure> {
+    let Some(node) = tokens::own_node() else {
+        log::warn!(
+            "IT IS NOT CHECKED WHETHER THIS NODE IS A CONTROL PLANE: this pod's own token does not name its node"
+        );
+        return Ok(true);
+    };
+    while let Some(why) = own_node::why_not_control_plane(api, &node) {
+        log::error!(
+            "nothing is served: the node {node} is not known to be a control plane: {why}; trying again in {} s",
+            own_node::INTERVAL.as_secs()
+        );
+        let waited = booted_sys::signal::wait_for(signals, own_node::INTERVAL);
+        if let Some(signal) = waited.map_err(Failure::failed)? {
+            log::info!("{signal}: stopped before the service started");
+            return Ok(false);
+        }
+    }
+    log::info!("the record of the node {node} says that it is a control plane");
+    Ok(true)
 }
 
 /// The options of the command line. The chart passes each of its options, and an empty value means that the option is not set.

@@ -274,7 +274,8 @@ impl Given {
         let node = kubeconfig.is_none().then(tokens::own_node).flatten();
         if needs_api && kubeconfig.is_none() && node.is_none() {
             log::warn!(
-                "PODS OF EVERY NODE GET KEYS IN PLAINTEXT: this pod's own token does not name its node"
+                "PODS OF EVERY NODE GET KEYS IN PLAINTEXT, and the join service of every node gets its keys: this pod's own token does not \
+                 name its node"
             );
         }
         let config = Config {

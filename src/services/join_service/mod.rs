@@ -24,6 +24,7 @@
 //! | `rush` | when a caller's turn comes if too many ask at once |
 //! | `reservation`, `lease`, `joining_node` | control planes join one at a time |
 //! | [`cleaner`] | the leftovers of failed tickets are removed |
+//! | [`own_node`] | the service starts only on a control plane |
 //! | `deleted_machines` | the records of machines that no longer exist are deleted |
 //! | [`approver`] | approval of kubelets' certificates |
 //! | [`audit`] | a log line, an event and a count for each decision |
@@ -52,6 +53,7 @@ mod known_records;
 mod lease;
 mod node_files;
 mod node_status;
+pub mod own_node;
 mod pki;
 pub mod policy;
 pub mod records;

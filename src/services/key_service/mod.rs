@@ -35,6 +35,7 @@
 //! key has 1 to 64 bytes. Each decision is a log line that begins with `audit`.
 
 pub mod certificate;
+pub mod control_planes;
 pub mod disks;
 pub mod grants;
 pub mod master_secret;
@@ -65,6 +66,7 @@ use booted_proto::kms::{GET_DATA_KEY, MAX_REQUEST};
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use certificate::Tls;
 use collateral::Fetching;
+use control_planes::ControlPlanes;
 use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
 use kms::ClusterKms;
@@ -619,6 +621,7 @@ struct Handler {
     authority: Authority,
     grants: Grants,
     own_node: Option<String>,
+    control_planes: Option<ControlPlanes>,
     /// `None` if no keys of volumes are granted.
     disks: Option<Disks>,
     volumes: Option<Volumes>,
@@ -647,6 +650,7 @@ impl Handler {
             authority,
             grants,
             own_node: None,
+            control_planes: api.map(ControlPlanes::new),
             disks: api.map(|api| Disks::new(api, registry)),
             volumes: api.map(Volumes::new),
             old: None,
@@ -697,6 +701,7 @@ impl Handler {
             // before the requests to the API server that a caller costs
             check(&id, request)?;
             caller = self.caller(door, call)?;
+            self.check_control_plane(&caller)?;
             let granted = match Class::of(&id) {
                 Class::Disk if door == Door::Old => Some(Class::OldVolume),
                 _ => self.grants.allow(&caller.name, &id),
@@ -776,6 +781,26 @@ impl Handler {
                 ))
             }
             _ => Ok(caller),
+        }
+    }
+
+    /// Refuses the join service of a node that is no control plane. A token of Kubernetes before
+    /// v1.30 names no node: neither does that of this pod then, and it is accepted.
+    fn check_control_plane(&self, caller: &Caller) -> Result<(), Status> {
+        if caller.account.is_none() || caller.name != JOIN_SERVICE_ACCOUNT {
+            return Ok(());
+        }
+        let denied = |why: &str| Status::new(Code::PermissionDenied, why);
+        match caller.node() {
+            Some(node) => {
+                let planes = self.control_planes.as_ref();
+                let planes = planes.ok_or_else(|| denied("its node cannot be checked"))?;
+                planes.refuse_other(&node.name)
+            }
+            None if self.own_node.is_some() => Err(denied(
+                "the token of the join service names no node: expected that of a pod, from a projected volume",
+            )),
+            None => Ok(()),
         }
     }
 

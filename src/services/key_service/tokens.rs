@@ -34,12 +34,12 @@ use metrics::{Counter, Histogram, Labelled, Registry};
 use rpc::grpc::{Code, Metadata, Status};
 
 /// How long a verdict is cached.
-const LIFETIME: Duration = Duration::from_secs(30);
+pub(super) const LIFETIME: Duration = Duration::from_secs(30);
 /// How long an accepted token stays valid while the API server does not answer: 24 hours, to last a
 /// night.
-const OFFLINE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+pub(super) const OFFLINE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// When the API server is asked again about such a token.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The timeout of one review with its retries. Callers wait for 5 s.
 const REVIEW_TIME: Duration = Duration::from_secs(3);
 /// The maximum number of cached verdicts. Beyond it, the oldest are removed.
