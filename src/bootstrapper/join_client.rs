@@ -318,6 +318,10 @@ impl TicketRequester for Seeker {
         }
     }
 
+    fn forget(&self, source: &str) {
+        self.state().notes.remove(source);
+    }
+
     /// Stores a source's failure, and prints it on the console if it is new.
     fn note(&self, source: &str, failure: &Failure) {
         let mut state = self.state();

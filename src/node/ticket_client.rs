@@ -14,10 +14,9 @@
 //! ```
 //!
 //! The first listing ends at the first [`Source`] that names a host, unless the source goes on. Each
-//! later one uses all sources, because the hosts known so far gave no ticket.
+//! later one uses all sources, because the hosts known so far gave no ticket. A host that no source
+//! names any more is forgotten ([`hosts`](crate::hosts)).
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -33,6 +32,7 @@ use proto::join::{MAX_TICKET, NODE_PORT};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 
 use crate::ending::Ending;
+use crate::hosts::{Answer, Hosts, MAX_HOSTS};
 use crate::service_trust::Settings;
 
 /// Time limit for the TCP connection.
@@ -53,9 +53,9 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(15);
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
 /// Where the resolver of the C library finds its DNS servers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Maximum number of threads. No cluster has this many control planes; the limit is for a hostile
-/// metadata service.
-const MAX_SERVICES: usize = 64;
+/// Maximum number of threads of forgotten hosts that have not ended yet. They end at once, unless
+/// they wait for the TPM.
+const MAX_ENDING: usize = MAX_HOSTS;
 
 /// Interval between two checks of this machine's addresses.
 const NETWORK_INTERVAL: Duration = Duration::from_millis(50);
@@ -83,6 +83,8 @@ pub trait TicketRequester: Send + Sync + 'static {
     fn answered(&self, source: &str);
     /// Records why `source` gave no ticket this time.
     fn note(&self, source: &str, failure: &Failure);
+    /// Forgets what was recorded about the join service `source`, which is not asked any more.
+    fn forget(&self, source: &str);
 }
 
 /// A source of hosts that may have a join service.
@@ -195,30 +197,33 @@ fn tls_error(status: &Status) -> Option<&atls::Error> {
 }
 
 /// One join service, or a load balancer in front of several.
-#[derive(Debug, Clone, Copy)]
-pub struct JoinService(SocketAddr);
+pub struct JoinService {
+    address: SocketAddr,
+    /// Set when no ticket is needed any more, or no source names the service.
+    over: Stop,
+}
 
 impl fmt::Display for JoinService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "join service {}", self.0)
+        write!(f, "join service {}", self.address)
     }
 }
 
 impl JoinService {
     /// Connects and attests this machine. The judge judges the evidence of a service in the
     /// strong form of attested TLS; without a judge this machine only proves itself.
-    /// [`TicketRequester::finished`] ends the attempt, and later the connection, at once.
+    /// [`TicketRequester::finished`] ends the attempt, and later the connection, at once; so does the
+    /// time when no source names the service any more.
     pub fn connect(
         &self,
         requester: &impl TicketRequester,
         judge: Option<Arc<dyn Judge>>,
     ) -> Result<Connection, Failure> {
-        let finished = requester.finished();
-        let socket = sys::net::connect(self.0, Instant::now() + CONNECT_TIMEOUT, &|| {
-            finished.is_stopped()
+        let socket = sys::net::connect(self.address, Instant::now() + CONNECT_TIMEOUT, &|| {
+            self.over.is_stopped()
         })
         .map_err(|error| format!("cannot connect: {error}"))?;
-        let held = finished.hold(&socket).map_err(|error| error.to_string())?;
+        let held = self.over.hold(&socket).map_err(|error| error.to_string())?;
         let (demands, issuer) = (requester.demands(), requester.issuer().clone());
         let mut client = atls::Client::new(Some(issuer), None)
             .verify_strong(judge)
@@ -234,7 +239,7 @@ impl JoinService {
             }
             failure
         })?;
-        let channel = Channel::new(transport, &self.0.to_string())
+        let channel = Channel::new(transport, &self.address.to_string())
             .map_err(|status| Failure::from_status(&status))?
             .with_message_bytes(MAX_TICKET);
         Ok(Connection {
@@ -280,57 +285,114 @@ pub fn start<R: TicketRequester>(
 
 fn request_from_all<R: TicketRequester>(sources: &[Source], requester: &Arc<R>) {
     let finished = requester.finished();
-    let mut threads = BTreeMap::new();
+    let mut answers: Vec<_> = sources.iter().map(|_| Answer::default()).collect();
+    let mut requests = Requests::new(requester);
     let mut backoff = Backoff::new(FIRST_PAUSE, LIST_INTERVAL);
     let mut is_first = true;
     while !finished.is_stopped() {
-        let mut is_complete = true;
-        for source in sources {
-            let (hosts, knows_all) = resolve_all(source, &**requester);
-            is_complete &= knows_all;
-            for host in hosts {
-                if threads.len() < MAX_SERVICES
-                    && let Entry::Vacant(unknown) = threads.entry(host)
-                    && let Some(thread) = start_one(host, requester)
-                {
-                    unknown.insert(thread);
-                }
-            }
-            let is_enough = is_first && !threads.is_empty() && !source.goes_on;
+        let (mut is_complete, listing) = (true, Instant::now());
+        for (source, answer) in sources.iter().zip(&mut answers) {
+            is_complete &= resolve_all(source, answer, &**requester);
+            requests.start(answer, listing);
+            let is_enough = is_first && !requests.hosts.is_empty() && !source.goes_on;
             if finished.is_stopped() || is_enough {
                 break;
             }
         }
-        if !threads.is_empty() {
+        requests.forget();
+        let has_none = requests.hosts.is_empty();
+        if !has_none {
             requester.answered("metadata");
         } else if is_complete {
             let alone = Failure::from("no other control plane is known".to_owned());
             requester.note("metadata", &alone);
         }
-        if threads.is_empty() {
+        if has_none {
             requester.unanswered();
             wait_for_network(finished, backoff.pause());
         } else if !finished.wait(LIST_INTERVAL) {
             requester.unanswered();
         }
-        is_first &= threads.is_empty();
+        is_first &= has_none;
     }
-    for (_, thread) in threads {
-        let _ = thread.join();
+    requests.end();
+}
+
+/// The threads that request tickets, one for each host.
+struct Requests<'a, R> {
+    requester: &'a Arc<R>,
+    hosts: Hosts<Request>,
+    /// Those of forgotten hosts.
+    ending: Vec<JoinHandle<()>>,
+}
+
+/// The thread of one host, and what stops it.
+struct Request {
+    thread: JoinHandle<()>,
+    over: Stop,
+}
+
+impl<'a, R: TicketRequester> Requests<'a, R> {
+    fn new(requester: &'a Arc<R>) -> Requests<'a, R> {
+        Requests {
+            requester,
+            hosts: Hosts::new(),
+            ending: vec![],
+        }
+    }
+
+    /// Starts threads for the hosts of a source that have none, except for this machine.
+    fn start(&mut self, answer: &Answer, listing: Instant) {
+        // this machine runs no join service before it has its ticket
+        let own = sys::interfaces::addresses().unwrap_or_default();
+        for host in answer.addresses() {
+            if !host.is_loopback() && own.contains(&host) {
+                continue;
+            }
+            let can_start = self.ending.len() < MAX_ENDING;
+            let start = || start_one(host, self.requester).filter(|_| can_start);
+            let displaced = self.hosts.add(host, listing, start);
+            self.stop(displaced);
+        }
+    }
+
+    /// Stops the threads of the hosts that no source names any more.
+    fn forget(&mut self) {
+        let old = self.hosts.forget(Instant::now());
+        self.stop(old);
+        self.ending.retain(|thread| !thread.is_finished());
+    }
+
+    fn stop(&mut self, hosts: impl IntoIterator<Item = (IpAddr, Request)>) {
+        for (host, Request { thread, over }) in hosts {
+            log::debug!("join service {host} is not asked any more: no source names it");
+            over.stop();
+            self.ending.push(thread);
+        }
+    }
+
+    /// Waits for all threads, when no ticket is needed any more.
+    fn end(self) {
+        let threads = self.hosts.into_work().map(|request| request.thread);
+        for thread in threads.chain(self.ending) {
+            let _ = thread.join();
+        }
     }
 }
 
 /// Starts the thread that requests tickets from the join service of a host.
-fn start_one<R: TicketRequester>(host: IpAddr, requester: &Arc<R>) -> Option<JoinHandle<()>> {
-    let (requester, service) = (
-        requester.clone(),
-        JoinService(SocketAddr::new(host, NODE_PORT)),
-    );
+fn start_one<R: TicketRequester>(host: IpAddr, requester: &Arc<R>) -> Option<Request> {
+    let (requester, over) = (requester.clone(), Stop::new());
+    let service = JoinService {
+        address: SocketAddr::new(host, NODE_PORT),
+        over: over.clone(),
+    };
     let thread = thread::Builder::new().name("ticket-ask".into());
-    thread
+    let thread = thread
         .spawn(move || request_from(&service, &*requester))
         .inspect_err(|error| log::warn!("cannot create a thread for join service {host}: {error}"))
-        .ok()
+        .ok()?;
+    Some(Request { thread, over })
 }
 
 /// Returns whether this machine has an address.
@@ -353,46 +415,48 @@ fn wait_for_network(finished: &Stop, pause: Duration) {
     }
 }
 
-/// Requests tickets from one join service until one is accepted or no ticket is needed any more.
+/// Requests tickets from one join service until one is accepted, no ticket is needed any more, or no
+/// source names the service.
 fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
-    let (name, finished) = (service.to_string(), requester.finished());
+    let (name, over) = (service.to_string(), &service.over);
+    let _finished = requester.finished().on_stop({
+        let over = over.clone();
+        move || over.stop()
+    });
     let mut backoff = Backoff::new(FIRST_PAUSE, R::MAX_PAUSE);
-    while !finished.is_stopped() {
+    while !over.is_stopped() {
         requester.asked(&name);
         let Err(failure) = requester.request(service) else {
             return;
         };
-        if finished.is_stopped() {
-            return;
+        if over.is_stopped() {
+            break;
         }
         requester.note(&name, &failure);
         let pause = failure.pause(&mut backoff, R::MAX_SERVER_PAUSE);
         match has_network() {
-            true => drop(finished.wait(pause)),
-            false => wait_for_network(finished, pause),
+            true => drop(over.wait(pause)),
+            false => wait_for_network(over, pause),
         }
+    }
+    if !requester.finished().is_stopped() {
+        requester.forget(&name);
     }
 }
 
-/// Lists the addresses of hosts except this machine's, and returns whether they are all. A name that
-/// cannot be resolved does not hide the others.
-fn resolve_all(source: &Source, requester: &impl TicketRequester) -> (Vec<IpAddr>, bool) {
-    let mut hosts = vec![];
+/// Asks a source for its hosts, and returns whether they are all. A name that cannot be resolved does
+/// not hide the others.
+fn resolve_all(source: &Source, answer: &mut Answer, requester: &impl TicketRequester) -> bool {
     let is_complete = ask(requester, source.name, || {
         let listing = (source.list)()?;
         let mut failed = None;
-        for host in listing.hosts {
-            match resolve(&host) {
-                Ok(addresses) => hosts.extend(addresses),
-                Err(error) => failed = Some(error),
-            }
-        }
+        answer.replace(listing.hosts, listing.is_complete, |host| {
+            let addresses = resolve(host);
+            addresses.map_err(|error| failed = Some(error)).ok()
+        });
         failed.map_or(Ok(listing.is_complete), Err)
     });
-    // this machine runs no join service before it has its ticket
-    let own = sys::interfaces::addresses().unwrap_or_default();
-    hosts.retain(|host| host.is_loopback() || !own.contains(host));
-    (hosts, is_complete.unwrap_or_default())
+    is_complete.unwrap_or_default()
 }
 
 /// Returns the addresses of a host name. The error says which DNS servers were asked, and for how
@@ -590,6 +654,8 @@ mod tests {
             let note = format!("{source}: {}", failure.text);
             self.notes.lock().unwrap().push(note);
         }
+
+        fn forget(&self, _: &str) {}
     }
 
     /// A name, whether the first listing goes on, and the hosts or an error.
@@ -665,12 +731,19 @@ mod tests {
         fn answered(&self, _source: &str) {}
 
         fn note(&self, _source: &str, _failure: &Failure) {}
+
+        fn forget(&self, _source: &str) {}
+    }
+
+    fn service_at(address: SocketAddr) -> JoinService {
+        let over = Stop::new();
+        JoinService { address, over }
     }
 
     #[test]
     fn a_server_with_too_many_connections_says_by_a_tls_alert_when_to_come_again() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let service = JoinService(listener.local_addr().unwrap());
+        let service = service_at(listener.local_addr().unwrap());
         let server = std::thread::spawn(move || {
             let (mut socket, _) = listener.accept().unwrap();
             // a record of TLS with a fatal alert of the number 234 (docs/protocol.md)
@@ -694,7 +767,7 @@ mod tests {
     #[test]
     fn a_server_that_refuses_the_attestation_is_recognized_by_its_tls_alert() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let service = JoinService(listener.local_addr().unwrap());
+        let service = service_at(listener.local_addr().unwrap());
         let server = atls::Server::new(None, Some(verifier::judge(Arc::new(RefuseAll))));
         // Constellation's services send no evidence themselves
         let transport = Arc::new(server.only_old());

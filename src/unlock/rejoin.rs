@@ -74,11 +74,15 @@ impl TicketRequester for Rejoin {
     }
 
     fn answered(&self, source: &str) {
-        self.waiting.answered(source);
+        self.waiting.forget(source);
     }
 
     fn note(&self, source: &str, failure: &Failure) {
         self.waiting.note(source, failure.text.as_str());
+    }
+
+    fn forget(&self, source: &str) {
+        self.waiting.forget(source);
     }
 }
 

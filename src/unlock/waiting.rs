@@ -226,8 +226,9 @@ impl Waiting {
         state.notes.entry(name.into()).or_insert(hint);
     }
 
-    /// Removes the last report of the source `name`, which has answered without an error.
-    pub fn answered(&self, name: &str) {
+    /// Removes the last report of the source `name`, which has answered without an error or is not
+    /// asked any more.
+    pub fn forget(&self, name: &str) {
         self.lock().notes.remove(name);
     }
 

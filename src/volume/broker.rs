@@ -177,4 +177,8 @@ impl TicketRequester for Asking {
             log::warn!("{source} {}; it is asked again", failure.text);
         }
     }
+
+    fn forget(&self, source: &str) {
+        lock(&self.failures).remove(source);
+    }
 }

@@ -429,6 +429,21 @@ fn a_join_service_with_a_wrong_key_does_not_stop_the_right_one() {
     expect_opened(&mut node, &setting.host(4).to_string());
 }
 
+/// No source is trusted: a DNS server or a metadata service can be spoofed.
+#[test]
+fn a_source_that_named_wrong_hosts_costs_time_only_while_it_does() {
+    let setting = Setting::new();
+    let disk = setting.initialized_disk();
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    // more than the list has room for
+    setting.set_control_planes(&Vec::from_iter(100..=200));
+    let mut node = Program::start(&mut setting.unlock(&disk));
+    node.expect(&setting.host(100).to_string());
+    setting.set_control_planes(&[3]);
+    expect_opened(&mut node, &setting.host(3).to_string());
+}
+
 #[test]
 fn a_join_service_that_hangs_does_not_delay_one_that_answers() {
     let setting = Setting::new();
