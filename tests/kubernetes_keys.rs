@@ -12,6 +12,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,7 @@ use kubernetes::yaml;
 use program::Program;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
@@ -1073,12 +1075,13 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     client.apply(&at, &config("strict")).unwrap();
     refused(UUID, "127.0.0.1 is not the address of one node");
     volumes::add_node(&client, "worker", "127.0.0.1");
+    refused(UUID, "no pod on the node worker is no driver");
     let kube_proxy = ("kube-system", "kube-proxy");
     volumes::add_pod(&client, kube_proxy, "no-proxy", "worker", json!([]));
     let pods = PODS.in_namespace("kube-system");
     let labels = json!({"metadata": {"labels": {"k8s-app": "kube-proxy"}}});
     client.merge(&pods.named("no-proxy"), &labels).unwrap();
-    refused(UUID, "no volume is attached to the node worker");
+    refused(UUID, "no pod on the node worker is no driver");
     let pod = json!({"metadata": {"name": "kube-proxy-x", "labels": {"k8s-app": "kube-proxy"}}, "spec": {
         "nodeName": "worker", "serviceAccountName": "kube-proxy", "automountServiceAccountToken": false, "hostNetwork": true,
         "containers": [{"name": "a", "image": "a"}],
@@ -1092,12 +1095,22 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     client
         .merge(&pods.named("kube-proxy-x"), &unlabelled)
         .unwrap();
-    refused(UUID, "no volume is attached to the node worker");
-    volumes::add_volume(&client, "one");
-    volumes::attach(&client, "one", "worker", false);
-    refused(UUID, "no volume is attached to the node worker");
+    refused(
+        UUID,
+        "kube-system/kube-proxy-x on the node worker is no driver",
+    );
+    // the driver of OpenStack is on the network of its host
+    add_driver(&client, CINDER, "worker", None);
+    refused(UUID, "is no driver");
+    volumes::add_volume(&client, "other");
+    volumes::attach(&client, "other", "worker", true);
+    add_csi_driver(&client, CINDER);
+    let nothing = "no volume of this driver is attached to the node worker";
+    refused(UUID, nothing);
+    attach_to(&client, CINDER, "one", "worker", false);
+    refused(UUID, nothing);
     let status = json!({"status": {"attached": true}});
-    let attachment = volumes::ATTACHMENTS.named(&volumes::attachment("one", "worker"));
+    let attachment = volumes::ATTACHMENTS.named("one-worker");
     client
         .merge(&attachment.subresource("status"), &status)
         .unwrap();
@@ -1106,7 +1119,9 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     let said = during.program.output();
     assert!(
         said.contains("class=old-volume")
-            && said.contains("node=\"worker\" pods=[] attached=[\"one\"]"),
+            && said.contains(
+                "node=\"worker\" pods=[\"kube-system/csi-cinder-node-sa-worker\", \"kube-system/kube-proxy-x\"] attached=[\"one\"]"
+            ),
         "{said}"
     );
     // From another address.
@@ -1127,10 +1142,7 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
         client.merge(&pod.subresource("status"), &status).unwrap()
     };
     give("127.0.0.1");
-    refused(
-        UUID,
-        "the pod storage/csi-other on the node other is no driver",
-    );
+    refused(UUID, "storage/csi-other on the node other is no driver");
     give("192.0.2.9");
 
     // in a tunnel of Cilium, the host of the driver has the address of its interface cilium_host
@@ -1186,6 +1198,220 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     // The port for tokens gives nothing without one.
     let error = old_driver(after.address, UUID).unwrap_err();
     assert!(error.contains("Unauthenticated"), "{error}");
+}
+
+/// A driver of Constellation: the name of its CSIDriver, and its account.
+type OldDriver = (&'static str, &'static str);
+const CINDER: OldDriver = ("cinder.csi.confidential.cloud", "csi-cinder-node-sa");
+const AWS: OldDriver = ("aws.csi.confidential.cloud", "ebs-csi-node-sa");
+
+fn add_csi_driver(client: &Client, (name, _): OldDriver) {
+    let driver = json!({"metadata": {"name": name}, "spec": {"attachRequired": true}});
+    client.create(&volumes::CSI_DRIVERS.all(), &driver).unwrap();
+}
+
+/// Attaches a volume of this driver, in an attachment with the name `VOLUME-NODE`.
+fn attach_to(client: &Client, driver: OldDriver, volume: &str, node: &str, is_done: bool) {
+    let name = format!("{volume}-{node}");
+    let object = json!({"metadata": {"name": name}, "spec": {
+        "attacher": driver.0, "nodeName": node, "source": {"persistentVolumeName": volume},
+    }});
+    client.create(&volumes::ATTACHMENTS.all(), &object).unwrap();
+    let status = json!({"status": {"attached": is_done}});
+    let at = volumes::ATTACHMENTS.named(&name).subresource("status");
+    client.merge(&at, &status).unwrap();
+}
+
+/// Creates a pod of this account as the DaemonSet controller and the kubelet do: on the network of its host, or with
+/// this address.
+fn add_driver(client: &Client, driver: OldDriver, node: &str, address: Option<&str>) {
+    let name = format!("{}-{node}", driver.1);
+    let account = ("kube-system", driver.1);
+    add_client(
+        client,
+        account,
+        &name,
+        node,
+        Some("DaemonSet"),
+        address,
+        &[],
+    );
+}
+
+/// Creates a pod with an owner of this kind and these arguments.
+fn add_client(
+    client: &Client,
+    (namespace, account): (&str, &str),
+    name: &str,
+    node: &str,
+    owner: Option<&str>,
+    address: Option<&str>,
+    arguments: &[&str],
+) {
+    for (at, object) in [
+        (NAMESPACES.all(), namespace),
+        (SERVICE_ACCOUNTS.in_namespace(namespace), account),
+    ] {
+        let object = json!({"metadata": {"name": object}});
+        client.create_if_absent(&at, &object).unwrap();
+    }
+    let owners: Vec<_> = owner
+        .iter()
+        .map(|kind| json!({"apiVersion": "apps/v1", "kind": kind, "name": "a", "uid": "1", "controller": true}))
+        .collect();
+    let pod = json!({"metadata": {"name": name, "ownerReferences": owners}, "spec": {
+        "nodeName": node, "serviceAccountName": account, "automountServiceAccountToken": false, "hostNetwork": address.is_none(),
+        "containers": [{"name": "a", "image": "a", "args": arguments}],
+    }});
+    let pods = PODS.in_namespace(namespace);
+    client.create(&pods, &pod).unwrap();
+    if let Some(ip) = address {
+        let status = json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}]}});
+        let at = pods.named(name).subresource("status");
+        client.merge(&at, &status).unwrap();
+    }
+}
+
+/// Starts a key service that serves clients without a token, in a cluster in which this is safe. Returns its address for them.
+fn open_for_old_clients(cluster: &Cluster, client: &Client) -> (KeyService, SocketAddr) {
+    define_cilium_nodes(client);
+    let config = json!({"metadata": {"name": "cilium-config"}, "data": {"kube-proxy-replacement": "strict",
+        "enable-bpf-masquerade": "true", "enable-wireguard": "true", "encrypt-node": "true"}});
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    client.create(&maps, &config).unwrap();
+    let more = [
+        "--old-clients-until",
+        "2099-12-31",
+        "--listen-old",
+        "127.0.0.1:0",
+    ];
+    let kubeconfig = own_kubeconfig_of(cluster, client);
+    let service = key_service_with(&kubeconfig, "token", GRANTS, &more);
+    let address = address_in(&service.program.expect("CLIENTS WITHOUT A TOKEN"));
+    (service, address)
+}
+
+/// Connects from this address.
+fn channel_from(own: &str, service: SocketAddr) -> Channel {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let own: SocketAddr = format!("{own}:0").parse().unwrap();
+    socket.bind(&own.into()).unwrap();
+    socket.connect(&service.into()).unwrap();
+    Channel::new(booted_base::plain::transport(socket.into()).unwrap(), "x").unwrap()
+}
+
+fn ask_from(own: &str, service: SocketAddr, id: &str) -> Result<Vec<u8>, Status> {
+    let request = GetDataKeyRequest {
+        data_key_id: id.into(),
+        length: 32,
+        ..GetDataKeyRequest::default()
+    };
+    call(&channel_from(own, service), &request, None)
+}
+
+/// A tenant chooses the arguments of its pods, and a namespace's administrator the names of its accounts.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_pod_is_a_driver_of_constellation_by_its_account_and_not_by_its_arguments() {
+    let (cluster, client) = started();
+    let (_service, address) = open_for_old_clients(&cluster, &client);
+    add_csi_driver(&client, AWS);
+    volumes::add_node(&client, "worker", "192.0.2.7");
+    attach_to(&client, AWS, "own", "worker", true);
+    let kms = ["--kms-addr=key-service.kube-system:9000"];
+    let set = Some("DaemonSet");
+    let kube = ("kube-system", AWS.1);
+    for (number, account, name, owner) in [
+        (2, ("tenant", "default"), "driver", None),
+        (3, ("tenant", AWS.1), "ebs-csi-node", set),
+        (4, kube, "no-owner", None),
+        (5, kube, "of-replicas", Some("ReplicaSet")),
+        (6, ("kube-system", CINDER.1), "no-csi-driver", set),
+        (7, ("default", "s3proxy"), "proxy", None),
+    ] {
+        let ip = format!("127.0.0.{number}");
+        add_client(&client, account, name, "worker", owner, Some(&ip), &kms);
+        let (code, why) = refusal(ask_from(&ip, address, UUID));
+        assert_eq!(code, Code::PermissionDenied, "{name}: {why}");
+        assert!(why.contains("is no driver of Constellation"), "{why}");
+    }
+    // the chart for AWS gives its program no argument
+    add_driver(&client, AWS, "worker", Some("127.0.0.8"));
+    let key = ask_from("127.0.0.8", address, UUID).unwrap();
+    assert_eq!(hex(&key), DISK_KEY);
+    // an account with a grant, with a volume of any driver
+    let granted = ("default", "csi");
+    add_client(
+        &client,
+        granted,
+        "own",
+        "worker",
+        set,
+        Some("127.0.0.9"),
+        &[],
+    );
+    assert!(ask_from("127.0.0.9", address, UUID).is_ok());
+    // a grant of an id names the proxy by its account
+    assert!(ask_from("127.0.0.7", address, "s3proxy-kek").is_ok());
+    for (own, id) in [
+        ("127.0.0.2", "s3proxy-kek"),
+        ("127.0.0.8", "s3proxy-kek"),
+        ("127.0.0.7", "other"),
+    ] {
+        let (code, why) = refusal(ask_from(own, address, id));
+        assert_eq!(code, Code::PermissionDenied, "{why}");
+    }
+    // the address of the join service does not have its keys
+    let join = ("kube-system", "join-service");
+    add_client(
+        &client,
+        join,
+        "join",
+        "worker",
+        set,
+        Some("127.0.0.10"),
+        &[],
+    );
+    for id in ["measurementSecret", "ca_emergency_ssh_host", UUID] {
+        let (code, why) = refusal(ask_from("127.0.0.10", address, id));
+        assert_eq!(code, Code::PermissionDenied, "{id}: {why}");
+    }
+}
+
+/// Each request costs several lists of the API server, so they are answered one at a time.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn one_pod_with_many_connections_does_not_keep_the_drivers_of_other_nodes_away() {
+    let (cluster, client) = started();
+    let (_service, address) = open_for_old_clients(&cluster, &client);
+    add_csi_driver(&client, AWS);
+    for (node, ip) in [("worker", "192.0.2.7"), ("other", "192.0.2.8")] {
+        volumes::add_node(&client, node, ip);
+    }
+    attach_to(&client, AWS, "own", "worker", true);
+    add_driver(&client, AWS, "worker", Some("127.0.0.8"));
+    let tenant = ("tenant", "default");
+    add_client(&client, tenant, "a", "other", None, Some("127.0.0.2"), &[]);
+    let over = AtomicBool::new(false);
+    let floods = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..24 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    assert!(ask_from("127.0.0.2", address, UUID).is_err());
+                    floods.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let answers: Vec<_> = (0..60)
+            .map(|_| ask_from("127.0.0.8", address, UUID))
+            .collect();
+        over.store(true, Ordering::Relaxed);
+        for answer in answers {
+            assert_eq!(hex(&answer.unwrap()), DISK_KEY);
+        }
+    });
+    assert!(floods.into_inner() > 60, "the pod has asked all the time");
 }
 
 /// A network plugin that ignores `internalTrafficPolicy` must not send keys over the network in plaintext.

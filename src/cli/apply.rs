@@ -647,15 +647,16 @@ pub fn undecided(
         ));
     }
     let granted = grants.and_then(|text| grants::parse(text).ok());
-    let is_granted = (granted.iter().flatten())
-        .any(|(caller, items)| *caller == ANYONE && items.contains(&S3_PROXY_KEY));
+    let is_granted = (granted.iter().flatten()).any(|(caller, items)| {
+        (*caller == ANYONE || caller.contains('/')) && items.contains(&S3_PROXY_KEY)
+    });
     let advice = match until {
         _ if sentences.is_empty() => return None,
         None => "Give --old-clients-until DATE to serve them through that day, or never".to_owned(),
         Some(until) if !s3_proxies.is_empty() && !is_granted && until.is_on(SystemTime::now()) => {
             format!(
                 "The S3 proxy also needs a grant: give --grants '{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT};{ANYONE}={S3_PROXY_KEY}', \
-                 which gives its key to every pod, or remove the proxy"
+                 which gives its key to every pod, or with the proxy's account, NAMESPACE/NAME, in place of {ANYONE}; or remove the proxy"
             )
         }
         Some(_) => return None,

@@ -305,11 +305,14 @@ fn key_service() -> Value {
 }
 
 fn csi_driver() -> Value {
+    // chart 1.2.0 leaves the address of the key service to the program
     let arguments = json!([
-        "--endpoint=unix:/csi/csi.sock",
-        "--kms-addr=key-service.kube-system:9000"
+        "node",
+        "--endpoint=$(CSI_ENDPOINT)",
+        "--logging-format=text",
+        "--v=2"
     ]);
-    let plugin = json!([{"name": "ebs-plugin", "image": "ghcr.io/edgelesssys/constellation/aws-csi-driver:v1.1.0", "args": arguments}]);
+    let plugin = json!([{"name": "ebs-plugin", "image": "ghcr.io/edgelesssys/constellation/aws-csi-driver:v1.2.0", "args": arguments}]);
     daemon("ebs-csi-node", "node-driver-registrar", plugin)
 }
 

@@ -15,6 +15,7 @@ use super::super::client::{
     self, CLUSTER_ROLE_BINDINGS, Client, DAEMON_SETS, DEPLOYMENTS, NETWORK_POLICIES, Resource,
     SERVICES, Selector, VALIDATING_ADMISSION_POLICIES,
 };
+use super::drivers;
 use super::render;
 use machines::Cloud;
 
@@ -174,14 +175,13 @@ pub fn old_clients(client: &Client) -> Result<OldClients, client::Error> {
 
 /// The same, whoever made the key service.
 pub fn all_old_clients(client: &Client) -> Result<OldClients, client::Error> {
-    let list = |resource: &Resource, keep: fn(Value) -> Value| {
-        let found = client.list_keeping(&resource.all(), &Selector::default(), keep)?;
-        let names = found.items.iter().filter_map(Value::as_str);
-        Ok::<_, client::Error>(names.map(str::to_owned).collect())
-    };
+    let proxies = client.list_keeping(&DEPLOYMENTS.all(), &Selector::default(), |set| {
+        place_if(is_s3_proxy, &set)
+    })?;
+    let proxies = proxies.items.iter().filter_map(Value::as_str);
     Ok(OldClients {
-        drivers: list(&DAEMON_SETS, |set| place_if(asks_a_key_service, &set))?,
-        s3_proxies: list(&DEPLOYMENTS, |set| place_if(is_s3_proxy, &set))?,
+        drivers: drivers::present(client)?,
+        s3_proxies: proxies.map(str::to_owned).collect(),
     })
 }
 
@@ -227,21 +227,6 @@ fn is_s3_proxy(spec: &Value) -> bool {
         let is_its_image = name == Some("s3proxy") && path.next() == Some("constellation");
         let mut ports = container["ports"].as_array().into_iter().flatten();
         is_its_image || ports.any(|port| port["name"] == "s3proxy-port")
-    })
-}
-
-/// Returns whether a pod with this `spec` asks a key service, as the drivers of Constellation do.
-pub fn asks_a_key_service(spec: &Value) -> bool {
-    let containers = spec["containers"].as_array();
-    let mut arguments = containers.into_iter().flatten().flat_map(|container| {
-        ["command", "args"]
-            .into_iter()
-            .filter_map(|field| container[field].as_array())
-            .flatten()
-    });
-    arguments.any(|word| {
-        let word = word.as_str().unwrap_or_default().trim_start_matches('-');
-        word.starts_with("kms-addr")
     })
 }
 

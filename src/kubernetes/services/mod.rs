@@ -25,6 +25,7 @@
 //! which node a volume is. The account of the join service may do what a ticket needs.
 
 mod before;
+pub mod drivers;
 pub mod grants;
 mod kept;
 pub mod master_secret;
@@ -486,8 +487,8 @@ pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
 
 pub use before::Before;
 pub use kept::{
-    Maker, OldClients, all_old_clients, asks_a_key_service, maker, old_clients, old_clients_until,
-    option_of, variant as present_variant, words as command_line,
+    Maker, OldClients, all_old_clients, maker, old_clients, old_clients_until, option_of,
+    variant as present_variant, words as command_line,
 };
 pub use render::RenderError;
 

@@ -145,6 +145,16 @@ impl Grants {
             .any(|(_, grant)| grant.classes.contains(&Class::Volume))
     }
 
+    /// Returns the service accounts with a grant for keys of volumes, which CSI drivers have.
+    pub fn drivers(&self) -> Vec<String> {
+        let have = |grant: &Grant| grant.classes.contains(&Class::Volume);
+        let all = self
+            .0
+            .iter()
+            .filter(|(caller, grant)| caller.contains('/') && have(grant));
+        all.map(|(caller, _)| caller.clone()).collect()
+    }
+
     /// Returns all callers with a grant.
     pub fn callers(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(caller, _)| caller.as_str())

@@ -3,11 +3,18 @@
 //! the operator names.
 //!
 //! They get keys of volumes, never of a state disk with a record ([`super::disks`]), and only from
-//! the address of a node to which a volume is attached, or of a driver's pod on such a node. Their
-//! requests do not name the volume, so such a node can have the key of every volume whose LUKS UUID
-//! it knows. A grant for `anyone` can give other keys to every pod.
+//! the address of a pod of a driver: a pod of a DaemonSet in kube-system with the account of a driver
+//! whose CSIDriver the cluster has ([`drivers`]), on a node to which a volume of this driver is
+//! attached. A pod with another account is a driver if a grant names its account with `volume`, and
+//! it is of a DaemonSet. No argument, label or image of a pod matters. A driver on the network of its
+//! host is known by the addresses of its node, which each program on this host has.
 //!
-//! Each request costs lists of the API server, so one is answered at a time, and few wait.
+//! Their requests do not name the volume, so such a pod can have the key of every volume whose LUKS
+//! UUID it knows. A grant of an `id:` for its account gives a pod on the pod network another key,
+//! such as that of the S3 proxy; a grant for `anyone` gives it to every pod.
+//!
+//! Each request costs lists of the API server, so one is answered at a time. The addresses take
+//! turns, so that no number of requests from one address keeps the drivers of other nodes away.
 //!
 //! The address proves as much as the cluster's network does: with a plugin that drops packets with
 //! a wrong source, it is that of the node. Without one, every pod can pose as every other one, but
@@ -24,16 +31,17 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
 use super::volumes::VOLUME_ATTACHMENTS;
+use base::network::Network;
+use base::turns::{Turn, Turns};
 use kubernetes::client::{Client, Error, NODES, PODS, Resource, Selector};
+use kubernetes::services::drivers::{self, CSI_DRIVERS};
 use kubernetes::services::migration::Migration;
-use kubernetes::services::{asks_a_key_service, outside};
+use kubernetes::services::outside;
 use rpc::grpc::{Code, Status};
 
 /// What Cilium knows of each node.
@@ -42,46 +50,75 @@ const CILIUM_NODES: Resource = Resource::cluster("cilium.io", "v2", "ciliumnodes
 /// The timeout of each list. Clients of Constellation set no deadline.
 const TIME: Duration = Duration::from_secs(5);
 
-/// How many requests may wait for the lists of another one.
-const MAX_WAITING: usize = 8;
+/// How many requests may wait for their turn. Beyond it, the address with most requests loses one.
+const PLACES: usize = 64;
+/// How long a request waits for its turn.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Identifies clients without a token by their addresses.
 pub struct OldClients {
     client: Client,
     until: Migration,
+    /// The accounts of drivers that the operator's grants name.
+    granted: Vec<String>,
     turns: Turns,
-}
-
-/// Lets one request at a time ask, while few wait.
-#[derive(Default)]
-struct Turns {
-    turn: Mutex<()>,
-    /// Those that wait, and the one that asks.
-    waiting: AtomicUsize,
 }
 
 /// A client without a token.
 pub struct OldClient {
     node: String,
+    address: IpAddr,
     /// The pods with its address.
-    pods: Vec<String>,
-    /// Whether it may be a driver: it has the address of its host, or its pod has a driver's argument.
-    may_be_driver: bool,
+    pods: Vec<Pod>,
+}
+
+/// A pod whose address a client has.
+struct Pod {
+    /// `NAMESPACE/NAME`.
+    place: String,
+    /// `NAMESPACE/NAME` of its service account.
+    account: Option<String>,
+    is_of_daemon_set: bool,
+    /// Whether it has the addresses of its host.
+    is_on_host: bool,
 }
 
 impl fmt::Display for OldClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, " node={:?} pods={:?}", self.node, self.pods)
+        write!(f, " node={:?} pods={:?}", self.node, self.places())
+    }
+}
+
+impl OldClient {
+    /// Returns the account of the client, by which a grant can name it; `None` if it has the address
+    /// of its host, or of pods with different accounts.
+    pub fn account(&self) -> Option<&str> {
+        let (first, others) = self.pods.split_first()?;
+        let is_same = |pod: &Pod| pod.account == first.account;
+        let is_one = !self.pods.iter().any(|pod| pod.is_on_host) && others.iter().all(is_same);
+        first.account.as_deref().filter(|_| is_one)
+    }
+
+    fn places(&self) -> Vec<&str> {
+        self.pods.iter().map(|pod| pod.place.as_str()).collect()
+    }
+
+    /// Returns the accounts with which it may be a driver.
+    fn accounts_of_drivers(&self) -> impl Iterator<Item = &str> {
+        let pods = self.pods.iter().filter(|pod| pod.is_of_daemon_set);
+        pods.filter_map(|pod| pod.account.as_deref())
     }
 }
 
 impl OldClients {
-    /// Creates a client of the API server. It needs the permissions of the chart.
-    pub fn new(client: &Client, until: Migration) -> OldClients {
+    /// Creates a client of the API server. It needs the permissions of the chart. `granted` are the
+    /// accounts with a grant for keys of volumes.
+    pub fn new(client: &Client, until: Migration, granted: Vec<String>) -> OldClients {
         OldClients {
             client: client.within(TIME),
             until,
-            turns: Turns::default(),
+            granted,
+            turns: Turns::new(1, PLACES),
         }
     }
 
@@ -103,7 +140,7 @@ impl OldClients {
         let Some(address) = peer.map(|peer| peer.to_canonical()) else {
             return Err(denied("the address of the client is unknown".into()));
         };
-        let turn = self.turns.take()?;
+        let turn = self.turn(address)?;
         let why_open = outside::why_open(&self.client).map_err(|error| {
             log::error!("the API server does not say whether Cilium replaces kube-proxy: {error}");
             unavailable("whether Cilium replaces kube-proxy")
@@ -127,50 +164,74 @@ impl OldClients {
         })
     }
 
-    /// Returns the volumes of the client's node, for the log. Refuses a client that is no driver, or
-    /// whose node has no volume.
+    /// Returns the volumes of the client's driver on its node, for the log. Refuses a client that is
+    /// no driver, or whose node has no volume of it.
     pub fn volumes(&self, client: &OldClient) -> Result<Vec<String>, Status> {
-        let OldClient { node, pods, .. } = client;
-        if !client.may_be_driver {
-            return Err(denied(format!(
-                "the pod {} on the node {node} is no driver of volumes: expected a pod on the network of its host, or one with the \
-                 argument --kms-addr",
-                pods.join(", ")
-            )));
-        }
-        let turn = self.turns.take()?;
-        let volumes = self.attached(node);
+        let turn = self.turn(client.address)?;
+        let found = self.attached(client);
         drop(turn);
-        let volumes = volumes.map_err(|error| {
+        let node = &client.node;
+        let volumes = found.map_err(|error| {
             log::error!("the API server does not say which volumes {node} has: {error}");
             unavailable("which volumes this node has")
         })?;
+        let Some(volumes) = volumes else {
+            return Err(denied(format!(
+                "{} on the node {node} is no driver of Constellation: expected a pod of a DaemonSet in kube-system with the \
+                 account of a driver that the cluster has as a CSIDriver, or with an account that --grant names with volume",
+                match client.pods.is_empty() {
+                    true => "no pod".to_owned(),
+                    false => client.places().join(", "),
+                }
+            )));
+        };
         if volumes.is_empty() {
-            return Err(denied(format!("no volume is attached to the node {node}")));
+            return Err(denied(format!(
+                "no volume of this driver is attached to the node {node}"
+            )));
         }
         Ok(volumes)
     }
 
+    /// Waits until it is the turn of this address.
+    fn turn(&self, address: IpAddr) -> Result<Turn<'_>, Status> {
+        let deadline = Instant::now() + PATIENCE;
+        let turn = self.turns.take(Network::from(address), deadline, || false);
+        turn.map_err(|busy| {
+            let text = "too many clients without a token ask at the same time: try again";
+            Status::new(Code::ResourceExhausted, text).with_retry_after(busy.retry_after)
+        })
+    }
+
     /// Returns the node with this address, and its pods with this address.
     fn find(&self, address: IpAddr) -> Result<Option<OldClient>, Error> {
-        let selector = Selector::fields(&format!("status.podIP={address}"));
-        let found = self
-            .client
-            .list_keeping(&PODS.all(), &selector, node_name_and_kind)?;
-        let pods: Vec<_> = found.items.iter().filter(|pod| !pod.is_null()).collect();
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let mut nodes: BTreeSet<_> = pods.iter().map(|pod| text(&pod[0])).collect();
+        let mut found = self.pods(&format!("status.podIP={address}"))?;
+        let mut nodes: BTreeSet<_> = found.iter().map(|(node, _)| node.clone()).collect();
         if nodes.is_empty() {
             nodes = self.nodes_with(address)?;
         }
-        Ok(match (nodes.pop_first(), nodes.is_empty()) {
-            (Some(node), true) => Some(OldClient {
-                node,
-                pods: pods.iter().map(|pod| text(&pod[1])).collect(),
-                may_be_driver: pods.is_empty() || pods.iter().any(|pod| pod[2] == true),
-            }),
-            _ => None,
-        })
+        let (Some(node), true) = (nodes.pop_first(), nodes.is_empty()) else {
+            return Ok(None);
+        };
+        if found.is_empty() {
+            found = self.pods(&format!("spec.nodeName={node}"))?;
+            found.retain(|(_, pod)| pod.is_on_host);
+        }
+        let pods = found.into_iter().map(|(_, pod)| pod).collect();
+        Ok(Some(OldClient {
+            node,
+            address,
+            pods,
+        }))
+    }
+
+    /// Returns the pods with these fields that have not ended, each with its node.
+    fn pods(&self, fields: &str) -> Result<Vec<(String, Pod)>, Error> {
+        let selector = Selector::fields(fields);
+        let found = self
+            .client
+            .list_keeping(&PODS.all(), &selector, node_and_pod)?;
+        Ok(found.items.iter().filter_map(read_pod).collect())
     }
 
     /// Returns the nodes whose hosts may have this address.
@@ -193,49 +254,33 @@ impl OldClients {
         Ok(names)
     }
 
-    /// Returns the names of the PersistentVolumes that are attached to this node.
-    fn attached(&self, node: &str) -> Result<Vec<String>, Error> {
+    /// Returns the names of the PersistentVolumes of the client's driver that are attached to its
+    /// node; `None` if it is no driver.
+    fn attached(&self, client: &OldClient) -> Result<Option<Vec<String>>, Error> {
+        let mut own = BTreeSet::new();
+        let mut is_granted = false;
+        for account in client.accounts_of_drivers() {
+            is_granted |= self.granted.iter().any(|granted| granted == account);
+            if let Some(driver) = drivers::of_account(account)
+                && self.client.find(&CSI_DRIVERS.named(driver.name))?.is_some()
+            {
+                own.insert(driver.name);
+            }
+        }
+        if own.is_empty() && !is_granted {
+            return Ok(None);
+        }
         let found = self.client.list_keeping(
             &VOLUME_ATTACHMENTS.all(),
             &Selector::default(),
-            node_and_volume,
+            node_volume_and_driver,
         )?;
-        let volumes = found.items.iter().filter(|attached| attached[0] == node);
-        Ok(volumes
-            .filter_map(|attached| Some(attached[1].as_str()?.to_owned()))
-            .collect())
-    }
-}
-
-impl Turns {
-    /// Waits until it is the caller's turn. Refuses if too many wait.
-    fn take(&self) -> Result<Turn<'_>, Status> {
-        let place = Place(&self.waiting);
-        if self.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
-            return Err(Status::new(
-                Code::ResourceExhausted,
-                "too many clients without a token ask at the same time: try again",
-            ));
-        }
-        Ok(Turn {
-            _alone: self.turn.lock().unwrap_or_else(PoisonError::into_inner),
-            _place: place,
-        })
-    }
-}
-
-/// The turn of one request, until it is dropped.
-struct Turn<'a> {
-    _alone: MutexGuard<'a, ()>,
-    _place: Place<'a>,
-}
-
-/// One of those that wait or ask.
-struct Place<'a>(&'a AtomicUsize);
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let is_own =
+            |driver: &Value| is_granted || driver.as_str().is_some_and(|it| own.contains(it));
+        let volumes = (found.items.iter())
+            .filter(|attached| attached[0] == *client.node && is_own(&attached[2]))
+            .filter_map(|attached| Some(attached[1].as_str()?.to_owned()));
+        Ok(Some(volumes.collect()))
     }
 }
 
@@ -255,21 +300,41 @@ fn denied(why: String) -> Status {
     Status::new(Code::PermissionDenied, why)
 }
 
-/// Reduces a pod that has not ended to its node, its name, and whether it may be a driver.
-fn node_name_and_kind(pod: Value) -> Value {
+/// Reduces a pod that has not ended to its node and the fields of [`Pod`].
+fn node_and_pod(pod: Value) -> Value {
     let ended = ["Succeeded", "Failed"]
         .iter()
         .any(|phase| pod["status"]["phase"] == **phase);
     let name = |field: &str| pod["metadata"][field].as_str().unwrap_or_default();
-    let may_be_driver = pod["spec"]["hostNetwork"] == true || asks_a_key_service(&pod["spec"]);
+    let owners = pod["metadata"]["ownerReferences"].as_array();
+    let is_of_daemon_set = owners.into_iter().flatten().any(|owner| {
+        owner["controller"] == true
+            && owner["kind"] == "DaemonSet"
+            && owner["apiVersion"] == "apps/v1"
+    });
     match &pod["spec"]["nodeName"] {
         Value::String(node) if !ended => json!([
             node,
             format!("{}/{}", name("namespace"), name("name")),
-            may_be_driver
+            drivers::account(name("namespace"), &pod["spec"]),
+            is_of_daemon_set,
+            pod["spec"]["hostNetwork"] == true
         ]),
         _ => Value::Null,
     }
+}
+
+/// Reads what [`node_and_pod`] left of a pod.
+fn read_pod(pod: &Value) -> Option<(String, Pod)> {
+    Some((
+        pod[0].as_str()?.to_owned(),
+        Pod {
+            place: pod[1].as_str()?.to_owned(),
+            account: pod[2].as_str().map(str::to_owned),
+            is_of_daemon_set: pod[3] == true,
+            is_on_host: pod[4] == true,
+        },
+    ))
 }
 
 /// Reduces a node to its name and its internal addresses.
@@ -292,12 +357,13 @@ fn addresses<'a>(part: &'a Value, kind: &str, field: &str) -> Vec<&'a Value> {
         .collect()
 }
 
-/// Reduces an attachment to its node and its volume; null if it is not attached.
-fn node_and_volume(attachment: Value) -> Value {
+/// Reduces an attachment to its node, its volume and its driver; null if it is not attached.
+fn node_volume_and_driver(attachment: Value) -> Value {
     match attachment["status"]["attached"] == true {
         true => json!([
             attachment["spec"]["nodeName"],
-            attachment["spec"]["source"]["persistentVolumeName"]
+            attachment["spec"]["source"]["persistentVolumeName"],
+            attachment["spec"]["attacher"]
         ]),
         false => Value::Null,
     }
@@ -305,51 +371,36 @@ fn node_and_volume(attachment: Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Barrier, mpsc};
-    use std::thread;
-    use std::time::Instant;
-
     use super::*;
 
     #[test]
-    fn one_client_is_answered_at_a_time_and_seven_wait() {
-        let turns = Turns::default();
-        let (entered, release) = (Barrier::new(2), Barrier::new(2));
-        let asked = AtomicUsize::new(0);
-        let (sender, answers) = mpsc::channel();
-        let (refused, before) = thread::scope(|scope| {
-            scope.spawn(|| {
-                let _turn = turns.take();
-                entered.wait();
-                release.wait();
-            });
-            entered.wait();
-            let ask = |sender: mpsc::Sender<_>| {
-                let answer = turns.take().map(|_turn| {
-                    asked.fetch_add(1, Ordering::Relaxed);
-                });
-                sender.send(answer).unwrap();
+    fn a_client_has_an_account_only_if_it_is_that_of_all_its_pods() {
+        let pod = |account: Option<&str>, is_on_host| Pod {
+            place: "a/b".into(),
+            account: account.map(str::to_owned),
+            is_of_daemon_set: false,
+            is_on_host,
+        };
+        let of = |pods| {
+            let (node, address) = ("n".into(), IpAddr::from([192, 0, 2, 1]));
+            let client = OldClient {
+                node,
+                address,
+                pods,
             };
-            for _ in 1..MAX_WAITING {
-                let sender = sender.clone();
-                scope.spawn(move || ask(sender));
-            }
-            let end = Instant::now() + Duration::from_secs(10);
-            while turns.waiting.load(Ordering::Relaxed) < MAX_WAITING && Instant::now() < end {
-                thread::yield_now();
-            }
-            scope.spawn(move || ask(sender));
-            let refused = answers.recv_timeout(Duration::from_secs(10));
-            let before = asked.load(Ordering::Relaxed);
-            release.wait();
-            (refused, before)
-        });
-        let refused = refused.expect("the ninth is refused at once").unwrap_err();
-        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
-        assert_eq!(before, 0);
-        assert_eq!(answers.iter().filter(Result::is_ok).count(), 7);
-        // the place of a client that was answered or refused is free again
-        assert_eq!(turns.waiting.load(Ordering::Relaxed), 0);
-        assert!(turns.take().is_ok());
+            client.account().map(str::to_owned)
+        };
+        let own = Some("a/b");
+        assert_eq!(of(vec![pod(own, false), pod(own, false)]).as_deref(), own);
+        for pods in [
+            vec![],
+            vec![pod(own, true)],
+            vec![pod(own, false), pod(own, true)],
+            vec![pod(own, false), pod(Some("a/c"), false)],
+            vec![pod(own, false), pod(None, false)],
+            vec![pod(None, false)],
+        ] {
+            assert_eq!(of(pods), None);
+        }
     }
 }

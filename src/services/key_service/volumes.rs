@@ -27,6 +27,7 @@ use base::text::hex;
 use booted_base::uuid::Uuid;
 use booted_proto::kms::GetDataKeyRequest;
 use kubernetes::client::{Client, Error, NODES, Object, PODS, Resource, Selector};
+use kubernetes::services::drivers::CSI_DRIVERS;
 use rpc::grpc::{Code, Status};
 
 /// The annotation of a PersistentVolume whose volume has the key of its LUKS UUID.
@@ -38,7 +39,6 @@ const TIME: Duration = Duration::from_secs(3);
 /// Which volume is attached to which node.
 pub const VOLUME_ATTACHMENTS: Resource =
     Resource::cluster("storage.k8s.io", "v1", "volumeattachments");
-const CSI_DRIVERS: Resource = Resource::cluster("storage.k8s.io", "v1", "csidrivers");
 const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
 const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 
