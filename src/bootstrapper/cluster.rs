@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! components ─► kubeadm preflight ─► certs ─► kubelet's certificate ─► kubeadm init ─► kubeconfig
-//!   ─► API: version, annotation, this machine's record
+//!   ─► API: version, annotation, kubeadm's bindings, this machine's record
 //! ```
 //!
 //! [`Plan::new`] refuses every invalid value of the operator or the metadata service before
@@ -30,6 +30,7 @@ use kubernetes::client::{CONFIG_MAPS, Client, Config, NODES};
 use kubernetes::components::{self, Component};
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::parameters::{self, Networks};
+use kubernetes::services::kubeadm_bindings;
 use kubernetes::{kubeadm, kubelet_certificate};
 
 /// kubeadm's configuration for the init; it has no secrets.
@@ -147,10 +148,13 @@ impl Plan {
         job.phase("Kubernetes API");
         let client = self.connect(&kubeconfig, stop, job)?;
         self.publish(&client)?;
+        // they would let each kubelet renew its certificate, also that of a node that was removed
+        kubeadm_bindings::delete(&client)?;
         // the cluster works without the record
         if let Err(why) = self.record(&client.within(RECORD), node, disk, principals) {
             job.line(&format!(
-                "warning: this machine has no record: {why}; until the record is made, this machine's name and disk are not bound to it"
+                "warning: this machine has no record: {why}; until the record is made, this machine's name and disk are not bound to it, and its \
+                 kubelet cannot renew its certificates"
             ));
         }
         Ok(kubeconfig)

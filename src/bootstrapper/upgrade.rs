@@ -37,9 +37,12 @@ use kubernetes::client::{CONFIG_MAPS, Client, Config};
 use kubernetes::components::{self, Component};
 use kubernetes::kubeadm;
 use kubernetes::parameters::Version;
+use kubernetes::services::kubeadm_bindings;
 
 /// The kubeconfig of the kubelet, which each node has.
 const KUBELET_CONFIG: &str = "/etc/kubernetes/kubelet.conf";
+/// The kubeconfig of the administrator, which only control planes have.
+const ADMIN_CONFIG: &str = "/etc/kubernetes/admin.conf";
 /// The API server's manifest, which only control planes have.
 const API_SERVER: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
 /// kubeadm's configuration for an upgrade.
@@ -281,7 +284,24 @@ impl Upgrade<'_> {
         }
         CONFIGURATION.configure(&kubeadm::upgrade_configuration(self.kubeadm_timeout))?;
         let limit = KUBEADM + self.kubeadm_timeout.unwrap_or_default();
-        CONFIGURATION.run(words, &[], limit, self.stop, &self.job)
+        CONFIGURATION.run(words, &[], limit, self.stop, &self.job)?;
+        match is_control_plane {
+            true => self.delete_bindings(),
+            false => Ok(()),
+        }
+    }
+
+    /// Deletes the bindings that kubeadm has made again, by which kube-controller-manager approves certificates of
+    /// kubelets without a look at their records.
+    fn delete_bindings(&self) -> Result<(), Step> {
+        let config = Config::from_kubeconfig_file(Path::new(ADMIN_CONFIG))?;
+        let client = Client::new(config, self.stop).within(ANSWER);
+        // kubeadm has just replaced the API server
+        client.wait_ready(&mut |why| self.job.line(why))?;
+        for binding in kubeadm_bindings::delete(&client)? {
+            self.job.line(&format!("{binding}: deleted"));
+        }
+        Ok(())
     }
 
     /// Writes the admission plugin into kubeadm's configuration, from which `kubeadm upgrade apply` makes the API server's manifest.

@@ -5,10 +5,11 @@ use std::time::{Duration, SystemTime};
 
 use booted_base::time;
 use kubernetes::client::{
-    CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, Client, Collection, DAEMON_SETS, DEPLOYMENTS,
-    JOINING_NODES, LEASES, PODS, SECRETS, Selector, wipe,
+    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, Collection,
+    DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, LEASES, PODS, SECRETS, Selector, wipe,
 };
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::services::kubeadm_bindings::approves_kubelets;
 use kubernetes::{NAMESPACE, kubeadm, services, yaml};
 use serde_json::{Map, Value, json};
 
@@ -69,6 +70,8 @@ pub enum List {
     Tokens,
     /// Secrets with the master secret.
     MasterSecrets,
+    /// ClusterRoleBindings.
+    Bindings,
 }
 
 /// What the API server has. What could not be read is empty, and named in `unread`.
@@ -105,6 +108,8 @@ pub struct Objects {
     pub tokens: Vec<Token>,
     /// The Secrets with the master secret: the name, and whether it is immutable.
     pub master_secrets: Vec<(String, bool)>,
+    /// The names of ClusterRoleBindings that let kube-controller-manager approve certificates of kubelets.
+    pub approving: Vec<String>,
     /// Which lists could not be read, and why. They are empty.
     pub unread: Vec<(List, String)>,
 }
@@ -250,6 +255,16 @@ impl Objects {
             |it| it,
         );
         objects.heartbeats = leases.iter().filter_map(heartbeat).collect();
+        let bindings = CLUSTER_ROLE_BINDINGS.all();
+        let bindings = list(List::Bindings, bindings, all(), |mut it| {
+            it["metadata"] = json!({"name": it["metadata"]["name"]});
+            it["subjects"] = Value::Null;
+            it
+        });
+        let approving = bindings.iter().filter(|it| approves_kubelets(it));
+        objects.approving = approving
+            .map(|it| text(it, "/metadata/name").to_owned())
+            .collect();
         if secrets {
             objects.take_secrets(&mut list);
         }

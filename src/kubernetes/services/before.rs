@@ -5,17 +5,20 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::super::client::{self, Client, DAEMON_SETS, Object};
-use super::{Change, Error, Report, wait_ready, without_status};
+use super::{Change, Error, Report, kubeadm_bindings, wait_ready, without_status};
 
-/// Objects of Constellation that no object of ours replaces. Its key service's account may read every Secret.
-fn left_over() -> [Value; 2] {
-    ["ClusterRoleBinding", "ClusterRole"].map(|kind| {
+/// Objects of Constellation that no object of ours replaces: the account of its key service may read every Secret, and
+/// without a join service of ours only kubeadm's bindings let kubelets renew their certificates.
+fn left_over() -> Vec<Value> {
+    let of_key_service = ["ClusterRoleBinding", "ClusterRole"].map(|kind| {
         json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": kind,
             "metadata": {"name": "key-service"},
         })
-    })
+    });
+    let bindings = kubeadm_bindings::manifests();
+    of_key_service.into_iter().chain(bindings).collect()
 }
 
 /// The objects.
@@ -147,7 +150,8 @@ mod tests {
         };
         let mut whole = object("ConfigMap", "a");
         whole["data"] = json!({"x": "y"});
-        assert_eq!(of(vec![whole], left_over().to_vec()), None);
+        let absent = left_over().iter().map(named).collect();
+        assert_eq!(of(vec![whole], absent), None);
         for stranger in [
             object("ConfigMap", "b"),
             object("Secret", "constellation-mastersecret"),

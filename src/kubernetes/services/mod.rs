@@ -12,7 +12,8 @@
 //!    ▼                                                                   ▼
 //!  wait              until every control plane runs both ─── timeout ─► roll back: restore the present objects, and
 //!    ▼                                                                   delete new ones
-//!  clean up          delete Secrets that have the master secret in another form than wanted
+//!  clean up          delete Secrets that have the master secret in another form than wanted, and kubeadm's bindings
+//!                    by which kube-controller-manager approves certificates of kubelets
 //! ```
 //!
 //! A cluster whose master secret is not encrypted runs through the picture twice ([`master_secret`]).
@@ -28,6 +29,7 @@ mod before;
 pub mod drivers;
 pub mod grants;
 mod kept;
+pub mod kubeadm_bindings;
 pub mod master_secret;
 pub mod migration;
 pub mod outside;
@@ -371,7 +373,7 @@ pub fn apply(
     let Some(first) = first.filter(|_| moves) else {
         let mut applied = install(client, settings, &last, options, report)?;
         if moves {
-            delete_superseded(client, options, &mut applied, report)?;
+            clean_up(client, options, &mut applied, report)?;
         }
         return Ok(applied);
     };
@@ -392,23 +394,28 @@ pub fn apply(
     ));
     let second = install(client, settings, &last, options, report)?;
     applied.changed.extend(second.changed);
-    delete_superseded(client, options, &mut applied, report)?;
+    clean_up(client, options, &mut applied, report)?;
     Ok(applied)
 }
 
-/// Deletes other forms of the master secret, after the pods use the present one.
-fn delete_superseded(
+/// Deletes what nothing needs any more when the pods of this version are ready: kubeadm's bindings,
+/// because a join service approves what members need, and other forms of the master secret.
+fn clean_up(
     client: &Client,
     options: &Options,
     applied: &mut Applied,
     report: &mut dyn FnMut(Report),
 ) -> Result<(), Error> {
-    if options.wait.is_none() || options.keeps_superseded {
+    if options.wait.is_none() {
         return Ok(());
     }
-    for secret in master_secret::delete_superseded(client)? {
-        report(Report::Line(format!("{secret}: deleted")));
-        applied.changed.push(secret.to_string());
+    let mut deleted = kubeadm_bindings::delete(client)?;
+    if !options.keeps_superseded {
+        deleted.extend(master_secret::delete_superseded(client)?);
+    }
+    for object in deleted {
+        report(Report::Line(format!("{object}: deleted")));
+        applied.changed.push(object.to_string());
     }
     Ok(())
 }

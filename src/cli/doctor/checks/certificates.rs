@@ -127,3 +127,19 @@ fn of_request(facts: &Gathered, request: &Request) -> Option<Diagnosis> {
         )),
     }
 }
+
+/// Only the join service approves certificates of kubelets.
+pub fn approval(facts: &Gathered) -> Vec<Diagnosis> {
+    let approving = facts.view.objects.approving.iter();
+    let diagnosis = |name: &String| {
+        Diagnosis::warning(
+            format!("ClusterRoleBinding {name}"),
+            "by it, Kubernetes approves certificates of kubelets without a look at their records, also that of a node that was removed or \
+             refused",
+            format!(
+                "once the join service of this version runs: kubectl delete clusterrolebinding {name} (docs/certificates.md#kubeadms-bindings)"
+            ),
+        )
+    };
+    approving.map(diagnosis).collect()
+}

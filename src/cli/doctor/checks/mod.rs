@@ -83,6 +83,11 @@ pub const CHECKS: &[Check] = &[
         &[List::Requests],
         certificates::requests,
     ),
+    check(
+        "certificate-approval",
+        &[List::Bindings],
+        certificates::approval,
+    ),
     check("system-pods", &[], control_plane::system_pods),
     check("services", &[List::DaemonSets], services::services),
     check("policy", &[List::Maps], services::policy),

@@ -290,7 +290,7 @@ pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
             found.push(Diagnosis::warning(
                 &node.name,
                 "no record says which machine it is: it joined without a ticket of this join service, and cannot renew its certificate",
-                "if it is a node of Constellation, restart it while migration is on (docs/join.md#disks-from-before); if you do not know it, remove it",
+                "if you know it, record it (docs/watch.md#nodes-without-a-record); if you do not know it, remove it",
             ));
             continue;
         };

@@ -1231,6 +1231,11 @@ const OF_SERVICES: &[Fault] = &[
         },
     ),
     (
+        &[("certificate-approval", Warning)],
+        "ClusterRoleBinding a: by it, Kubernetes approves certificates of kubelets",
+        |it| it.view.objects.approving.push("a".into()),
+    ),
+    (
         &[("bootstrap-tokens", Warning)],
         "a machine joins without attestation, for ever",
         |it| add_token(it, KUBEADM_GROUP, Expiration::Never),
@@ -1448,6 +1453,7 @@ fn a_list_that_could_not_be_read_is_a_note_and_nothing_else() {
         Leases,
         Tokens,
         MasterSecrets,
+        Bindings,
     ] {
         let mut facts = healthy();
         let objects = &mut facts.view.objects;
@@ -1460,7 +1466,7 @@ fn a_list_that_could_not_be_read_is_a_note_and_nothing_else() {
             DaemonSets => objects.services.clear(),
             ControlPlane => objects.control_plane.clear(),
             MasterSecrets => objects.master_secrets.clear(),
-            Requests | Joining | Deployments | Pods | Leases | Tokens => {}
+            Requests | Joining | Deployments | Pods | Leases | Tokens | Bindings => {}
         }
         objects.unread.push((list, "forbidden".into()));
         let found = found(&facts);
