@@ -3,8 +3,8 @@
 //! ([`kubelet_certificate`], or [`kubelet_request`] and [`certificate_request`] if another node has
 //! the CA), the [`client`] of the Kubernetes API, the administrator's [`kubeconfig`], and the
 //! [`services`] of control planes. [`machine_record`] records which machine has which disk and
-//! name, [`wrapping_key`] encrypts the master secret in the API, and [`node_version`] is what
-//! Constellation's node operator brings all nodes to. [`parameters`] contains types with validated
+//! name, [`removed_nodes`] which nodes an operator has removed, [`wrapping_key`] encrypts the master
+//! secret in the API, and [`node_version`] is what Constellation's node operator brings all nodes to. [`parameters`] contains types with validated
 //! values, so that a value that Kubernetes would refuse later is refused before any change.
 
 pub mod authority;
@@ -20,6 +20,7 @@ pub mod node_files;
 pub mod node_version;
 pub mod parameters;
 pub mod readiness;
+pub mod removed_nodes;
 pub mod services;
 pub mod wrapping_key;
 pub mod yaml;

@@ -83,7 +83,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
     ask(&first, "own", "worker-0");
     ask(&second, "own-of-old", "worker-1.example");
     for request in ["own", "own-of-old"] {
-        setup.eventually_decided(request, "Approved", "attested");
+        setup.eventually_decided(request, "Approved", "recorded");
         eventually("the request is signed", || {
             setup.asked(request)["status"]["certificate"].is_string()
         });
@@ -101,7 +101,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
     // The next ticket's token replaces this one.
     let again = token(&setup.join_again(&Swtpm::start(), &request("worker-2", &[], 3, false)));
     ask(&again, "third", "worker-2");
-    setup.eventually_decided("third", "Approved", "attested");
+    setup.eventually_decided("third", "Approved", "recorded");
 
     // A token of the old join service or of `kubeadm token create` is still judged by Kubernetes'
     // own approver.
@@ -176,7 +176,7 @@ fn a_node_renews_its_own_certificate_and_asks_for_no_other() {
     // Kubernetes' own approver, which would approve the same request, is off.
     let worker = kubelet(cluster, "worker-0");
     ask(&worker, "renewed", "worker-0");
-    setup.eventually_decided("renewed", "Approved", "attested");
+    setup.eventually_decided("renewed", "Approved", "recorded");
     ask(&worker, "of-other", "plane-0");
     setup.eventually_decided("of-other", "Denied", "subject");
     ask(&kubelet(cluster, "deleted"), "of-deleted", "deleted");

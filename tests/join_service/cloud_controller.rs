@@ -262,7 +262,7 @@ fn a_real_controller_initializes_nodes_whose_certificates_are_approved_and_remov
     assert_eq!(labels["topology.kubernetes.io/region"], "eu-central-1");
 
     ask_as_kubelet(&client, "first", &node, &of_cloud);
-    setup.eventually_decided("first", "Approved", "attested");
+    setup.eventually_decided("first", "Approved", "recorded");
     eventually("the certificate is signed", || {
         setup.asked("first")["status"]["certificate"].is_string()
     });
@@ -284,7 +284,7 @@ fn a_real_controller_initializes_nodes_whose_certificates_are_approved_and_remov
         addresses(&setup, &node).contains(&changed)
     });
     ask_as_kubelet(&client, "renewal", &node, &addresses(&setup, &node));
-    setup.eventually_decided("renewal", "Approved", "attested");
+    setup.eventually_decided("renewal", "Approved", "recorded");
 
     // an administrator deletes the Node of a machine that runs
     setup.admin.delete(&NODES.named(&other)).unwrap();

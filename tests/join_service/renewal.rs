@@ -166,7 +166,7 @@ fn a_kubelet_renews_the_certificate_of_its_join() {
         &pkcs10(&key, USER, &["worker-0"], &[IP]),
         SERVING,
     );
-    setup.eventually_decided("good", "Approved", "attested");
+    setup.eventually_decided("good", "Approved", "recorded");
     eventually("the request is signed", || {
         setup.asked("good")["status"]["certificate"].is_string()
     });
@@ -316,7 +316,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
             &json!({"metadata": {"name": "worker-1.example"}}),
         )
         .unwrap();
-    setup.eventually_decided("no-record", "Approved", "attested");
+    setup.eventually_decided("no-record", "Approved", "recorded");
     assert_eq!(setup.decision("requester"), None);
 
     // The machine of this name has another address now, or is deleted.
@@ -335,8 +335,8 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
         count(setup.service(), "left", "unknown-machine") == 1
     });
     setup.metadata.set_peers(PEERS);
-    setup.eventually_decided("gone", "Approved", "attested");
-    setup.eventually_decided("moved", "Approved", "attested");
+    setup.eventually_decided("gone", "Approved", "recorded");
+    setup.eventually_decided("moved", "Approved", "recorded");
 }
 
 /// The names and addresses that AWS's controller writes into a Node, and that a kubelet then requests. moto is the cloud.
@@ -384,7 +384,7 @@ fn names_and_addresses_of_a_clouds_controller_are_confirmed_by_the_cloud() {
         &addresses.each_ref().map(String::as_str),
     );
     ask(&kubelet, "controller", &of_controller, SERVING);
-    setup.eventually_decided("controller", "Approved", "attested");
+    setup.eventually_decided("controller", "Approved", "recorded");
     eventually("the request is signed", || {
         setup.asked("controller")["status"]["certificate"].is_string()
     });
@@ -431,7 +431,7 @@ fn one_of_several_replicas_decides_and_a_later_one_finds_waiting_requests() {
         ask_for(&worker, &format!("request-{number}"), "worker-0", IP);
     }
     for number in 0..5 {
-        setup.eventually_decided(&format!("request-{number}"), "Approved", "attested");
+        setup.eventually_decided(&format!("request-{number}"), "Approved", "recorded");
     }
     thread::sleep(Duration::from_secs(1));
     let all = || [setup.service()].into_iter().chain(&others);
@@ -452,7 +452,7 @@ fn one_of_several_replicas_decides_and_a_later_one_finds_waiting_requests() {
     drop(setup.service.take());
     ask_for(&worker, "while-away", "worker-0", IP);
     setup.start(cluster);
-    setup.eventually_decided("while-away", "Approved", "attested");
+    setup.eventually_decided("while-away", "Approved", "recorded");
 }
 
 #[test]
@@ -495,5 +495,5 @@ fn a_service_that_may_not_approve_says_so_tries_seldom_and_goes_on_when_it_may()
             true
         })
         .unwrap();
-    setup.eventually_decided("not-allowed", "Approved", "attested");
+    setup.eventually_decided("not-allowed", "Approved", "recorded");
 }

@@ -4,7 +4,8 @@
 //! ```text
 //! nodes         ─► which nodes exist and are Ready      ConfigMaps of kube-system ─► kubeadm-config: endpoint, names
 //! NodeVersions  ─► which components nodes install                                    k8s-components-*: the components
-//! (of Constellation, optional)                                                       join-*: which machine has which disk
+//! (of Constellation, optional)                                                       join-*: which machine has which disk,
+//!                                                                                    which nodes were removed
 //! ```
 
 use base::sync::{lock, wait_timeout};
@@ -31,6 +32,7 @@ use kubernetes::kubeadm::CONFIG_MAP as KUBEADM_CONFIG;
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::node_version::NAME as NODE_VERSION;
 use kubernetes::parameters::{self, Subnet, Version as Release};
+use kubernetes::removed_nodes::{self, RemovedNode, RemovedNodes};
 use kubernetes::{NAMESPACE, yaml};
 
 /// The pause before a refused watch is tried again: the resource or the permission may be created
@@ -64,6 +66,7 @@ struct Objects {
     components: BTreeMap<String, Arc<Components>>,
     kubeadm: Option<Arc<Result<Kubeadm, TicketRefusal>>>,
     records: KnownRecords,
+    removed: RemovedNodes,
 }
 
 /// The version of the components that nodes install.
@@ -246,6 +249,7 @@ impl Cluster {
                 state.components.clear();
                 state.kubeadm = None;
                 state.records = KnownRecords::default();
+                state.removed = RemovedNodes::default();
                 for map in &maps {
                     records.extend(state.store_map(map));
                 }
@@ -321,6 +325,16 @@ impl Cluster {
     /// Returns a record by its name.
     pub fn record(&self, name: &str) -> Option<Arc<MachineRecord>> {
         self.lock().records.get(name).cloned()
+    }
+
+    /// Returns the node of this name that an operator has removed.
+    pub fn removed(&self, node: &str) -> Option<RemovedNode> {
+        self.lock().removed.of_name(node).cloned()
+    }
+
+    /// Returns the name of a node that an operator has removed, and whose machine this was.
+    pub fn removed_of_machine(&self, machine: &str) -> Option<String> {
+        self.lock().removed.of_machine(machine).map(str::to_owned)
     }
 
     /// Returns the records of nodes that do not exist and whose tickets have expired.
@@ -479,6 +493,8 @@ impl Objects {
         } else if let Some(record) = MachineRecord::read(map) {
             self.records.insert(record.clone());
             return Some(record);
+        } else if name == removed_nodes::CONFIG_MAP {
+            self.removed = RemovedNodes::read(map);
         }
         None
     }
@@ -487,6 +503,8 @@ impl Objects {
         self.components.remove(name);
         if name == KUBEADM_CONFIG {
             self.kubeadm = None;
+        } else if name == removed_nodes::CONFIG_MAP {
+            self.removed = RemovedNodes::default();
         }
         self.records.remove(name);
     }
@@ -527,6 +545,7 @@ fn reduce_map(mut map: Value) -> Value {
     if name != KUBEADM_CONFIG
         && !name.starts_with(CONFIG_MAP_PREFIX)
         && !MachineRecord::is_name(name)
+        && name != removed_nodes::CONFIG_MAP
     {
         for field in ["data", "binaryData"] {
             drop(map.get_mut(field).map(Value::take));

@@ -413,7 +413,8 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     let deleting =
         deleted_machines::start(&client, &cluster, &instances, migration, times, registry)
             .map_err(Error::Thread)?;
-    let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
+    let approving =
+        Approver::start(&cluster, &instances, &audit, migration).map_err(Error::Thread)?;
     let watch = |options| Watching::start(options, judging, (&client, &cluster), &audit, registry);
     let watching = config.watch.map(watch).transpose().map_err(Error::Thread)?;
     let results = watching.as_ref().map(Watching::serve_results);

@@ -12,6 +12,7 @@ use super::tokens;
 use booted_base::time;
 use booted_base::uuid::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client};
+use kubernetes::removed_nodes;
 use kubernetes::{
     NAMESPACE,
     machine_record::{
@@ -192,6 +193,26 @@ fn check_not_full(all: usize, place: impl Fn() -> String) -> Result<(), TicketRe
     Err(TicketRefusal::missing("too-many-records", message).with_details(place()))
 }
 
+/// Refuses a machine that an operator has removed, and the name of its node. `name` is the one that the machine
+/// asks for, if it asks for one.
+pub fn check_not_removed(
+    cluster: &Cluster,
+    name: Option<&str>,
+    machine: Option<&str>,
+) -> Result<(), TicketRefusal> {
+    let by_name = name.filter(|name| cluster.removed(name).is_some());
+    let by_machine = || machine.and_then(|machine| cluster.removed_of_machine(machine));
+    let Some(node) = by_name.map(str::to_owned).or_else(by_machine) else {
+        return Ok(());
+    };
+    let message = format!(
+        "the node {node} was removed from this cluster: neither its machine nor another one of its name is admitted until \
+         an operator runs `firstlight node readmit {node}`"
+    );
+    let place = format!("ConfigMap {NAMESPACE}/{}", removed_nodes::CONFIG_MAP);
+    Err(TicketRefusal::denied("removed", message).with_details(place))
+}
+
 /// A machine that asks for a name.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimant<'a> {
@@ -280,9 +301,9 @@ fn check_name_against(
                 JUST_ISSUED_AGE,
             ))
         }
-        // No record names the node's machine and disk, but that machine is running.
-        (record, Some(node))
-            if record.is_none_or(|record| record.disk.is_empty()) && node.ready_since.is_some() =>
+        // No record names the node's machine, but that machine is running.
+        (_, Some(node))
+            if node.ready_since.is_some() && record.is_none_or(|it| lacks_machine(it, machine)) =>
         {
             Err(TicketRefusal::temporary(
                 "name-is-ready",
@@ -292,6 +313,12 @@ fn check_name_against(
         }
         _ => Ok(()),
     }
+}
+
+/// Returns whether the record has no machine, although the evidence of this one names it: `firstlight apply` or an operator has
+/// written the record for a node from before records existed.
+fn lacks_machine(record: &MachineRecord, machine: Option<&str>) -> bool {
+    record.machine.is_empty() && machine.is_some()
 }
 
 /// Writes the record of a join ticket, unless the node's record belongs to another machine by now.
@@ -310,6 +337,7 @@ pub fn write(
             machine,
             direct: record.direct,
         };
+        check_not_removed(cluster, Some(&record.node), machine)?;
         check_name_against(
             before.as_deref(),
             cluster.node(&record.node).as_ref(),
@@ -535,6 +563,33 @@ mod tests {
             (Ok(()), Err("name-is-joining"))
         );
         assert_eq!((check(YEAR, "m"), check(YEAR, "other")), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn a_record_without_a_machine_protects_the_name_of_a_ready_node_as_no_record_does() {
+        let ready = NodeStatus {
+            uid: "u".into(),
+            ready_since: Some(SystemTime::now()),
+            ..NodeStatus::default()
+        };
+        let role_only = MachineRecord {
+            node: "n".into(),
+            control_plane: true,
+            ..MachineRecord::default()
+        };
+        let check = |node: &NodeStatus, machine| {
+            let claimant = indirect(machine);
+            check_name_against(Some(&role_only), Some(node), claimant, SystemTime::now())
+                .map_err(|refusal| refusal.reason)
+        };
+        assert_eq!(check(&ready, Some("m")), Err("name-is-ready"));
+        // the evidence of this variant names no machine, so each record is like this
+        assert_eq!(check(&ready, None), Ok(()));
+        let silent = NodeStatus {
+            ready_since: None,
+            ..ready.clone()
+        };
+        assert_eq!(check(&silent, Some("m")), Ok(()));
     }
 
     #[test]

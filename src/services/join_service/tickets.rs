@@ -246,6 +246,7 @@ impl Tickets {
                 "the owner of this disk was not checked: the Kubernetes API has not answered since the start",
             ),
             Some(attached) => {
+                records::check_not_removed(&attached.cluster, None, machine)?;
                 match records::check_rejoin(&*attached.cluster, disk, machine, is_migrating)? {
                     None => (None, ""),
                     record => (
@@ -342,6 +343,7 @@ impl Tickets {
             direct: self.audit.step("machine", check)?,
             machine: call.identity().map(|machine| &**machine),
         };
+        records::check_not_removed(cluster, Some(asked.node()), claimant.machine)?;
         records::check_disk(cluster, &asked.disk, claimant.machine)?;
         records::check_name(cluster, asked.node(), claimant, SystemTime::now())?;
         Ok(claimant)

@@ -3,19 +3,22 @@
 //!
 //! A new node asks with the bootstrap token of its join ticket. It gets the certificate of the node
 //! in the ticket's record, and of no other. Later, a node asks with its present certificate, for
-//! the same name. Kubernetes' own approver (pkg/controller/certificates/approver) treats this
-//! second case in the same way. For tokens, it checks the group only, so that a token's bearer can
-//! become any node. The tokens of join tickets are in a group that it does not approve.
+//! the same name, and needs an open record. Kubernetes' own approver (pkg/controller/certificates/approver)
+//! knows no records: it would approve each such request, also of a node that was removed. So the bindings with
+//! which kubeadm turns it on are deleted ([`kubernetes::services::kubeadm_bindings`]). The tokens of join tickets
+//! are in a group that it does not approve.
 
 use base::text::quoted;
 use serde_json::{Value, json};
 
-use super::request::Judgement::{Approve, Deny, Leave};
+use super::membership::{Membership, check_open};
+use super::request::Judgement::{Approve, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
 use kubernetes::NAMESPACE;
 use kubernetes::client::{Client, Error, SELF_SUBJECT_ACCESS_REVIEWS};
-use kubernetes::machine_record::{self, MachineRecord};
+use kubernetes::machine_record;
 use kubernetes::services::TICKET_GROUP;
+use kubernetes::services::migration::Migration;
 
 /// The signer of kubelets' client certificates.
 pub const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
@@ -89,44 +92,18 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
     Ok(RequestedCertificate { node, by })
 }
 
-/// Decides whether the requester may be this node. `record` is the node's record, `is_there` is
-/// whether its Node object exists, and `node_of_token` returns the node of a token's ticket.
+/// Decides whether the requester may be this node. `node_of_token` returns the node of a token's ticket,
+/// and `migration` is the day until which nodes without a record renew their certificates.
 pub fn compare(
     asked: &RequestedCertificate,
-    record: Option<&MachineRecord>,
-    is_there: bool,
+    membership: &Membership,
     node_of_token: impl FnOnce(&str) -> Option<String>,
+    migration: Option<Migration>,
 ) -> Judgement {
     let node = &asked.node;
-    match &asked.by {
-        By::Token(token) => {
-            match record.filter(|record| record.node == *node && record.token == *token) {
-                Some(record) => Approve(format!(
-                    "the token belongs to the join ticket of {node}, according to ConfigMap {NAMESPACE}/{}",
-                    record.name
-                )),
-                None => match node_of_token(token) {
-                    Some(other) => Deny(
-                        "subject",
-                        format!(
-                            "the token belongs to the join ticket of {other}, but the request is for {}",
-                            quoted(node, 80)
-                        ),
-                    ),
-                    // The watch may not have delivered another replica's ticket yet.
-                    None => {
-                        let map = machine_record::name_of_node(node);
-                        Leave(
-                            "no-ticket",
-                            format!(
-                                "the token does not belong to the last join ticket of {node}, according to {map}"
-                            ),
-                        )
-                    }
-                },
-            }
-        }
-        By::Node(own) if own != node => Deny(
+    let judged = match &asked.by {
+        By::Token(token) => of_ticket(token, node, membership, node_of_token),
+        By::Node(own) if own != node => deny(
             "subject",
             format!(
                 "the node {} requests the certificate of {}",
@@ -134,17 +111,77 @@ pub fn compare(
                 quoted(node, 80)
             ),
         ),
-        By::Node(_) if !is_there => Leave("no-node", format!("there is no node {node}")),
-        By::Node(_) => Approve(format!("{node} renews its own certificate")),
+        By::Node(_) => of_member(node, membership, migration),
+    };
+    judged.unwrap_or_else(|judgement| judgement)
+}
+
+/// Judges the first certificate, by the token of a ticket.
+fn of_ticket(
+    token: &str,
+    node: &str,
+    membership: &Membership,
+    node_of_token: impl FnOnce(&str) -> Option<String>,
+) -> Result<Judgement, Judgement> {
+    let record = membership.record(node)?;
+    if let Some(record) = record.filter(|record| record.token == token) {
+        check_open(record)?;
+        let why = format!(
+            "the token belongs to the join ticket of {node}, according to ConfigMap {NAMESPACE}/{}",
+            record.name
+        );
+        return Ok(Approve("ticket", why));
     }
+    if let Some(other) = node_of_token(token) {
+        let why = format!(
+            "the token belongs to the join ticket of {other}, but the request is for {}",
+            quoted(node, 80)
+        );
+        return deny("subject", why);
+    }
+    // The watch may not have delivered another replica's ticket yet.
+    let why = format!(
+        "the token does not belong to the last join ticket of {node}, according to {}",
+        machine_record::name_of_node(node)
+    );
+    Err(Leave("no-ticket", why))
+}
+
+/// Judges a renewal. It proves nothing but that the kubelet has the present certificate.
+fn of_member(
+    node: &str,
+    membership: &Membership,
+    migration: Option<Migration>,
+) -> Result<Judgement, Judgement> {
+    let has_record = membership.record(node)?.is_some();
+    if let Some(migration) = migration.filter(|_| !has_record) {
+        membership.check_node(node)?;
+        let why = format!(
+            "{node} renews its own certificate, and has no record, without which it can do so through {migration} \
+             (--migrate-until)"
+        );
+        return Ok(Approve("migration", why));
+    }
+    let record = membership.open_record(node)?;
+    membership.check_node(node)?;
+    let why = format!(
+        "{node} renews its own certificate, and is recorded in ConfigMap {NAMESPACE}/{}",
+        record.name
+    );
+    Ok(Approve("recorded", why))
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
+    use std::time::SystemTime;
+
+    use super::super::membership::tests::member;
+    use super::super::request::Judgement::Deny;
     use super::super::request::tests::{IP, pkcs10, reason};
     use super::*;
+    use kubernetes::machine_record::MachineRecord;
     use support::mutation::mutations;
 
     /// Builds a request with the token `abcdef`, as the API server returns it.
@@ -195,12 +232,12 @@ mod tests {
                 .find(|record| record.token == id)
                 .map(|record| record.node.clone())
         };
-        reason(compare(&asked, own, own.is_some(), node_of_token))
+        reason(compare(&asked, &member(own), node_of_token, None))
     }
 
     #[test]
     fn a_ticket_s_token_gets_the_certificate_of_its_node_and_of_no_other() {
-        assert_eq!(judge(&by_token("system:node:n", &[], &[])), "approved");
+        assert_eq!(judge(&by_token("system:node:n", &[], &[])), "ticket");
         for other in ["m", "k", "unknown", "N", "n.", "n "] {
             let judged = judge(&by_token(&format!("system:node:{other}"), &[], &[]));
             assert!(
@@ -219,10 +256,58 @@ mod tests {
     }
 
     #[test]
-    fn a_node_renews_its_own_certificate_while_it_is_there() {
-        assert_eq!(judge(&by_node("n", "system:node:n")), "approved");
+    fn a_node_renews_its_own_certificate_while_it_is_there_and_its_record_is_open() {
+        assert_eq!(judge(&by_node("n", "system:node:n")), "recorded");
         assert_eq!(judge(&by_node("n", "system:node:m")), "subject");
-        assert_eq!(judge(&by_node("gone", "system:node:gone")), "no-node");
+        assert_eq!(judge(&by_node("gone", "system:node:gone")), "no-record");
+        let asked = examine(&by_node("n", "system:node:n")).unwrap();
+        let of = |membership: &Membership, migration| {
+            reason(compare(&asked, membership, |_| None, migration))
+        };
+        let open = record("n", "");
+        let without_node = Membership {
+            has_node: false,
+            ..member(Some(&open))
+        };
+        assert_eq!(of(&without_node, None), "no-node");
+        let closed = MachineRecord {
+            refused: Some(SystemTime::UNIX_EPOCH),
+            ..open.clone()
+        };
+        assert_eq!(of(&member(Some(&closed)), None), "refused-before");
+        let removed = Membership {
+            removed: Some(Default::default()),
+            ..member(Some(&open))
+        };
+        assert_eq!(of(&removed, None), "removed");
+
+        // nodes from before records existed
+        let day: Migration = "2027-01-31".parse().unwrap();
+        let is_there = member(None);
+        assert_eq!(of(&is_there, Some(day)), "migration");
+        let gone = Membership::default();
+        assert_eq!(of(&gone, Some(day)), "no-node");
+        for closed in [&member(Some(&closed)), &removed] {
+            assert_ne!(of(closed, Some(day)), "migration");
+        }
+    }
+
+    #[test]
+    fn the_token_of_a_node_that_was_refused_or_removed_is_worth_nothing() {
+        let asked = examine(&by_token("system:node:n", &[], &[])).unwrap();
+        let of = |membership: &Membership| reason(compare(&asked, membership, |_| None, None));
+        let open = record("n", "abcdef");
+        assert_eq!(of(&member(Some(&open))), "ticket");
+        let closed = MachineRecord {
+            refused: Some(SystemTime::UNIX_EPOCH),
+            ..open.clone()
+        };
+        assert_eq!(of(&member(Some(&closed))), "refused-before");
+        let removed = Membership {
+            removed: Some(Default::default()),
+            ..member(Some(&open))
+        };
+        assert_eq!(of(&removed), "removed");
     }
 
     #[test]

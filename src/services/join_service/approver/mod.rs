@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! CertificateSigningRequest ─► kube-apiserver-client-kubelet ─► [client]   a join ticket's token: for the ticket's node
-//!        │ other signers                                                   a node: for itself
-//!        │                     kubelet-serving ───────────────► [serving]  a node: for itself, with its recorded addresses
+//!        │ other signers                                                   a node with an open record: for itself
+//!        │                     kubelet-serving ───────────────► [serving]  the same, with its recorded addresses
 //!        ▼                                                         │ no: denied or left
 //!     ignored                                                      ▼
 //!                                                              approved: the cluster's controller manager signs
@@ -12,13 +12,16 @@
 //!
 //! The API server authenticates the requester: the bearer of a token, or of a node's client
 //! certificate. So an attacker who controls a node gets what that node may have, and nothing of
-//! another node.
+//! another node. A renewal proves no more than that: no evidence is asked for. So it needs the record that
+//! the node's ticket left ([membership]), which ends with `firstlight node remove`, and is closed when the watch of
+//! attestation refuses the machine.
 //!
 //! If a request cannot be judged here, or not yet, it is left. An administrator or another approver
 //! may decide on it. It is judged again, at growing intervals, until it is decided or deleted. All
 //! replicas judge; the API server accepts the first decision.
 
 mod client;
+mod membership;
 mod request;
 mod serving;
 
@@ -26,7 +29,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -38,8 +41,9 @@ use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
 pub use client::may_approve as may_approve_clients;
 use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, Error, Event, Selector};
-use kubernetes::machine_record;
 use kubernetes::services::TICKET_GROUP;
+use kubernetes::services::migration::Migration;
+use membership::Membership;
 use request::Judgement::{Approve, Deny, Leave};
 use request::{
     GROUP, Judgement, MAX_ENCODED, MAX_USAGES, REQUESTER, TOO_LONG, USER_PREFIX, is_decided,
@@ -64,6 +68,7 @@ pub struct Approver {
     client: Client,
     instances: Arc<Instances>,
     audit: Arc<Audit>,
+    migration: Migration,
     state: Mutex<Queue>,
     changed: Condvar,
 }
@@ -122,12 +127,14 @@ impl Approver {
         cluster: &Arc<Cluster>,
         instances: &Arc<Instances>,
         audit: &Arc<Audit>,
+        migration: Migration,
     ) -> io::Result<ApproverThreads> {
         let approver = Arc::new(Approver {
             cluster: cluster.clone(),
             client: cluster.client().within(TIMEOUT),
             instances: instances.clone(),
             audit: audit.clone(),
+            migration,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -206,7 +213,7 @@ impl Approver {
         };
         let (node, judgement) = self.judge(&request);
         let (verdict, reason, why) = match judgement {
-            Approve(why) => (Verdict::Approved, "attested", why),
+            Approve(reason, why) => (Verdict::Approved, reason, why),
             Deny(reason, why) => (Verdict::Denied, reason, why),
             Leave(reason, why) => (Verdict::Left, reason, why),
         };
@@ -276,20 +283,19 @@ impl Approver {
             .strip_prefix(USER_PREFIX)
             .unwrap_or_default()
             .to_owned();
-        let state_of = |node: &str| {
-            (
-                self.cluster.record(&machine_record::name_of_node(node)),
-                self.cluster.node(node).is_some(),
-            )
-        };
+        let membership = |node: &str| Membership::of(&self.cluster, node);
         if Kind::of(request) == Some(Kind::Client) {
             return match client::examine(request) {
                 Err(judgement) => (user, judgement),
                 Ok(asked) => {
-                    let (record, is_there) = state_of(&asked.node);
                     let node_of_token = |id: &str| self.cluster.node_of_token(id);
-                    let judgement =
-                        client::compare(&asked, record.as_deref(), is_there, node_of_token);
+                    let migration = self.migration.is_on(SystemTime::now());
+                    let judgement = client::compare(
+                        &asked,
+                        &membership(&asked.node),
+                        node_of_token,
+                        migration.then_some(self.migration),
+                    );
                     (asked.node, judgement)
                 }
             };
@@ -297,22 +303,19 @@ impl Approver {
         let judgement = serving::examine(request).map_or_else(
             |judgement| judgement,
             |asked| {
-                let (record, is_there) = state_of(&asked.node);
                 let owner = |wanted: &Wanted| match wanted {
                     Wanted::Name(name) => {
-                        let (record, is_there) = state_of(name);
-                        (is_there || record.is_some()).then(|| name.clone())
+                        let known = membership(name);
+                        (known.has_node || known.record.is_some()).then(|| name.clone())
                     }
                     Wanted::Address(address) => self.cluster.node_of_address(*address),
                 };
                 let control_plane = |address| self.cluster.control_plane_of_address(address);
                 let kubeadm = self.cluster.kubeadm();
                 let aliases = || self.instances.aliases();
-                let record = record.as_deref();
                 serving::compare(
                     &asked,
-                    record,
-                    is_there,
+                    &membership(&asked.node),
                     kubeadm,
                     owner,
                     control_plane,

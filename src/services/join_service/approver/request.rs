@@ -31,8 +31,8 @@ pub const TOO_LONG: &str = "dG9vIGxvbmc=";
 /// The decision on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Judgement {
-    /// Approves it, and why.
-    Approve(String),
+    /// Approves it: the reason in one word, and as a sentence.
+    Approve(&'static str, String),
     /// Denies it: the reason in one word, and as a sentence.
     Deny(&'static str, String),
     /// Leaves it undecided: the reason in one word, and as a sentence.
@@ -180,8 +180,7 @@ pub mod tests {
 
     pub fn reason(judgement: Judgement) -> &'static str {
         match judgement {
-            Approve(_) => "approved",
-            Deny(reason, _) | Leave(reason, _) => reason,
+            Approve(reason, _) | Deny(reason, _) | Leave(reason, _) => reason,
         }
     }
 

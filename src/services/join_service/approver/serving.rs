@@ -2,7 +2,7 @@
 //! themselves.
 //!
 //! ```text
-//! requester: a kubelet ─► subject: its own name, for serving ─► the node has a record of its join
+//! requester: a kubelet ─► subject: its own name, for serving ─► the node has an open record of its join
 //!       │ no                     │ no                                 │ yes       │ no
 //!       ▼                        ▼                                    ▼           ▼
 //!      left                    denied                     each name and address  left
@@ -29,11 +29,12 @@ use serde_json::Value;
 use super::super::cluster::Kubeadm;
 use super::super::known_machines::{KnownMachines, Machine};
 use super::super::refusal::TicketRefusal;
+use super::membership::Membership;
 use super::request::Judgement::{Approve, Deny, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
 use kubernetes::NAMESPACE;
 use kubernetes::certificate_request::CertificateRequest;
-use kubernetes::machine_record::{self, MachineRecord};
+use kubernetes::machine_record::MachineRecord;
 
 /// The signer of kubelets' serving certificates.
 pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
@@ -180,27 +181,21 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
 /// names of the API server. Calls `cloud` only if there is a record.
 pub fn compare(
     asked: &RequestedCertificate,
-    record: Option<&MachineRecord>,
-    is_there: bool,
+    membership: &Membership,
     kubeadm: Result<Kubeadm, TicketRefusal>,
     owner: impl Fn(&Wanted) -> Option<String>,
     control_plane: impl Fn(IpAddr) -> Option<String>,
     cloud: impl FnOnce() -> Option<Result<Arc<KnownMachines>, TicketRefusal>>,
 ) -> Judgement {
     let node = &asked.node;
-    let map = format!(
-        "ConfigMap {NAMESPACE}/{}",
-        machine_record::name_of_node(node)
-    );
-    let Some(record) = record.filter(|record| record.node == *node) else {
-        let why = format!(
-            "there is no {map}: the join of {node} is not recorded; approve the request by hand, or let the node join again"
-        );
-        return Leave("no-record", why);
+    let record = match membership.open_record(node) {
+        Ok(record) => record,
+        Err(judgement) => return judgement,
     };
-    if !is_there {
-        return Leave("no-node", format!("there is no node {node}"));
+    if let Err(judgement) = membership.check_node(node) {
+        return judgement;
     }
+    let map = format!("ConfigMap {NAMESPACE}/{}", record.name);
     match kubeadm {
         _ if record.control_plane => {}
         Err(refusal) => return Leave(refusal.reason, refusal.to_string()),
@@ -228,7 +223,7 @@ pub fn compare(
     };
     match (&judgement, asked.wanted.iter().find_map(of_other)) {
         // not denied: the cloud may have given the address of a deleted machine to this one
-        (Approve(_), Some((address, other))) => Leave(
+        (Approve(..), Some((address, other))) => Leave(
             "api-server",
             format!(
                 "the control plane {other} joined with {address}, where clients reach its API server, and {node} is not a control \
@@ -248,9 +243,8 @@ fn compare_with_record(
     let node = &asked.node;
     let unknown = |wanted: &&Wanted| !wanted.is_in(record);
     let Some(wanted) = asked.wanted.iter().find(unknown) else {
-        return Approve(format!(
-            "{node} joined with this name and address, according to {map}"
-        ));
+        let why = format!("{node} joined with this name and address, according to {map}");
+        return Approve("recorded", why);
     };
     if let Some(other) = owner(wanted).filter(|other| other != node) {
         return of_other(wanted, node, &other);
@@ -292,9 +286,12 @@ fn compare_with_cloud(
                     "the metadata service says that {wanted} belongs to {other} as well as to {node}"
                 ),
             ),
-            None => Approve(format!(
-                "{node} joined, according to {map}, and the metadata service confirms its names and addresses"
-            )),
+            None => Approve(
+                "recorded",
+                format!(
+                    "{node} joined, according to {map}, and the metadata service confirms its names and addresses"
+                ),
+            ),
         };
     };
     let other = wanted.other_owner(node, machines).map(str::to_owned);
@@ -335,6 +332,7 @@ mod tests {
     use machines::{Instance, Role};
     use serde_json::json;
 
+    use super::super::membership::tests::member;
     use super::super::request::tests::{IP, good, pkcs10, reason, request};
     use super::*;
 
@@ -457,7 +455,8 @@ mod tests {
             let own = address.to_canonical().to_string() == "10.0.0.10";
             own.then(|| "plane".to_owned())
         };
-        compare(&asked, record, true, Ok(kubeadm()), owner, plane, || cloud)
+        let membership = member(record);
+        compare(&asked, &membership, Ok(kubeadm()), owner, plane, || cloud)
     }
 
     /// What a cloud knows of this machine and of `other`.
@@ -523,7 +522,7 @@ mod tests {
                 "{judgement:?}"
             );
             let judgement = judged(text, Some(&plane), Some(Ok(&cloud)));
-            assert_eq!(reason(judgement), "approved", "{text}");
+            assert_eq!(reason(judgement), "recorded", "{text}");
         }
         assert_eq!(
             reason(judged("10.0.0.50", Some(&worker), None)),
@@ -534,8 +533,7 @@ mod tests {
         let unknown = TicketRefusal::missing("kubeadm-config", "not there");
         let judgement = compare(
             &asked,
-            Some(&worker),
-            true,
+            &member(Some(&worker)),
             Err(unknown),
             |_| None,
             |_| None,
@@ -562,7 +560,7 @@ mod tests {
             }
             assert_eq!(
                 reason(judged(text, Some(&plane), Some(Ok(&cloud)))),
-                "approved"
+                "recorded"
             );
         }
         // what is denied otherwise stays denied
@@ -589,8 +587,8 @@ mod tests {
     fn without_a_cloud_the_record_of_the_join_decides() {
         let (bound, old) = (record(&[IP, "fd00::7"]), record(&[]));
         for (text, record, expected) in [
-            (IP, &bound, "approved"),
-            ("fd00::7", &bound, "approved"),
+            (IP, &bound, "recorded"),
+            ("fd00::7", &bound, "recorded"),
             ("10.0.0.9", &bound, "address"),
             ("10.0.0.8", &bound, "unconfirmed"),
             ("m", &bound, "name"),
@@ -620,11 +618,11 @@ mod tests {
         let names = ["ip-10-0-0-7.example", "ec2-203-0-113-7.example"];
         let cloud = machines(&names, &[IP, "203.0.113.7", "2001:db8::7", "2001:db8::8"]);
         for (text, expected) in [
-            (IP, "approved"),
-            ("203.0.113.7", "approved"),
-            ("2001:db8::8", "approved"),
-            ("ip-10-0-0-7.example", "approved"),
-            ("EC2-203-0-113-7.example", "approved"),
+            (IP, "recorded"),
+            ("203.0.113.7", "recorded"),
+            ("2001:db8::8", "recorded"),
+            ("ip-10-0-0-7.example", "recorded"),
+            ("EC2-203-0-113-7.example", "recorded"),
             // another machine of the cluster has this name or address
             ("10.0.0.8", "address"),
             ("203.0.113.8", "address"),
@@ -649,7 +647,7 @@ mod tests {
         assert_eq!(reason(judgement), "name");
         // in another network, another machine has the same address
         let twice = machines(&[], &[IP, "10.0.0.8"]);
-        for (text, expected) in [("10.0.0.8", "unconfirmed"), (IP, "approved")] {
+        for (text, expected) in [("10.0.0.8", "unconfirmed"), (IP, "recorded")] {
             let judgement = judged(text, Some(&bound), Some(Ok(&twice)));
             assert_eq!(reason(judgement.clone()), expected, "{text}: {judgement:?}");
         }
@@ -672,8 +670,10 @@ mod tests {
         let asked = examine(&good()).unwrap();
         let judgement = compare(
             &asked,
-            Some(&bound),
-            false,
+            &Membership {
+                has_node: false,
+                ..member(Some(&bound))
+            },
             Ok(kubeadm()),
             |_| None,
             |_| None,
