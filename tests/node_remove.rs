@@ -23,6 +23,7 @@ use kubernetes::client::{
     SECRETS, SERVICE_ACCOUNTS, Selector,
 };
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::removed_nodes::{self, RemovedNodes};
 use serde_json::{Value, json};
 use support::foreign::fetched;
 use support::program::{Program, built};
@@ -598,10 +599,27 @@ fn a_worker_leaves_with_what_kubectl_would_evict_and_all_that_is_recorded_of_it(
     assert_eq!(setup.machine_of(&disk(0xbb)), "none");
     assert!(!setup.exists(&secrets.named("bootstrap-token-abcdef")));
     assert!(setup.exists(&secrets.named("bootstrap-token-ghijkl")));
+    // it is out: neither the name nor the machine is admitted again
+    let removed = removed_nodes::find(&setup.admin).unwrap();
+    assert_eq!(removed.of_machine(&key), Some("worker-0"));
+    assert!(
+        removal
+            .output()
+            .contains("worker-0: from now on no ticket and no certificate")
+    );
     setup.refuses(
         &["worker-0", "--yes"],
         &["nothing is left of a node \"worker-0\""],
     );
+    let readmit = |name: &str| {
+        let mut command = Command::new(built("firstlight"));
+        command.args(["node", "readmit", name, "--kubeconfig", "admin.conf"]);
+        command.current_dir(setup.folder.path()).output().unwrap()
+    };
+    assert!(readmit("worker-0").status.success());
+    let again = readmit("worker-0");
+    assert_eq!(again.status.code(), Some(1));
+    assert!(said(&again).contains("worker-0 is no node that was removed"));
     // a token of a node that was no control plane needs no etcd
     let pod = PODS.in_namespace("kube-system").named("etcd-plane-a");
     let not_ready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
@@ -609,7 +627,9 @@ fn a_worker_leaves_with_what_kubectl_would_evict_and_all_that_is_recorded_of_it(
     setup.admin.merge(&status, &not_ready).unwrap();
     let token = json!({"metadata": {"name": "bootstrap-token-mnopqr", "labels": {"firstlight/node": "worker-9"}}});
     setup.admin.create(&secrets, &token).unwrap();
-    setup.removes(&["worker-9", "--yes"]);
+    setup.removes(&["worker-9", "--yes", "--may-return"]);
+    let removed = removed_nodes::find(&setup.admin).unwrap();
+    assert_eq!(removed, RemovedNodes::default());
     assert!(!setup.exists(&secrets.named("bootstrap-token-mnopqr")));
 }
 

@@ -712,7 +712,7 @@ fn client_certificates_are_of_tickets(operator: &Operator, nodes: &[&Node]) {
         .collect();
     for request in &requests {
         assert_eq!(
-            request["status"]["conditions"][0]["reason"], "attested",
+            request["status"]["conditions"][0]["reason"], "ticket",
             "{request}"
         );
     }

@@ -7,14 +7,17 @@ use std::time::{Duration, SystemTime};
 
 use booted_base::time;
 use kubernetes::client::{
-    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Client, SECRETS,
+    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, NODES,
+    SECRETS,
 };
+use kubernetes::removed_nodes;
+use kubernetes::services::kubeadm_bindings;
 use rcgen::KeyPair;
 use rpc::grpc::Code;
 use serde_json::{Value, json};
 
 use crate::kube_apiserver::Cluster;
-use crate::renewal::{kubelet, pkcs10};
+use crate::renewal::{self, kubelet, pkcs10};
 use crate::setup::*;
 use crate::swtpm::Swtpm;
 
@@ -83,7 +86,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
     ask(&first, "own", "worker-0");
     ask(&second, "own-of-old", "worker-1.example");
     for request in ["own", "own-of-old"] {
-        setup.eventually_decided(request, "Approved", "recorded");
+        setup.eventually_decided(request, "Approved", "ticket");
         eventually("the request is signed", || {
             setup.asked(request)["status"]["certificate"].is_string()
         });
@@ -101,7 +104,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
     // The next ticket's token replaces this one.
     let again = token(&setup.join_again(&Swtpm::start(), &request("worker-2", &[], 3, false)));
     ask(&again, "third", "worker-2");
-    setup.eventually_decided("third", "Approved", "recorded");
+    setup.eventually_decided("third", "Approved", "ticket");
 
     // A token of the old join service or of `kubeadm token create` is still judged by Kubernetes'
     // own approver.
@@ -182,4 +185,156 @@ fn a_node_renews_its_own_certificate_and_asks_for_no_other() {
     ask(&kubelet(cluster, "deleted"), "of-deleted", "deleted");
     thread::sleep(Duration::from_secs(3));
     assert_eq!(setup.decision("of-deleted"), None);
+}
+
+/// The kubelet of a node that was removed still has a certificate. It makes its Node again, and asks for the next one.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_removed_node_renews_no_certificate_and_gets_no_ticket_until_it_is_readmitted() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let setup = Setup::for_renewals(cluster);
+    let tpm = Swtpm::start();
+    setup.join(&tpm, &worker()).unwrap();
+    setup.make_node("worker-0");
+    let removed = kubelet(cluster, "worker-0");
+    ask(&removed, "before", "worker-0");
+    setup.eventually_decided("before", "Approved", "recorded");
+
+    // its record alone is deleted
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let record = setup.admin.get(&maps.named("join-node-worker-0")).unwrap();
+    setup
+        .admin
+        .delete(&maps.named("join-node-worker-0"))
+        .unwrap();
+    setup.admin.delete(&NODES.named("worker-0")).unwrap();
+    removed
+        .create(&NODES.all(), &json!({"metadata": {"name": "worker-0"}}))
+        .unwrap();
+    // the service has seen that the record is gone
+    thread::sleep(Duration::from_secs(1));
+    ask(&removed, "without-record", "worker-0");
+    eventually("the request is left", || {
+        count(setup.service(), "left", "no-record") == 1
+    });
+    assert_eq!(setup.decision("without-record"), None);
+
+    // the operator has removed it; a ticket that was under way may have left another record
+    let machine = record["data"]["machine"].as_str().unwrap();
+    removed_nodes::add(&setup.admin, "worker-0", machine).unwrap();
+    let record = json!({"metadata": {"name": "join-node-worker-0"}, "data": record["data"]});
+    setup.admin.create(&maps, &record).unwrap();
+    setup.eventually_decided("without-record", "Denied", "removed");
+    ask(&removed, "removed", "worker-0");
+    setup.eventually_decided("removed", "Denied", "removed");
+    for (number, name) in [(1, "worker-0"), (2, "worker-2")] {
+        let asked = request(name, &[], 10 + number, false);
+        let status = refused(setup.join(&tpm, &asked));
+        assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+        assert!(
+            status
+                .message()
+                .contains("firstlight node readmit worker-0"),
+            "{status}"
+        );
+    }
+    let status = setup.rejoin(&tpm, &disk(1)).err().unwrap();
+    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    // nor does another machine get the name, for which there is a valid certificate
+    let status = refused(setup.join(&Swtpm::start(), &worker()));
+    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    assert_eq!(setup.count("join", "removed"), 3);
+
+    assert!(removed_nodes::readmit(&setup.admin, "worker-0").unwrap());
+    eventually("it joins again", || setup.join(&tpm, &worker()).is_ok());
+}
+
+/// Returns how often this replica decided so about a client certificate, for this reason.
+fn count(service: &services::join_service::JoinService, result: &str, reason: &str) -> u64 {
+    let labels = format!("certificate=\"client\",result=\"{result}\",reason=\"{reason}\"");
+    let line = format!("firstlight_join_certificates_total{{{labels}}} ");
+    let metrics = service.metrics().render();
+    let mut lines = metrics.lines();
+    lines
+        .find_map(|text| text.strip_prefix(&line))
+        .map_or(0, |number| number.parse().unwrap())
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_closed_record_renews_no_certificate_until_it_is_open_again() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let setup = Setup::for_renewals(cluster);
+    setup.join_worker();
+    let record = CONFIG_MAPS
+        .in_namespace("kube-system")
+        .named("join-node-worker-0");
+    let refused = |since: Value| json!({"data": {"refused": since}});
+    setup
+        .admin
+        .merge(&record, &refused("2026-11-28T20:00:00Z".into()))
+        .unwrap();
+    thread::sleep(Duration::from_secs(1));
+    let worker = kubelet(cluster, "worker-0");
+    ask(&worker, "client", "worker-0");
+    let key = KeyPair::generate().unwrap();
+    let serving = pkcs10(&key, "system:node:worker-0", &["worker-0"], &[]);
+    renewal::ask(&worker, "serving", &serving, renewal::SERVING);
+    eventually("the request is left", || {
+        count(setup.service(), "left", "refused-before") == 1
+    });
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(
+        (setup.decision("client"), setup.decision("serving")),
+        (None, None)
+    );
+    setup.admin.merge(&record, &refused(Value::Null)).unwrap();
+    for request in ["client", "serving"] {
+        setup.eventually_decided(request, "Approved", "recorded");
+    }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn nodes_without_a_record_renew_their_certificates_while_migration_is_on() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let mut setup = Setup::for_renewals(cluster);
+    setup.migration = "2099-12-31".parse().unwrap();
+    setup.start(cluster);
+    setup.make_node("of-before");
+    ask(&kubelet(cluster, "of-before"), "migrating", "of-before");
+    setup.eventually_decided("migrating", "Approved", "migration");
+    let why = setup.asked("migrating")["status"]["conditions"][0]["message"].to_string();
+    assert!(why.contains("through 2099-12-31"), "{why}");
+    setup.migration = "2026-01-01".parse().unwrap();
+    setup.start(cluster);
+    ask(&kubelet(cluster, "of-before"), "later", "of-before");
+    eventually("the request is left", || {
+        count(setup.service(), "left", "no-record") == 1
+    });
+    assert_eq!(setup.decision("later"), None);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn without_kubeadms_bindings_kubernetes_itself_approves_no_kubelet() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let mut setup = Setup::for_renewals(cluster);
+    drop(setup.service.take());
+    bind_as_kubeadm(&setup.admin);
+    let _signer = cluster.start_signer();
+    let removed = kubelet(cluster, "worker-9");
+    ask(&removed, "bound", "worker-9");
+    setup.eventually_decided("bound", "Approved", "AutoApproved");
+    assert_eq!(kubeadm_bindings::delete(&setup.admin).unwrap().len(), 2);
+    assert!(kubeadm_bindings::delete(&setup.admin).unwrap().is_empty());
+    // the authorizer has seen that they are gone
+    thread::sleep(Duration::from_secs(2));
+    ask(&removed, "unbound", "worker-9");
+    thread::sleep(Duration::from_secs(5));
+    assert_eq!(setup.decision("unbound"), None);
 }

@@ -203,7 +203,7 @@ fn a_kubelet_renews_the_certificate_of_its_join() {
             String::from_utf8_lossy(&output.stderr)
         );
     }
-    assert_eq!(count(setup.service(), "approved", "attested"), 1);
+    assert_eq!(count(setup.service(), "approved", "recorded"), 1);
     eventually("there is an event", || {
         let events = setup
             .admin
@@ -437,7 +437,7 @@ fn one_of_several_replicas_decides_and_a_later_one_finds_waiting_requests() {
     let all = || [setup.service()].into_iter().chain(&others);
     assert_eq!(
         all()
-            .map(|service| count(service, "approved", "attested"))
+            .map(|service| count(service, "approved", "recorded"))
             .sum::<u64>(),
         5
     );

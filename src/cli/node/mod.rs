@@ -1,4 +1,5 @@
-//! `firstlight node remove`: lists the Node, record, tokens and etcd member of each named node, and deletes them.
+//! `firstlight node remove`: lists the Node, record, tokens and etcd member of each named node, and deletes them. `firstlight node
+//! readmit` lets removed ones join again.
 //!
 //! `plan` reads what exists and refuses what would do harm, `remove` has the steps. `etcd` asks etcd for its members, and `power` finds out
 //! by the `kubelet` whether a machine is off.
@@ -14,8 +15,10 @@ use std::time::{Duration, Instant};
 
 use base::options::Opt;
 use base::program;
+use kubernetes::client::Client;
 use kubernetes::parameters::NodeName;
-use serde_json::Value;
+use kubernetes::{NAMESPACE, removed_nodes};
+use serde_json::{Value, json};
 
 use super::consent;
 use super::drain::{DELETE_EMPTYDIR_DATA, DELETE_UNMANAGED_PODS, DRAIN_TIMEOUT, Permitted};
@@ -30,22 +33,24 @@ use super::usage::{Command, Given, Operand, suggestion};
 use plan::RemovalPlan;
 use remove::Choices;
 
-const ACTIONS: [&str; 1] = ["remove"];
+/// The actions: nodes leave; removed ones may join again.
+const ACTIONS: [&str; 2] = ["remove", "readmit"];
 
 /// The command and its options.
 pub const COMMAND: Command = Command {
     name: "node",
-    summary: "remove nodes from the cluster",
+    summary: "remove nodes from the cluster, or let removed ones join again",
     about: &[
         "Shows what exists of the nodes, asks, and then: cordons and drains them; removes the members of etcd of control planes; \
-         waits until you have powered the machines off; closes their disks; and deletes their bootstrap tokens, records and Nodes. \
+         waits until you have powered the machines off; closes their disks, names and machines; and deletes their bootstrap tokens, records and Nodes. \
          Run again after an interruption, it goes on. It also removes what is left of a machine that no longer exists.",
         "It refuses to remove the last control plane, and one without which etcd has no majority, and says the numbers. Pods are \
          evicted as by kubectl drain: PodDisruptionBudgets are honoured, those of DaemonSets stay, and so does each pod that would lose \
          data or that nothing makes again, unless an option permits it.",
+        "A removed machine gets no ticket, its kubelet no certificate, and no other machine its name, until `firstlight node readmit NAME`.",
     ],
     operand: Some(Operand {
-        value: "remove NAME..",
+        value: "remove|readmit NAME..",
         words: &ACTIONS,
         is_needed: true,
         help: "the names of the nodes, as in kubectl get nodes",
@@ -58,6 +63,10 @@ pub const COMMAND: Command = Command {
         DELETE_UNMANAGED_PODS,
         DRAIN_TIMEOUT,
         Opt::flag(
+            "may-return",
+            "the machines may join again, and other machines under their names: their kubelets are trusted",
+        ),
+        Opt::flag(
             "machines-off",
             "you have made sure that the machines whose kubelets do not answer are powered off, or deleted",
         ),
@@ -69,18 +78,19 @@ pub const COMMAND: Command = Command {
         "firstlight node remove worker-2 --dry-run",
         "firstlight node remove worker-2",
         "firstlight node remove control-plane-1 worker-3 --yes --delete-emptydir-data",
+        "firstlight node readmit worker-2",
     ],
     run: |given| run(&options(given)?),
 };
 
 fn options(given: &Given) -> Result<Options, Error> {
     let action = given.operand()?;
-    if action != ACTIONS[0] {
+    let Some(action) = ACTIONS.into_iter().find(|it| *it == action) else {
         let suggestion = suggestion("", &action, ACTIONS);
         return Err(Error::Usage(format!(
             "there is no action {action:?}{suggestion}"
         )));
-    }
+    };
     let mut names = Vec::new();
     for name in given.further().iter().cloned().map(program::text) {
         let name: String = name?;
@@ -93,17 +103,19 @@ fn options(given: &Given) -> Result<Options, Error> {
         }
     }
     if names.is_empty() {
-        return Err(Error::Usage(
-            "expected firstlight node remove NAME..".into(),
-        ));
+        return Err(Error::Usage(format!(
+            "expected firstlight node {action} NAME.."
+        )));
     }
     Ok(Options {
+        readmits: action == ACTIONS[1],
         names,
         is_agreed: given.has("yes"),
         is_dry_run: given.has("dry-run"),
         drains: !given.has("skip-drain"),
         permitted: Permitted::of(given),
         drain_limit: given.parsed("drain-timeout", time)?,
+        may_return: given.has("may-return"),
         machines_off: given.has("machines-off"),
         kubeconfig: kubeconfigs_of(given),
         output: Output::of(given)?,
@@ -114,6 +126,8 @@ fn options(given: &Given) -> Result<Options, Error> {
 /// The options of the command line.
 #[derive(Debug)]
 struct Options {
+    /// Whether removed nodes are let back, and none is removed.
+    readmits: bool,
     /// The names of the nodes.
     names: Vec<String>,
     /// Whether the operator need not be asked.
@@ -126,6 +140,8 @@ struct Options {
     permitted: Permitted,
     /// The limit for the pods of a node.
     drain_limit: Duration,
+    /// Whether the machines may join again, and others under their names.
+    may_return: bool,
     /// Whether the operator knows that machines are off whose kubelets do not answer.
     machines_off: bool,
     /// The administrator's kubeconfigs.
@@ -144,12 +160,19 @@ fn run(options: &Options) -> Result<(), Error> {
     client
         .within(options.timeout)
         .wait_ready(&mut |why| progress.line(why))?;
+    if options.readmits {
+        return readmit(&client, options);
+    }
     let lock = match options.is_dry_run {
         true => None,
         false => Some(Lock::take(&client, "node remove", &progress)?),
     };
     let plan = RemovalPlan::read(&client, &progress, &options.names, options.permitted)?;
     options.output.say(plan.text(options.drains).trim_end())?;
+    options.output.say(match options.may_return {
+        true => "afterwards the machines may join again, and others under their names",
+        false => "afterwards neither the machines nor others under their names may join, until firstlight node readmit NAME",
+    })?;
     if options.is_dry_run {
         options.output.json(&json(&plan, false))?;
     }
@@ -172,6 +195,7 @@ fn run(options: &Options) -> Result<(), Error> {
         drains: options.drains,
         permitted: options.permitted,
         drain_limit: options.drain_limit,
+        may_return: options.may_return,
         deadline,
     };
     remove::run(&client, &progress, &lock, &plan, &how)?;
@@ -189,6 +213,32 @@ fn run(options: &Options) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Lets removed nodes join again.
+fn readmit(client: &Client, options: &Options) -> Result<(), Error> {
+    let removed = removed_nodes::find(client)?;
+    if let Some(name) = (options.names.iter()).find(|name| removed.of_name(name).is_none()) {
+        return Err(Error::Refused(format!(
+            "{name} is no node that was removed: the names are in ConfigMap {NAMESPACE}/{}. Nothing was changed",
+            removed_nodes::CONFIG_MAP
+        )));
+    }
+    for name in &options.names {
+        if !options.is_dry_run {
+            removed_nodes::readmit(client, name)?;
+        }
+    }
+    let names = options.names.join(", ");
+    options
+        .output
+        .json(&json!({"readmitted": !options.is_dry_run, "nodes": options.names}))?;
+    options.output.say(match options.is_dry_run {
+        true => "nothing was changed".into(),
+        false => format!(
+            "readmitted: {names}. The certificates of their old kubelets, valid for a year at most, are good for these names again"
+        ),
+    })
 }
 
 fn json(plan: &RemovalPlan, is_removed: bool) -> Value {

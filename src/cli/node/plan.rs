@@ -135,7 +135,7 @@ impl Leaving {
     }
 
     /// Returns the identity of the machine by attestation, if it is recorded.
-    fn machine(&self) -> Option<&str> {
+    pub fn machine(&self) -> Option<&str> {
         let machine = self.record.as_ref().map(|it| it.machine.as_str());
         machine.filter(|it| !it.is_empty())
     }

@@ -1,12 +1,16 @@
 //! The steps by which nodes leave. Each looks at what is left to do, so that the command goes on where it was cut off.
 //!
 //! ```text
-//! cordon ─► drain ─► remove the members of etcd ─► wait until the machines are off ─► delete tokens, records, Node
+//! cordon ─► drain ─► remove the members of etcd ─► wait until the machines are off ─► close name and machine
+//!   ─► delete tokens, records, Node
 //! ```
 //!
 //! etcd comes before the machine: two members have no majority when one is off, and then none can be removed. The Node comes
 //! after the machine, because its pods start elsewhere when it is deleted. The record is deleted after the tokens, because a command that
 //! was cut off reads in it what is left to do. It is deleted before the Node, so that a machine that boots in between gets no key.
+//!
+//! Name and machine are closed before all that ([`removed_nodes`]): a ticket that is under way, or the kubelet with its certificate, which
+//! nobody can revoke, would make anew what is deleted.
 
 use std::time::{Duration, Instant};
 
@@ -14,6 +18,7 @@ use booted_base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client, JOINING_NODES, LEASES, NODES, SECRETS};
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
+use kubernetes::removed_nodes;
 use serde_json::Value;
 
 use super::etcd::{self, shown};
@@ -37,6 +42,8 @@ pub struct Choices {
     pub permitted: Permitted,
     /// The limit for the pods of a node.
     pub drain_limit: Duration,
+    /// Whether the machines may join again, and others under their names.
+    pub may_return: bool,
     /// The end of the whole command.
     pub deadline: Instant,
 }
@@ -72,8 +79,21 @@ pub fn run(
     power::wait_until_off(client, progress, &plan.nodes, how.deadline)?;
     lock.check()?;
     for node in &plan.nodes {
+        if !how.may_return {
+            close(client, progress, node)?;
+        }
         delete(client, progress, node)?;
     }
+    Ok(())
+}
+
+/// Closes the name and the machine of a node: the join services give it no ticket, and its kubelet no certificate.
+fn close(client: &Client, progress: &Progress, leaving: &Leaving) -> Result<(), Error> {
+    let name = &leaving.name;
+    removed_nodes::add(client, name, leaving.machine().unwrap_or_default())?;
+    progress.line(format!(
+        "{name}: from now on no ticket and no certificate; the present certificate of its kubelet is valid for a year at most"
+    ));
     Ok(())
 }
 

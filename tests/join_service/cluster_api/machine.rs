@@ -87,7 +87,7 @@ impl Machine {
     pub fn register(&self, setup: &Setup, cluster: &Cluster, token: &str) {
         let node = &self.name;
         client_certificates::ask(&by_token(cluster, token), node, node);
-        setup.eventually_decided(node, "Approved", "recorded");
+        setup.eventually_decided(node, "Approved", "ticket");
         let join = self.join_configuration();
         assert_eq!(join["nodeRegistration"]["name"], **node);
         let arguments = join["nodeRegistration"]["kubeletExtraArgs"].as_array();
