@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 /// Why a verifier refuses evidence. It is one pointer: a result that may be a refusal is moved often, and is a refusal seldom.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +23,9 @@ pub struct Reason {
     pub got: Option<String>,
     /// What was refused and what to do about it, for a person.
     pub text: String,
+    /// The name of the machine whose evidence is refused, if the machine itself is the peer of this connection: its
+    /// key has signed the evidence for it. `None` says nothing about any machine.
+    pub machine: Option<Arc<str>>,
     /// The further reasons if there are several; `text` has those, too.
     pub others: Box<[Refusal]>,
 }
@@ -84,6 +88,7 @@ impl Kind {
             expected: None,
             got: None,
             text: text.into(),
+            machine: None,
             others: [].into(),
         }))
     }
@@ -106,6 +111,12 @@ impl Refusal {
     /// Adds the value in the evidence, if several others are accepted.
     pub fn got(mut self, got: impl ToString) -> Refusal {
         self.got = Some(got.to_string());
+        self
+    }
+
+    /// Adds the machine that is the peer.
+    pub fn by(mut self, machine: Arc<str>) -> Refusal {
+        self.machine = Some(machine);
         self
     }
 

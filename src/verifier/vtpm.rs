@@ -16,8 +16,8 @@ use super::judged::Measured;
 use super::quote::{Attest, Key, Signed};
 use super::refusal::Kind;
 use super::{
-    Challenge, ClusterRegister, Identified, Identity, KeyName, Measurement, Oid, PlatformClaims,
-    Policy, Properties, Refusal, Stage, event_log, hex, json,
+    Challenge, ClusterRegister, Evidence, Identified, Identity, KeyName, Measurement, Oid,
+    PlatformClaims, Policy, Properties, Refusal, Stage, event_log, hex, json, role_of,
 };
 use tpm::{Bank, CLUSTER_ID_PCR, Tpm};
 
@@ -102,45 +102,59 @@ impl Validator {
         Validator { policy, verifier }
     }
 
-    /// Judges a document. `certified` is the Name of the peer's key, if a root of the policy
-    /// certifies that it is in a TPM.
-    fn check(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        certified: Option<&KeyName>,
-    ) -> Result<Identified, Refusal> {
-        let document: Document = json::document(document)?;
+    /// Judges evidence. A refusal of what the machine has signed for this connection names the machine. In the old form of
+    /// attested TLS it names none, and neither does one of a document that may have been passed on.
+    fn check(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
+        let document: Document = json::document(evidence.document)?;
         if document.user_data.0.len() > MAX_USER_DATA {
             let len = document.user_data.0.len();
             return Err(Kind::Malformed.because(format!(
                 "the user data of the document has {len} bytes, expected at most {MAX_USER_DATA}"
             )));
         }
-        let values = quoted_values(&document, nonce, Bank::Sha256)?;
+        let values = quoted_values(&document, evidence.nonce, Bank::Sha256)?;
+        let is_of_peer = evidence.session.is_some_and(|session| {
+            role_of(&document.user_data.0, session.digest, session.secret).is_some()
+        });
+        let key = KeyName::of(&document.attestation.ak_pub.0);
+        let judged = self.check_quoted(&document, evidence, &key, &values);
+        judged.map_err(|refusal| match is_of_peer {
+            true => refusal.by(key.digest().into()),
+            false => refusal,
+        })
+    }
+
+    /// Judges a document with these registers, which its key has signed.
+    fn check_quoted(
+        &self,
+        document: &Document,
+        evidence: &Evidence<'_>,
+        key: &KeyName,
+        values: &BTreeMap<u32, Vec<u8>>,
+    ) -> Result<Identified, Refusal> {
+        let nonce = evidence.nonce;
         // evidence that is only shown to a person is never refused, whatever the policy says
         if !self.policy.without_words {
-            check_bank(&values)?;
+            check_bank(values)?;
         }
         let log = &document.attestation.event_log.0;
-        let image = self.policy.check(&values, |index, measurement, got| {
+        let image = self.policy.check(values, |index, measurement, got| {
             mismatch(index, measurement, got, log)
         })?;
-        let key = KeyName::of(&document.attestation.ak_pub.0);
         let quoted = Quoted {
             key: &document.attestation.ak_pub.0,
-            spki: key_of(&document)?.spki(),
+            spki: key_of(document)?.spki(),
             extra_data: extra_data(&document.user_data.0, nonce),
-            instance_info: instance_info(&document),
+            instance_info: instance_info(document),
             key_certificate: &document.attestation.ak_cert.0,
-            pcrs: &values,
+            pcrs: values,
             event_log: &document.attestation.event_log.0,
-            document: &document,
+            document,
             nonce,
         };
         let platform = self.verifier.verify(&quoted)?;
         let endorsed = platform.is_some() && self.verifier.endorses_keys();
-        self.check_key(&key, certified, endorsed)?;
+        self.check_key(key, evidence.certified, endorsed)?;
         let confirmed = platform
             .clone()
             .map(|claims| self.verifier.confirm(&quoted, claims));
@@ -150,7 +164,7 @@ impl Validator {
             Err(why) => return Err(why),
         };
         Ok(Identified {
-            user_data: document.user_data.0,
+            user_data: document.user_data.0.clone(),
             machine: Some(key.digest().into()),
             stage: None,
             image: Some(image.id().clone()),
@@ -223,7 +237,7 @@ impl super::Validator for Validator {
     }
 
     fn judge(&self, evidence: &crate::Evidence<'_>) -> Result<Identified, Refusal> {
-        self.check(evidence.document, evidence.nonce, evidence.certified)
+        self.check(evidence)
     }
 
     fn of_connection(&self) -> Option<Arc<dyn super::Validator>> {

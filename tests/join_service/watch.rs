@@ -123,6 +123,20 @@ impl Node {
         tpm.measure_cluster_id(&self.id).unwrap();
     }
 
+    /// Measures other software.
+    fn spoil(&self) {
+        let digest = format!("4:sha256={}", "ab".repeat(32));
+        self.tpm.tool("tpm2_pcrextend", &[&digest]);
+    }
+
+    /// Changes the address of its Node, as a network plugin's account may do.
+    fn point_to(&self, setup: &Setup, address: &str) {
+        let addresses = json!([{"type": "InternalIP", "address": address}]);
+        let status = json!({"status": {"addresses": addresses}});
+        let at = NODES.named(self.name).subresource("status");
+        setup.admin.merge(&at, &status).unwrap();
+    }
+
     pub fn serve(&self) -> Member {
         Member::start(&self.tpm, self.address, self.root.path())
     }
@@ -336,13 +350,20 @@ fn a_members_node_shows_what_its_machine_proves_now() {
             .contains(&format!("expected {machine}, got "))
     );
     first.eventually_marked(&setup, ("false", "refused", true));
-    eventually("the disk is closed", || {
-        first.record(&setup).refused.is_some()
-    });
-    // a refused machine that becomes silent stays refused
+    let closed = || first.record(&setup).refused.is_some();
+    thread::sleep(Duration::from_secs(5));
+    assert!(!closed(), "it says nothing about the machine in the record");
+
+    // the machine itself runs other software
     drop(other);
+    first.spoil();
+    server = Some(first.serve());
+    first.eventually(&setup, "False Measurement");
+    eventually("the disk is closed", closed);
+    // a refused machine that becomes silent stays refused
+    drop(server);
     thread::sleep(Duration::from_secs(10));
-    assert!(first.condition(&setup).starts_with("False OtherMachine"));
+    assert!(first.condition(&setup).starts_with("False Measurement"));
 
     // the machine restarts, and gets no key; then the operator permits it
     let mut nodes = nodes;
@@ -369,7 +390,108 @@ fn a_members_node_shows_what_its_machine_proves_now() {
     // an event for each change, and no further ones
     let after = events_of(&setup, "worker-0");
     let new = [0, 1, 2].map(|at| after[at] - before[at]);
-    assert_eq!(new, [5, 3, 2]);
+    assert_eq!(new, [5, 4, 2]);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_node_is_asked_where_its_machine_joined_whatever_address_its_node_object_has() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let mut setup = Setup::new(cluster);
+    permit(&setup);
+    let nodes = [
+        Node::join(&setup, "worker-0", "127.42.2.100", 1),
+        Node::join(&setup, "worker-1.example", "127.42.2.101", 2),
+    ];
+    let [first, second] = &nodes;
+    let _servers = [first.serve(), second.serve()];
+    // each Node points to the machine of the other one
+    first.point_to(&setup, "127.42.2.101");
+    second.point_to(&setup, "127.42.2.100");
+    drop(setup.service.take());
+    setup.service = Some(JoinService::start(config(&setup, cluster)).unwrap());
+    for node in &nodes {
+        node.eventually(&setup, "True Accepted");
+    }
+    let answers = |result: &str, reason: &str| {
+        let labels = format!("result=\"{result}\",reason=\"{reason}\"");
+        let line = format!("firstlight_watch_answers_total{{{labels}}}");
+        metric(setup.service(), &line).unwrap_or(0.0)
+    };
+    eventually("both were asked several times", || {
+        answers("accepted", "Accepted") > 6.0
+    });
+    assert_eq!(answers("foreign", "OtherMachine"), 0.0);
+
+    // it has another address since it joined, where its evidence proves which machine it is
+    let record = CONFIG_MAPS
+        .in_namespace("kube-system")
+        .named("join-node-worker-0");
+    let moved = json!({"data": {"addresses": "127.42.2.77"}});
+    setup.admin.merge(&record, &moved).unwrap();
+    first.point_to(&setup, "127.42.2.100");
+    thread::sleep(Duration::from_secs(5));
+    let before = answers("accepted", "Accepted");
+    eventually("it is accepted there", || {
+        answers("accepted", "Accepted") > before + 6.0
+    });
+    assert!(first.condition(&setup).starts_with("True Accepted"));
+    // another machine at that address proves nothing about it
+    first.point_to(&setup, "127.42.2.101");
+    first.eventually(&setup, "Unknown Unreachable 127.42.2.77:9000");
+    assert_eq!(first.marks(&setup).1, "");
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_worker_that_answers_for_others_lifts_no_closure_of_its_own() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let mut setup = Setup::new(cluster);
+    permit(&setup);
+    let nodes = [
+        Node::join(&setup, "worker-0", "127.42.2.100", 1),
+        Node::join(&setup, "worker-1.example", "127.42.2.101", 2),
+        Node::join(&setup, "plane-0", "127.42.1.100", 3),
+    ];
+    let [attacker, others @ ..] = &nodes;
+    let mut servers: Vec<_> = others.iter().map(Node::serve).collect();
+    let own = attacker.serve();
+    let file = setup.dir.path().join("attestationConfig");
+    std::fs::write(&file, policy(&hex(&PCR_4))).unwrap();
+    drop(setup.service.take());
+    setup.service = Some(JoinService::start(config(&setup, cluster)).unwrap());
+    for node in &nodes {
+        node.eventually(&setup, "True Accepted");
+    }
+    drop(own);
+    attacker.spoil();
+    let _own = attacker.serve();
+    attacker.eventually_marked(&setup, ("false", "refused", true));
+    let is_closed = |node: &Node| node.record(&setup).refused.is_some();
+    eventually("its disk is closed", || is_closed(attacker));
+
+    // it answers at the addresses of the others: more than the share is bad
+    servers.clear();
+    let tpm = &attacker.tpm;
+    let _posing: Vec<_> = others
+        .iter()
+        .map(|node| Member::start(tpm, node.address, setup.dir.path()))
+        .collect();
+    for node in others {
+        node.eventually(&setup, "False Measurement what answers at");
+    }
+    eventually("there is a mass", || {
+        metric(setup.service(), "firstlight_watch_mass_refusal") == Some(1.0)
+    });
+    thread::sleep(Duration::from_secs(8));
+    let expected = ("false".to_owned(), "refused".to_owned(), true);
+    assert_eq!(attacker.marks(&setup), expected);
+    assert!(is_closed(attacker));
+    for node in others {
+        assert!(!is_closed(node), "{}", node.name);
+    }
 }
 
 #[test]

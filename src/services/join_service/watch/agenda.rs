@@ -2,11 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::super::node_status::{Attested, NodeStatus};
 use super::decide::{self, Answer, Census, HEARTBEAT, Known, Mode, Reason, Rules, Standing};
 use base::crypto::random;
+use kubernetes::machine_record::MachineRecord;
 
 /// When all nodes are asked at once, the time for each: at most 50 of them in a second.
 const EACH: Duration = Duration::from_millis(20);
@@ -30,7 +32,43 @@ pub struct Agenda {
     round_began: Instant,
     /// How many nodes were not asked in this round.
     pending: usize,
-    mode: Mode,
+    masses: Masses,
+    modes: Modes,
+}
+
+/// What is counted to find out whether too many nodes are bad. Only nodes with a record count, because Nodes can be made
+/// by others than tickets.
+#[derive(Default)]
+struct Masses {
+    /// Nodes whose own evidence was accepted last, also if they have been silent since.
+    accepted: usize,
+    /// The machines whose own evidence was refused last, and how many nodes each has. A machine may have several names.
+    refused: HashMap<String, usize>,
+    /// Nodes that are unproven now, and the others.
+    unproven: usize,
+    proven: usize,
+}
+
+/// What may follow from a refusal, and from a node that proves nothing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Modes {
+    refused: Mode,
+    unproven: Mode,
+}
+
+/// How a node counts in [`Masses`].
+#[derive(Clone, PartialEq, Eq)]
+struct Share {
+    evidence: Evidence,
+    is_unproven: bool,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum Evidence {
+    None,
+    Accepted,
+    /// That of this machine was refused.
+    Refused(String),
 }
 
 struct Entry {
@@ -39,6 +77,8 @@ struct Entry {
     is_ready: bool,
     known: Known,
     standing: Standing,
+    /// How it counts; `None` without a record.
+    share: Option<Share>,
     due: Instant,
     is_asked: bool,
     /// Whether something happened while the node was asked.
@@ -47,6 +87,8 @@ struct Entry {
     round: Option<u64>,
     /// When its condition was last written; until this replica writes it, a guess.
     written: Option<Instant>,
+    /// The address of its Node that is not in its record.
+    moved: Option<IpAddr>,
     /// The condition that this replica has written.
     shown: Option<[String; 3]>,
 }
@@ -87,7 +129,8 @@ impl Agenda {
             round: 0,
             round_began: now,
             pending: 0,
-            mode: Mode::Waiting,
+            masses: Masses::default(),
+            modes: Modes::WAITING,
         }
     }
 
@@ -118,6 +161,7 @@ impl Agenda {
         self.nodes.clear();
         self.queue.clear();
         (self.census, self.pending) = (Census::default(), 0);
+        self.masses = Masses::default();
     }
 
     /// Begins a round: asks all nodes, at most [`EACH`] apart, and all in a quarter of the interval.
@@ -125,7 +169,7 @@ impl Agenda {
         self.round += 1;
         self.round_began = Instant::now();
         self.pending = self.nodes.len();
-        self.mode = Mode::Waiting;
+        self.modes = Modes::WAITING;
         self.spread(|_| true);
     }
 
@@ -166,11 +210,13 @@ impl Agenda {
             is_ready: node.ready_since.is_some(),
             known: Known::default(),
             standing: Standing::Open,
+            share: None,
             due: now,
             is_asked: false,
             again: false,
             round: None,
             written: now.checked_sub(HEARTBEAT.mul_f64(fraction())),
+            moved: None,
             shown: None,
         };
         self.census.add(entry.standing);
@@ -181,6 +227,9 @@ impl Agenda {
     fn remove(&mut self, name: &str) {
         if let Some(entry) = self.nodes.remove(name) {
             self.census.remove(entry.standing);
+            if let Some(share) = &entry.share {
+                self.masses.remove(share);
+            }
             if entry.round != Some(self.round) {
                 self.pending = self.pending.saturating_sub(1);
             }
@@ -241,7 +290,7 @@ impl Agenda {
     pub fn answered(
         &mut self,
         Job { node: name, round }: Job,
-        node: &NodeStatus,
+        (node, record): (&NodeStatus, Option<&MachineRecord>),
         answer: &Answer,
         now: Instant,
     ) -> Option<Follow> {
@@ -259,11 +308,25 @@ impl Agenda {
             self.pending = self.pending.saturating_sub(1);
         }
         entry.round = Some(round);
-        entry.known = std::mem::take(&mut entry.known).after(answer, now);
+        let mut known = std::mem::take(&mut entry.known);
+        if record.is_some_and(|record| record.refused.is_some()) {
+            // the Node, or this replica, may be new
+            known = known.refused_before();
+        }
+        entry.known = known.after(answer, now);
         let standing = entry.known.standing(&self.rules, now);
         self.census
             .remove(std::mem::replace(&mut entry.standing, standing));
         self.census.add(standing);
+        let share = record.map(|record| Share::of(&entry.known, standing, &name, record));
+        if entry.share != share {
+            if let Some(before) = std::mem::replace(&mut entry.share, share.clone()) {
+                self.masses.remove(&before);
+            }
+            if let Some(share) = &share {
+                self.masses.add(share);
+            }
+        }
         let known = entry.known.clone();
         let is_late = entry.known.good == Some(now)
             && entry
@@ -273,7 +336,7 @@ impl Agenda {
             true => self.ask_within(&name, SOON),
             false => self.schedule(&name, known.pause(self.interval), now),
         }
-        let mode = self.update_mode(now);
+        let mode = self.update_modes(now).of(standing);
         Some(Follow {
             condition: known.condition(&self.rules, now),
             is_late,
@@ -293,27 +356,46 @@ impl Agenda {
 
     /// Returns what may follow now. If that has changed, bad nodes are asked again, so that they get or
     /// lose what follows.
-    fn update_mode(&mut self, now: Instant) -> Mode {
+    fn update_modes(&mut self, now: Instant) -> Modes {
         let is_complete =
             self.pending == 0 || now.duration_since(self.round_began) >= self.interval;
-        let mode = match (is_complete, self.census.is_mass(self.rules.share)) {
-            (false, _) => Mode::Waiting,
-            (true, true) => Mode::Mass,
-            (true, false) => Mode::Normal,
+        let mode = |good: usize, bad: usize| match is_complete {
+            false => Mode::Waiting,
+            true if decide::is_mass(good, bad, self.rules.share) => Mode::Mass,
+            true => Mode::Normal,
         };
-        if mode != self.mode {
-            self.mode = mode;
-            if mode == Mode::Mass {
+        let masses = &self.masses;
+        let modes = Modes {
+            refused: mode(masses.accepted, masses.refused.len()),
+            unproven: mode(masses.proven, masses.unproven),
+        };
+        if modes != self.modes {
+            if modes.refused == Mode::Mass && self.modes.refused != Mode::Mass {
                 log::warn!(
-                    "{} of {} nodes are refused at once: nothing follows from it until fewer are; look at the attestation \
+                    "{} of {} machines are refused at once: nothing more follows from it until fewer are; look at the attestation \
                      policy, and at what the verifier needs",
-                    self.census.bad,
-                    self.nodes.len()
+                    masses.refused.len(),
+                    masses.refused.len() + masses.accepted
                 );
             }
-            self.spread(|entry| entry.standing == Standing::Bad);
+            if modes.unproven == Mode::Mass && self.modes.unproven != Mode::Mass {
+                log::warn!(
+                    "{} of {} nodes do not answer, or another machine does: nothing more follows from it until fewer are; look at \
+                     the network between the control planes and the nodes",
+                    masses.unproven,
+                    masses.unproven + masses.proven
+                );
+            }
+            self.modes = modes;
+            self.spread(|entry| matches!(entry.standing, Standing::Refused | Standing::Unproven));
         }
-        mode
+        modes
+    }
+
+    /// Notes the address of a Node that is not in its record. Returns whether that has changed.
+    pub fn note_moved(&mut self, name: &str, moved: Option<IpAddr>) -> bool {
+        let entry = self.nodes.get_mut(name);
+        entry.is_some_and(|entry| std::mem::replace(&mut entry.moved, moved) != moved)
     }
 
     /// Notes that a node's condition was written. Returns the one that this replica wrote before.
@@ -330,7 +412,8 @@ impl Agenda {
 
     /// Returns whether too many nodes are bad, if this replica leads.
     pub fn is_mass(&self) -> Option<bool> {
-        self.until.map(|_| self.mode == Mode::Mass)
+        let modes = [self.modes.refused, self.modes.unproven];
+        self.until.map(|_| modes.contains(&Mode::Mass))
     }
 
     /// Returns the age of the oldest last good evidence, if this replica leads.
@@ -339,6 +422,77 @@ impl Agenda {
         let goods = self.nodes.values().map(|it| it.known.good);
         let oldest = goods.map(|good| good.unwrap_or(self.began)).min();
         Some(oldest.map_or(Duration::ZERO, |at| now.duration_since(at)))
+    }
+}
+
+impl Modes {
+    const WAITING: Modes = Modes {
+        refused: Mode::Waiting,
+        unproven: Mode::Waiting,
+    };
+
+    fn of(self, standing: Standing) -> Mode {
+        match standing {
+            Standing::Refused => self.refused,
+            _ => self.unproven,
+        }
+    }
+}
+
+impl Share {
+    fn of(known: &Known, standing: Standing, name: &str, record: &MachineRecord) -> Share {
+        // the evidence of some variants names no machine
+        let machine = match record.machine.is_empty() {
+            true => name,
+            false => &record.machine,
+        };
+        let evidence = match (known.is_refused(), known.was_accepted()) {
+            (true, _) => Evidence::Refused(machine.to_owned()),
+            (false, true) => Evidence::Accepted,
+            (false, false) => Evidence::None,
+        };
+        Share {
+            evidence,
+            is_unproven: standing == Standing::Unproven,
+        }
+    }
+}
+
+impl Masses {
+    fn add(&mut self, share: &Share) {
+        match &share.evidence {
+            Evidence::None => {}
+            Evidence::Accepted => self.accepted += 1,
+            Evidence::Refused(machine) => {
+                *self.refused.entry(machine.clone()).or_default() += 1;
+            }
+        }
+        match share.is_unproven {
+            true => self.unproven += 1,
+            false => self.proven += 1,
+        }
+    }
+
+    fn remove(&mut self, share: &Share) {
+        match &share.evidence {
+            Evidence::None => {}
+            Evidence::Accepted => self.accepted = self.accepted.saturating_sub(1),
+            Evidence::Refused(machine) => {
+                let count = self.refused.get_mut(machine);
+                let is_last = count.is_some_and(|count| {
+                    *count = count.saturating_sub(1);
+                    *count == 0
+                });
+                if is_last {
+                    self.refused.remove(machine);
+                }
+            }
+        }
+        let count = match share.is_unproven {
+            true => &mut self.unproven,
+            false => &mut self.proven,
+        };
+        *count = count.saturating_sub(1);
     }
 }
 
@@ -364,6 +518,10 @@ mod tests {
 
     /// An agenda that leads, with this number of nodes.
     fn leading(count: usize) -> Agenda {
+        leading_of((0..count).map(|number| format!("n{number}")))
+    }
+
+    fn leading_of(names: impl Iterator<Item = String>) -> Agenda {
         let rules = Rules {
             action: Action::Taint,
             silence: None,
@@ -371,7 +529,7 @@ mod tests {
             close_disks: false,
         };
         let mut agenda = Agenda::new(HOUR, rules);
-        let nodes = (0..count).map(|number| (format!("n{number}"), node("u", "b")));
+        let nodes = names.map(|name| (name, node("u", "b")));
         agenda.begin(Instant::now() + 100 * HOUR, nodes.collect());
         agenda
     }
@@ -385,10 +543,22 @@ mod tests {
         let mut all = Vec::new();
         while let Ok(job) = agenda.next(now) {
             let name = job.node.clone();
-            let follow = agenda.answered(job, &node("u", "b"), &answer(&name), now);
+            let record = record_of(&name);
+            let follow =
+                agenda.answered(job, (&node("u", "b"), Some(&record)), &answer(&name), now);
             all.push((name, follow.unwrap().wanted.taint));
         }
         all
+    }
+
+    /// The record of a machine of the node's name, up to a hyphen: a machine may have several nodes.
+    fn record_of(node: &str) -> MachineRecord {
+        let machine = node.split('-').next().unwrap_or_default();
+        MachineRecord {
+            node: node.into(),
+            machine: machine.into(),
+            ..MachineRecord::default()
+        }
     }
 
     fn refused() -> Answer {
@@ -429,7 +599,7 @@ mod tests {
             // the answer is for the node that it was
             let other = NodeStatus::default();
             let node = node.unwrap_or(&other);
-            let follow = agenda.answered(job, node, &Answer::Accepted, now);
+            let follow = agenda.answered(job, (node, None), &Answer::Accepted, now);
             follow.map(|follow| follow.condition.is_some())
         };
         assert_eq!(change("n0", Some(&node("u", "b"))), None);
@@ -468,13 +638,114 @@ mod tests {
                 Some(true),
                 Census {
                     good: 7,
-                    bad: 3,
-                    open: 0
+                    refused: 3,
+                    ..Census::default()
                 }
             )
         );
         // nothing is asked again and again
         assert!(all.len() <= 20, "{all:?}");
+    }
+
+    /// The names of nodes that have a taint in the end, each answer of a node being the last that counts.
+    fn tainted(all: &[(String, Option<String>)]) -> Vec<String> {
+        let last: std::collections::BTreeMap<_, _> = all.iter().cloned().collect();
+        let tainted = last.into_iter().filter(|(_, taint)| taint.is_some());
+        tainted.map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn nodes_that_prove_nothing_do_not_hide_a_machine_that_is_refused() {
+        let mut agenda = leading(10);
+        let now = Instant::now() + 2 * SOON;
+        answer_all(&mut agenda, now, |_| Answer::Accepted);
+        // one worker answers for six others, or has cut them off; then it is refused itself
+        agenda.ask_all();
+        let all = answer_all(&mut agenda, now, |name| match name {
+            "n0" => refused(),
+            "n1" | "n2" | "n3" => Answer::Foreign(Reason::default()),
+            "n4" | "n5" | "n6" => Answer::None(Reason::default()),
+            _ => Answer::Accepted,
+        });
+        assert_eq!(agenda.is_mass(), Some(true));
+        assert_eq!(tainted(&all), ["n0"]);
+        let counts = (agenda.masses.accepted, agenda.masses.refused.len());
+        assert_eq!(counts, (9, 1));
+    }
+
+    #[test]
+    fn a_machine_with_several_names_is_refused_once() {
+        let names = ["m-0", "m-1", "m-2", "m-3", "n0", "n1", "n2", "n3", "n4"];
+        let mut agenda = leading_of(names.iter().map(|name| (*name).to_owned()));
+        let now = Instant::now() + 2 * SOON;
+        let mut refuse = |bad: &'static str| {
+            agenda.ask_all();
+            let all = answer_all(&mut agenda, now, |name| match name.starts_with(bad) {
+                true => refused(),
+                false => Answer::Accepted,
+            });
+            (
+                tainted(&all).len(),
+                agenda.is_mass(),
+                agenda.masses.refused.len(),
+            )
+        };
+        assert_eq!(refuse("m"), (4, Some(false), 1));
+        assert_eq!(refuse("n"), (0, Some(true), 5));
+        assert_eq!(refuse("-"), (0, Some(false), 0));
+        assert_eq!(agenda.masses.accepted, names.len());
+        for name in names {
+            agenda.node_changed(name, None);
+        }
+        let masses = &agenda.masses;
+        assert!(masses.refused.is_empty());
+        assert_eq!((masses.accepted, masses.proven, masses.unproven), (0, 0, 0));
+    }
+
+    #[test]
+    fn nodes_without_a_record_count_for_no_mass() {
+        let mut agenda = leading(3);
+        let now = Instant::now() + 2 * SOON;
+        while let Ok(job) = agenda.next(now) {
+            let record = record_of(&job.node);
+            let (answer, record) = match job.node.as_str() {
+                "n0" => (Answer::Accepted, Some(&record)),
+                _ => (Answer::Foreign(Reason::default()), None),
+            };
+            agenda.answered(job, (&node("u", "b"), record), &answer, now);
+        }
+        assert_eq!(agenda.is_mass(), Some(false));
+        assert_eq!((agenda.masses.proven, agenda.masses.unproven), (1, 0));
+    }
+
+    #[test]
+    fn a_new_node_object_of_a_refused_machine_is_refused_before_it_answers() {
+        let mut agenda = leading(3);
+        let now = Instant::now() + 2 * SOON;
+        let mut last = None;
+        while let Ok(job) = agenda.next(now) {
+            let refused = (job.node == "n1").then_some(std::time::SystemTime::UNIX_EPOCH);
+            let (is_one, record) = (
+                refused.is_some(),
+                MachineRecord {
+                    refused,
+                    ..record_of(&job.node)
+                },
+            );
+            let answer = match is_one {
+                true => Answer::None(Reason::default()),
+                false => Answer::Accepted,
+            };
+            let follow = agenda.answered(job, (&node("u", "b"), Some(&record)), &answer, now);
+            if is_one {
+                last = follow
+                    .unwrap()
+                    .condition
+                    .map(|(status, reason)| (status, reason.word));
+            }
+        }
+        assert_eq!(last, Some(("False", "RefusedBefore")));
+        assert_eq!(agenda.census.refused, 1);
     }
 
     #[test]
@@ -486,7 +757,7 @@ mod tests {
         assert!(agenda.next(late).is_err());
         assert!(
             agenda
-                .answered(job, &node("u", "b"), &refused(), late)
+                .answered(job, (&node("u", "b"), None), &refused(), late)
                 .is_none()
         );
         agenda.stop();
@@ -503,7 +774,7 @@ mod tests {
         agenda.ask_all();
         // it is not asked twice at a time
         assert!(agenda.next(now).is_err());
-        agenda.answered(job, &node("u", "b"), &Answer::Accepted, now);
+        agenda.answered(job, (&node("u", "b"), None), &Answer::Accepted, now);
         assert_eq!(agenda.pending, 1, "the answer is for the policy before");
         assert_eq!(
             answer_all(&mut agenda, now + SOON, |_| Answer::Accepted).len(),

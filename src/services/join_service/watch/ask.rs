@@ -1,14 +1,24 @@
 //! Asks one node for evidence: attested TLS in the strong form, to the server that each member runs. A
 //! node that is accepted is also asked for the generation of its state disk.
+//!
+//! Where it is asked decides what an answer means. Its record has the addresses with which its machine joined; the Node's own
+//! address can be changed by its kubelet and by network plugins, so it leads anywhere:
+//!
+//! ```text
+//!                         the machine of the record    another machine, or none that is proven
+//! address of the record   accepted or refused          foreign
+//! other address           accepted or refused          no evidence
+//! ```
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::decide::{Answer, Reason};
 use base::text::printable;
 use booted_proto::generation::{GENERATION, GenerationRequest, GenerationResponse};
+use booted_proto::init::PORT;
 use kubernetes::machine_record::MachineRecord;
 use rpc::grpc::{CallOptions, Channel, Code};
 use transport::Transport;
@@ -28,6 +38,8 @@ const MESSAGE: usize = 1000;
 pub struct Asked {
     /// The result.
     pub answer: Answer,
+    /// The address of the Node that is not in its record, if there is one.
+    pub moved: Option<IpAddr>,
     /// What it has proved, if it is accepted.
     pub proved: Option<Proved>,
 }
@@ -48,25 +60,77 @@ impl From<Answer> for Asked {
     fn from(answer: Answer) -> Asked {
         Asked {
             answer,
+            moved: None,
             proved: None,
         }
     }
 }
 
-/// Asks the node at this address. Its evidence must be accepted by the validator, must be that of the
+/// A place where a node is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    address: IpAddr,
+    /// Whether it is an address of the record.
+    is_recorded: bool,
+}
+
+/// Returns where a node is asked, in this order until there is evidence that counts, and the address of its Node that is not in its
+/// record. `node` is the Node's address.
+fn places(node: Option<IpAddr>, record: Option<&MachineRecord>) -> (Vec<Place>, Option<IpAddr>) {
+    let of_node = node.map(|address| Place {
+        address,
+        is_recorded: record.is_some_and(|record| record.has_address(address)),
+    });
+    let recorded = record.and_then(|record| record.addresses.first());
+    let recorded = recorded.map(|address| Place {
+        address: *address,
+        is_recorded: true,
+    });
+    // elsewhere only a name in the evidence proves that it is this machine
+    let names_machine = record.is_none_or(|record| !record.machine.is_empty());
+    match (of_node, recorded) {
+        (Some(own), _) if own.is_recorded => (vec![own], None),
+        (Some(own), None) if names_machine => (vec![own], None),
+        (Some(own), Some(recorded)) if names_machine => (vec![recorded, own], node),
+        (Some(_), Some(recorded)) => (vec![recorded], node),
+        (None, Some(recorded)) => (vec![recorded], None),
+        (_, None) => (vec![], None),
+    }
+}
+
+/// Asks the node, whose Node has the address `node`. Its evidence must be accepted by the validator, must be that of the
 /// machine in its record, and its state disk must know the recorded generation.
 pub fn ask(
-    address: SocketAddr,
+    node: Option<IpAddr>,
     validator: &Arc<dyn Validator>,
     record: Option<&MachineRecord>,
 ) -> Asked {
-    let (machine, recorded) = match record {
-        Some(record) => (Some(record.machine.as_str()), record.generation.as_str()),
-        None => (None, ""),
-    };
-    let proved = prove(address, validator).and_then(|transport| {
+    let (places, moved) = places(node, record);
+    let mut first: Option<Asked> = None;
+    for place in places {
+        let asked = ask_at(place, validator, record);
+        let has_none = matches!(asked.answer, Answer::None(_));
+        // the first one is where it should be
+        let asked = first.filter(|_| has_none).unwrap_or(asked);
+        first = Some(Asked { moved, ..asked });
+        if !has_none {
+            break;
+        }
+    }
+    let message =
+        "neither the Node nor the record has an address at which the machine could prove itself";
+    first.unwrap_or_else(|| none("NoAddress", message.into()).into())
+}
+
+fn ask_at(place: Place, validator: &Arc<dyn Validator>, record: Option<&MachineRecord>) -> Asked {
+    let address = SocketAddr::new(place.address, PORT);
+    let recorded = record.map_or("", |record| record.generation.as_str());
+    let proved = prove(address, validator, &|refusal| {
+        of_refusal(refusal, place, record)
+    });
+    let proved = proved.and_then(|transport| {
         let name = transport.identity.clone();
-        match judge(name.as_deref(), machine) {
+        match judge(name.as_deref(), place, record) {
             Answer::Accepted => {}
             answer => return Err(answer),
         }
@@ -82,6 +146,7 @@ pub fn ask(
     match proved {
         Ok(proved) => Asked {
             answer: Answer::Accepted,
+            moved: None,
             proved: Some(proved),
         },
         Err(answer) => answer.into(),
@@ -89,13 +154,17 @@ pub fn ask(
 }
 
 /// Connects to the machine at this address, whose evidence the validator accepts.
-fn prove(address: SocketAddr, validator: &Arc<dyn Validator>) -> Result<Transport, Answer> {
+fn prove(
+    address: SocketAddr,
+    validator: &Arc<dyn Validator>,
+    refused: &dyn Fn(&Refusal) -> Answer,
+) -> Result<Transport, Answer> {
     let unreachable = |error: io::Error| none("Unreachable", format!("{address}: {error}"));
     let socket = TcpStream::connect_timeout(&address, CONNECT).map_err(unreachable)?;
     let judge = verifier::judge(validator.clone());
     let client = atls::Client::new(None, Some(judge)).require_strong();
     let connected = client.connect(socket, Instant::now() + PROVE);
-    connected.map_err(|error| failed(address, error))
+    connected.map_err(|error| failed(address, error, refused))
 }
 
 /// Asks an accepted machine for the generation of its state disk, which must know the recorded one.
@@ -132,9 +201,9 @@ fn generation(
     }
 }
 
-fn failed(address: SocketAddr, error: atls::Error) -> Answer {
+fn failed(address: SocketAddr, error: atls::Error, refused: &dyn Fn(&Refusal) -> Answer) -> Answer {
     match error {
-        atls::Error::Refused(refused) => of_refusal(&verifier::refusal_of(refused)),
+        atls::Error::Refused(why) => refused(&verifier::refusal_of(why)),
         atls::Error::TimedOut => none("TimedOut", format!("{address}: {error}")),
         atls::Error::Closed | atls::Error::Socket(_) => {
             none("Unreachable", format!("{address}: {error}"))
@@ -149,17 +218,37 @@ fn none(word: &'static str, message: String) -> Answer {
 }
 
 /// Returns what a refusal means. Without current collateral the verifier cannot judge: that is no fault
-/// of the node, unless there is another reason beside it.
-fn of_refusal(refusal: &Refusal) -> Answer {
+/// of the node, unless there is another reason beside it. A refusal says something about the node only if the evidence is that
+/// of its machine, or if evidence names no machine and comes from its address.
+fn of_refusal(refusal: &Refusal, place: Place, record: Option<&MachineRecord>) -> Answer {
     let reason = Reason {
         word: word(refusal.kind),
         message: refusal.to_string().chars().take(MESSAGE).collect(),
     };
     let is_of_verifier = |kind| matches!(kind, Kind::Collateral | Kind::Expired);
     let mut all = refusal.others.iter().map(|other| other.kind);
-    match is_of_verifier(refusal.kind) && all.all(is_of_verifier) {
-        true => Answer::None(reason),
-        false => Answer::Refused(reason),
+    if is_of_verifier(refusal.kind) && all.all(is_of_verifier) {
+        return Answer::None(reason);
+    }
+    let machine = refusal.machine.as_deref();
+    let recorded = record.map(|record| record.machine.as_str());
+    match (machine, recorded) {
+        (Some(machine), Some(recorded)) if machine == recorded => Answer::Refused(reason),
+        (None, Some("")) if place.is_recorded => Answer::Refused(reason),
+        _ if place.is_recorded => Answer::Foreign(Reason {
+            message: format!(
+                "what answers at {} is not shown to be the node's machine, and is refused: {}",
+                place.address, reason.message
+            ),
+            ..reason
+        }),
+        _ => none(
+            "NoRecord",
+            format!(
+                "what answers at {}, which no record has, is refused: {}",
+                place.address, reason.message
+            ),
+        ),
     }
 }
 
@@ -186,23 +275,32 @@ fn word(kind: Kind) -> &'static str {
 
 /// Compares the machine that proved itself with the one in the record. The evidence of some variants
 /// names no machine; then the record names none either, and there is nothing to compare.
-fn judge(machine: Option<&str>, recorded: Option<&str>) -> Answer {
-    match (machine, recorded.filter(|recorded| !recorded.is_empty())) {
-        (machine, Some(recorded)) if machine != Some(recorded) => Answer::Refused(Reason {
-            word: "OtherMachine",
-            message: format!(
-                "another machine of the cluster answers at the node's address: expected {recorded}, got {}",
-                machine.unwrap_or("a machine without a name")
-            ),
-        }),
-        (Some(machine), None) => none(
+fn judge(machine: Option<&str>, place: Place, record: Option<&MachineRecord>) -> Answer {
+    let recorded = record.map(|record| record.machine.as_str());
+    let machine_or_none = machine.unwrap_or("a machine without a name");
+    match (machine, recorded) {
+        (Some(machine), Some(recorded)) if machine == recorded => Answer::Accepted,
+        (None, Some("")) if place.is_recorded => Answer::Accepted,
+        (_, None | Some("")) => none(
             "NoRecord",
             format!(
                 "no record names this node's machine, so any machine of the cluster could be at its address; it proves to \
-                 be {machine}: see docs/watch.md"
+                 be {machine_or_none}: see docs/watch.md"
             ),
         ),
-        _ => Answer::Accepted,
+        (_, Some(recorded)) => {
+            let reason = Reason {
+                word: "OtherMachine",
+                message: format!(
+                    "another machine of the cluster answers at {}: expected {recorded}, got {machine_or_none}",
+                    place.address
+                ),
+            };
+            match place.is_recorded {
+                true => Answer::Foreign(reason),
+                false => Answer::None(reason),
+            }
+        }
     }
 }
 
@@ -214,41 +312,125 @@ mod tests {
         match answer {
             Answer::Accepted => ("accepted", ""),
             Answer::Refused(reason) => ("refused", reason.word),
+            Answer::Foreign(reason) => ("foreign", reason.word),
             Answer::None(reason) => ("none", reason.word),
+        }
+    }
+
+    fn record(machine: &str, addresses: &[&str]) -> MachineRecord {
+        MachineRecord {
+            machine: machine.into(),
+            addresses: addresses.iter().map(|it| it.parse().unwrap()).collect(),
+            ..MachineRecord::default()
+        }
+    }
+
+    fn place(is_recorded: bool) -> Place {
+        Place {
+            address: "10.0.0.7".parse().unwrap(),
+            is_recorded,
+        }
+    }
+
+    #[test]
+    fn a_node_is_asked_where_its_machine_joined_and_not_where_its_node_object_points() {
+        let of = |node: &str, record: Option<&MachineRecord>| {
+            let (places, moved) = places(node.parse().ok(), record);
+            let places = places
+                .iter()
+                .map(|it| (it.address.to_string(), it.is_recorded));
+            (places.collect::<Vec<_>>(), moved.map(|it| it.to_string()))
+        };
+        let place = |address: &str, is_recorded| (address.to_owned(), is_recorded);
+        let (own, other) = ("10.0.0.7", "10.0.0.9");
+        let bound = record("m", &["fd00::7", own]);
+        assert_eq!(of(own, Some(&bound)), (vec![place(own, true)], None));
+        assert_eq!(of("", Some(&bound)), (vec![place("fd00::7", true)], None));
+        // the Node's address has been changed, or the machine has another one since it joined
+        let both = vec![place("fd00::7", true), place(other, false)];
+        assert_eq!(of(other, Some(&bound)), (both, Some(other.into())));
+        // evidence without a name proves nothing there
+        let nameless = record("", &[own]);
+        assert_eq!(of(own, Some(&nameless)), (vec![place(own, true)], None));
+        assert_eq!(
+            of(other, Some(&nameless)),
+            (vec![place(own, true)], Some(other.into()))
+        );
+        assert_eq!(of(other, Some(&record("", &[]))), (vec![], None));
+        for record in [Some(&record("m", &[])), None] {
+            assert_eq!(of(other, record), (vec![place(other, false)], None));
         }
     }
 
     #[test]
     fn only_the_machine_of_the_record_is_accepted() {
-        for (machine, recorded, expected) in [
-            (Some("m"), Some("m"), ("accepted", "")),
-            (Some("m"), Some("n"), ("refused", "OtherMachine")),
-            (None, Some("m"), ("refused", "OtherMachine")),
-            (Some("m"), Some(""), ("none", "NoRecord")),
-            (Some("m"), None, ("none", "NoRecord")),
-            (None, None, ("accepted", "")),
-            (None, Some(""), ("accepted", "")),
+        for (machine, recorded, is_recorded, expected) in [
+            (Some("m"), Some("m"), true, ("accepted", "")),
+            // wherever it is, its evidence names it
+            (Some("m"), Some("m"), false, ("accepted", "")),
+            (Some("m"), Some("n"), true, ("foreign", "OtherMachine")),
+            (None, Some("m"), true, ("foreign", "OtherMachine")),
+            // anybody may have pointed the Node there
+            (Some("m"), Some("n"), false, ("none", "OtherMachine")),
+            (Some("m"), Some(""), true, ("none", "NoRecord")),
+            (Some("m"), None, false, ("none", "NoRecord")),
+            (None, None, false, ("none", "NoRecord")),
+            (None, Some(""), true, ("accepted", "")),
+            (None, Some(""), false, ("none", "NoRecord")),
         ] {
-            assert_eq!(word_of(judge(machine, recorded)), expected);
+            let record = recorded.map(|machine| record(machine, &[]));
+            let answer = judge(machine, place(is_recorded), record.as_ref());
+            assert_eq!(word_of(answer), expected, "{machine:?} {recorded:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_counts_only_if_the_evidence_is_that_of_the_machine_in_the_record() {
+        for (machine, recorded, is_recorded, expected) in [
+            (Some("m"), Some("m"), true, ("refused", "Measurement")),
+            (Some("m"), Some("m"), false, ("refused", "Measurement")),
+            (Some("m"), Some("n"), true, ("foreign", "Measurement")),
+            (None, Some("m"), true, ("foreign", "Measurement")),
+            (Some("m"), Some("n"), false, ("none", "NoRecord")),
+            (None, Some("m"), false, ("none", "NoRecord")),
+            (Some("m"), None, false, ("none", "NoRecord")),
+            (Some("m"), Some(""), true, ("foreign", "Measurement")),
+            // the evidence of this variant names no machine
+            (None, Some(""), true, ("refused", "Measurement")),
+        ] {
+            let mut refusal = Kind::Measurement.because("text");
+            refusal.machine = machine.map(Into::into);
+            let record = recorded.map(|machine| record(machine, &[]));
+            let answer = of_refusal(&refusal, place(is_recorded), record.as_ref());
+            assert_eq!(word_of(answer), expected, "{machine:?} {recorded:?}");
         }
     }
 
     #[test]
     fn missing_collateral_is_no_fault_of_the_node() {
-        let of = |kind: Kind| word_of(of_refusal(&kind.because("text")));
-        assert_eq!(of(Kind::Measurement), ("refused", "Measurement"));
-        assert_eq!(of(Kind::Revoked), ("refused", "Revoked"));
-        assert_eq!(of(Kind::Collateral), ("none", "Collateral"));
-        assert_eq!(of(Kind::Expired), ("none", "Expired"));
+        let record = record("m", &[]);
+        let of = |refusal: Refusal| {
+            word_of(of_refusal(
+                &refusal.by("m".into()),
+                place(true),
+                Some(&record),
+            ))
+        };
+        let kind = |kind: Kind| of(kind.because("text"));
+        assert_eq!(kind(Kind::Measurement), ("refused", "Measurement"));
+        assert_eq!(kind(Kind::Revoked), ("refused", "Revoked"));
+        assert_eq!(kind(Kind::Collateral), ("none", "Collateral"));
+        assert_eq!(kind(Kind::Expired), ("none", "Expired"));
         let both = [Kind::Collateral, Kind::Outdated].map(|kind| kind.because("text"));
         let both = verifier::reasons::unless_none(both.into()).unwrap_err();
-        assert_eq!(word_of(of_refusal(&both)), ("refused", "Collateral"));
+        assert_eq!(of(both), ("refused", "Collateral"));
     }
 
     #[test]
     fn a_message_is_bounded() {
-        let refusal = Kind::Measurement.because("ä".repeat(5000));
-        let Answer::Refused(reason) = of_refusal(&refusal) else {
+        let refusal = Kind::Measurement.because("ä".repeat(5000)).by("m".into());
+        let answer = of_refusal(&refusal, place(true), Some(&record("m", &[])));
+        let Answer::Refused(reason) = answer else {
             panic!()
         };
         assert_eq!(reason.message.chars().count(), MESSAGE);

@@ -2,14 +2,17 @@
 //! clock and locks.
 //!
 //! ```text
-//!                 evidence accepted          evidence refused          no evidence, three times
-//! condition       True                       False                     Unknown; False if it was refused before
-//! counts as       good                       bad                       nothing; bad after `silence`
+//!             evidence accepted   its own is refused   another machine answers      no evidence, three times
+//! condition   True                False                False                        Unknown; False if it was refused before
+//! counts as   good                refused              unproven                     nothing; unproven after `silence`
+//! follows     all ends            taint, closed disk   taint                        taint after `silence`
 //! ```
 //!
-//! A bad node is tainted or cordoned, if the operator wants that. Two rules protect a cluster from an
-//! error in the policy, or in what the verifier needs: nothing follows before each node was asked under
-//! the present policy, and nothing follows while too many nodes are bad ([`Census::is_mass`]).
+//! Two rules protect a cluster from an error in the policy, or in what the verifier needs: nothing new follows
+//! before each node was asked under the present policy, and nothing new follows while too many nodes are refused, or too many
+//! unproven ([`is_mass`]). These two are counted apart. Whoever can move addresses, answer for others or cut them off makes nodes
+//! unproven, and none refused: a refusal counts only if the evidence is that of the machine in the node's record, and once
+//! for each machine. What is set ends only with evidence that is accepted.
 
 use std::time::{Duration, Instant};
 
@@ -64,8 +67,10 @@ pub struct Reason {
 pub enum Answer {
     /// The policy accepts its evidence, and it is the machine of its record.
     Accepted,
-    /// The policy refuses its evidence, or it is another machine.
+    /// The policy refuses the evidence of the machine in its record.
     Refused(Reason),
+    /// Another machine answers where the node should be, or one that does not prove which it is.
+    Foreign(Reason),
     /// There is no evidence that could be judged. The node's software may be right.
     None(Reason),
 }
@@ -75,8 +80,10 @@ pub enum Answer {
 pub struct Known {
     /// When the policy accepted its evidence last.
     pub good: Option<Instant>,
-    /// Why it was refused; `None` if its last evidence was accepted, or there was none.
+    /// Why its own evidence was refused last; `None` if it was accepted, or there was none.
     refused: Option<Reason>,
+    /// What answers in its place; `None` if nothing does.
+    foreign: Option<Reason>,
     /// The present time without evidence.
     silence: Option<Silence>,
 }
@@ -93,8 +100,10 @@ struct Silence {
 pub enum Standing {
     /// Its last evidence was accepted.
     Good,
-    /// It was refused, or was silent for too long.
-    Bad,
+    /// Its own evidence was refused.
+    Refused,
+    /// Another machine answers in its place, or it was silent for too long.
+    Unproven,
     /// Neither is known.
     Open,
 }
@@ -105,11 +114,16 @@ impl Known {
         match answer {
             Answer::Accepted => Known {
                 good: Some(now),
-                refused: None,
-                silence: None,
+                ..Known::default()
             },
             Answer::Refused(reason) => Known {
                 refused: Some(reason.clone()),
+                foreign: None,
+                silence: None,
+                ..self
+            },
+            Answer::Foreign(reason) => Known {
+                foreign: Some(reason.clone()),
                 silence: None,
                 ..self
             },
@@ -130,8 +144,11 @@ impl Known {
 
     /// Returns how the node counts.
     pub fn standing(&self, rules: &Rules, now: Instant) -> Standing {
-        if self.refused.is_some() || self.is_silent(rules, now) {
-            return Standing::Bad;
+        if self.refused.is_some() {
+            return Standing::Refused;
+        }
+        if self.foreign.is_some() || self.is_silent(rules, now) {
+            return Standing::Unproven;
         }
         match (&self.good, &self.silence) {
             (Some(_), None) => Standing::Good,
@@ -139,9 +156,28 @@ impl Known {
         }
     }
 
-    /// Returns whether evidence was refused, also if there has been none since.
+    /// Returns whether its own evidence was refused, also if there has been none since.
     pub fn is_refused(&self) -> bool {
         self.refused.is_some()
+    }
+
+    /// Returns whether its own evidence was accepted last, also if there has been none since.
+    pub fn was_accepted(&self) -> bool {
+        self.good.is_some() && self.refused.is_none()
+    }
+
+    /// Notes that the record says that the machine was refused, before it has answered.
+    pub fn refused_before(self) -> Known {
+        match self == Known::default() {
+            false => self,
+            true => Known {
+                refused: Some(Reason {
+                    word: "RefusedBefore",
+                    message: "the record says that the evidence of the machine was refused".into(),
+                }),
+                ..self
+            },
+        }
     }
 
     fn is_silent(&self, rules: &Rules, now: Instant) -> bool {
@@ -151,7 +187,7 @@ impl Known {
 
     /// Returns status, reason and message of the condition; `None` while the condition stays as it is.
     pub fn condition(&self, rules: &Rules, now: Instant) -> Option<(&'static str, Reason)> {
-        if let Some(reason) = &self.refused {
+        if let Some(reason) = self.refused.as_ref().or(self.foreign.as_ref()) {
             return Some(("False", reason.clone()));
         }
         match &self.silence {
@@ -189,8 +225,10 @@ impl Known {
 pub struct Census {
     /// Those whose last evidence was accepted.
     pub good: usize,
-    /// Those that were refused, or silent for too long.
-    pub bad: usize,
+    /// Those whose own evidence was refused.
+    pub refused: usize,
+    /// Those where another machine answers, or none for too long.
+    pub unproven: usize,
     /// The others.
     pub open: usize,
 }
@@ -200,7 +238,8 @@ impl Census {
     pub fn add(&mut self, standing: Standing) {
         match standing {
             Standing::Good => self.good += 1,
-            Standing::Bad => self.bad += 1,
+            Standing::Refused => self.refused += 1,
+            Standing::Unproven => self.unproven += 1,
             Standing::Open => self.open += 1,
         }
     }
@@ -209,29 +248,30 @@ impl Census {
     pub fn remove(&mut self, standing: Standing) {
         let count = match standing {
             Standing::Good => &mut self.good,
-            Standing::Bad => &mut self.bad,
+            Standing::Refused => &mut self.refused,
+            Standing::Unproven => &mut self.unproven,
             Standing::Open => &mut self.open,
         };
         *count = count.saturating_sub(1);
     }
-
-    /// Returns whether so many nodes are bad that the policy, or something that the verifier needs, is
-    /// probably at fault: all of them, or more than `share` percent. One bad node of several never is.
-    pub fn is_mass(&self, share: u8) -> bool {
-        let judged = self.good + self.bad;
-        let most = (judged * usize::from(share) / 100).max(1);
-        self.bad > most || (self.bad == judged && self.bad > 0)
-    }
 }
 
-/// What follows from bad evidence at this moment.
+/// Returns whether so many are bad that the policy, or something that the verifier needs, is probably at fault: all of
+/// them, or more than `share` percent. One bad one of several never is.
+pub fn is_mass(good: usize, bad: usize, share: u8) -> bool {
+    let judged = good + bad;
+    let most = (judged * usize::from(share) / 100).max(1);
+    bad > most || (bad == judged && bad > 0)
+}
+
+/// What follows at this moment from refusals, or from nodes that prove nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The rules apply.
     Normal,
     /// Not every node was asked under the present policy: what is set stays, nothing is added.
     Waiting,
-    /// Too many nodes are bad: nothing is set, and what was set is removed.
+    /// Too many nodes are bad: what is set stays, nothing is added.
     Mass,
 }
 
@@ -251,14 +291,15 @@ pub fn desired(
     }
     let has_any = present.taint.is_some() || present.has_cordoned;
     let is_bad = match (known.standing(rules, now), mode) {
-        (Standing::Good, _) | (_, Mode::Mass) => false,
-        (Standing::Bad, Mode::Normal) => true,
-        (Standing::Bad, Mode::Waiting) => return wanted,
+        (Standing::Good, _) => false,
+        (Standing::Refused | Standing::Unproven, Mode::Normal) => true,
+        // a later mass ends nothing: an attacker could make one
+        (Standing::Refused | Standing::Unproven, Mode::Waiting | Mode::Mass) => return wanted,
         // after a change of the leader, a node that was refused stays so until it proves itself
         (Standing::Open, _) if has_any => return wanted,
         (Standing::Open, _) => false,
     };
-    let value = match known.is_refused() {
+    let value = match known.is_refused() || known.foreign.is_some() {
         true => "refused",
         false => "silent",
     };
@@ -281,9 +322,7 @@ pub fn desired(
 pub fn closes(known: &Known, rules: &Rules, mode: Mode, now: Instant) -> Option<bool> {
     match known.standing(rules, now) {
         Standing::Good => Some(false),
-        Standing::Bad if rules.close_disks && known.is_refused() && mode == Mode::Normal => {
-            Some(true)
-        }
+        Standing::Refused if rules.close_disks && mode == Mode::Normal => Some(true),
         _ => None,
     }
 }
@@ -307,6 +346,13 @@ mod tests {
         Answer::Refused(Reason {
             word: "Measurement",
             message: "PCR 4: expected 1, got 2".into(),
+        })
+    }
+
+    fn foreign() -> Answer {
+        Answer::Foreign(Reason {
+            word: "OtherMachine",
+            message: "expected m, got n".into(),
         })
     }
 
@@ -349,8 +395,16 @@ mod tests {
         let three = [good, one.clone(), two.clone(), none.clone()];
         assert_eq!(of(&three), unreachable);
         // silence does not make a refused node a better one
-        let silent = [bad, one, two, none];
+        let silent = [bad.clone(), one, two, none];
         assert_eq!(of(&silent), Some(("False", "Measurement")));
+        // nor does another machine in its place
+        let other = Some(("False", "OtherMachine"));
+        assert_eq!(of(&[foreign()]), other);
+        assert_eq!(of(&[bad, foreign()]), Some(("False", "Measurement")));
+        assert_eq!(
+            of(&[foreign(), Answer::Accepted]),
+            Some(("True", "Accepted"))
+        );
     }
 
     #[test]
@@ -362,7 +416,7 @@ mod tests {
             silent.standing(&rules, now + HOUR - PAUSES[0]),
             Standing::Open
         );
-        assert_eq!(silent.standing(&rules, now + HOUR), Standing::Bad);
+        assert_eq!(silent.standing(&rules, now + HOUR), Standing::Unproven);
         assert_eq!(condition(&silent, now + HOUR), Some(("Unknown", SILENT)));
         let never = Rules {
             silence: None,
@@ -371,7 +425,7 @@ mod tests {
         assert_eq!(silent.standing(&never, now + 1000 * HOUR), Standing::Open);
         // the time begins with the first answer that is missing, and ends with evidence
         let again = silent.clone().after(&none(), now + HOUR / 2);
-        assert_eq!(again.standing(&rules, now + HOUR), Standing::Bad);
+        assert_eq!(again.standing(&rules, now + HOUR), Standing::Unproven);
         let good = again.after(&Answer::Accepted, now + HOUR);
         assert_eq!(good.standing(&rules, now + 9 * HOUR), Standing::Good);
     }
@@ -391,10 +445,6 @@ mod tests {
 
     #[test]
     fn a_mass_is_all_nodes_or_more_than_the_share_but_never_one_of_several() {
-        let is_mass = |good, bad, share| {
-            let census = Census { good, bad, open: 9 };
-            census.is_mass(share)
-        };
         for (good, bad, expected) in [
             (0, 0, false),
             (5, 0, false),
@@ -476,7 +526,11 @@ mod tests {
         assert_eq!(of(Mode::Waiting, &fresh), None);
         assert_eq!(of(Mode::Waiting, &tainted), Some("refused".into()));
         assert_eq!(of(Mode::Mass, &fresh), None);
-        assert_eq!(of(Mode::Mass, &tainted), None);
+        // somebody could make a mass to end what is set
+        assert_eq!(of(Mode::Mass, &tainted), Some("refused".into()));
+        let good = [Answer::Accepted];
+        let ended = becomes(&good, Action::Taint, Mode::Mass, &tainted);
+        assert_eq!(ended.taint, None);
         // the result is shown all the same
         let shown = becomes(&bad, Action::Taint, Mode::Mass, &fresh);
         assert_eq!(shown.label.as_deref(), Some("false"));
@@ -486,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_refusal_closes_a_disk_and_only_if_the_operator_wants_it() {
+    fn only_a_refusal_of_the_machine_itself_closes_its_disk_and_only_if_the_operator_wants_it() {
         let now = Instant::now();
         let wanted = Rules {
             close_disks: true,
@@ -502,9 +556,43 @@ mod tests {
         assert_eq!(of(&bad, &wanted, Mode::Waiting, now), None);
         let silent = [Answer::Accepted, none(), none()];
         assert_eq!(of(&silent, &wanted, Mode::Normal, now + HOUR), None);
+        // it says nothing about the machine in the record
+        assert_eq!(of(&[foreign()], &wanted, Mode::Normal, now), None);
+        // and does not open what its own evidence has closed
+        let both = [bad[0].clone(), foreign()];
+        assert_eq!(of(&both, &wanted, Mode::Normal, now), Some(true));
         assert_eq!(
             of(&[Answer::Accepted], &wanted, Mode::Mass, now),
             Some(false)
         );
+    }
+
+    #[test]
+    fn another_machine_in_its_place_taints_a_node() {
+        let tainted = becomes(
+            &[foreign()],
+            Action::Taint,
+            Mode::Normal,
+            &Attested::default(),
+        );
+        assert_eq!(tainted.taint.as_deref(), Some("refused"));
+        assert_eq!(tainted.label.as_deref(), Some("false"));
+    }
+
+    #[test]
+    fn a_machine_that_its_record_calls_refused_is_so_until_its_evidence_is_accepted() {
+        let now = Instant::now();
+        let known = |answers: &[Answer]| {
+            let before = Known::default().refused_before();
+            answers
+                .iter()
+                .fold(before, |known, answer| known.after(answer, now))
+        };
+        let rules = rules(Action::Taint);
+        let standing = |answers: &[Answer]| known(answers).standing(&rules, now);
+        assert_eq!(standing(&[none()]), Standing::Refused);
+        assert_eq!(standing(&[Answer::Accepted]), Standing::Good);
+        let later = Known::default().after(&Answer::Accepted, now);
+        assert_eq!(later.clone().refused_before(), later);
     }
 }

@@ -27,7 +27,6 @@ pub mod signing;
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock};
 use std::thread;
@@ -44,7 +43,6 @@ use agenda::{Agenda, Job};
 use ask::{Asked, Proved};
 use base::crypto::{cluster_id, random};
 use base::sync::{lock, wait_timeout};
-use booted_proto::init::PORT;
 use decide::{Answer, Reason};
 use ear::Accepted;
 use issuer::{Issuer, Unpublished};
@@ -246,7 +244,7 @@ fn add_metrics(registry: &Registry, shared: &Arc<Shared>) {
         Some(agenda.census()?.good as f64)
     });
     gauge(NODES, HELP, &[("result", "refused")], |agenda| {
-        Some(agenda.census()?.bad as f64)
+        Some((agenda.census()?.refused + agenda.census()?.unproven) as f64)
     });
     gauge(NODES, HELP, &[("result", "unknown")], |agenda| {
         Some(agenda.census()?.open as f64)
@@ -414,6 +412,7 @@ impl Shared {
             let (policy, at) = (lock(&self.policy).clone(), SystemTime::now());
             let asked = ask_node(&node, record.as_deref(), policy.as_deref());
             self.count(&asked.answer);
+            self.report_moved(&job.node, &node, &asked);
             let question = Question {
                 node: &node,
                 record: record.as_deref(),
@@ -442,9 +441,22 @@ impl Shared {
         let labels = match answer {
             Answer::Accepted => ["accepted", "Accepted"],
             Answer::Refused(reason) => ["refused", reason.word],
+            Answer::Foreign(reason) => ["foreign", reason.word],
             Answer::None(reason) => ["none", reason.word],
         };
         self.asked.with(labels).inc();
+    }
+
+    /// Reports a Node whose address is not in its record, once.
+    fn report_moved(&self, name: &str, node: &NodeStatus, asked: &Asked) {
+        if self.agenda().note_moved(name, asked.moved)
+            && let (Some(moved), Some(_)) = (asked.moved, node.address)
+        {
+            log::warn!(
+                "node {name}: its Node has the address {moved}, which is not in its record: somebody has changed the Node, or the \
+                 machine has another address since it joined; it is asked at the address of its record first"
+            );
+        }
     }
 
     /// Notes the answer, and writes what follows from it.
@@ -452,7 +464,10 @@ impl Shared {
         let name = job.node.clone();
         let (node, record) = (question.node, question.record);
         let now = Instant::now();
-        let Some(follow) = self.agenda().answered(job, node, &asked.answer, now) else {
+        let Some(follow) = self
+            .agenda()
+            .answered(job, (node, record), &asked.answer, now)
+        else {
             return;
         };
         // first, because it must not wait for another write
@@ -621,14 +636,14 @@ struct Question<'a> {
 }
 
 fn ask_node(node: &NodeStatus, record: Option<&MachineRecord>, policy: Option<&InForce>) -> Asked {
-    let (Some(policy), Some(address)) = (policy, node.address) else {
-        let answer = Answer::None(Reason {
-            word: "NoAddress",
-            message: "the Node has no address of the type InternalIP".into(),
-        });
-        return answer.into();
-    };
-    ask::ask(SocketAddr::new(address, PORT), &policy.validator, record)
+    match policy {
+        Some(policy) => ask::ask(node.address, &policy.validator, record),
+        None => {
+            let message = "the attestation policy is not known yet".into();
+            let word = "NoEvidence";
+            Answer::None(Reason { word, message }).into()
+        }
+    }
 }
 
 /// Returns whether the record is the one by which a node was judged. `written` is the generation of its
