@@ -19,6 +19,7 @@ use kubernetes::client::{
     SECRETS, SERVICE_ACCOUNTS, SERVICES, Selector,
 };
 use kubernetes::node_version;
+use kubernetes::services::kubeadm_bindings;
 use serde_json::{Value, json};
 use support::foreign::go_program;
 use support::program::Program;
@@ -545,6 +546,19 @@ fn a_cluster_moves_continues_after_a_failure_ends_by_another_operator_and_goes_b
         "{refused}"
     );
 
+    for binding in kubeadm_bindings::manifests() {
+        let bindings = CLUSTER_ROLE_BINDINGS.all();
+        old.client.create(&bindings, &binding).unwrap();
+    }
+    let bindings = || {
+        let all = old
+            .client
+            .list(&CLUSTER_ROLE_BINDINGS.all(), &Selector::default());
+        let all = all.unwrap().items;
+        all.iter()
+            .filter(|it| kubeadm_bindings::approves_kubelets(it))
+            .count()
+    };
     // the node operator does not move the nodes
     let begin = [
         &[
@@ -596,6 +610,7 @@ fn a_cluster_moves_continues_after_a_failure_ends_by_another_operator_and_goes_b
             .unwrap()
             .is_none()
     );
+    assert_eq!(bindings(), 0);
     old.attach_volume();
     assert_eq!(old.key_service().key().unwrap(), KEY, "during the move");
 
@@ -676,6 +691,8 @@ fn a_cluster_moves_continues_after_a_failure_ends_by_another_operator_and_goes_b
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     assert!(text(&ended.stderr).contains("kube-system/ebs-csi-node gets no key from now on"));
     assert_eq!(old.policy_images(), ["4444"]);
+    let record = kube_system(CONFIG_MAPS, &format!("join-node-{worker}"));
+    assert_eq!(old.client.get(&record).unwrap()["data"]["node"], *worker);
     let refused = old.key_service().key().unwrap_err();
     assert!(refused.contains("Unauthenticated"), "{refused}");
 
@@ -707,6 +724,7 @@ fn a_cluster_moves_continues_after_a_failure_ends_by_another_operator_and_goes_b
         "{undone}"
     );
     assert_eq!(old.specifications(), before);
+    assert_eq!(bindings(), 2, "kubelets of Constellation need them");
     assert_eq!(old.agent_check(), "Socket");
     assert_eq!(old.node_images(), [constellation::IMAGE]);
     assert!(

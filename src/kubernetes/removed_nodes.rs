@@ -1,4 +1,4 @@
-//! The nodes that `firstlight node remove` has removed: ConfigMap `join-removed` in kube-system.
+//! The nodes that `firstlight node remove` has removed: ConfigMap `join-removed-nodes` in kube-system.
 //!
 //! ```text
 //! data:  NAME: TIME MACHINE     the node's name; when it was removed; its machine's identity by attestation, if known
@@ -19,7 +19,7 @@ use super::client::{self, CONFIG_MAPS, Client, Object};
 use booted_base::time;
 
 /// The name of the ConfigMap.
-pub const CONFIG_MAP: &str = "join-removed";
+pub const CONFIG_MAP: &str = "join-removed-nodes";
 
 /// The removed nodes, by their names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

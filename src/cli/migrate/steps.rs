@@ -4,10 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use base::crypto::{CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
-use kubernetes::client::Client;
+use kubernetes::NAMESPACE;
+use kubernetes::client::{CONFIG_MAPS, Client, NODES, Selector};
+use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::node_version::{COMPONENTS, IMAGE, IMAGE_VERSION, NodeVersion};
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{self, Before, Maker, Phase};
+use serde_json::json;
 
 use super::facts::{self, Facts};
 use super::nodes;
@@ -20,6 +23,7 @@ use crate::error::Error;
 use crate::init::expected_cluster_id;
 use crate::interrupt;
 use crate::keeping::Wish;
+use crate::objects::{is_control_plane, text};
 use crate::policy::both_images;
 use crate::progress::Progress;
 use crate::state::{STATE_FILE, State};
@@ -293,6 +297,7 @@ impl<'a> Move<'a> {
             self.progress
                 .line(format!("{client} gets no key from now on"));
         }
+        self.record_workers()?;
         let never = Texts {
             migrate_until: Some(String::new()),
             old_clients_until: Some(String::new()),
@@ -303,6 +308,32 @@ impl<'a> Move<'a> {
             ..self.services(&never, &wanted.policy, vec![])?
         };
         self.bring(&last)
+    }
+
+    /// Records the workers that have no record: from now on their kubelets renew no certificate without one. `apply` has
+    /// recorded the control planes.
+    fn record_workers(&self) -> Result<(), Error> {
+        let nodes = self
+            .client
+            .list_keeping(&NODES.all(), &Selector::default(), |node| {
+                json!({"metadata": {"name": node["metadata"]["name"], "labels": node["metadata"]["labels"]}})
+            })?;
+        for node in nodes.items.iter().filter(|node| !is_control_plane(node)) {
+            let name = text(node, "/metadata/name");
+            let record = MachineRecord {
+                name: machine_record::name_of_node(name),
+                node: name.into(),
+                ..MachineRecord::default()
+            };
+            let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
+            if self.client.find(&at)?.is_none() {
+                machine_record::write_if_absent(self.client, &record)?;
+                self.progress.line(format!(
+                    "{name}: recorded as a worker, so that its kubelet can renew its certificates"
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn bring(&self, options: &apply::Options) -> Result<(), Error> {
