@@ -176,6 +176,8 @@ check "the control plane starts" until_true 200 healthy kube-apiserver
 check "the administrator may do everything" kubectl --kubeconfig $kubernetes/super-admin.conf create clusterrolebinding \
   kubeadm:cluster-admins --clusterrole cluster-admin --group kubeadm:cluster-admins
 check "there is a ConfigMap for machines that join" kubeadm init phase bootstrap-token --config /etc/kubeadm.yaml --kubeconfig $KUBECONFIG
+check "only the join service approves certificates" kubectl delete clusterrolebinding \
+  kubeadm:node-autoapprove-bootstrap kubeadm:node-autoapprove-certificate-rotation
 check "there is kubeadm's ConfigMap" kubeadm init phase upload-config kubeadm --config /etc/kubeadm.yaml --kubeconfig $KUBECONFIG
 # as `bootstrapper` does
 check "the machine has a record" kubectl create -f /etc/record.json
