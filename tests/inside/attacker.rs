@@ -116,6 +116,8 @@ impl Inside {
             backups: dir.path(),
             wait: None,
             is_dry_run: false,
+            keeps_superseded: false,
+            control_planes: &[],
         };
         services::apply(&self.admin, settings, &options, &mut |_| {}).unwrap();
     }
