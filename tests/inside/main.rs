@@ -7,5 +7,6 @@
 mod admission;
 mod attacker;
 mod harness;
+mod master_secret;
 mod objects;
 mod ports;
