@@ -5,6 +5,7 @@
 //! The first run builds these programs from source, which takes minutes. So `cargo test` skips these tests.
 
 mod admission;
+mod agents;
 mod attacker;
 mod harness;
 mod master_secret;
