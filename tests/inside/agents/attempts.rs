@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use kubernetes::client::{NODES, PODS, SERVICES};
+use common::volumes::{VOLUMES, add_volume};
+use kubernetes::client::{LEASES, NODES, PODS, SERVICES};
 use serde_json::{Value, json};
 
 use super::{
@@ -373,6 +374,21 @@ fn no_agent_leads_our_services_to_other_pods() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make test-inside"]
+fn no_agent_frees_the_address_of_our_services() {
+    let goal = Goal {
+        name: "delete",
+        calls: |_, _| {
+            let at = format!("{KUBE_SYSTEM}/services/key-service-local");
+            vec![send("DELETE", &at, json!({}))]
+        },
+        is_reached: |_, _| true,
+    };
+    // another Service could have the address, to which the join service sends its token
+    assert_eq!(goal.refused(), ["cilium-operator"]);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make test-inside"]
 fn no_agent_takes_connections_to_nodes_by_a_load_balancer_or_an_external_address() {
     let goal = Goal {
         name: "balancer",
@@ -424,6 +440,41 @@ fn no_agent_chooses_the_programs_of_new_nodes_or_writes_a_record() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make test-inside"]
+fn no_agent_takes_the_leases_of_our_services() {
+    let goal = Goal {
+        name: "leases",
+        calls: |inside, node| {
+            let leases = LEASES.in_namespace("kube-system");
+            let all = ["join-watch", "join-control-plane", "firstlight-nodes"];
+            let calls = all.into_iter().flat_map(|name| {
+                let lease = json!({"metadata": {"name": name}, "spec": {"holderIdentity": "own"}});
+                inside.admin.create_if_absent(&leases, &lease).unwrap();
+                let at =
+                    format!("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/{name}");
+                let taken = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name, "resourceVersion":
+                    inside.admin.get(&leases.named(name)).unwrap()["metadata"]["resourceVersion"]}, "spec": {"holderIdentity": node}});
+                [
+                    send("PUT", &at, taken.clone()),
+                    patch(MERGE, &at, json!({"spec": taken["spec"]})),
+                    send("DELETE", &at, json!({})),
+                ]
+            });
+            calls.collect()
+        },
+        is_reached: |_, _| true,
+    };
+    let writers = [
+        "azuredisk-csi-controller",
+        "cilium",
+        "cilium-operator",
+        CLOUD,
+        "ebs-csi-controller",
+    ];
+    assert_eq!(goal.refused(), writers);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make test-inside"]
 fn no_agent_gets_a_token_of_our_services() {
     let goal = Goal {
         name: "tokens-of",
@@ -468,4 +519,36 @@ fn no_agent_writes_our_secrets() {
         is_reached: |_, _| true,
     };
     assert_eq!(goal.refused(), [CLOUD]);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make test-inside"]
+fn no_agent_names_the_luks_volume_of_a_persistent_volume() {
+    let goal = Goal {
+        name: "uuid",
+        calls: |inside, node| {
+            add_volume(&inside.admin, node);
+            let at = format!("/api/v1/persistentvolumes/{node}");
+            let uuid = "6a1f1f2e-6f6b-4a8e-9d4b-3a0d3c1c0a12";
+            let fields = json!({"metadata": {"annotations": {"firstlight/luks-uuid": uuid}}});
+            let mut whole = inside.admin.get(&VOLUMES.named(node)).unwrap();
+            whole["metadata"]["annotations"] = fields["metadata"]["annotations"].clone();
+            forget_version(&mut whole);
+            let mut made = whole.clone();
+            made["metadata"] = json!({"name": format!("new-{node}"), "annotations": whole["metadata"]["annotations"]});
+            vec![
+                patch(MERGE, &at, fields),
+                send("PUT", &at, whole),
+                send("POST", "/api/v1/persistentvolumes", made),
+            ]
+        },
+        is_reached: |_, _| true,
+    };
+    let writers = [
+        "azuredisk-csi-controller",
+        CLOUD,
+        "ebs-csi-controller",
+        "gce-pd-csi-controller",
+    ];
+    assert_eq!(goal.refused(), writers);
 }
