@@ -8,7 +8,8 @@ use support::foreign::{fetched, go_program};
 use support::program;
 
 use std::fs;
-use std::net::{SocketAddr, TcpStream};
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use kubernetes::client::{
 };
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::services::{self, Settings};
+use kubernetes::wrapping_key;
 use kubernetes::yaml;
 use program::Program;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
@@ -386,7 +388,13 @@ fn the_join_service_shows_the_token_that_is_in_its_file_now() {
     let service = key_service(&own_kubeconfig(&client));
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("token");
-    let keys = KeyClient::new(&service.address.to_string(), Auth::Token(file.clone()));
+    let keys = KeyClient::new(
+        &service.address.to_string(),
+        Auth::Token {
+            file: file.clone(),
+            wrapping_key: None,
+        },
+    );
     let get = || keys.data_key(UUID, 32, None);
     let write = |file: &Path, content: &str| fs::write(file, content).unwrap();
     assert!(
@@ -406,6 +414,66 @@ fn the_join_service_shows_the_token_that_is_in_its_file_now() {
         &token(&client, "kube-system", "join-service", "key-service"),
     );
     assert_eq!(hex(get().unwrap().expose()), DISK_KEY);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn the_join_service_sends_its_token_only_to_a_server_with_the_wrapping_key() {
+    let client = client();
+    let tls = &["--listen-tls", "127.0.0.1:0"];
+    let service = key_service_with(&own_kubeconfig(&client), "token", GRANTS, tls);
+    let address = address_in(&service.program.expect("TLS on"));
+    let dir = tempfile::tempdir().unwrap();
+    let (file, directory) = (dir.path().join("token"), dir.path().join("firstlight"));
+    let token = token(&client, "kube-system", "join-service", "key-service");
+    fs::write(&file, &token).unwrap();
+    let auth = Auth::Token {
+        file,
+        wrapping_key: Some(directory.clone()),
+    };
+    let get = |address: SocketAddr| {
+        KeyClient::new(&address.to_string(), auth.clone()).data_key(UUID, 32, None)
+    };
+    let without = get(address).unwrap_err();
+    assert!(
+        matches!(&without, Error::Temporary(text) if text.contains("has no wrapping key yet")),
+        "{without:?}"
+    );
+    let secret = |byte| Secret::new(vec![byte; 32]);
+    let own = ClusterKms::new(secret(0), secret(0)).unwrap();
+    wrapping_key::place(&directory, &wrapping_key::of(&own)).unwrap();
+    assert_eq!(hex(get(address).unwrap().expose()), DISK_KEY);
+
+    // a key service of another cluster, at the address to which the network leads
+    let other = tempfile::tempdir().unwrap();
+    let of_other = ClusterKms::new(secret(1), secret(0)).unwrap();
+    let other = Auth::Token {
+        file: dir.path().join("token"),
+        wrapping_key: Some(other.path().into()),
+    };
+    let Auth::Token {
+        wrapping_key: Some(directory),
+        ..
+    } = &other
+    else {
+        unreachable!()
+    };
+    wrapping_key::place(directory, &wrapping_key::of(&of_other)).unwrap();
+    let refused = KeyClient::new(&address.to_string(), other.clone()).data_key(UUID, 32, None);
+    assert!(matches!(refused, Err(Error::Temporary(_))), "{refused:?}");
+    // a thief without TLS
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let thief = listener.local_addr().unwrap();
+    let seen = thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        let mut seen = vec![0; 16 << 10];
+        let len = socket.read(&mut seen).unwrap();
+        seen.truncate(len);
+        seen
+    });
+    assert!(get(thief).is_err());
+    let seen = seen.join().unwrap();
+    assert!(!seen.is_empty() && !seen.windows(20).any(|it| it == &token.as_bytes()[..20]));
 }
 
 #[test]
@@ -1477,7 +1545,10 @@ fn accepted_tokens_stay_valid_while_the_api_server_is_down() {
     // No key is needed yet: the presence of the token is sufficient for its review.
     let keys = KeyClient::new(
         &service.address.to_string(),
-        Auth::Token(dir.path().join("token")),
+        Auth::Token {
+            file: dir.path().join("token"),
+            wrapping_key: None,
+        },
     );
     service.program.expect("audit result=given");
     cluster.kill_api_server();

@@ -294,9 +294,12 @@ impl Given {
             ec2.take_place(&self.cloud, url);
         }
         let collateral = Fetching::new(collateral).map_err(Failure::failed)?;
-        let (key_service, key_auth) =
-            self.keys
-                .finish(variant, &self.config_dir, Some(&collateral))?;
+        let (key_service, key_auth) = self.keys.finish(
+            variant,
+            &self.config_dir,
+            &self.wrapping_key_dir,
+            Some(&collateral),
+        )?;
         Ok(Config {
             listen: self.listen,
             key_service,

@@ -91,6 +91,10 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
     }
     let (config, secret) = given.config()?;
     let service = KeyService::start(config).map_err(Failure::failed)?;
+    // the join service reaches a key service that waits for the master secret, too
+    if let Ok(Some(key)) = wrapping_key::read(&secret.wrapping_key) {
+        service.prove(&key);
+    }
     let Some(secret) = read(&secret, &service, &signals)? else {
         return Ok(());
     };

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
 
+use crate::key_service::certificate;
 use crate::key_service::members::Members;
 use crate::key_service::shared_secret::SharedSecret;
 use crate::shared_metrics;
@@ -25,6 +26,7 @@ use base::sync::lock;
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
+use kubernetes::wrapping_key;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use tpm::Location;
 use transport::Transport;
@@ -77,9 +79,14 @@ pub enum Auth {
         /// As in the configuration of the join service.
         collateral: Option<Arc<Fetching>>,
     },
-    /// The client sends the token in this file and does not authenticate the key service. The file
-    /// is read for each call, because its token is replaced regularly.
-    Token(PathBuf),
+    /// The client sends a token.
+    Token {
+        /// Its file. It is read for each call, because the token is replaced regularly.
+        file: PathBuf,
+        /// The directory of the wrapping key, by which the client authenticates the key service over
+        /// TLS. If `None`, the client does not authenticate it.
+        wrapping_key: Option<PathBuf>,
+    },
     /// Both know the secret in this file. It is read for each call and connection.
     Secret(PathBuf),
     /// No authentication.
@@ -92,9 +99,9 @@ pub const OPTIONS: &Table<Flags> = &[
      |it, _, value| it.set_endpoint(value, false)),
     (Opt::value("key-service-endpoint", "HOST:PORT", "the same option under its old name; it sets --key-service-auth none as the default"),
      |it, _, value| it.set_endpoint(value, true)),
-    (Opt::value("key-service-auth", "HOW", "authentication between the two services: attested (both by their TPM), token (this service by its token), secret (both know one, without Kubernetes), or none").or("attested"),
+    (Opt::value("key-service-auth", "HOW", "authentication between the two services: attested (both by their TPM), token-tls (this service by its token, the key service by the control plane's wrapping key), token (this service by its token, in plaintext), secret (both know one, without Kubernetes), or none").or("attested"),
      |it, _, value| put(&mut it.auth, text(value).map(Some))),
-    (Opt::value("key-service-token", "FILE", "the file of the token, with token").or(TOKEN_FILE),
+    (Opt::value("key-service-token", "FILE", "the file of the token, with token and token-tls").or(TOKEN_FILE),
      |it, _, value| put(&mut it.token, Ok(Some(value.into())))),
     (Opt::value("key-service-secret", "FILE", "the file of the secret that both services know, at least 32 bytes, with secret").or(SECRET_FILE),
      |it, _, value| put(&mut it.secret, Ok(Some(value.into())))),
@@ -124,12 +131,13 @@ impl Flags {
     }
 
     /// Returns the key service's addresses, `HOST:PORT[,HOST:PORT]..`, and the authentication. The
-    /// machines of the cluster attest as `variant`, and `config_dir` contains their policy. Fails
-    /// if an option is missing or not valid, or if the machine has no TPM and attestation is used.
+    /// machines of the cluster attest as `variant`, and `config_dir` contains their policy.
+    /// `wrapping_key` is the directory of the wrapping key. Fails if an option is missing or not valid, or if the machine has no TPM and attestation is used.
     pub fn finish(
         self,
         variant: &'static Variant,
         config_dir: &Path,
+        wrapping_key: &Path,
         collateral: Option<&Arc<Fetching>>,
     ) -> Result<(String, Auth), Failure> {
         let endpoint = self
@@ -154,11 +162,14 @@ impl Flags {
                     collateral: collateral.cloned(),
                 }
             }
-            "token" => Auth::Token(self.token.unwrap_or_else(|| TOKEN_FILE.into())),
+            how @ ("token" | "token-tls") => Auth::Token {
+                file: self.token.unwrap_or_else(|| TOKEN_FILE.into()),
+                wrapping_key: (how == "token-tls").then(|| wrapping_key.into()),
+            },
             "secret" => Auth::Secret(self.secret.unwrap_or_else(|| SECRET_FILE.into())),
             "none" => Auth::None,
             other => {
-                let expected = "expected attested, token, secret or none";
+                let expected = "expected attested, token-tls, token, secret or none";
                 return Err(Failure::Usage(format!(
                     "--key-service-auth {other:?}: {expected}"
                 )));
@@ -231,7 +242,7 @@ impl KeyClient {
             connection: Mutex::default(),
         });
         let token_sender = match &inner.auth {
-            Auth::Token(file) => TokenSender::start(inner.clone(), file.clone()),
+            Auth::Token { file, .. } => TokenSender::start(inner.clone(), file.clone()),
             Auth::Attested { .. } | Auth::Secret(_) | Auth::None => None,
         };
         KeyClient {
@@ -372,7 +383,7 @@ impl Inner {
     /// Builds the metadata of a call: the token, if one is used.
     fn metadata(&self) -> Result<Metadata, Status> {
         let mut metadata = Metadata::new();
-        if let Auth::Token(file) = &self.auth {
+        if let Auth::Token { file, .. } = &self.auth {
             let unusable = |error: &dyn std::fmt::Display| {
                 Status::new(
                     Code::Unavailable,
@@ -457,6 +468,14 @@ impl Inner {
         else {
             return Ok(match &self.auth {
                 Auth::Secret(file) => SharedSecret::read(file)?.connect(socket, deadline)?,
+                Auth::Token {
+                    wrapping_key: Some(directory),
+                    ..
+                } => {
+                    let key = wrapping_key::read(directory)?;
+                    let key = key.ok_or("this machine has no wrapping key yet")?;
+                    certificate::connect(&certificate::seed_of(&key), socket, deadline)?
+                }
                 _ => booted_base::plain::transport(socket)?,
             });
         };

@@ -1,11 +1,12 @@
-//! TLS for pods on other nodes, with a certificate that they can verify.
+//! TLS for pods, with a certificate that they can verify.
 //!
-//! The certificate's key is derived from the master secret. So every key service of the cluster has
-//! the same certificate, also after a restart, and only who has the master secret knows the key. The
-//! key signs the certificate, which does not expire. Without Kubernetes the key is derived from a
-//! secret that both services know ([`super::shared_secret`]). Else the service writes the certificate to the
-//! ConfigMap [`CONFIG_MAP`], which the pods of clients mount: the API server vouches for the key
-//! service, as it vouches for the pods by their tokens.
+//! The certificate's key is derived from the wrapping key of the control planes. So every key service
+//! of the cluster has the same certificate, also after a restart, and only control planes and the
+//! operator know the key. The key signs the certificate, which does not expire. The join service
+//! derives it too, and so sends its token to no other server, wherever the network leads it. Other
+//! clients have the certificate from the ConfigMap [`CONFIG_MAP`], to which the service writes it: the
+//! API server vouches for the key service, as it vouches for the pods by their tokens. Without
+//! Kubernetes the key is derived from a secret that both services know ([`super::shared_secret`]).
 
 use std::io;
 use std::net::TcpStream;
@@ -15,18 +16,20 @@ use std::time::{Duration, Instant};
 
 use ring::digest::{SHA256, digest};
 use ring::signature::{Ed25519KeyPair, KeyPair};
+use rustls::client::Resumption;
 use rustls::crypto::ring::sign::any_eddsa_type;
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::server::NoServerSessionStorage;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{Connection, ServerConfig, ServerConnection};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+};
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use atls::Timed;
-use base::crypto::{Dek, KEY_LEN, Secret};
+use base::crypto::{KEY_LEN, Secret, derive_key};
 use base::der;
-use kms::ClusterKms;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client};
 use kubernetes::kubelet_certificate::pem;
@@ -38,8 +41,8 @@ pub const CONFIG_MAP: &str = "key-service-ca";
 /// Its key in the ConfigMap.
 pub const FILE: &str = "ca.crt";
 
-/// The id of the certificate's key. No request can name it, because of its spaces.
-const KEY_ID: &str = "key service tls";
+/// The HKDF info of the certificate's key.
+const INFO: &str = "firstlight key service: certificate for clients of control planes";
 /// The name of the Service.
 pub const NAME_OF_SERVICE: &str = "key-service";
 /// Its forms.
@@ -73,20 +76,51 @@ const DNS_NAME: u8 = 0x82;
 const INTERVAL: Duration = Duration::from_secs(600);
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Accepts connections with the certificate, as soon as there is a master secret.
+/// Returns the seed of the certificate of the control planes with this wrapping key.
+pub fn seed_of(wrapping_key: &Secret) -> Secret {
+    let seed = derive_key(wrapping_key.expose(), &[], INFO, KEY_LEN);
+    seed.expect("the length is a constant within HKDF's bounds")
+}
+
+/// Connects to the key service, which must have the certificate of this seed.
+pub fn connect(seed: &Secret, socket: TcpStream, deadline: Instant) -> io::Result<Transport> {
+    let mut roots = RootCertStore::empty();
+    roots.add(issue(seed).0).map_err(io::Error::other)?;
+    let mut config = ClientConfig::builder_with_provider(tls::provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(io::Error::other)?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.resumption = Resumption::disabled();
+    let name = ServerName::try_from(NAME_OF_SERVICE).map_err(io::Error::other)?;
+    socket.set_nodelay(true)?;
+    let connection = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
+    let mut connection = Connection::from(connection);
+    let mut peer = Timed {
+        socket: &socket,
+        deadline,
+        turn: &PeersTurn::default(),
+    };
+    atls::complete(&mut connection, &mut peer, None)?;
+    socket.set_read_timeout(None)?;
+    socket.set_write_timeout(None)?;
+    atls::split(connection, socket)
+}
+
+/// Accepts connections with the certificate, as soon as its key is known.
 #[derive(Default)]
 pub struct Tls(OnceLock<Arc<ServerConfig>>);
 
 impl Tls {
-    /// Uses the certificate of this master secret from now on. Returns it in PEM.
-    pub fn provide(&self, kms: &ClusterKms) -> Result<Zeroizing<String>, kms::Error> {
-        let seed = kms.dek(&Dek::named(KEY_ID), KEY_LEN)?;
-        let (tls, certificate) = Tls::of_seed(&seed);
-        // a second master secret has no effect
+    /// Uses the certificate of this seed from now on. Returns it in PEM.
+    pub fn provide(&self, seed: &Secret) -> Zeroizing<String> {
+        let (tls, certificate) = Tls::of_seed(seed);
+        // a second seed has no effect
         if let Some(config) = tls.0.into_inner() {
             let _ = self.0.set(config);
         }
-        Ok(pem("CERTIFICATE", &certificate))
+        pem("CERTIFICATE", &certificate)
     }
 
     /// Creates an acceptor with the certificate of this seed. Also returns the certificate.
@@ -113,7 +147,7 @@ impl Accept for Tls {
         turn: &PeersTurn,
     ) -> io::Result<Transport> {
         let config = self.0.get();
-        let config = config.ok_or_else(|| io::Error::other("there is no master secret yet"))?;
+        let config = config.ok_or_else(|| io::Error::other("there is no wrapping key yet"))?;
         socket.set_nodelay(true)?;
         let connection = ServerConnection::new(config.clone()).map_err(io::Error::other)?;
         let mut connection = Connection::from(connection);
@@ -216,18 +250,16 @@ pub fn publish(client: &Client, pem: Zeroizing<String>) -> io::Result<JoinHandle
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustls::pki_types::ServerName;
-    use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
     #[test]
     fn clients_verify_the_certificate_for_each_name_of_the_service_and_no_other_one() {
-        let of = |byte| ClusterKms::new(Secret::new(vec![byte; 32]), Secret::new(vec![byte; 32]));
+        let of = |byte| seed_of(&Secret::new(vec![byte; 32]));
         let (tls, other) = (Tls::default(), Tls::default());
-        let pem = tls.provide(&of(1).unwrap()).unwrap();
-        assert_eq!(pem, Tls::default().provide(&of(1).unwrap()).unwrap());
-        assert_ne!(pem, other.provide(&of(2).unwrap()).unwrap());
+        let pem = tls.provide(&of(1));
+        assert_eq!(pem, Tls::default().provide(&of(1)));
+        assert_ne!(pem, other.provide(&of(2)));
         assert!(pem.lines().all(|line| line.len() <= 64));
-        let trusted = issue(&of(1).unwrap().dek(&Dek::named(KEY_ID), KEY_LEN).unwrap()).0;
+        let trusted = issue(&of(1)).0;
         let meets = |server: &Tls, name: &'static str| {
             let mut roots = RootCertStore::empty();
             roots.add(trusted.clone()).unwrap();

@@ -20,7 +20,7 @@
 //!
 //! ```text
 //! main   TLS with `attested`; else plaintext, which in a pod serves only pods of the same node
-//! TLS    with `token`: a certificate that clients verify ([`certificate`])                       pods on other nodes
+//! TLS    with `token`: a certificate that clients verify ([`certificate`])                       the join service, pods
 //! old    plaintext without a token, through a day: keys of volumes ([`old_clients`])             drivers of Constellation
 //! ```
 //!
@@ -73,6 +73,7 @@ use kms::ClusterKms;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
+use kubernetes::wrapping_key;
 use members::Members;
 use metrics::{Counter, Histogram, Labelled, Registry};
 use old_clients::{OldClient, OldClients};
@@ -362,6 +363,13 @@ impl KeyService {
         })
     }
 
+    /// Accepts TLS already, with the certificate of this wrapping key.
+    pub fn prove(&self, key: &Secret) {
+        if let Some((tls, _)) = &self.others.tls {
+            tls.provide(&certificate::seed_of(key));
+        }
+    }
+
     /// Tells callers why the master secret is not available yet.
     pub fn waits(&self, reason: &str) {
         let mut told = lock(&self.awaited.reason);
@@ -377,8 +385,7 @@ impl KeyService {
             }
         }
         if let Some((tls, api)) = &self.others.tls {
-            let failed = |error| Error::Secret(master_secret::Error::Kms(error));
-            let pem = tls.provide(&kms).map_err(failed)?;
+            let pem = tls.provide(&certificate::seed_of(&wrapping_key::of(&kms)));
             let publishing = certificate::publish(api, pem).map_err(Error::Thread)?;
             *lock(&self.publishing) = Some(publishing);
         }

@@ -12,23 +12,17 @@ use std::io;
 use std::net::TcpStream;
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 use ring::hmac;
-use rustls::client::Resumption;
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore};
 use zeroize::Zeroizing;
 
 use super::certificate::{self, Tls};
 use super::master_secret;
-use atls::Timed;
 use base::crypto::{KEY_LEN, Secret, derive_key};
 use base::text::hex;
 use rpc::grpc::Metadata;
 use transport::Transport;
-use transport::half_open::PeersTurn;
 
 /// The length of the secret in bytes.
 const LENGTHS: RangeInclusive<usize> = 32..=4096;
@@ -66,30 +60,7 @@ impl SharedSecret {
 
     /// Connects to the key service, which must have the certificate of this secret.
     pub fn connect(&self, socket: TcpStream, deadline: Instant) -> io::Result<Transport> {
-        let mut roots = RootCertStore::empty();
-        roots
-            .add(Tls::of_seed(&self.seed).1)
-            .map_err(io::Error::other)?;
-        let mut config = ClientConfig::builder_with_provider(tls::provider())
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(io::Error::other)?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        config.resumption = Resumption::disabled();
-        let name = ServerName::try_from(certificate::NAME_OF_SERVICE).map_err(io::Error::other)?;
-        socket.set_nodelay(true)?;
-        let connection = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
-        let mut connection = Connection::from(connection);
-        let mut peer = Timed {
-            socket: &socket,
-            deadline,
-            turn: &PeersTurn::default(),
-        };
-        atls::complete(&mut connection, &mut peer, None)?;
-        socket.set_read_timeout(None)?;
-        socket.set_write_timeout(None)?;
-        atls::split(connection, socket)
+        certificate::connect(&self.seed, socket, deadline)
     }
 
     /// Adds the token to the metadata of a call.
