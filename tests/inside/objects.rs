@@ -6,10 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use base::time;
 use common::kube_apiserver::Process;
-use kubernetes::client::{CONFIG_MAPS, Client, Error, LEASES, Object, SECRETS, SERVICES};
+use common::volumes::add_pod;
+use kubernetes::client::{
+    CONFIG_MAPS, Client, Error, LEASES, Object, SECRETS, SERVICE_ACCOUNTS, SERVICES,
+};
 use serde_json::{Value, json};
 
-use crate::attacker::{Inside, eventually, forbidden};
+use crate::attacker::{Inside, eventually, forbidden, token_volume};
 
 const NAMESPACE: &str = "kube-system";
 const REFUSED: &str = "only its owner and administrators write the object";
@@ -316,6 +319,64 @@ fn only_people_change_where_a_joining_machine_finds_the_cluster_and_a_controller
     eventually("the controller removes the signature", || {
         signature().is_null()
     });
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make test-inside"]
+fn an_agent_that_may_request_any_token_gets_none_of_a_controller() {
+    let inside = Inside::shared();
+    let worker = inside.worker("objects-tokens", "10.5.0.11");
+    // GCP's cloud controller manager
+    let rules = json!([
+        rule(&[""], &["serviceaccounts/token"], &["create"]),
+        rule(&[""], &["secrets"], &["create", "delete", "get", "update"]),
+        rule(&[""], &["serviceaccounts"], &["create", "get", "update"]),
+    ]);
+    let manager = inside.agent_on(&worker, (NAMESPACE, "gcp-tokens"), &rules);
+    let accounts = SERVICE_ACCOUNTS.in_namespace(NAMESPACE);
+    let token = |account: &str| {
+        let at = accounts.named(account).subresource("token");
+        manager.create_subresource(&at, &json!({"spec": {}}))
+    };
+    let refused = "get tokens of its controllers";
+    for account in [
+        "daemon-set-controller",
+        "clusterrole-aggregation-controller",
+    ] {
+        eventually("the controller manager has made the account", || {
+            inside
+                .admin
+                .find(&accounts.named(account))
+                .unwrap()
+                .is_some()
+        });
+        forbidden(token(account), refused);
+        let secret = json!({
+            "metadata": {"name": "objects-token", "annotations": {"kubernetes.io/service-account.name": account}},
+            "type": "kubernetes.io/service-account-token",
+        });
+        forbidden(
+            manager.create(&SECRETS.in_namespace(NAMESPACE), &secret),
+            refused,
+        );
+        // who may make pods gets no token through the kubelet either
+        let volume = token_volume(&[""]);
+        let pod = format!("objects-{account}");
+        let uid = add_pod(
+            &inside.admin,
+            (NAMESPACE, account),
+            &pod,
+            &worker.name,
+            volume,
+        );
+        eventually("the kubelet is refused by the policy", || {
+            let asked = worker.token((NAMESPACE, account), &pod, &uid, &[]);
+            asked.is_err_and(|error| error.to_string().contains(refused))
+        });
+    }
+    let own = json!({"metadata": {"name": "objects-cloud-provider"}});
+    manager.create(&accounts, &own).unwrap();
+    token("objects-cloud-provider").unwrap();
 }
 
 #[test]

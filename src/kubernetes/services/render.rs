@@ -405,6 +405,7 @@ mod tests {
             [
                 "validatingadmissionpolicies.admissionregistration.k8s.io join-service",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-objects",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-controllers",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-nodes",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-pods",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-endpoints",
@@ -437,10 +438,12 @@ mod tests {
                 "roles.rbac.authorization.k8s.io kube-system/key-service",
                 "roles.rbac.authorization.k8s.io kube-system/join-service",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
+                "roles.rbac.authorization.k8s.io kube-system/firstlight-controllers",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-objects",
                 "rolebindings.rbac.authorization.k8s.io kube-system/key-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
+                "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-controllers",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-objects",
                 "services kube-system/key-service",
                 "services kube-system/key-service-local",
@@ -448,6 +451,7 @@ mod tests {
                 "daemonsets.apps kube-system/key-service",
                 "daemonsets.apps kube-system/join-service",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-objects",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-controllers",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-nodes",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-pods",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-endpoints",
@@ -567,6 +571,8 @@ Role join-service of kube-system/join-service
   secrets join-attestation-keys: get,update
 Role firstlight-joining-nodes of system:bootstrappers:firstlight:join-ticket
   configmaps kubeadm-config,kubelet-config,kube-proxy: get
+Role firstlight-controllers of system:kube-controller-manager
+  accounts.firstlight: assign
 Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-cleaner system:kube-controller-manager
   records.firstlight kube-root-ca.crt,bootstrap-token: assign
 ";
