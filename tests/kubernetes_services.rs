@@ -18,8 +18,8 @@ use base64::prelude::BASE64_STANDARD;
 use kms::ClusterKms;
 use kube_apiserver::{Cluster, play_controller};
 use kubernetes::client::{
-    CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Resource, SECRETS, SERVICES,
-    Selector,
+    CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES,
+    Object, Resource, SECRETS, SERVICES, Selector,
 };
 use kubernetes::services::{
     self, Error, MetadataService, Options, Report, Settings, master_secret,
@@ -970,7 +970,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     .unwrap();
     let output = operator.apply(&["--skip-wait"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), "26 objects are new or changed\n");
+    assert_eq!(text(&output.stdout), "48 objects are new or changed\n");
     assert!(
         text(&output.stderr).contains("\ndaemonsets.apps kube-system/join-service: new\n"),
         "{}",
@@ -1035,4 +1035,60 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     assert!(
         text(&nobody.stderr).contains("https://127.0.0.1:1 does not answer: Connection refused")
     );
+}
+
+/// An administrator of everything but admission, as some providers of clusters give them.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn without_rights_to_policies_the_services_are_installed_and_what_stays_open_is_said() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let admin = empty();
+    let groups = [
+        "",
+        "apps",
+        "networking.k8s.io",
+        "rbac.authorization.k8s.io",
+        "authentication.k8s.io",
+        "events.k8s.io",
+    ];
+    let role = json!({"metadata": {"name": "most"}, "rules": [
+        {"apiGroups": groups, "resources": ["*"], "verbs": ["*"]},
+    ]});
+    admin.create(&CLUSTER_ROLES.all(), &role).unwrap();
+    let binding = json!({
+        "metadata": {"name": "most"}, "subjects": [{"kind": "User", "name": "most"}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "most"},
+    });
+    admin
+        .create(&CLUSTER_ROLE_BINDINGS.all(), &binding)
+        .unwrap();
+    let client = Cluster::shared().client_of("most", "");
+    let dir = tempfile::tempdir().unwrap();
+    let mut said = vec![];
+    let applied = services::apply(
+        &client,
+        &settings("example.com/a:1"),
+        &without_wait(dir.path()),
+        &mut |report| {
+            said.push(format!("{report:?}"));
+        },
+    );
+    // all but eight policies and their bindings
+    assert_eq!(applied.unwrap().changed.len(), 32);
+    for (name, open) in [
+        (
+            "firstlight-nodes",
+            "open to agents and tenants without it: the role, the attestation and the addresses of nodes",
+        ),
+        (
+            "join-service",
+            "open to agents and tenants without it: every ConfigMap of kube-system",
+        ),
+    ] {
+        let line = said.iter().filter(|line| {
+            line.contains(&format!("admissionregistration.k8s.io {name} is left out"))
+        });
+        let line: Vec<_> = line.collect();
+        assert!(line.len() == 1 && line[0].contains(open), "{said:#?}");
+    }
 }

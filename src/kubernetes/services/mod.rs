@@ -52,6 +52,7 @@ use serde_json::Value;
 use super::NAMESPACE;
 use super::client::{
     self, CONFIG_MAPS, Client, DAEMON_SETS, FIELD_MANAGER, NODES, Object, PODS, Selector,
+    VALIDATING_ADMISSION_POLICIES, VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
 use super::readiness;
 use super::wrapping_key::Undecipherable;
@@ -72,6 +73,43 @@ pub const KEY_SERVICE_AUDIENCE: &str = "key-service";
 pub const JOIN_SERVICE_ACCOUNT: &str = "kube-system/join-service";
 /// The classes of keys that the join service needs. By default, it gets no others.
 pub const JOIN_SERVICE_GRANT: &str = "disk,ssh,measurement";
+
+/// The admission policies of the chart, each with what is open without it. The first one limits the join service's own account.
+const OPEN_WITHOUT: [(&str, &str); 8] = [
+    (
+        "join-service",
+        "every ConfigMap of kube-system (to the account of the join service)",
+    ),
+    (
+        "firstlight-nodes",
+        "the role, the attestation and the addresses of nodes",
+    ),
+    ("firstlight-pods", "pods with the labels of the services"),
+    ("firstlight-endpoints", "the endpoints of the services"),
+    (
+        "firstlight-accounts",
+        "tokens and roles of the services' accounts",
+    ),
+    (
+        "firstlight-records",
+        "records of nodes, and bootstrap tokens",
+    ),
+    (
+        "firstlight-addresses",
+        "connections to the addresses and ports of nodes",
+    ),
+    ("firstlight-removed-nodes", "the return of removed nodes"),
+];
+/// The names of the policies that limit everybody.
+pub const ADMISSION_POLICIES: [&str; 7] = {
+    let mut names = [""; 7];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = OPEN_WITHOUT[index + 1].0;
+        index += 1;
+    }
+    names
+};
 
 /// The ConfigMap that is mounted into the join service.
 const JOIN_CONFIG: &str = "join-config";
@@ -440,7 +478,7 @@ fn install(
         }
     }
     let wanted = without(settings.objects(stored, kept)?, options.skip);
-    let changes = plan(client, wanted)?;
+    let changes = plan(client, wanted, report)?;
     for change in &changes {
         let before = change.before.iter();
         for sentence in before.flat_map(|before| kept::from_chart(before, &change.after)) {
@@ -560,19 +598,56 @@ fn without(objects: Vec<Value>, skip: &[Phase]) -> Vec<Value> {
     objects.into_iter().filter(is_wanted).collect()
 }
 
-/// Reads the present objects, and checks with a dry run that the wanted ones are accepted.
-fn plan(client: &Client, wanted: Vec<Value>) -> Result<Vec<Change>, Error> {
+/// Returns what stays open if this object is refused; `None` if the services cannot do without it.
+fn open_without(at: &Object) -> Option<&'static str> {
+    let kinds = [
+        VALIDATING_ADMISSION_POLICIES,
+        VALIDATING_ADMISSION_POLICY_BINDINGS,
+    ];
+    let mut policies = OPEN_WITHOUT
+        .iter()
+        .filter(|_| kinds.contains(at.resource()));
+    Some(policies.find(|(name, _)| *name == at.name())?.1)
+}
+
+/// Reads the present objects, and checks with a dry run that the wanted ones are accepted. Admission policies that the cluster or its
+/// rights do not permit are left out, and reported with what stays open.
+fn plan(
+    client: &Client,
+    wanted: Vec<Value>,
+    report: &mut dyn FnMut(Report),
+) -> Result<Vec<Change>, Error> {
     let mut changes = Vec::new();
+    let mut refused = BTreeSet::new();
     for mut wanted in wanted {
         let at = Object::of(&wanted)?;
-        let before = client.find(&at)?;
+        let open = open_without(&at);
+        if open.is_some() && refused.contains(at.name()) {
+            continue;
+        }
+        let before = match (client.find(&at), open) {
+            // who may not read it may not write it
+            (Err(error), Some(_)) if error.code() == Some(403) => None,
+            (before, _) => before?,
+        };
         if at.name() == JOIN_CONFIG {
             keep_policy(&mut wanted, before.as_ref());
         }
         let whole = before.as_ref().and_then(|before| replaced(before, &wanted));
         let after = match &whole {
-            Some(whole) => client.try_update(&at, whole)?,
-            None => client.try_apply(&at, &wanted)?,
+            Some(whole) => client.try_update(&at, whole),
+            None => client.try_apply(&at, &wanted),
+        };
+        let after = match (after, open) {
+            (Err(error), Some(open)) if matches!(error.code(), Some(403 | 404)) => {
+                report(Report::Line(format!(
+                    "{at} is left out: {error}; open to agents and tenants without it: {open} \
+                     (charts/firstlight/README.md#admission)"
+                )));
+                refused.insert(at.name().to_owned());
+                continue;
+            }
+            (after, _) => after?,
         };
         changes.push(Change {
             at,

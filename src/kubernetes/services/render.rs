@@ -580,6 +580,19 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
     }
 
     #[test]
+    fn the_chart_has_the_policies_that_the_commands_know() {
+        let objects = manifests(&settings()).unwrap();
+        let policies = objects.iter().filter(|object| {
+            object["kind"] == "ValidatingAdmissionPolicy"
+                && object["metadata"]["name"] != "join-service"
+        });
+        let names: Vec<_> = policies
+            .map(|policy| policy["metadata"]["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, super::super::ADMISSION_POLICIES);
+    }
+
+    #[test]
     fn no_account_lists_secrets_or_has_a_wildcard() {
         for object in &manifests(&settings()).unwrap() {
             for rule in object["rules"].as_array().into_iter().flatten() {
