@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime};
 use booted_base::time;
 use kubernetes::client::{
     CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, Collection,
-    DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, LEASES, PODS, SECRETS, Selector, wipe,
+    DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, LEASES, PODS, SECRETS, SERVICES, Selector,
+    VALIDATING_ADMISSION_POLICY_BINDINGS, wipe,
 };
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::services::kubeadm_bindings::approves_kubelets;
@@ -72,6 +73,10 @@ pub enum List {
     MasterSecrets,
     /// ClusterRoleBindings.
     Bindings,
+    /// Services of all namespaces.
+    Services,
+    /// ValidatingAdmissionPolicyBindings.
+    Policies,
 }
 
 /// What the API server has. What could not be read is empty, and named in `unread`.
@@ -110,6 +115,12 @@ pub struct Objects {
     pub master_secrets: Vec<(String, bool)>,
     /// The names of ClusterRoleBindings that let kube-controller-manager approve certificates of kubelets.
     pub approving: Vec<String>,
+    /// The Services that have addresses outside of the cluster's own.
+    pub claims: Vec<Claim>,
+    /// The port of the join service on each control plane, if its Service is there.
+    pub join_port: Option<u64>,
+    /// The admission policies in force.
+    pub policies: Vec<String>,
     /// Which lists could not be read, and why. They are empty.
     pub unread: Vec<(List, String)>,
 }
@@ -143,6 +154,17 @@ pub enum Fate {
     Refused(String),
 }
 
+/// The addresses that a Service takes connections to, besides the cluster's own.
+#[derive(Debug, Clone, Default)]
+pub struct Claim {
+    /// The Service, `NAMESPACE/NAME`.
+    pub service: String,
+    /// Its `externalIPs`, and the addresses of its load balancer.
+    pub addresses: Vec<String>,
+    /// Its ports at these addresses.
+    pub ports: Vec<u64>,
+}
+
 /// A JoiningNode.
 #[derive(Debug, Clone, Default)]
 pub struct Joining {
@@ -165,6 +187,8 @@ pub struct ControlPlanePod {
     pub is_ready: bool,
     /// The address of its server, `HOST:PORT`, if it names one.
     pub address: Option<String>,
+    /// Whether it is an API server whose command line names the plugin `DenyServiceExternalIPs` neither to enable nor to disable it.
+    pub permits_external_ips: bool,
 }
 
 /// Until when a bootstrap token is valid.
@@ -265,12 +289,33 @@ impl Objects {
         objects.approving = approving
             .map(|it| text(it, "/metadata/name").to_owned())
             .collect();
+        objects.take_outside(&mut list);
         if secrets {
             objects.take_secrets(&mut list);
         }
         objects.unread = unread;
         objects.take_maps(&maps);
         objects
+    }
+
+    /// Takes who else may have connections to nodes, and the policies that limit this.
+    fn take_outside(&mut self, list: &mut Lister<'_>) {
+        let services =
+            list(
+                List::Services,
+                SERVICES.all(),
+                Selector::default(),
+                |it| match Claim::read(&it).is_some() || is_join_service(&it) {
+                    true => it,
+                    false => Value::Null,
+                },
+            );
+        self.claims = services.iter().filter_map(Claim::read).collect();
+        let join_service = services.iter().find(|service| is_join_service(service));
+        self.join_port = join_service.and_then(|it| it["spec"]["ports"][0]["nodePort"].as_u64());
+        let bindings = VALIDATING_ADMISSION_POLICY_BINDINGS.all();
+        let bindings = list(List::Policies, bindings, Selector::default(), |it| it);
+        self.policies = bindings.iter().filter_map(policy_in_force).collect();
     }
 
     /// Takes the fields of Secrets that are not secret.
@@ -463,6 +508,18 @@ fn heartbeat(lease: &Value) -> Option<(String, SystemTime)> {
     ))
 }
 
+fn is_join_service(service: &Value) -> bool {
+    let metadata = &service["metadata"];
+    metadata["namespace"] == NAMESPACE && metadata["name"] == "join-service"
+}
+
+/// Returns the policy of a binding that denies what the policy forbids.
+fn policy_in_force(binding: &Value) -> Option<String> {
+    let actions = binding["spec"]["validationActions"].as_array()?;
+    let name = binding["spec"]["policyName"].as_str()?;
+    actions.contains(&"Deny".into()).then(|| name.to_owned())
+}
+
 fn master_secret(secret: &Value) -> Option<(String, bool)> {
     let name = text(secret, "/metadata/name");
     let is_one = MASTER_SECRETS[0] == name || name.starts_with(MASTER_SECRETS[1]);
@@ -507,6 +564,27 @@ impl Request {
     }
 }
 
+impl Claim {
+    /// Reads a Service; `None` if it has only addresses of the cluster.
+    fn read(service: &Value) -> Option<Claim> {
+        let words = |pointer: &str| {
+            let list = service.pointer(pointer).and_then(Value::as_array);
+            list.into_iter().flatten()
+        };
+        let external = words("/spec/externalIPs").filter_map(Value::as_str);
+        let balanced = words("/status/loadBalancer/ingress").filter_map(|it| it["ip"].as_str());
+        let addresses: Vec<_> = external.chain(balanced).map(str::to_owned).collect();
+        let name = |field: &str| text(service, &format!("/metadata/{field}"));
+        (!addresses.is_empty()).then(|| Claim {
+            service: format!("{}/{}", name("namespace"), name("name")),
+            addresses,
+            ports: words("/spec/ports")
+                .filter_map(|it| it["port"].as_u64())
+                .collect(),
+        })
+    }
+}
+
 impl Joining {
     fn read(joining: &Value) -> Joining {
         Joining {
@@ -527,8 +605,20 @@ impl ControlPlanePod {
             let first = it.split(',').next().unwrap_or_default();
             first.strip_prefix("https://").unwrap_or(first).to_owned()
         });
+        let container = &pod["spec"]["containers"][0];
+        let mut words = [&container["command"], &container["args"]]
+            .into_iter()
+            .filter_map(Value::as_array)
+            .flatten()
+            .filter_map(Value::as_str);
+        let component = text(pod, "/metadata/labels/component");
+        let is_api_server = component == "kube-apiserver" && container["command"].is_array();
         ControlPlanePod {
-            component: text(pod, "/metadata/labels/component"),
+            permits_external_ips: is_api_server
+                && !words.any(|it| {
+                    it.contains("-admission-plugins=") && it.contains(kubeadm::DENY_EXTERNAL_IPS)
+                }),
+            component,
             node: text(pod, "/spec/nodeName"),
             version: name
                 .split_once(':')
@@ -573,6 +663,8 @@ mod tests {
         objects.take_maps(&[map]);
         objects.requests.extend(Request::read(object));
         objects.joining.push(Joining::read(object));
+        objects.claims.extend(Claim::read(object));
+        objects.policies.extend(policy_in_force(object));
         objects.control_plane.push(ControlPlanePod::read(object));
         objects.heartbeats.extend(heartbeat(object));
         objects
@@ -603,6 +695,13 @@ mod tests {
             json!({"metadata": {"name": "cp-0"}, "spec": {"renewTime": "2026-11-26T10:00:00.000000Z", "name": "b", "deadline":
                 "2026-11-26T10:00:00Z"}}),
             json!({"metadata": {"name": "firstlight-mastersecret-00"}, "immutable": true, "data": {"mastersecret": "AA=="}}),
+            json!({"metadata": {"namespace": "tenant", "name": "p"}, "spec": {"externalIPs": ["10.0.0.1"], "ports": [{"port": 30090}]},
+                "status": {"loadBalancer": {"ingress": [{"ip": "10.0.0.2"}, {"hostname": "a"}]}}}),
+            json!({"spec": {"policyName": "firstlight-nodes", "validationActions": ["Deny"]}}),
+            json!({"metadata": {"labels": {"component": "kube-apiserver"}}, "spec": {"containers": [{"command":
+                ["kube-apiserver", "--enable-admission-plugins=NodeRestriction"]}]}}),
+            json!({"metadata": {"labels": {"component": "kube-apiserver"}}, "spec": {"containers": [{"command":
+                ["kube-apiserver", "--enable-admission-plugins=NodeRestriction,DenyServiceExternalIPs"]}]}}),
         ]
     }
 
@@ -648,6 +747,21 @@ mod tests {
             all[8].master_secrets,
             [("firstlight-mastersecret-00".into(), true)]
         );
+        let claim = &all[9].claims[0];
+        assert_eq!(
+            (claim.service.as_str(), &claim.addresses, &claim.ports),
+            (
+                "tenant/p",
+                &vec!["10.0.0.1".to_owned(), "10.0.0.2".to_owned()],
+                &vec![30090]
+            )
+        );
+        assert_eq!(all[10].policies, ["firstlight-nodes"]);
+        let permits = |index: usize| {
+            let all: &Objects = &all[index];
+            all.control_plane[0].permits_external_ips
+        };
+        assert_eq!([1, 11, 12].map(permits), [false, true, false]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod certificates;
 mod control_plane;
 mod files;
+mod inside;
 mod nodes;
 mod services;
 #[cfg(test)]
@@ -109,6 +110,12 @@ pub const CHECKS: &[Check] = &[
         "bootstrap-tokens",
         &[List::Tokens],
         services::bootstrap_tokens,
+    ),
+    check("ports", &[List::Services], inside::ports),
+    check(
+        "admission",
+        &[List::Policies, List::DaemonSets, List::ControlPlane],
+        inside::admission,
     ),
     always("files", files::files),
     always("state", files::state),

@@ -25,7 +25,7 @@ use crate::connect::{Endpoint, Standing, Unreached};
 use crate::status::answer::{Answer, SERVICES};
 use crate::status::listed::Listed;
 use crate::status::objects::{
-    ControlPlanePod, Expiration, Fate, Joining, List, Objects, Request, Token, UNINITIALIZED,
+    Claim, ControlPlanePod, Expiration, Fate, Joining, List, Objects, Request, Token, UNINITIALIZED,
 };
 use crate::status::report::Report;
 use crate::status::served::{Served, ServedError, Validity};
@@ -214,6 +214,7 @@ pub fn healthy() -> Gathered {
             .into(),
             is_ready: true,
             address: None,
+            permits_external_ips: false,
         })
     });
     let policy = Policy::from_json(&policy_text()).unwrap();
@@ -240,6 +241,7 @@ pub fn healthy() -> Gathered {
                 services: sets("example.com/a:1"),
                 control_plane: pods.collect(),
                 master_secrets: vec![(used_secret(), true)],
+                policies: services::ADMISSION_POLICIES.map(str::to_owned).into(),
                 ..Objects::default()
             },
         },
@@ -1257,6 +1259,53 @@ const OF_SERVICES: &[Fault] = &[
     ),
 ];
 
+/// A Service with an address of a node that takes connections to this port.
+fn add_claim(facts: &mut Gathered, address: &str, port: u64) {
+    facts.view.objects.claims.push(Claim {
+        service: "tenant/p".into(),
+        addresses: vec!["192.0.2.1".into(), address.into()],
+        ports: vec![80, port],
+    });
+}
+
+const OF_INSIDE: &[Fault] = &[
+    (
+        &[("ports", Error)],
+        "Service tenant/p: its pods get the connections to port 30090 of cp-1",
+        |it| add_claim(it, "10.0.0.1", 30_090),
+    ),
+    (
+        &[("ports", Error)],
+        "its pods get the connections to port 9000 of worker-a",
+        |it| add_claim(it, "10.0.0.3", 9000),
+    ),
+    (
+        &[("ports", Error)],
+        "its pods get the connections to port 30100 of cp-0",
+        |it| {
+            it.view.objects.join_port = Some(30_100);
+            // another port, and another address
+            add_claim(it, "10.0.0.1", 30_090);
+            add_claim(it, "192.0.2.2", 30_100);
+            add_claim(it, "10.0.0.0", 30_100);
+        },
+    ),
+    (
+        &[("admission", Warning)],
+        "not in force: firstlight-nodes, firstlight-records; an agent",
+        |it| {
+            let missing = ["firstlight-nodes", "firstlight-records"];
+            let policies = &mut it.view.objects.policies;
+            policies.retain(|policy| !missing.contains(&policy.as_str()));
+        },
+    ),
+    (
+        &[("admission", Warning)],
+        "cp-1: the API server runs without DenyServiceExternalIPs",
+        |it| pod(it, "kube-apiserver", "cp-1").permits_external_ips = true,
+    ),
+];
+
 const OF_FILES: &[Fault] = &[
     (
         &[("files", Error)],
@@ -1307,6 +1356,7 @@ fn each_fault_is_found_by_its_check() {
         OF_NODES,
         OF_CERTIFICATES,
         OF_SERVICES,
+        OF_INSIDE,
         OF_FILES,
     ];
     let mut covered = BTreeSet::new();
@@ -1454,6 +1504,8 @@ fn a_list_that_could_not_be_read_is_a_note_and_nothing_else() {
         Tokens,
         MasterSecrets,
         Bindings,
+        Services,
+        Policies,
     ] {
         let mut facts = healthy();
         let objects = &mut facts.view.objects;
@@ -1466,7 +1518,8 @@ fn a_list_that_could_not_be_read_is_a_note_and_nothing_else() {
             DaemonSets => objects.services.clear(),
             ControlPlane => objects.control_plane.clear(),
             MasterSecrets => objects.master_secrets.clear(),
-            Requests | Joining | Deployments | Pods | Leases | Tokens | Bindings => {}
+            Policies => objects.policies.clear(),
+            Requests | Joining | Deployments | Pods | Leases | Tokens | Bindings | Services => {}
         }
         objects.unread.push((list, "forbidden".into()));
         let found = found(&facts);
