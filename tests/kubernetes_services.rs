@@ -21,6 +21,7 @@ use kubernetes::client::{
     CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES,
     Object, Resource, SECRETS, SERVICES, Selector,
 };
+use kubernetes::services::kubeadm_bindings;
 use kubernetes::services::{
     self, Error, MetadataService, Options, Report, Settings, master_secret,
 };
@@ -394,6 +395,44 @@ fn apply_waits_for_every_control_plane_and_reports_failures() {
     for report in &expected {
         assert!(reports.contains(report), "{report:?} of {reports:#?}");
     }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn kubeadms_bindings_that_approve_kubelets_go_when_the_services_are_ready() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = empty();
+    let dir = tempfile::tempdir().unwrap();
+    let bindings = kubeadm_bindings::manifests();
+    for binding in &bindings {
+        let all = CLUSTER_ROLE_BINDINGS.all();
+        client.create_if_absent(&all, binding).unwrap();
+    }
+    let left = || {
+        let is_there = |binding: &&Value| {
+            let at = Object::of(binding).unwrap();
+            client.find(&at).unwrap().is_some()
+        };
+        bindings.iter().filter(is_there).count()
+    };
+    let wanted = settings("example.com/a:1");
+    services::apply(&client, &wanted, &without_wait(dir.path()), &mut |_| {}).unwrap();
+    assert_eq!(left(), 2, "nobody knows whether a join service runs");
+    let stop = Stop::new();
+    let applied = thread::scope(|scope| {
+        scope.spawn(|| play_controller(&client, &stop));
+        let options = Options {
+            wait: Some(Duration::from_secs(60)),
+            ..without_wait(dir.path())
+        };
+        let applied = services::apply(&client, &wanted, &options, &mut |_| {});
+        stop.stop();
+        applied.unwrap()
+    });
+    assert_eq!(left(), 0);
+    let named = applied.changed.iter();
+    let named = named.filter(|it| it.contains("kubeadm:node-autoapprove"));
+    assert_eq!(named.count(), 2, "{:?}", applied.changed);
 }
 
 #[test]
