@@ -18,6 +18,7 @@ use crate::apply::undecided;
 use crate::error::Error;
 use crate::output::{Output, say_all};
 use crate::policy::found;
+use crate::progress::printable;
 
 /// The minor version of Kubernetes from which the nodes of Firstlight can join.
 const OLDEST_MINOR: u32 = 31;
@@ -431,7 +432,7 @@ impl Plan<'_> {
             // writing to a string does not fail
             let _ = writeln!(text, "\n{title}");
             for line in lines {
-                let _ = writeln!(text, "  - {line}");
+                let _ = writeln!(text, "  - {}", printable(&line));
             }
         };
         section("What changes, in this order", self.changes.clone());
@@ -456,40 +457,37 @@ impl Plan<'_> {
         text
     }
 
+    /// Returns what the cluster is. The API server has these texts from others, such as kubelets.
     fn head(&self) -> String {
         let facts = self.facts;
-        let mut text = String::new();
-        let _ = writeln!(
-            text,
+        let mut lines = vec![format!(
             "{}: Kubernetes {}, attestation variant {}",
             facts.server,
             facts.version,
             facts.variant.as_deref().unwrap_or("unknown")
-        );
-        if let Some(version) = &facts.node_version {
-            let _ = writeln!(
-                text,
+        )];
+        lines.extend(facts.node_version.as_ref().map(|version| {
+            format!(
                 "NodeVersion: image {} ({}), Kubernetes {}",
                 version.field(IMAGE),
                 version.field(IMAGE_VERSION),
                 version.field(CLUSTER_VERSION)
-            );
-        }
+            )
+        }));
         if let Some(Ok(policy)) = facts.policy.as_deref().map(Policy::from_json) {
-            let _ = writeln!(text, "Policy: {}", registers(&policy));
+            lines.push(format!("Policy: {}", registers(&policy)));
         }
-        for node in &facts.nodes {
+        lines.extend(facts.nodes.iter().map(|node| {
             let ready = if node.is_ready { "ready" } else { "not ready" };
-            let _ = writeln!(
-                text,
+            format!(
                 "{}: {}, {}, {ready} {}",
                 node.name,
                 node.role(),
                 node.kubelet,
                 node.image
-            );
-        }
-        text
+            )
+        }));
+        lines.iter().map(|line| printable(line) + "\n").collect()
     }
 
     fn json(&self) -> Value {
@@ -559,7 +557,7 @@ fn registers(policy: &Policy) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::migrate::facts::{Group, NodeOperator};
+    use crate::migrate::facts::{Group, NodeOperator, Workload};
     use base::crypto::Secret;
     use kms::ClusterKms;
     use kubernetes::services::OldClients;
@@ -618,6 +616,30 @@ pub mod tests {
             config: None,
             has_terraform: false,
         }
+    }
+
+    #[test]
+    fn no_text_of_the_cluster_makes_a_line_of_the_plan() {
+        const FORGED: &str = "v1\nNothing blocks the move. Nothing was changed.\x1b[2J";
+        let mut facts = facts();
+        for node in &mut facts.nodes {
+            (node.kubelet, node.image) = (FORGED.into(), FORGED.into());
+            (node.name, node.is_ready) = (FORGED.into(), false);
+        }
+        let spec =
+            json!({"image": FORGED, "imageVersion": FORGED, "kubernetesClusterVersion": FORGED});
+        facts.node_version = Some(version(spec, json!({})));
+        facts.groups[0].id = FORGED.into();
+        facts.pending = vec![FORGED.into()];
+        facts.workloads = vec![Workload {
+            place: FORGED.into(),
+            name: "cilium".into(),
+            image: FORGED.into(),
+        }];
+        let text = plan(&facts, &workspace(), &Wanted::default()).text();
+        assert!(text.contains("v1\\u000aNothing"), "{text}");
+        let forged = |line: &str| line.starts_with("Nothing") || line.contains('\x1b');
+        assert!(!text.lines().any(forged), "{text}");
     }
 
     #[test]
