@@ -1,6 +1,6 @@
 //! Members are asked for fresh evidence. The nodes are software TPMs, each with the server that a member runs.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -15,7 +15,7 @@ use booted_proto::join::IssueJoinTicketRequest;
 use bootstrapper::generation::Generations;
 use kubernetes::client::{CONFIG_MAPS, EVENTS, LEASES, NODES, Selector};
 use kubernetes::machine_record::MachineRecord;
-use rpc::grpc::Code;
+use rpc::grpc::{Code, Limits, Router, Server};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tpm::Tpm;
@@ -327,6 +327,20 @@ fn a_members_node_shows_what_its_machine_proves_now() {
     });
     assert_eq!(first.record(&setup).refused, None);
 
+    // an older copy with its image, of a version that knows no generations
+    server.take();
+    let issuer = qemu_vtpm::issuer(first.tpm.location().parse().unwrap(), None);
+    let listener = TcpListener::bind((first.address, 9000)).unwrap();
+    let accept = Arc::new(atls::Server::new(Some(Arc::new(issuer)), None));
+    let earlier = Server::start("old", listener, accept, Router::new(), Limits::default()).unwrap();
+    first.eventually(
+        &setup,
+        "False OldDisk the node runs an earlier version, which knows no generations",
+    );
+    earlier.stop(Duration::ZERO);
+    server = Some(first.serve());
+    first.eventually(&setup, "True Accepted");
+
     // a machine that no longer answers
     server.take();
     first.eventually(&setup, "Unknown Unreachable 127.42.2.100:9000");
@@ -390,7 +404,7 @@ fn a_members_node_shows_what_its_machine_proves_now() {
     // an event for each change, and no further ones
     let after = events_of(&setup, "worker-0");
     let new = [0, 1, 2].map(|at| after[at] - before[at]);
-    assert_eq!(new, [5, 4, 2]);
+    assert_eq!(new, [6, 4, 2]);
 }
 
 #[test]

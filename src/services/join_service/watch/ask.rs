@@ -168,7 +168,7 @@ fn prove(
 }
 
 /// Asks an accepted machine for the generation of its state disk, which must know the recorded one.
-/// Earlier versions do not know the method: `None`.
+/// Earlier versions do not know the method: `None`, unless a generation is recorded.
 fn generation(
     transport: Transport,
     address: SocketAddr,
@@ -184,7 +184,9 @@ fn generation(
     let answer = Channel::new(transport, &address.to_string())
         .and_then(|channel| channel.unary(GENERATION, &request, &options));
     let answer: GenerationResponse = match answer {
-        Err(status) if status.code() == Code::Unimplemented => return Ok(None),
+        Err(status) if status.code() == Code::Unimplemented => {
+            return without_generations(recorded);
+        }
         Err(status) => return Err(none("NoGeneration", format!("{address}: {status}"))),
         Ok(answer) => answer,
     };
@@ -196,6 +198,23 @@ fn generation(
             message: format!(
                 "the state disk is an older copy: it does not know generation {recorded}, which it had at the last evidence; \
                  it has {current}. Somebody brought an old copy back, or restored a backup: see docs/watch.md"
+            ),
+        })),
+    }
+}
+
+/// Returns what a machine with an earlier version has proved, which knows no generations. An old copy
+/// of its disk has the old image, too, and the policy may still accept that image. So a machine that
+/// had a generation must not come back without one.
+fn without_generations(recorded: &str) -> Result<Option<String>, Answer> {
+    match recorded.is_empty() {
+        true => Ok(None),
+        false => Err(Answer::Refused(Reason {
+            word: "OldDisk",
+            message: format!(
+                "the node runs an earlier version, which knows no generations, and its state disk had generation {recorded} at \
+                 the last evidence: the disk may be an older copy, with its older image. If somebody went back to that image \
+                 on purpose, accept the disk: see docs/state-disk.md"
             ),
         })),
     }
@@ -404,6 +423,13 @@ mod tests {
             let answer = of_refusal(&refusal, place(is_recorded), record.as_ref());
             assert_eq!(word_of(answer), expected, "{machine:?} {recorded:?}");
         }
+    }
+
+    #[test]
+    fn a_version_without_generations_is_accepted_only_if_none_was_recorded() {
+        assert_eq!(without_generations(""), Ok(None));
+        let refused = without_generations("2-9f86d081").unwrap_err();
+        assert_eq!(word_of(refused), ("refused", "OldDisk"));
     }
 
     #[test]
