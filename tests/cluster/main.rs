@@ -376,6 +376,7 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     // cut off while the kubelet is replaced
     second.interrupt_upgrade("test -e /run/state/bin/kubelet.before-upgrade", &list);
     upgrade(&operator, &second, &list, &to);
+    only_the_join_service_approves_kubelets(&operator);
 
     // a new kubelet that exits: the old one runs again, also if the upgrade was cut off with the new one in place
     let script = format!("#!/run/sh\n[ $1 = --version ] && echo Kubernetes {to}\n");
@@ -688,9 +689,17 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
     }
 }
 
+/// Checks that the bindings do not exist that `kubeadm init` and `kubeadm upgrade apply` make.
+fn only_the_join_service_approves_kubelets(operator: &Operator) {
+    let bindings = operator.kubectl(&["get", "clusterrolebindings", "--output", "name"]);
+    assert!(bindings.contains("kubeadm:"), "{bindings}");
+    assert!(!bindings.contains("kubeadm:node-autoapprove"), "{bindings}");
+}
+
 /// Checks that the kubelets of joined nodes got their client certificates by the tokens of their tickets, approved only by the
 /// join service.
 fn client_certificates_are_of_tickets(operator: &Operator, nodes: &[&Node]) {
+    only_the_join_service_approves_kubelets(operator);
     let signer = "spec.signerName=kubernetes.io/kube-apiserver-client-kubelet";
     let get = [
         "get",
