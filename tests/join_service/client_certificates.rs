@@ -267,7 +267,9 @@ fn a_closed_record_renews_no_certificate_until_it_is_open_again() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::for_renewals(cluster);
-    setup.join_worker();
+    let tpm = Swtpm::start();
+    setup.join(&tpm, &worker()).unwrap();
+    setup.make_node("worker-0");
     let record = CONFIG_MAPS
         .in_namespace("kube-system")
         .named("join-node-worker-0");
@@ -290,6 +292,12 @@ fn a_closed_record_renews_no_certificate_until_it_is_open_again() {
         (setup.decision("client"), setup.decision("serving")),
         (None, None)
     );
+    // nor does the machine get a ticket, under this name or another one
+    for (name, disk) in [("worker-0", 1), ("worker-2", 2)] {
+        let status = crate::setup::refused(setup.join(&tpm, &request(name, &[], disk, false)));
+        assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    }
+    assert_eq!(setup.count("join", "refused-before"), 2);
     setup.admin.merge(&record, &refused(Value::Null)).unwrap();
     for request in ["client", "serving"] {
         setup.eventually_decided(request, "Approved", "recorded");

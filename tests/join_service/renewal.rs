@@ -284,7 +284,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
         "127.42.2.101",
     );
     for reason in ["requester", "no-record"] {
-        eventually("the request is left", || {
+        eventually(&format!("{reason} is left"), || {
             count(setup.service(), "left", reason) == 1
         });
     }
@@ -323,7 +323,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
     setup.metadata.set_peers(&PEERS.replace(IP, "127.42.2.200"));
     thread::sleep(Duration::from_secs(6));
     ask_for(&worker, "moved", "worker-0", IP);
-    eventually("the request is left", || {
+    eventually("the request for the old address is left", || {
         count(setup.service(), "left", "unconfirmed") == 1
     });
     setup
@@ -331,7 +331,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
         .set_peers(&PEERS.replace("worker-0", "worker-7"));
     thread::sleep(Duration::from_secs(6));
     ask_for(&worker, "gone", "worker-0", IP);
-    eventually("the request is left", || {
+    eventually("the request of the deleted machine is left", || {
         count(setup.service(), "left", "unknown-machine") == 1
     });
     setup.metadata.set_peers(PEERS);

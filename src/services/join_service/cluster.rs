@@ -386,6 +386,13 @@ impl Cluster {
         Some(record.node.clone())
     }
 
+    /// Returns a record of this machine that is closed, because its evidence was refused.
+    pub fn closed_record_of(&self, machine: &str) -> Option<Arc<MachineRecord>> {
+        let state = self.lock();
+        let mut own = state.records.of_machine(machine);
+        own.find(|record| record.refused.is_some()).cloned()
+    }
+
     /// Counts the records of this machine whose name starts with `prefix`.
     pub fn count_of_machine(&self, prefix: &str, machine: &str) -> usize {
         let state = self.lock();

@@ -241,6 +241,10 @@ pub fn check_name(
     let Some(machine) = claimant.machine.filter(|_| record.is_none()) else {
         return Ok(());
     };
+    // under another name and with an empty disk it is the same machine
+    if let Some(closed) = cluster.closed_record_of(machine) {
+        check_open(&closed, || place(&closed.name))?;
+    }
     match cluster.count_of_machine(NODE_RECORD_PREFIX, machine) {
         of_machine if of_machine >= MAX_PER_MACHINE => {
             let message = format!(
