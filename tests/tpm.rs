@@ -17,7 +17,9 @@ use bootstrapper::node_lock::{Locking, NodeLock};
 use serde_json::{Value, json};
 use swtpm::{Proxy, Swtpm, message};
 use tpm::{Bank, Location, Tpm};
-use verifier::{Evidence, Issuer, Measurement, Policy, Refusal, Validator, qemu_vtpm};
+use verifier::refusal::Kind;
+use verifier::{Evidence, Issuer, Measurement, Policy, Refusal, Session, Validator, qemu_vtpm};
+use verifier::{Identity, Role, session};
 use verifier::{Registers, cluster_register};
 
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
@@ -74,6 +76,42 @@ const ZERO_15: &[(u32, [u8; 32])] = &[(15, [0; 32])];
 fn a_genuine_document_gives_its_user_data() {
     let tpm = Swtpm::start();
     assert_eq!(validate(ZERO_15, &issue(&tpm), NONCE).unwrap(), USER_DATA);
+}
+
+/// Between a verifier and a machine, an attacker can pass the document on and change what no key has signed.
+#[test]
+fn a_refusal_names_the_machine_only_if_that_machine_itself_is_the_peer() {
+    let tpm = Swtpm::start();
+    let (digest, other) = ([1; 32], [2; 32]);
+    let user_data = session::user_data(Role::Server, &digest, &[]);
+    let issuer = qemu_vtpm::issuer(location(&tpm), None);
+    let document = issuer.issue(&user_data, NONCE).unwrap();
+    let accepts = |registers| qemu_vtpm::validator(Arc::new(policy(registers)));
+    let machine = accepts(ZERO_15).judge(&Evidence::new(&document, NONCE));
+    let machine = machine.unwrap().machine;
+    assert!(machine.is_some());
+    let peer = Identity::default();
+    let refusal = |document: &[u8], digest: Option<&[u8; 32]>| {
+        let session = digest.map(|digest| Session {
+            digest,
+            secret: &[],
+            peer: &peer,
+            collateral: None,
+        });
+        let evidence = Evidence {
+            session,
+            ..Evidence::new(document, NONCE)
+        };
+        accepts(&[(4, [9; 32])]).judge(&evidence).unwrap_err()
+    };
+    assert_eq!(refusal(&document, Some(&digest)).machine, machine);
+    assert_eq!(refusal(&document, Some(&other)).machine, None);
+    assert_eq!(refusal(&document, None).machine, None);
+    // the user data of this connection, which the key has not signed
+    let mut changed = as_json(&issuer.issue(USER_DATA, NONCE).unwrap());
+    changed["UserData"] = STANDARD.encode(user_data).into();
+    let refusal = refusal(changed.to_string().as_bytes(), Some(&digest));
+    assert_eq!((refusal.kind, &refusal.machine), (Kind::Nonce, &None));
 }
 
 /// The firmware extends another bank, so that a program of the machine decides what is in this one.
