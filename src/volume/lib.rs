@@ -22,6 +22,7 @@ pub mod broker;
 pub mod cryptsetup;
 pub mod enroll;
 pub mod error;
+pub mod header;
 pub mod manage;
 pub mod recovery_key;
 pub mod serve;

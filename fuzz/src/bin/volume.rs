@@ -7,11 +7,11 @@ use std::os::unix::net::SocketAddr;
 
 use libfuzzer_sys::fuzz_target;
 use volume::settings::{Volume, check_name};
-use volume::{cryptsetup, recovery_key, serve};
+use volume::{cryptsetup, header, recovery_key, serve};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(metadata) = serde_json::from_slice(bytes) {
-        let _ = cryptsetup::weakness(&metadata);
+        let _ = header::weakness(&metadata);
         let _ = cryptsetup::keyslots_of(&metadata).count();
     }
     if let Ok(address) = SocketAddr::from_abstract_name(bytes) {
