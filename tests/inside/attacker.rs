@@ -150,7 +150,8 @@ impl Inside {
         self.bind("flannel", "flannel", &subject);
     }
 
-    fn namespace(&self, name: &str) {
+    /// Makes a namespace, unless it is there.
+    pub fn namespace(&self, name: &str) {
         self.admin
             .create_if_absent(&NAMESPACES.all(), &json!({"metadata": {"name": name}}))
             .unwrap();

@@ -7,6 +7,7 @@
 mod admission;
 mod agents;
 mod attacker;
+mod charts;
 mod harness;
 mod master_secret;
 mod objects;
