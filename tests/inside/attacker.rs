@@ -86,11 +86,8 @@ impl Inside {
             "data": {node: ""},
         });
         let at = Object::of(&map).unwrap();
-        match self.admin.find(&at).unwrap() {
-            None => self.admin.create(&at.collection(), &map).map(drop),
-            Some(_) => self.admin.merge(&at, &map).map(drop),
-        }
-        .unwrap();
+        self.admin.create_if_absent(&at.collection(), &map).unwrap();
+        self.admin.merge(&at, &map).unwrap();
     }
 
     /// Makes an account with these rules in the whole cluster, as the charts of many agents do, and puts its pod onto a node, whose
