@@ -301,6 +301,7 @@ fn an_agent_that_may_write_pods_and_workloads_gets_no_pod_of_our_accounts() {
         ("agents", "pods"),
         &json!([
             {"apiGroups": [""], "resources": ["pods", "pods/ephemeralcontainers"], "verbs": ["create", "get", "patch", "update"]},
+            {"apiGroups": [""], "resources": ["bindings", "pods/binding", "pods/exec", "pods/attach", "pods/portforward"], "verbs": ["create"]},
             {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["create", "get", "patch", "update"]},
         ]),
     );
@@ -331,6 +332,28 @@ fn an_agent_that_may_write_pods_and_workloads_gets_no_pod_of_our_accounts() {
     forbidden(agent.merge(&at, &debug), "change pods of the join service");
 
     let image = json!({"spec": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}});
+    for part in ["exec", "attach", "portforward"] {
+        let opened = agent.create_subresource(&pods.named(&pod).subresource(part), &json!({}));
+        forbidden(opened, "run commands in pods of the join service");
+    }
+    // another scheduler, whose pod is on a worker, may be faster than the cluster's own
+    let binding = |name: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": {"name": name},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": "pods-worker"},
+        })
+    };
+    let at = pods.named(&pod).subresource("binding");
+    let put = agent.create_subresource(&at, &binding(&pod));
+    forbidden(put, "only the scheduler and administrators put pods");
+    let bindings = Resource::namespaced("", "v1", "bindings").in_namespace("kube-system");
+    let put = agent.create(&bindings, &binding(&pod));
+    forbidden(put, "only the scheduler and administrators put pods");
+    let mut other = make("unbound", json!({}), "default");
+    other["spec"].as_object_mut().unwrap().remove("nodeName");
+    agent.create(&pods, &other).unwrap();
+    let at = pods.named("unbound").subresource("binding");
+    agent.create_subresource(&at, &binding("unbound")).unwrap();
     let sets = DAEMON_SETS.in_namespace("kube-system");
     forbidden(
         agent.merge(&sets.named("key-service"), &image),

@@ -425,6 +425,7 @@ mod tests {
                 "clusterroles.rbac.authorization.k8s.io join-service",
                 "clusterroles.rbac.authorization.k8s.io firstlight-joining-nodes",
                 "clusterroles.rbac.authorization.k8s.io firstlight-pods",
+                "clusterroles.rbac.authorization.k8s.io firstlight-bindings",
                 "clusterroles.rbac.authorization.k8s.io firstlight-endpoints",
                 "clusterroles.rbac.authorization.k8s.io firstlight-addresses",
                 "clusterroles.rbac.authorization.k8s.io firstlight-own-addresses",
@@ -432,6 +433,7 @@ mod tests {
                 "clusterrolebindings.rbac.authorization.k8s.io join-service",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-joining-nodes",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-pods",
+                "clusterrolebindings.rbac.authorization.k8s.io firstlight-bindings",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-endpoints",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-addresses",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-own-addresses",
@@ -551,6 +553,8 @@ ClusterRole firstlight-joining-nodes of system:bootstrappers:firstlight:join-tic
   certificatesigningrequests.certificates.k8s.io: create,get,list,watch
 ClusterRole firstlight-pods of kube-system/daemon-set-controller system:kube-controller-manager
   pods.firstlight: assign
+ClusterRole firstlight-bindings of system:kube-scheduler
+  bindings.firstlight: assign
 ClusterRole firstlight-endpoints of kube-system/endpoint-controller kube-system/endpointslice-controller kube-system/endpointslicemirroring-controller system:kube-controller-manager
   endpoints.firstlight: assign
 ClusterRole firstlight-addresses of kube-system/cloud-controller-manager kube-system/node-controller kube-system/service-controller system:cloud-controller-manager system:kube-controller-manager
