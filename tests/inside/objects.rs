@@ -1,18 +1,20 @@
 //! Objects that Firstlight, kubeadm and new nodes find by their names: what agents with the rights of their published charts try, and
 //! what the owners go on writing.
 
+use std::fs;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use base::time;
-use common::kube_apiserver::Process;
+use common::kube_apiserver::{Process, build};
 use common::volumes::add_pod;
 use kubernetes::client::{
     CONFIG_MAPS, Client, Error, LEASES, Object, SECRETS, SERVICE_ACCOUNTS, SERVICES,
 };
 use serde_json::{Value, json};
 
-use crate::attacker::{Inside, eventually, forbidden, token_volume};
+use crate::attacker::{Inside, eventually, forbidden, settings, token_volume};
 
 const NAMESPACE: &str = "kube-system";
 const REFUSED: &str = "only its owner and administrators write the object";
@@ -113,6 +115,56 @@ fn kubeadm_writes_its_settings_and_an_agent_that_may_write_configmaps_does_not()
     }
     create(&agent, &map("objects-own"), &data("a")).unwrap();
     agent.delete(&map("objects-own")).unwrap();
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make test-inside"]
+fn a_real_kubeadm_writes_its_objects_with_admin_conf() {
+    let inside = Inside::start(&settings());
+    inside.control_plane("objects-kubeadm", "10.5.0.12");
+    let config = format!(
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.34.4\n\
+         controlPlaneEndpoint: 127.0.0.1:{}\nnetworking:\n  podSubnet: 10.244.0.0/16\n---\n\
+         apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nlocalAPIEndpoint:\n  advertiseAddress: 10.5.0.12\n\
+         nodeRegistration:\n  name: objects-kubeadm\n  criSocket: unix:///run/containerd/containerd.sock\n\
+         bootstrapTokens:\n- token: abcdef.0123456789abcdef\n",
+        inside.cluster.port()
+    );
+    let (ca, _) = inside.cluster.ca();
+    let admin = inside
+        .cluster
+        .kubeconfig_of("kubernetes-admin", "kubeadm:cluster-admins", &ca);
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, content).unwrap();
+        format!("{}", path.display())
+    };
+    let (config, admin) = (file("config.yaml", &config), file("admin.conf", &admin));
+    let kubeadm = build(&["kubeadm"]).join("kubeadm");
+    let phase = |names: &[&str]| {
+        let mut command = Command::new(&kubeadm);
+        command.args(["init", "phase"]).args(names);
+        let output = command
+            .args(["--config", &config, "--kubeconfig", &admin])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{names:?}: {said}");
+    };
+    // again, as an upgrade does
+    for _ in 0..2 {
+        phase(&["upload-config", "all"]);
+        phase(&["bootstrap-token"]);
+        phase(&["addon", "kube-proxy"]);
+    }
+    for name in ["kubeadm-config", "kubelet-config", "kube-proxy"] {
+        inside.admin.get(&map(name)).unwrap();
+    }
+    let info = CONFIG_MAPS
+        .in_namespace("kube-public")
+        .named("cluster-info");
+    inside.admin.get(&info).unwrap();
 }
 
 #[test]
