@@ -506,7 +506,7 @@ fn an_agent_that_may_request_any_token_gets_none_of_our_accounts() {
         );
         forbidden(asked, "get tokens of the accounts of Firstlight");
         let secret = json!({
-            "metadata": {"name": format!("{name}-token"), "annotations": {"kubernetes.io/service-account.name": name}},
+            "metadata": {"name": format!("token-{name}"), "annotations": {"kubernetes.io/service-account.name": name}},
             "type": "kubernetes.io/service-account-token",
         });
         let secrets = SECRETS.in_namespace("kube-system");
