@@ -76,10 +76,15 @@ fn autoscaler(inside: &Inside, node: &str, address: &str) -> Client {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make test-inside"]
-fn cluster_autoscaler_creates_none_of_the_settings_that_nodes_and_pods_get() {
+fn cluster_autoscaler_creates_no_rollout_and_none_of_the_settings_that_nodes_and_pods_get() {
     let inside = Inside::shared();
     let autoscaler = autoscaler(inside, "objects-autoscaler", "10.5.0.1");
-    for name in ["kubelet-config", "kube-proxy", "cilium-config"] {
+    for name in [
+        "firstlight-rollout",
+        "kubelet-config",
+        "kube-proxy",
+        "cilium-config",
+    ] {
         forbidden(create(&autoscaler, &map(name), &data("evil")), REFUSED);
     }
     create(
@@ -249,7 +254,11 @@ fn a_cloud_controller_that_may_write_secrets_writes_none_of_ours() {
     let controller = inside.agent_on(&worker, (NAMESPACE, "gcp-controllers"), &rules);
     let people = inside.kubeadm();
     let wrapped = json!({"data": {"mastersecret": "YQ=="}});
-    for name in ["firstlight-mastersecret-00", "firstlight-migration"] {
+    for name in [
+        "firstlight-mastersecret-00",
+        "firstlight-migration",
+        "sh.helm.release.v1.firstlight.v2",
+    ] {
         let at = secret(name);
         forbidden(create(&controller, &at, &wrapped), REFUSED);
         create(&people, &at, &wrapped).unwrap();
