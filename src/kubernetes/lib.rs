@@ -3,14 +3,17 @@
 //! ([`kubelet_certificate`], or [`kubelet_request`] and [`certificate_request`] if another node has
 //! the CA), the [`client`] of the Kubernetes API, the administrator's [`kubeconfig`], and the
 //! [`services`] of control planes. [`machine_record`] records which machine has which disk and
-//! name, [`removed_nodes`] which nodes an operator has removed, [`wrapping_key`] encrypts the master
-//! secret in the API, and [`node_version`] is what Constellation's node operator brings all nodes to. [`parameters`] contains types with validated
-//! values, so that a value that Kubernetes would refuse later is refused before any change.
+//! name, [`removed_nodes`] which nodes an operator has removed, [`control_planes`] says which nodes
+//! are control planes by these records, [`wrapping_key`] encrypts the master secret in the API,
+//! and [`node_version`] is what Constellation's node operator
+//! brings all nodes to. [`parameters`] contains types with validated values, so that a value that
+//! Kubernetes would refuse later is refused before any change.
 
 pub mod authority;
 pub mod certificate_request;
 pub mod client;
 pub mod components;
+pub mod control_planes;
 pub mod kubeadm;
 pub mod kubeconfig;
 pub mod kubelet_certificate;

@@ -11,13 +11,12 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use super::super::client::{self, Client, NODES, Resource, Selector};
+use super::super::control_planes::is_labelled;
 use super::super::machine_record::{self, MachineRecord, name_of_node};
 use super::Report;
 
 /// The addresses of Services.
 const ENDPOINT_SLICES: Resource = Resource::namespaced("discovery.k8s.io", "v1", "endpointslices");
-/// The label of control planes, as kubeadm writes it.
-const ROLE_LABEL: &str = "node-role.kubernetes.io/control-plane";
 
 /// Writes the missing records, unless some control plane has one. `named` are nodes for which the
 /// operator vouches: they get a record in any case. Changes nothing in a dry run.
@@ -82,7 +81,7 @@ impl Node {
                 .as_str()
                 .unwrap_or_default()
                 .to_owned(),
-            has_label: object["metadata"]["labels"].get(ROLE_LABEL).is_some(),
+            has_label: is_labelled(object),
             addresses: parsed.collect(),
         }
     }
@@ -121,6 +120,7 @@ fn api_servers(client: &Client) -> Result<Vec<IpAddr>, client::Error> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::control_planes::ROLE_LABEL;
     use super::*;
     use serde_json::json;
 

@@ -1,0 +1,348 @@
+//! Which nodes are control planes, and which pods run there: only by what no kubelet and no agent of
+//! a node can write.
+//!
+//! ```text
+//! the role               the record of the node          join service, init, administrator
+//! the pods of a program  name, node, owner of the pod    for a mirror pod only the kubelet of this node
+//! the kubelet's address  the record of the node          as above
+//! ```
+//!
+//! Labels decide nothing here: each kubelet may give a mirror pod of its node any label, and each
+//! account that may patch the status of Nodes may write labels and addresses of all Nodes. What they
+//! claim without a record is only reported ([`ControlPlanes::ignored`]).
+//!
+//! The API server asks a kubelet at the first internal address of its Node, and accepts any kubelet
+//! there whose certificate has this address. So an address that is not in the record leads to another
+//! machine, and [`ControlPlane::refusal`] says so.
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+
+use super::NAMESPACE;
+use super::client::{self, Client, NODES, PODS, Selector};
+use super::machine_record::{self, MachineRecord};
+
+/// The label of control planes, as kubeadm writes it.
+pub const ROLE_LABEL: &str = "node-role.kubernetes.io/control-plane";
+/// The annotation that the API server accepts only in a mirror pod that a kubelet makes of its own node.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// A node that is a control plane by its record.
+#[derive(Debug, Clone, Default)]
+pub struct ControlPlane {
+    /// The name of the Node.
+    pub name: String,
+    /// The UID of the Node.
+    pub uid: String,
+    /// The record.
+    pub record: MachineRecord,
+    /// The address at which the API server asks the kubelet. Empty if the Node has none.
+    pub address: String,
+}
+
+impl ControlPlane {
+    /// Returns why nothing that this node answers may be believed: its evidence was refused, or the
+    /// API server would ask another machine.
+    pub fn refusal(&self) -> Option<String> {
+        let (name, record) = (&self.name, &self.record);
+        if record.refused.is_some() {
+            return Some(format!(
+                "the evidence of {name} was refused (see its record, ConfigMap {NAMESPACE}/{})",
+                record.name
+            ));
+        }
+        other_machine(name, &self.address, record)
+    }
+
+    /// Returns whether a pod is the mirror pod that the kubelet of this node makes of the static pod
+    /// of a program. No other kubelet can make one of this node.
+    pub fn has_static_pod(&self, program: &str, pod: &Value) -> bool {
+        let metadata = &pod["metadata"];
+        let is_mirror = metadata["annotations"][MIRROR].is_string();
+        metadata["name"] == static_pod_name(program, &self.name)
+            && pod["spec"]["nodeName"] == self.name.as_str()
+            && is_mirror
+            && has_owner(pod, "Node", &self.name, &self.uid)
+    }
+
+    /// Returns the static pod of a program on this node.
+    pub fn static_pod(&self, client: &Client, program: &str) -> Result<StaticPod, client::Error> {
+        let name = static_pod_name(program, &self.name);
+        let pod = client.find(&PODS.in_namespace(NAMESPACE).named(&name))?;
+        Ok(match pod {
+            None => StaticPod::Absent,
+            Some(pod) if self.has_static_pod(program, &pod) => StaticPod::Real(pod),
+            Some(pod) => StaticPod::False(format!(
+                "the pod {NAMESPACE}/{name} is not the static pod of {}: it is on the node {}, and its owner is not this Node. Find out who                  made it, and delete it",
+                self.name,
+                pod["spec"]["nodeName"].as_str().unwrap_or("(none)")
+            )),
+        })
+    }
+
+    /// The same as [`ControlPlane::refusal`], with the Node as it is now: what reads from the kubelet
+    /// asks this before and after.
+    pub fn refusal_now(&self, client: &Client) -> Result<Option<String>, client::Error> {
+        let node = client.get(&NODES.named(&self.name))?;
+        if node["metadata"]["uid"] != self.uid.as_str() {
+            return Ok(Some(format!(
+                "the Node {} was made anew meanwhile: run the command again",
+                self.name
+            )));
+        }
+        let now = ControlPlane {
+            address: first_internal(&node),
+            ..self.clone()
+        };
+        Ok(now.refusal())
+    }
+}
+
+/// Returns why the API server would ask another machine than this node's, if it asks a kubelet at this address.
+fn other_machine(name: &str, address: &str, record: &MachineRecord) -> Option<String> {
+    let is_own = |address: IpAddr| record.has_address(address);
+    if address.parse().is_ok_and(is_own) {
+        return None;
+    }
+    let own: Vec<_> = record.addresses.iter().map(IpAddr::to_string).collect();
+    let expected = match own.is_empty() {
+        true => "none, because the record is of an earlier version".to_owned(),
+        false => own.join(" or "),
+    };
+    Some(format!(
+        "the API server would ask another machine than {name}: expected the address {expected} (ConfigMap {NAMESPACE}/{}), got {}. If the \
+         machine has a new address, write it into the field addresses of this record; otherwise find out who changed the status of the \
+         Node",
+        record.name,
+        match address {
+            "" => "none",
+            address => address,
+        }
+    ))
+}
+
+/// Returns why the API server would ask another machine than that of this Node's record, also of a worker. A record of an earlier
+/// version, without addresses, does not say so.
+pub fn asks_other_machine(node: &Value, record: &MachineRecord) -> Option<String> {
+    let found = other_machine(&record.node, &first_internal(node), record);
+    found.filter(|_| !record.addresses.is_empty())
+}
+
+/// What the API server has under the name of a static pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StaticPod {
+    /// Nothing.
+    Absent,
+    /// The mirror pod of the node's own kubelet.
+    Real(Value),
+    /// A pod of somebody else: a sentence that says so.
+    False(String),
+}
+
+/// Returns the name of the mirror pod of a program on a node.
+pub fn static_pod_name(program: &str, node: &str) -> String {
+    format!("{program}-{node}")
+}
+
+/// Returns whether an object of this kind, name and UID owns a pod. A kubelet can name only its own
+/// Node as the owner of a pod that it makes.
+pub fn has_owner(pod: &Value, kind: &str, name: &str, uid: &str) -> bool {
+    let owners = pod.pointer("/metadata/ownerReferences");
+    let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
+    !uid.is_empty() && owners.any(|it| it["kind"] == kind && it["name"] == name && it["uid"] == uid)
+}
+
+/// The control planes of a cluster.
+#[derive(Debug, Clone, Default)]
+pub struct ControlPlanes {
+    /// Those whose record says so, and whose Node exists, in the order of their names.
+    pub proven: Vec<ControlPlane>,
+    /// The nodes that have the role's label without such a record.
+    pub labelled: Vec<String>,
+}
+
+impl ControlPlanes {
+    /// Asks the API server.
+    pub fn read(client: &Client) -> Result<ControlPlanes, client::Error> {
+        let records = machine_record::of_nodes(client)?;
+        let nodes = client.list_keeping(&NODES.all(), &Selector::default(), identity)?;
+        Ok(ControlPlanes::of(&records, &nodes.items))
+    }
+
+    /// Compares records and Nodes.
+    pub fn of(records: &[MachineRecord], nodes: &[Value]) -> ControlPlanes {
+        let mut found = ControlPlanes::default();
+        for node in nodes {
+            let name = node["metadata"]["name"].as_str().unwrap_or_default();
+            let mut records = records.iter();
+            let record = records.find(|it| it.node == name && it.control_plane);
+            match record {
+                Some(record) => found.proven.push(ControlPlane {
+                    name: name.into(),
+                    uid: node["metadata"]["uid"]
+                        .as_str()
+                        .unwrap_or_default()
+                        .to_owned(),
+                    record: record.clone(),
+                    address: first_internal(node),
+                }),
+                None if is_labelled(node) => found.labelled.push(name.into()),
+                None => {}
+            }
+        }
+        found.proven.sort_by(|a, b| a.name.cmp(&b.name));
+        found.labelled.sort();
+        found
+    }
+
+    /// Returns a control plane by its name.
+    pub fn find(&self, name: &str) -> Option<&ControlPlane> {
+        self.proven.iter().find(|it| it.name == name)
+    }
+
+    /// Returns a sentence for each node that claims to be a control plane without a record.
+    pub fn ignored(&self) -> Vec<String> {
+        let sentence = |name: &String| {
+            format!(
+                "{name} is ignored: no record says that {name} is a control plane, although its Node has the label {ROLE_LABEL}"
+            )
+        };
+        self.labelled.iter().map(sentence).collect()
+    }
+
+    /// Returns what to do if no record names a control plane; `None` if one does.
+    pub fn unrecorded(&self) -> Option<&'static str> {
+        let why = "no record says which nodes are control planes, as in a cluster of an earlier version: `firstlight apply` writes the \
+                   records that are missing; run it first";
+        self.proven.is_empty().then_some(why)
+    }
+}
+
+/// Returns whether a Node has the label of control planes. It proves nothing.
+pub fn is_labelled(node: &Value) -> bool {
+    !node["metadata"]["labels"][ROLE_LABEL].is_null()
+}
+
+/// Returns the address that the API server takes with kubeadm's order of kinds: InternalIP first.
+fn first_internal(node: &Value) -> String {
+    let all = node.pointer("/status/addresses").and_then(Value::as_array);
+    let mut all = all.into_iter().flatten();
+    let first = all.find(|it| it["type"] == "InternalIP");
+    let first = first.and_then(|it| it["address"].as_str());
+    first.unwrap_or_default().to_owned()
+}
+
+/// Reduces a Node to what is read here.
+fn identity(node: Value) -> Value {
+    let metadata = &node["metadata"];
+    json!({
+        "metadata": {"name": metadata["name"], "uid": metadata["uid"], "labels": metadata["labels"]},
+        "status": {"addresses": node["status"]["addresses"]},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use booted_base::uuid::Uuid;
+
+    use super::*;
+
+    fn record(name: &str, is_control_plane: bool) -> MachineRecord {
+        let disk = Uuid::parse("00000000-0000-0000-0000-000000000002").unwrap();
+        MachineRecord {
+            control_plane: is_control_plane,
+            addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+            ..MachineRecord::of_node(name, &disk, Some("m"), "", "")
+        }
+    }
+
+    fn node(name: &str, is_labelled: bool, address: &str) -> Value {
+        let mut labels = json!({});
+        if is_labelled {
+            labels[ROLE_LABEL] = "".into();
+        }
+        json!({
+            "metadata": {"name": name, "uid": format!("uid-{name}"), "labels": labels},
+            "status": {"addresses": [{"type": "Hostname", "address": name}, {"type": "InternalIP", "address": address}]},
+        })
+    }
+
+    #[test]
+    fn a_label_makes_no_control_plane_and_its_absence_none_less() {
+        let nodes = [
+            node("b", false, "10.0.0.1"),
+            node("a", true, "10.0.0.1"),
+            node("worker", true, "10.0.0.1"),
+            node("unknown", true, "10.0.0.1"),
+        ];
+        let records = [
+            record("a", true),
+            record("b", true),
+            record("gone", true),
+            record("worker", false),
+        ];
+        let found = ControlPlanes::of(&records, &nodes);
+        let names: Vec<_> = found.proven.iter().map(|it| &*it.name).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!(found.labelled, ["unknown", "worker"]);
+        assert_eq!(found.ignored().len(), 2);
+        assert!(found.unrecorded().is_none() && found.find("gone").is_none());
+        assert!(ControlPlanes::of(&[], &nodes).unrecorded().is_some());
+    }
+
+    #[test]
+    fn a_control_plane_is_asked_only_at_an_address_of_its_record() {
+        let plane = |address: &str, change: &dyn Fn(&mut MachineRecord)| {
+            let mut record = record("a", true);
+            change(&mut record);
+            let found = ControlPlanes::of(&[record], &[node("a", true, address)]);
+            found.proven[0].refusal()
+        };
+        assert_eq!(plane("10.0.0.1", &|_| ()), None);
+        assert_eq!(plane("::ffff:10.0.0.1", &|_| ()), None);
+        assert_eq!(plane("fd00:0::1", &|_| ()), None);
+        let other = plane("10.0.0.9", &|_| ()).unwrap();
+        assert!(
+            other.contains("expected the address 10.0.0.1 or fd00::1"),
+            "{other}"
+        );
+        assert!(other.contains("got 10.0.0.9"), "{other}");
+        assert!(plane("", &|_| ()).unwrap().contains("got none"));
+        let unknown = plane("10.0.0.1", &|it| it.addresses.clear()).unwrap();
+        assert!(unknown.contains("of an earlier version"), "{unknown}");
+        let moved = node("a", true, "10.0.0.9");
+        assert!(asks_other_machine(&moved, &record("a", false)).is_some());
+        assert!(asks_other_machine(&moved, &MachineRecord::default()).is_none());
+        let refused = plane("10.0.0.1", &|it| it.refused = Some(SystemTime::now()));
+        assert!(refused.unwrap().contains("was refused"));
+    }
+
+    #[test]
+    fn only_the_kubelet_of_a_node_makes_its_static_pod() {
+        let found = ControlPlanes::of(&[record("a", true)], &[node("a", true, "10.0.0.1")]);
+        let good = json!({
+            "metadata": {"name": "etcd-a", "annotations": {MIRROR: "x"},
+                "ownerReferences": [{"kind": "Node", "name": "a", "uid": "uid-a"}]},
+            "spec": {"nodeName": "a"},
+        });
+        let has = |pod: &Value| found.proven[0].has_static_pod("etcd", pod);
+        assert!(has(&good));
+        for (pointer, other) in [
+            ("/metadata/name", "etcd-b"),
+            ("/spec/nodeName", "worker"),
+            ("/metadata/ownerReferences/0/name", "worker"),
+            ("/metadata/ownerReferences/0/uid", "uid-worker"),
+            ("/metadata/ownerReferences/0/kind", "Job"),
+        ] {
+            let mut pod = good.clone();
+            *pod.pointer_mut(pointer).unwrap() = other.into();
+            assert!(!has(&pod), "{pointer}");
+        }
+        let mut pod = good.clone();
+        pod["metadata"]["annotations"] = json!({});
+        assert!(!has(&pod) && !has(&Value::Null));
+    }
+}
