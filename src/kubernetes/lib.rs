@@ -5,7 +5,7 @@
 //! [`services`] of control planes. [`machine_record`] records which machine has which disk and
 //! name, [`removed_nodes`] which nodes an operator has removed, [`control_planes`] says which nodes
 //! are control planes by these records, [`wrapping_key`] encrypts the master secret in the API,
-//! and [`node_version`] is what Constellation's node operator
+//! [`etcd_signature`] signs snapshots, and [`node_version`] is what Constellation's node operator
 //! brings all nodes to. [`parameters`] contains types with validated values, so that a value that
 //! Kubernetes would refuse later is refused before any change.
 
@@ -14,6 +14,7 @@ pub mod certificate_request;
 pub mod client;
 pub mod components;
 pub mod control_planes;
+pub mod etcd_signature;
 pub mod kubeadm;
 pub mod kubeconfig;
 pub mod kubelet_certificate;
