@@ -6,15 +6,13 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use super::error::Error;
-use super::objects::is_control_plane;
 use super::state::{KnownNode, MAX_ADDRESSES, MAX_NODES, State};
-use kubernetes::NAMESPACE;
-use kubernetes::client::{CONFIG_MAPS, Client, NODES, Selector};
-use kubernetes::machine_record::{MachineRecord, RECORDS};
+use kubernetes::client::{Client, NODES, Selector};
+use kubernetes::control_planes::is_labelled;
+use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::services;
 use machines::Role;
 use serde_json::{Value, json};
-use verifier::KeyName;
 
 /// The kinds of addresses, in the order in which they are tried.
 const KINDS: [&str; 2] = ["InternalIP", "ExternalIP"];
@@ -55,16 +53,14 @@ fn save(client: &Client, path: &Path) -> Result<(), Error> {
 /// Returns the nodes of the cluster, control planes first, with the keys in their records.
 fn list(client: &Client) -> Result<Vec<KnownNode>, Error> {
     let nodes = client.list_keeping(&NODES.all(), &Selector::default(), only_needed)?;
-    let records = Selector {
-        labels: RECORDS.into(),
-        ..Selector::default()
-    };
-    let records = client.list(&CONFIG_MAPS.in_namespace(NAMESPACE), &records)?;
-    let records = records.items.iter().filter_map(MachineRecord::read);
-    let keys: BTreeMap<String, KeyName> = records
-        .filter_map(|record| Some((record.node, record.machine.parse().ok()?)))
+    let records = machine_record::of_nodes(client)?;
+    let records = records.into_iter().map(|it| (it.node.clone(), it));
+    let records: BTreeMap<String, MachineRecord> = records.collect();
+    let mut nodes: Vec<KnownNode> = nodes
+        .items
+        .iter()
+        .map(|node| read(node, &records))
         .collect();
-    let mut nodes: Vec<KnownNode> = nodes.items.iter().map(|node| read(node, &keys)).collect();
     nodes.sort_by(|one, other| {
         let key = |node: &KnownNode| (node.role != Role::ControlPlane, node.name.clone());
         key(one).cmp(&key(other))
@@ -81,8 +77,11 @@ fn only_needed(node: Value) -> Value {
     })
 }
 
-fn read(node: &Value, keys: &BTreeMap<String, KeyName>) -> KnownNode {
+fn read(node: &Value, records: &BTreeMap<String, MachineRecord>) -> KnownNode {
     let name = node["metadata"]["name"].as_str().unwrap_or_default();
+    let record = records.get(name);
+    // The label only stands in for a record that an old cluster lacks: the role orders a recovery, and each node proves itself in it.
+    let is_control_plane = record.map_or_else(|| is_labelled(node), |it| it.control_plane);
     let all = node["status"]["addresses"].as_array();
     let of_kind = |kind: &'static str| {
         let all = all.into_iter().flatten();
@@ -91,7 +90,7 @@ fn read(node: &Value, keys: &BTreeMap<String, KeyName>) -> KnownNode {
     };
     KnownNode {
         name: name.into(),
-        role: match is_control_plane(node) {
+        role: match is_control_plane {
             true => Role::ControlPlane,
             false => Role::Worker,
         },
@@ -101,19 +100,26 @@ fn read(node: &Value, keys: &BTreeMap<String, KeyName>) -> KnownNode {
             .map(str::to_owned)
             .take(MAX_ADDRESSES)
             .collect(),
-        key: keys.get(name).copied(),
+        key: record.and_then(|it| it.machine.parse().ok()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::objects::CONTROL_PLANE;
+    use kubernetes::control_planes::ROLE_LABEL;
+    use verifier::KeyName;
+
     use super::*;
 
     #[test]
     fn internal_addresses_come_first() {
         let key: KeyName = "ab".repeat(32).parse().unwrap();
-        let keys = BTreeMap::from([("n".to_owned(), key)]);
+        let record = MachineRecord {
+            machine: key.to_string(),
+            control_plane: true,
+            ..MachineRecord::default()
+        };
+        let of = |record: MachineRecord| BTreeMap::from([("n".to_owned(), record)]);
         let addresses = json!([
             {"type": "Hostname", "address": "n"},
             {"type": "ExternalIP", "address": "203.0.113.5"},
@@ -121,7 +127,7 @@ mod tests {
             {"type": "InternalIP", "address": "fd00::5"},
         ]);
         let node = json!({
-            "metadata": {"name": "n", "labels": {CONTROL_PLANE: ""}},
+            "metadata": {"name": "n", "labels": {ROLE_LABEL: ""}},
             "status": {"addresses": addresses, "images": ["much"]},
         });
         let expected = KnownNode {
@@ -132,7 +138,14 @@ mod tests {
                 .into(),
             key: Some(key),
         };
-        assert_eq!(read(&only_needed(node), &keys), expected);
-        assert_eq!(read(&json!({}), &keys).role, Role::Worker);
+        let node = only_needed(node);
+        assert_eq!(read(&node, &of(record)), expected);
+        assert_eq!(read(&json!({}), &BTreeMap::new()).role, Role::Worker);
+        // a label does not change what a record says
+        assert_eq!(
+            read(&node, &of(MachineRecord::default())).role,
+            Role::Worker
+        );
+        assert_eq!(read(&node, &BTreeMap::new()).role, Role::ControlPlane);
     }
 }

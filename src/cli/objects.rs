@@ -4,8 +4,6 @@ use serde_json::Value;
 
 /// The namespace of kubelets' Leases. A kubelet renews its Lease every ten seconds, as a sign of life.
 pub const KUBELET_LEASES: &str = "kube-node-lease";
-/// The label of control planes, as kubeadm writes it.
-pub const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 
 /// Returns a text; empty if there is none.
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
@@ -28,11 +26,6 @@ pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a str> {
     let mut all = list(object, "/status/conditions").iter();
     all.find(|it| text(it, "/type") == kind)
         .map(|it| text(it, "/status"))
-}
-
-/// Returns whether a Node is that of a control plane.
-pub fn is_control_plane(node: &Value) -> bool {
-    !node["metadata"]["labels"][CONTROL_PLANE].is_null()
 }
 
 /// Returns whether Kubernetes' node controller has not heard of the kubelet for some time. The machine may run nevertheless, for

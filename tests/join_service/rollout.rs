@@ -18,8 +18,8 @@ use booted_proto::join::{
 };
 use common::cloud_server::{self, Answer};
 use kubernetes::client::{
-    CONFIG_MAPS, Client, LEASES, NODES, Object, POD_DISRUPTION_BUDGETS, PODS, SERVICE_ACCOUNTS,
-    Selector,
+    CONFIG_MAPS, Client, DAEMON_SETS, LEASES, NODES, Object, POD_DISRUPTION_BUDGETS, PODS,
+    SERVICE_ACCOUNTS, Selector,
 };
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::services;
@@ -238,11 +238,15 @@ impl Rollouts {
         for number in 0..workers {
             rollouts.join(&format!("worker-{number}"), 100 + number, OLD);
         }
+        let set = DAEMON_SETS
+            .in_namespace("kube-system")
+            .named("join-service");
+        let owner = rollouts.owner("apps/v1", "DaemonSet", &set);
         rollouts.pod(
             "join-service-a",
             "kube-system",
             "plane-0",
-            json!({"metadata.labels": {"k8s-app": "join-service"}}),
+            json!({"metadata.labels": {"k8s-app": "join-service"}, "metadata.ownerReferences": owner}),
         );
         rollouts
     }
@@ -255,7 +259,11 @@ impl Rollouts {
     fn make_plane(&self, number: u8) {
         let name = format!("plane-{number}");
         let uuid = Uuid::parse(&disk(number)).unwrap();
-        let record = MachineRecord::of_node(&name, &uuid, None, "", "");
+        let record = MachineRecord {
+            control_plane: true,
+            addresses: vec![address(number)],
+            ..MachineRecord::of_node(&name, &uuid, None, "", "")
+        };
         let maps = CONFIG_MAPS.in_namespace("kube-system");
         self.admin().create(&maps, &record.to_object()).unwrap();
         self.boot(&name, number, OLD);
@@ -263,8 +271,16 @@ impl Rollouts {
         let static_pod = json!({
             "metadata.labels": {"component": "etcd", "tier": "control-plane"},
             "metadata.annotations": {"kubernetes.io/config.mirror": "a"},
+            "metadata.ownerReferences": self.owner("v1", "Node", &NODES.named(&name)),
         });
         self.pod(&format!("etcd-{name}"), "kube-system", &name, static_pod);
+    }
+
+    /// Returns the list of owners with this object.
+    fn owner(&self, version: &str, kind: &str, object: &Object) -> Value {
+        let owner = self.admin().get(object).unwrap();
+        let (name, uid) = (object.name(), &owner["metadata"]["uid"]);
+        json!([{"apiVersion": version, "kind": kind, "name": name, "uid": uid, "controller": true}])
     }
 
     fn boot(&self, name: &str, number: u8, image: &'static str) {
@@ -337,8 +353,7 @@ impl Rollouts {
             let (part, key) = key.split_once('.').unwrap();
             pod[part][key] = value.clone();
         }
-        if !pod["metadata"]["annotations"].is_null() || namespace == "kube-system" {
-            // a static pod, or one of a DaemonSet
+        if namespace == "kube-system" && more["metadata.ownerReferences"].is_null() {
             pod["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet".into();
         }
         let pods = PODS.in_namespace(namespace);

@@ -121,6 +121,7 @@ fn add_control_plane(client: &Client, cluster: &Cluster, address: &str) {
     client
         .create_if_absent(&in_system(&SERVICE_ACCOUNTS), &account)
         .unwrap();
+    let node = client.get(&NODES.named("cp-0")).unwrap();
     for (component, annotation, image) in [
         (
             "kube-apiserver",
@@ -137,7 +138,8 @@ fn add_control_plane(client: &Client, cluster: &Cluster, address: &str) {
         let pod = json!({
             "metadata": {
                 "name": name, "labels": {"component": component, "tier": "control-plane"},
-                "annotations": {annotation: endpoint},
+                "annotations": {annotation: endpoint, "kubernetes.io/config.mirror": "a"},
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "cp-0", "uid": node["metadata"]["uid"]}],
             },
             "spec": {"nodeName": "cp-0", "containers": [{"name": "a", "image": format!("registry.k8s.io/{component}:{image}")}]},
         });

@@ -1,4 +1,5 @@
-//! Brings a snapshot of etcd into a file, and compares the hash that etcd added to it.
+//! Brings a snapshot of etcd into a file, compares the hash that etcd added to it, and looks for the challenge that the command has
+//! written into the cluster before: who does not read etcd of this cluster cannot know it.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -27,19 +28,29 @@ pub struct Snapshot {
     pub hash: String,
 }
 
-/// Creates the file, with mode 0600. It exists only if all of the snapshot has arrived as etcd wrote it.
-pub fn download(expected: Option<u64>, content: impl Read, path: &Path) -> Result<Snapshot, Error> {
+/// What the snapshot must have.
+pub struct Expected<'a> {
+    /// The length that was announced.
+    pub length: Option<u64>,
+    /// The text that an object of the cluster has.
+    pub challenge: &'a str,
+    /// The control plane whose etcd has saved it.
+    pub node: &'a str,
+}
+
+/// Creates the file, with mode 0600. It exists only if all of the snapshot has arrived as etcd of this cluster wrote it.
+pub fn download(expected: &Expected, content: impl Read, path: &Path) -> Result<Snapshot, Error> {
     let part = part_of(path);
     files::create_private_by(path, &part, |file| copy(expected, content, file, path))
 }
 
 fn copy(
-    expected: Option<u64>,
+    expected: &Expected,
     mut content: impl Read,
     file: &mut File,
     path: &Path,
 ) -> Result<Snapshot, Error> {
-    let mut seen = Seen::default();
+    let mut seen = Seen::new(expected.challenge);
     let mut buffer = Zeroizing::new(vec![0; BUFFER]);
     loop {
         let count = match content.read(&mut buffer) {
@@ -52,13 +63,22 @@ fn copy(
         let written = file.write_all(&buffer[..count]);
         written.map_err(|error| FileError::Io("write", path.into(), error))?;
     }
-    if let Some(expected) = expected.filter(|it| *it != seen.length) {
+    if let Some(expected) = expected.length.filter(|it| *it != seen.length) {
         return Err(cut_off(
             &format!("{expected} bytes were announced"),
             seen.length,
         ));
     }
-    seen.finish()
+    let has_challenge = seen.challenge.is_found;
+    let snapshot = seen.finish()?;
+    match has_challenge {
+        true => Ok(snapshot),
+        false => Err(Error::Refused(format!(
+            "what arrived is not of etcd of this cluster: it does not have the challenge that this command has just written into the \
+             annotations of its Job; nothing was kept. Something else than etcd on {} has answered, or the API server encrypts Jobs",
+            expected.node
+        ))),
+    }
 }
 
 /// Returns the name of an incomplete file; two commands never share one.
@@ -81,24 +101,54 @@ struct Seen {
     hash: Context,
     /// The last bytes, which may be the hash.
     tail: Zeroizing<Vec<u8>>,
+    challenge: Needle,
 }
 
-impl Default for Seen {
-    fn default() -> Seen {
-        Seen {
-            length: 0,
-            beginning: vec![],
-            hash: Context::new(&SHA256),
-            tail: Zeroizing::new(Vec::with_capacity(BUFFER + SHA256_OUTPUT_LEN)),
+/// A text that is looked for.
+struct Needle {
+    text: Vec<u8>,
+    /// The last bytes before, in which the text may begin.
+    kept: Zeroizing<Vec<u8>>,
+    is_found: bool,
+}
+
+impl Needle {
+    fn add(&mut self, bytes: &[u8]) {
+        let length = self.text.len();
+        let has = |bytes: &[u8], text: &[u8]| bytes.windows(length).any(|it| it == text);
+        let begin = &bytes[..bytes.len().min(length)];
+        self.kept.extend_from_slice(begin);
+        self.is_found = self.is_found || has(bytes, &self.text) || has(&self.kept, &self.text);
+        if bytes.len() > length {
+            self.kept.clear();
+            self.kept.extend_from_slice(&bytes[bytes.len() - length..]);
+        } else {
+            let surplus = self.kept.len().saturating_sub(length);
+            self.kept.drain(..surplus);
         }
     }
 }
 
 impl Seen {
+    fn new(challenge: &str) -> Seen {
+        Seen {
+            length: 0,
+            beginning: vec![],
+            hash: Context::new(&SHA256),
+            tail: Zeroizing::new(Vec::with_capacity(BUFFER + SHA256_OUTPUT_LEN)),
+            challenge: Needle {
+                text: challenge.into(),
+                kept: Zeroizing::new(Vec::with_capacity(2 * challenge.len())),
+                is_found: false,
+            },
+        }
+    }
+
     fn add(&mut self, bytes: &[u8]) {
         self.length += bytes.len() as u64;
         let missing = (MAGIC_AT + MAGIC.len()).saturating_sub(self.beginning.len());
         self.beginning.extend(bytes.iter().take(missing));
+        self.challenge.add(bytes);
         self.tail.extend_from_slice(bytes);
         let hashed = self.tail.len().saturating_sub(SHA256_OUTPUT_LEN);
         self.hash.update(&self.tail[..hashed]);
@@ -139,10 +189,21 @@ mod tests {
 
     use super::*;
 
+    const TEXT: &str = "the challenge";
+
+    fn expected(length: Option<u64>) -> Expected<'static> {
+        Expected {
+            length,
+            challenge: TEXT,
+            node: "a",
+        }
+    }
+
     /// A database of this many pages, with its hash.
     fn snapshot(pages: usize) -> Vec<u8> {
         let mut content = vec![7; pages * PAGE as usize];
         content[MAGIC_AT..MAGIC_AT + 4].copy_from_slice(&MAGIC);
+        content[100..][..TEXT.len()].copy_from_slice(TEXT.as_bytes());
         let hash = digest(&SHA256, &content);
         [&content, hash.as_ref()].concat()
     }
@@ -166,7 +227,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("snapshot.db");
         let try_it = |content: &[u8], expected: Option<u64>| {
-            let result = download(expected, content, &path);
+            let result = download(&super::tests::expected(expected), content, &path);
             let names = std::fs::read_dir(folder.path()).unwrap().count();
             assert_eq!(names, usize::from(result.is_ok()));
             result
@@ -202,9 +263,9 @@ mod tests {
             (length, good.clone())
         );
         // another file is never replaced
-        assert!(download(None, &good[..], &path).is_err());
+        assert!(download(&expected(None), &good[..], &path).is_err());
         std::fs::remove_file(&path).unwrap();
-        download(None, Slow(&good, 0), &path).unwrap();
+        download(&expected(None), Slow(&good, 0), &path).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), good);
     }
 
@@ -212,10 +273,39 @@ mod tests {
     fn only_the_content_that_was_hashed_is_accepted() {
         let good = snapshot(2);
         for content in mutations(&good, 2000) {
-            let mut seen = Seen::default();
+            let mut seen = Seen::new(TEXT);
             seen.add(&content);
             let is_good = content == good;
             assert!(is_good || seen.finish().is_err());
+        }
+    }
+
+    #[test]
+    fn a_snapshot_of_another_etcd_is_not_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("snapshot.db");
+        let forged = snapshot(3);
+        let other = Expected {
+            challenge: "another challenge",
+            ..expected(None)
+        };
+        let error = download(&other, &forged[..], &path).err().unwrap();
+        let error = error.to_string();
+        assert!(error.contains("not of etcd of this cluster"), "{error}");
+        assert!(error.contains("Something else than etcd on a"), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_challenge_is_found_however_the_bytes_arrive() {
+        let text = b"0123456789 the challenge 0123456789";
+        for step in 1..=text.len() {
+            let mut seen = Seen::new(TEXT);
+            text.chunks(step).for_each(|chunk| seen.add(chunk));
+            assert!(seen.challenge.is_found, "{step}");
+            let mut seen = Seen::new("the challenges");
+            text.chunks(step).for_each(|chunk| seen.add(chunk));
+            assert!(!seen.challenge.is_found, "{step}");
         }
     }
 }

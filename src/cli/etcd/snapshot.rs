@@ -10,15 +10,19 @@ use base::crypto::random;
 use base::text::hex;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, JOBS, Object, PODS, Selector};
+use kubernetes::control_planes::has_owner;
+use kubernetes::etcd_signature::file_of;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::download::{Snapshot, download};
+use super::download::{Expected, Snapshot, download};
+use super::signer::Signer;
 use crate::consent;
 use crate::error::Error;
 use crate::files::FileError;
 use crate::interrupt;
 use crate::kubeconfig;
+use crate::master_secret::SecretSource;
 use crate::node::etcd::{Etcd, EtcdPlace};
 use crate::objects::{list, text};
 use crate::output::Output;
@@ -30,6 +34,9 @@ const SERVED: &str = "pods";
 /// Where the pod has the folder of the snapshot.
 const FOLDER: &str = "/snapshot";
 const FILE: &str = "snapshot.db";
+/// The annotation of the Job with the challenge: random digits, which only somebody knows who may read Jobs of kube-system, or etcd. Pods
+/// do not get it.
+const CHALLENGE: &str = "firstlight/challenge";
 /// How long etcd may take to save.
 const LIMIT: Duration = Duration::from_secs(15 * 60);
 const SAVE_LIMIT: &str = "14m";
@@ -50,6 +57,10 @@ pub struct Options {
     pub is_agreed: bool,
     /// Whether only the plan is shown.
     pub is_dry_run: bool,
+    /// The master secret that signs; `None` to sign nothing.
+    pub secret: Option<SecretSource>,
+    /// The state file, which may be missing.
+    pub state: PathBuf,
     /// The administrator's kubeconfigs.
     pub kubeconfig: Vec<PathBuf>,
     /// The form of the output.
@@ -60,9 +71,10 @@ pub struct Options {
 
 /// Saves a snapshot.
 pub fn run(options: &Options) -> Result<(), Error> {
-    if options.file.exists() {
+    let own = [options.file.clone(), file_of(&options.file)];
+    if let Some(there) = own.into_iter().find(|it| it.exists()) {
         let exists = std::io::ErrorKind::AlreadyExists.into();
-        return Err(FileError::Io("create", options.file.clone(), exists).into());
+        return Err(FileError::Io("create", there, exists).into());
     }
     let client = kubeconfig::client(&options.kubeconfig)?;
     let patient = client.within(options.timeout);
@@ -72,7 +84,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let etcd = find(&client)?;
     let readers = readers(&client, etcd.node())?;
     let out = options.output;
-    out.say(plan(&options.file, etcd.node(), &readers))?;
+    out.say(plan(options, etcd.node(), &readers))?;
     if options.is_dry_run {
         out.json(&json!({"saved": false, "node": etcd.node(), "readers": readers}))?;
         return out.say("nothing was done");
@@ -83,6 +95,9 @@ pub fn run(options: &Options) -> Result<(), Error> {
         consent::ask("Save a snapshot?", "--dry-run")?;
         progress = Progress::on_stderr();
     }
+    let secret = options.secret.as_ref();
+    let signer = secret.map(|secret| Signer::of(&client, secret, &options.state));
+    let signer = signer.transpose()?;
     interrupt::means(
         "the snapshot is not complete: delete FILE.*.part here, if there is one, since it has Secrets; Kubernetes deletes the Job \
          firstlight-etcd-.. in kube-system and its file on the control plane within half an hour",
@@ -90,8 +105,16 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let job = SaveJob::create(&client, &etcd)?;
     let (state, path) = job.wait(&etcd, &progress)?;
     progress.phase(format!("bringing the snapshot from {}", etcd.node()));
+    etcd.check()?;
     let content = patient.node_file(etcd.node(), &path)?;
-    let snapshot = download(content.length(), content.into_reader(), &options.file)?;
+    let expected = Expected {
+        length: content.length(),
+        challenge: &job.challenge,
+        node: etcd.node(),
+    };
+    let snapshot = download(&expected, content.into_reader(), &options.file)?;
+    let signature = signer.map(|it| it.sign(&options.file, &etcd, &snapshot, &state));
+    let signature = signature.transpose()?;
     // deletes the Job
     drop(job);
     interrupt::means("the snapshot is complete; Kubernetes deletes the file on the control plane");
@@ -99,16 +122,25 @@ pub fn run(options: &Options) -> Result<(), Error> {
     drop(progress);
     out.json(&json!({
         "saved": true, "node": etcd.node(), "file": options.file, "size": snapshot.length, "sha256": snapshot.hash,
-        "revision": state.header.revision, "etcd": state.version, "readers": readers,
+        "revision": state.header.revision, "etcd": state.version, "readers": readers, "signature": signature,
     }))?;
-    out.say(done(&options.file, &snapshot, &state, etcd.node()))
+    out.say(done(&options.file, &snapshot, &state, etcd.node()))?;
+    out.say(match &signature {
+        Some(path) => format!("signed with the master secret: {}; keep it with the snapshot", path.display()),
+        None => format!(
+            "warning: not signed, because no master secret was given: `bootstrapper restore-etcd` will take the snapshot only with \
+             --unsigned {}",
+            snapshot.hash
+        ),
+    })
 }
 
 fn find(client: &Client) -> Result<Etcd<'_>, Error> {
     match Etcd::find(client, &[])? {
-        EtcdPlace::There(etcd) => Ok(etcd),
+        EtcdPlace::There(etcd) => Ok(*etcd),
         EtcdPlace::OnlyOn(nodes) => Err(Error::Refused(format!(
-            "no etcd is ready (its pods are on {}): start the machines, or bring etcd back (docs/day-two/etcd.md)",
+            "no etcd is ready that may be asked (its pods are on {}): see the warnings, start the machines, or bring etcd back \
+             (docs/day-two/etcd.md)",
             printable(&nodes.join(", "))
         ))),
         EtcdPlace::Elsewhere => Err(Error::Refused(
@@ -143,7 +175,8 @@ fn readers(client: &Client, node: &str) -> Result<Vec<String>, Error> {
     Ok(pods.items.iter().filter(can_read).map(name).collect())
 }
 
-fn plan(file: &Path, node: &str, readers: &[String]) -> String {
+fn plan(options: &Options, node: &str, readers: &[String]) -> String {
+    let file = &options.file;
     let who = match readers.is_empty() {
         true => "no pod there mounts this folder or is privileged".to_owned(),
         false => format!(
@@ -153,15 +186,23 @@ fn plan(file: &Path, node: &str, readers: &[String]) -> String {
     };
     format!(
         "etcd on {node} saves a snapshot, which comes here as {}. For about a minute it is also in {LOGS} of {node}: {who}. It contains every \
-         Secret of the cluster in plaintext, also the master secret",
-        file.display()
+         Secret of the cluster in plaintext. {}",
+        file.display(),
+        match options.secret.is_some() {
+            true => format!(
+                "It is signed with the master secret, in {}",
+                file_of(file).display()
+            ),
+            false =>
+                "It is not signed, because no master secret was given (--master-secret)".to_owned(),
+        }
     )
 }
 
 fn done(file: &Path, snapshot: &Snapshot, state: &State, node: &str) -> String {
     format!(
         "saved: {}, {} bytes, of revision {} or later, by etcd {} on {node}; it has the SHA-256 that etcd added: {}\nwarning: it contains every \
-         Secret of the cluster in plaintext, also the master secret: encrypt it before you store it",
+         Secret of the cluster in plaintext: encrypt it before you store it",
         file.display(),
         snapshot.length,
         state.header.revision,
@@ -174,6 +215,8 @@ fn done(file: &Path, snapshot: &Snapshot, state: &State, node: &str) -> String {
 struct SaveJob<'a> {
     client: &'a Client,
     at: Object,
+    uid: String,
+    challenge: String,
 }
 
 impl Drop for SaveJob<'_> {
@@ -191,9 +234,16 @@ impl<'a> SaveJob<'a> {
     fn create(client: &'a Client, etcd: &Etcd) -> Result<SaveJob<'a>, Error> {
         let name = format!("firstlight-etcd-{}", hex(&random::<4>()));
         let jobs = JOBS.in_namespace(NAMESPACE);
-        client.create(&jobs, &manifest(&name, etcd)?)?;
-        let at = jobs.named(&name);
-        Ok(SaveJob { client, at })
+        let challenge = hex(&random::<32>());
+        let mut manifest = manifest(&name, etcd)?;
+        manifest["metadata"]["annotations"] = json!({CHALLENGE: challenge});
+        let created = client.create(&jobs, &manifest)?;
+        Ok(SaveJob {
+            client,
+            at: jobs.named(&name),
+            uid: text(&created, "/metadata/uid").into(),
+            challenge,
+        })
     }
 
     /// Waits until the snapshot is saved. Returns the state of etcd before, and the path of the file at the kubelet.
@@ -203,7 +253,7 @@ impl<'a> SaveJob<'a> {
             etcd.node(),
             self.at.name()
         ));
-        let pod = etcd.wait(&self.pod()?, LIMIT)?;
+        let pod = etcd.wait(&self.pod(etcd.node())?, LIMIT)?;
         let ran = etcd.ran(&pod, &["read", "status", "save"])?;
         let [read, status, save] = &ran[..] else {
             return Err(Error::failed("expected the logs of three containers"));
@@ -227,14 +277,17 @@ impl<'a> SaveJob<'a> {
         ))
     }
 
-    /// Returns the pod of the Job, as soon as it exists.
-    fn pod(&self) -> Result<Object, Error> {
+    /// Returns the pod of the Job, as soon as it exists. Each kubelet may make a pod with the label, but none that the Job owns.
+    fn pod(&self, node: &str) -> Result<Object, Error> {
         let selector =
             Selector::labels(&format!("batch.kubernetes.io/job-name={}", self.at.name()));
         let end = Instant::now() + START;
         loop {
             let pods = self.client.list(&PODS.in_namespace(NAMESPACE), &selector)?;
-            if let Some(pod) = pods.items.first() {
+            let is_own = |pod: &&Value| {
+                has_owner(pod, "Job", self.at.name(), &self.uid) && pod["spec"]["nodeName"] == node
+            };
+            if let Some(pod) = pods.items.iter().find(is_own) {
                 return Ok(PODS
                     .in_namespace(NAMESPACE)
                     .named(text(pod, "/metadata/name")));
@@ -302,9 +355,11 @@ fn manifest(name: &str, etcd: &Etcd) -> Result<Value, Error> {
 /// What a member of etcd says about itself.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-struct State {
-    header: Header,
-    version: String,
+pub struct State {
+    /// The head of its answer.
+    pub header: Header,
+    /// Its version.
+    pub version: String,
     /// The member that leads; zero if there is none.
     leader: u64,
     errors: Option<Vec<String>>,
@@ -312,8 +367,9 @@ struct State {
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-struct Header {
-    revision: u64,
+pub struct Header {
+    /// The revision of its newest object.
+    pub revision: u64,
 }
 
 #[derive(Deserialize)]

@@ -4,14 +4,13 @@ use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, NODES, Object,
     PENDING_NODES, SCALING_GROUPS, Selector,
 };
+use kubernetes::control_planes::is_labelled;
 use kubernetes::node_version::{IMAGE_ANNOTATION, NodeVersion};
 use kubernetes::services::master_secret;
 use kubernetes::services::{self, Maker, OldClients, outside};
 use kubernetes::{NAMESPACE, kubeadm, yaml};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
-
-use crate::objects::is_control_plane;
 
 /// The Deployment of Constellation's node operator.
 const NODE_OPERATOR: &str = "constellation-operator-controller-manager";
@@ -196,7 +195,8 @@ impl ClusterNode {
         let metadata = &node["metadata"];
         ClusterNode {
             name: text(&metadata["name"]),
-            is_control_plane: is_control_plane(node),
+            // a cluster of Constellation has no records yet; the role decides only the order of steps, and nobody gets a secret by it
+            is_control_plane: is_labelled(node),
             is_ready: all("conditions")
                 .any(|condition| condition["type"] == "Ready" && condition["status"] == "True"),
             kubelet: text(&node["status"]["nodeInfo"]["kubeletVersion"]),

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use base::crypto::{CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client, NODES, Selector};
+use kubernetes::control_planes::is_labelled;
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::node_version::{COMPONENTS, IMAGE, IMAGE_VERSION, NodeVersion};
 use kubernetes::services::migration::Migration;
@@ -23,7 +24,7 @@ use crate::error::Error;
 use crate::init::expected_cluster_id;
 use crate::interrupt;
 use crate::keeping::Wish;
-use crate::objects::{is_control_plane, text};
+use crate::objects::text;
 use crate::policy::both_images;
 use crate::progress::Progress;
 use crate::state::{STATE_FILE, State};
@@ -318,7 +319,7 @@ impl<'a> Move<'a> {
             .list_keeping(&NODES.all(), &Selector::default(), |node| {
                 json!({"metadata": {"name": node["metadata"]["name"], "labels": node["metadata"]["labels"]}})
             })?;
-        for node in nodes.items.iter().filter(|node| !is_control_plane(node)) {
+        for node in nodes.items.iter().filter(|node| !is_labelled(node)) {
             let name = text(node, "/metadata/name");
             let record = MachineRecord {
                 name: machine_record::name_of_node(name),

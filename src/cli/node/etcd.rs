@@ -11,6 +11,7 @@ use base::crypto::random;
 use base::text::hex;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{Client, Object, PODS, Selector};
+use kubernetes::control_planes::{ControlPlane, ControlPlanes, StaticPod};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -18,8 +19,11 @@ use crate::error::Error;
 use crate::objects::{condition, list, text};
 use crate::progress::{Progress, printable};
 
-/// The labels of kubeadm's static pods of etcd.
-pub const ETCD: &str = "component=etcd,tier=control-plane";
+/// The program whose static pods are etcd.
+pub const ETCD: &str = "etcd";
+/// The labels that kubeadm gives these pods. Each kubelet may give them to a pod of its own node, so they only find pods that are named in
+/// a warning.
+const LABELS: &str = "component=etcd,tier=control-plane";
 /// How long one run of etcdctl may take, with the start of its pod.
 const LIMIT: Duration = Duration::from_secs(120);
 /// How long etcdctl waits for etcd.
@@ -177,7 +181,7 @@ fn faults(members: &[Member]) -> String {
 /// The control plane on which etcdctl runs.
 pub struct Etcd<'a> {
     client: &'a Client,
-    node: String,
+    plane: ControlPlane,
     /// etcd's static pod on it.
     pod: Value,
 }
@@ -185,7 +189,7 @@ pub struct Etcd<'a> {
 /// Where etcd runs.
 pub enum EtcdPlace<'a> {
     /// On control planes, of which this one stays.
-    There(Etcd<'a>),
+    There(Box<Etcd<'a>>),
     /// Only on the nodes that are removed, or where its pod is not ready: their names.
     OnlyOn(Vec<String>),
     /// In no pod of kubeadm: the cluster uses another etcd.
@@ -193,25 +197,40 @@ pub enum EtcdPlace<'a> {
 }
 
 impl<'a> Etcd<'a> {
-    /// Returns a control plane other than these whose etcd is ready.
+    /// Returns a control plane other than these whose etcd is ready. It is one by its record, and the API server reaches its machine.
+    /// What else claims to be etcd or a control plane is named in a warning.
     pub fn find(client: &'a Client, except: &[String]) -> Result<EtcdPlace<'a>, Error> {
-        let pods = client.list(&PODS.in_namespace(NAMESPACE), &Selector::labels(ETCD))?;
-        let node = |pod: &Value| text(pod, "/spec/nodeName").to_owned();
-        let mut nodes: Vec<_> = pods.items.iter().map(node).collect();
-        let found = pods.items.into_iter().find(|pod| {
-            !except.contains(&node(pod)) && condition(pod, "Ready").is_some_and(|it| it == "True")
-        });
-        Ok(match found {
-            Some(pod) => EtcdPlace::There(Etcd {
-                client,
-                node: node(&pod),
-                pod,
-            }),
-            None if nodes.is_empty() => EtcdPlace::Elsewhere,
-            None => {
-                nodes.sort();
-                EtcdPlace::OnlyOn(nodes)
+        let planes = ControlPlanes::read(client)?;
+        if let Some(why) = planes.unrecorded() {
+            return Err(Error::Refused(why.into()));
+        }
+        warn_of_others(client, &planes)?;
+        let mut nodes = vec![];
+        for plane in &planes.proven {
+            let pod = match plane.static_pod(client, ETCD)? {
+                StaticPod::Absent => continue,
+                StaticPod::Real(pod) => Some(pod),
+                StaticPod::False(why) => {
+                    log::warn!("{}", printable(&why));
+                    None
+                }
+            };
+            nodes.push(plane.name.clone());
+            let is_ready = |pod: &Value| condition(pod, "Ready") == Some("True");
+            let Some(pod) = pod.filter(|pod| !except.contains(&plane.name) && is_ready(pod)) else {
+                continue;
+            };
+            match plane.refusal() {
+                Some(why) => log::warn!("etcd on {} is not asked: {why}", plane.name),
+                None => {
+                    let plane = plane.clone();
+                    return Ok(EtcdPlace::There(Box::new(Etcd { client, plane, pod })));
+                }
             }
+        }
+        Ok(match nodes.is_empty() {
+            true => EtcdPlace::Elsewhere,
+            false => EtcdPlace::OnlyOn(nodes),
         })
     }
 
@@ -236,9 +255,23 @@ impl<'a> Etcd<'a> {
         }
     }
 
-    /// Returns the control plane.
+    /// Returns the name of the control plane.
     pub fn node(&self) -> &str {
-        &self.node
+        &self.plane.name
+    }
+
+    /// Returns the control plane.
+    pub fn plane(&self) -> &ControlPlane {
+        &self.plane
+    }
+
+    /// Refuses if the API server would now ask another machine than this control plane's. What reads from the kubelet calls this before
+    /// and after it.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.plane.refusal_now(self.client)? {
+            None => Ok(()),
+            Some(why) => Err(Error::Refused(printable(&why))),
+        }
     }
 
     /// Returns the error for what etcdctl did not do: a clause such as `list its members`.
@@ -248,14 +281,14 @@ impl<'a> Etcd<'a> {
         let said: String = said.chars().rev().collect();
         Error::Refused(format!(
             "etcd on {} did not {what}: etcdctl says: {}",
-            self.node,
+            self.node(),
             printable(&said)
         ))
     }
 
     /// Returns the specification of a pod that runs etcdctl with each of these arguments, in a container of this name each.
     pub fn pod_spec(&self, commands: &[(&str, &[&str])]) -> Result<Value, Error> {
-        spec(&self.node, &self.pod, commands)
+        spec(self.node(), &self.pod, commands)
     }
 
     /// Runs etcdctl with each of these arguments, in a container of this name each.
@@ -264,7 +297,7 @@ impl<'a> Etcd<'a> {
         let pods = PODS.in_namespace(NAMESPACE);
         progress.phase(format!(
             "asking etcd on {}, by the pod {NAMESPACE}/{name}",
-            self.node
+            self.node()
         ));
         let labels = json!({"app.kubernetes.io/part-of": "firstlight"});
         let pod = json!({
@@ -289,6 +322,7 @@ impl<'a> Etcd<'a> {
         let at = PODS
             .in_namespace(NAMESPACE)
             .named(text(pod, "/metadata/name"));
+        self.check()?;
         let each = containers.iter().map(|container| {
             let code = exit_code(pod, container);
             Ok(Ran {
@@ -300,7 +334,9 @@ impl<'a> Etcd<'a> {
                 },
             })
         });
-        each.collect()
+        let ran = each.collect::<Result<_, Error>>()?;
+        self.check()?;
+        Ok(ran)
     }
 
     /// Waits until a pod has ended.
@@ -323,7 +359,7 @@ impl<'a> Etcd<'a> {
                     "its phase is {:?} after {} s: is the kubelet of {} running?",
                     text(&pod, "/status/phase"),
                     limit.as_secs(),
-                    self.node
+                    self.node()
                 ),
                 None => {
                     self.client.stopped_within(PAUSE);
@@ -337,6 +373,27 @@ impl<'a> Etcd<'a> {
             )));
         }
     }
+}
+
+/// Names in warnings what has the labels of control planes or of etcd, and is ignored.
+fn warn_of_others(client: &Client, planes: &ControlPlanes) -> Result<(), Error> {
+    for sentence in planes.ignored() {
+        log::warn!("{}", printable(&sentence));
+    }
+    let pods = client.list(&PODS.in_namespace(NAMESPACE), &Selector::labels(LABELS))?;
+    let is_known = |pod: &Value| {
+        let mut planes = planes.proven.iter();
+        planes.any(|plane| plane.has_static_pod(ETCD, pod))
+    };
+    for pod in pods.items.iter().filter(|pod| !is_known(pod)) {
+        log::warn!(
+            "the pod {NAMESPACE}/{} on {} is ignored: it has the labels of etcd, and is not the static pod of a control plane that a record \
+             names",
+            printable(text(pod, "/metadata/name")),
+            printable(text(pod, "/spec/nodeName"))
+        );
+    }
+    Ok(())
 }
 
 /// What a container of the pod did.

@@ -4,8 +4,12 @@
 use std::time::Duration;
 
 use kubernetes::client::{self, Client};
+use kubernetes::control_planes::asks_other_machine;
+use kubernetes::machine_record::MachineRecord;
+use serde_json::Value;
 
 use crate::error::Error;
+use crate::objects::text;
 
 /// The limit of one question. An API server tries for 30 s to reach a kubelet.
 const PATIENCE: Duration = Duration::from_secs(45);
@@ -31,9 +35,18 @@ pub enum Kubelet {
 }
 
 impl Kubelet {
-    /// Asks the kubelet of a node through the API server.
-    pub fn ask(client: &Client, node: &str) -> Result<Kubelet, Error> {
-        Kubelet::of(client.within(PATIENCE).ask_kubelet(node)).map_err(Error::from)
+    /// Asks the kubelet of a node through the API server. Nothing is asked at an address that is not in the record of the node: whether
+    /// another machine answers says nothing about this one.
+    pub fn ask(
+        client: &Client,
+        node: &Value,
+        record: Option<&MachineRecord>,
+    ) -> Result<Kubelet, Error> {
+        if let Some(why) = record.and_then(|record| asks_other_machine(node, record)) {
+            return Ok(Kubelet::Unknown(why));
+        }
+        let name = text(node, "/metadata/name");
+        Kubelet::of(client.within(PATIENCE).ask_kubelet(name)).map_err(Error::from)
     }
 
     fn of(heard: Result<(), client::Error>) -> Result<Kubelet, client::Error> {

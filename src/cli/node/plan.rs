@@ -8,6 +8,7 @@ use kubernetes::NAMESPACE;
 use kubernetes::client::{
     CONFIG_MAPS, Client, JOINING_NODES, NODES, Resource, SECRETS, Selector, wipe,
 };
+use kubernetes::control_planes::{ControlPlanes, is_labelled};
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
 use kubernetes::services;
 use serde_json::{Value, json};
@@ -17,7 +18,7 @@ use super::etcd::{Etcd, EtcdPlace, Member, Quorum, host, removal, shown};
 use super::kubelet::Kubelet;
 use crate::drain::{Permitted, Pods};
 use crate::error::Error;
-use crate::objects::{CONTROL_PLANE, is_control_plane, is_silent, list, text};
+use crate::objects::{is_silent, list, text};
 use crate::progress::{Progress, printable};
 
 /// Which volumes a driver has attached to which node.
@@ -93,16 +94,19 @@ impl Leaving {
         })
     }
 
-    /// Returns whether the node is a control plane. If Node and record are gone, a member of etcd shows that it was one.
+    /// Returns whether the node is a control plane: its record says so, or etcd has a member of it, whose record may be gone.
     pub fn is_control_plane(&self) -> bool {
-        let is_recorded = |record: &MachineRecord| record.control_plane;
-        match (&self.node, &self.record) {
-            (None, None) => !self.members.is_empty(),
-            (node, record) => {
-                node.as_ref().is_some_and(is_control_plane)
-                    || record.as_ref().is_some_and(is_recorded)
-            }
-        }
+        self.is_recorded() || !self.members.is_empty()
+    }
+
+    fn is_recorded(&self) -> bool {
+        self.record.as_ref().is_some_and(|it| it.control_plane)
+    }
+
+    /// Returns whether etcd has to be asked for members of this node. The label of the Node proves nothing, but asking does no harm.
+    fn may_be_member(&self) -> bool {
+        let is_gone = self.node.is_none() && self.record.is_none();
+        is_gone || self.is_recorded() || self.node.as_ref().is_some_and(is_labelled)
     }
 
     /// Returns whether the machine runs for sure: its kubelet has answered.
@@ -221,9 +225,7 @@ impl<'a> RemovalPlan<'a> {
         };
         plan.add_records(client)?;
         plan.check_others(client)?;
-        let may_be_member =
-            |it: &Leaving| it.is_control_plane() || it.node.is_none() && it.record.is_none();
-        if plan.nodes.iter().any(may_be_member) {
+        if plan.nodes.iter().any(Leaving::may_be_member) {
             plan.ask_etcd(client, progress, names)?;
         }
         for node in &mut plan.nodes {
@@ -234,9 +236,9 @@ impl<'a> RemovalPlan<'a> {
                     node.name
                 )));
             }
-            if node.node.is_some() {
+            if let Some(object) = &node.node {
                 progress.phase(format!("asking the kubelet of {}", node.name));
-                node.kubelet = Some(Kubelet::ask(client, &node.name)?);
+                node.kubelet = Some(Kubelet::ask(client, object, node.record.as_ref())?);
             }
         }
         Ok(plan)
@@ -275,23 +277,39 @@ impl<'a> RemovalPlan<'a> {
         Ok(())
     }
 
-    /// Refuses to remove the last control plane.
+    /// Refuses to remove the last control plane. Only those count that a record names.
     pub fn check_others(&self, client: &Client) -> Result<(), Error> {
-        let selector = Selector::labels(CONTROL_PLANE);
-        let all = client.list_keeping(&NODES.all(), &selector, name_and_addresses)?;
+        let planes = ControlPlanes::read(client)?;
         let is_leaving = |name: &str| self.nodes.iter().any(|it| it.name == name);
-        let stays = |it: &&Value| !is_leaving(text(it, "/metadata/name"));
-        let removes_one = self
-            .nodes
-            .iter()
-            .any(|it| it.node.as_ref().is_some_and(is_control_plane));
-        match all.items.iter().filter(stays).count() {
-            0 if removes_one => Err(Error::Refused(format!(
-                "of the {} control planes none would be left: a cluster needs one. To give up the whole cluster, delete its \
-                 machines and their disks",
-                all.items.len()
+        let is_claimed = || planes.labelled.iter().any(|name| is_leaving(name));
+        if let Some(why) = planes.unrecorded().filter(|_| is_claimed()) {
+            return Err(Error::Refused(why.into()));
+        }
+        let leaving = planes.proven.iter().filter(|it| is_leaving(&it.name));
+        match leaving.count() {
+            0 => Ok(()),
+            count if count < planes.proven.len() => Ok(()),
+            count => Err(Error::Refused(format!(
+                "of the {count} control planes none would be left: a cluster needs one. To give up the whole cluster, delete its \
+                 machines and their disks"
             ))),
-            _ => Ok(()),
+        }
+    }
+
+    /// Refuses if etcd has no member of a control plane that stays: it joins just now, or somebody else has answered than etcd.
+    fn check_members(&self, client: &Client) -> Result<(), Error> {
+        let planes = ControlPlanes::read(client)?;
+        let is_leaving = |name: &str| self.nodes.iter().any(|it| it.name == name);
+        let is_member = |name: &str| self.members.iter().any(|it| it.name == name);
+        let missing: Vec<_> = (planes.proven.iter().map(|it| it.name.as_str()))
+            .filter(|name| !is_leaving(name) && !is_member(name))
+            .collect();
+        match missing.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Refused(format!(
+                "etcd has no member of {}, which is a control plane by its record: wait until it has joined, or remove it, too",
+                printable(&missing.join(", "))
+            ))),
         }
     }
 
@@ -304,7 +322,8 @@ impl<'a> RemovalPlan<'a> {
         match Etcd::find(client, names)? {
             EtcdPlace::There(etcd) => {
                 self.members = etcd.members(progress)?;
-                self.etcd = Some(etcd);
+                self.etcd = Some(*etcd);
+                self.check_members(client)?;
                 let all =
                     client.list_keeping(&NODES.all(), &Selector::default(), name_and_addresses)?;
                 for node in &mut self.nodes {

@@ -40,7 +40,7 @@ impl Machine<'_> {
             return Ok(true);
         };
         let begun = Instant::now();
-        self.last = Kubelet::ask(client, name)?;
+        self.last = Kubelet::ask(client, &node, self.leaving.record.as_ref())?;
         let renewed = renewal(client, name)?;
         let is_renewed = renewed != self.renewed;
         self.renewed = renewed;

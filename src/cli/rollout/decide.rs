@@ -19,8 +19,10 @@ pub struct Seen {
     pub name: String,
     /// The UID of the Node.
     pub uid: String,
-    /// Whether it is a control plane.
+    /// Whether it is a control plane by its record.
     pub is_control_plane: bool,
+    /// Whether its Node has the label of control planes, which proves nothing.
+    pub is_labelled: bool,
     /// Whether its kubelet says that it is ready.
     pub is_ready: bool,
     /// Whether it takes no new pods.
@@ -48,6 +50,8 @@ pub struct Cluster {
     pub members: usize,
     /// Those of them that are ready.
     pub ready_members: usize,
+    /// Why no node is known as a control plane, if that is so.
+    pub unrecorded: Option<&'static str>,
 }
 
 /// What is done next.
@@ -153,6 +157,10 @@ fn shown(text: &str) -> &str {
 
 /// Returns what is done next.
 pub fn next(record: &RolloutRecord, cluster: &Cluster) -> Next {
+    // a control plane that is taken for a worker would go without a look at etcd
+    if let Some(why) = cluster.unrecorded {
+        return Next::Stop(why.into());
+    }
     if let Goal::Image { ids, .. } = &record.goal {
         let is_accepted = ids.iter().all(|id| cluster.accepted.contains(id));
         match (is_accepted, record.is_in_force) {
@@ -447,6 +455,7 @@ mod tests {
             ready_members: planes().filter(|it| it.is_ready).count(),
             accepted: vec!["old".into(), "new".into()],
             joining: vec![],
+            unrecorded: None,
             nodes,
         }
     }
@@ -458,6 +467,7 @@ mod tests {
             name: name.into(),
             uid: format!("uid of {name}"),
             is_control_plane: name.to_uppercase() == name,
+            is_labelled: name.to_uppercase() == name,
             is_ready: !word.contains('!'),
             is_cordoned: word.contains('-'),
             image: if is_new { "new" } else { "old" }.into(),

@@ -17,6 +17,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kubernetes::client::{self, Client};
+use kubernetes::control_planes::ControlPlanes;
 use kubernetes::node_version::NodeVersion;
 use kubernetes::services;
 use verifier::sources::offline;
@@ -32,7 +33,7 @@ use super::lock::{self, Lock};
 use super::migrate::moves_nodes;
 use super::output::OUTPUT;
 use super::policy::both_images;
-use super::progress::Progress;
+use super::progress::{Progress, printable};
 use super::state::STATE_FILE;
 use super::upgrade;
 use super::usage::{Command, Operand};
@@ -143,6 +144,11 @@ fn run(options: &Options) -> Result<(), Error> {
     let progress = Progress::on_stderr();
     progress.phase(format!("waiting for the API server {}", client.server()));
     client.wait_ready(&mut |why| progress.line(why))?;
+    if let Verb::Plan | Verb::Start | Verb::Continue = options.action {
+        for sentence in ControlPlanes::read(&client)?.ignored() {
+            log::warn!("{}", printable(&sentence));
+        }
+    }
     let operation = Operation {
         client: &client,
         options,
@@ -447,6 +453,7 @@ impl Operation<'_> {
                 "the cluster has Constellation's NodeVersion: use `firstlight upgrade` (docs/day-two/upgrade.md)".into(),
             );
         }
+        blocks.extend(cluster.unrecorded.map(str::to_owned));
         let left = record.left(cluster);
         if is_image
             && record.way != Way::Replaced

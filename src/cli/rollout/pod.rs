@@ -131,7 +131,13 @@ impl Job<'_> {
 
     fn is_ours(&self, pod: &Value) -> bool {
         let annotations = &pod["metadata"]["annotations"];
-        annotations[TRY] == *self.attempt && pod["metadata"]["deletionTimestamp"].is_null()
+        let is_deleted = !pod["metadata"]["deletionTimestamp"].is_null();
+        self.is_there(pod) && annotations[TRY] == *self.attempt && !is_deleted
+    }
+
+    /// Returns whether a pod is on the node. The kubelet of another node may make a mirror pod of its own under this name.
+    fn is_there(&self, pod: &Value) -> bool {
+        pod["spec"]["nodeName"] == self.node
     }
 
     fn remove(
@@ -163,6 +169,7 @@ impl Job<'_> {
             tick(false)?;
             match client.find(&at) {
                 Ok(None) => return Ok(Ended::Gone),
+                Ok(Some(pod)) if !self.is_there(&pod) => return Ok(Ended::Gone),
                 Ok(Some(pod)) => {
                     match text(&pod, "/status/phase") {
                         "Succeeded" => return Ok(Ended::Done),
@@ -346,6 +353,27 @@ mod tests {
         let words: Vec<_> = command.split(' ').chain(["b c"]).collect();
         assert_eq!(spec["containers"][0]["command"], json!(words));
         assert!(!spec.to_string().contains("configMap"));
+    }
+
+    #[test]
+    fn a_pod_of_another_node_is_not_taken_for_ours() {
+        let job = Job {
+            node: "n",
+            name: "reboot",
+            words: vec![],
+            list: None,
+            attempt: "1".into(),
+            limit: START,
+            is_ended: false,
+        };
+        let ours = job.manifest("i");
+        assert!(job.is_ours(&ours));
+        let mut other = ours.clone();
+        other["spec"]["nodeName"] = "worker".into();
+        assert!(!job.is_ours(&other) && !job.is_there(&other));
+        let mut earlier = ours;
+        earlier["metadata"]["annotations"][TRY] = "0".into();
+        assert!(!job.is_ours(&earlier));
     }
 
     #[test]

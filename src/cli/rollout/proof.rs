@@ -1,10 +1,12 @@
 //! Asks a node itself for the image that it runs, where no join service has seen it: the only control plane of a cluster has its disk
 //! opened by `firstlight recover`.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kubernetes::client::Client;
+use kubernetes::machine_record;
 use kubernetes::services;
 use verifier::{Policy, Variant};
 
@@ -77,6 +79,13 @@ impl Prover {
         let only = only_images(&policy, |image| ids.iter().any(|id| **id == **image.id()))?;
         let only = Policy::from_json(&only).map_err(Error::content)?;
         let policy = and_known(only, state.attestation_keys.iter().copied())?;
+        let records = machine_record::of_nodes(client)?;
+        // The evidence shows a machine with the image. That it is this node shows the address in its record, not that in its Node.
+        let mut records = records.iter().filter(|it| it.node == node.name);
+        let mut is_own = |address: &str| {
+            let address: Option<IpAddr> = address.parse().ok();
+            records.any(|it| address.is_some_and(|address| it.has_address(address)))
+        };
         let listed = listed(client)?;
         let inquiry = Inquiry {
             variant,
@@ -85,8 +94,10 @@ impl Prover {
             deadline: Instant::now() + QUESTION,
         };
         match listed.iter().find(|it| it.name == node.name) {
-            Some(found) => Ok(inquiry.ask(&found.address)?.state().code == 0),
-            None => Ok(false),
+            Some(found) if is_own(&found.address) => {
+                Ok(inquiry.ask(&found.address)?.state().code == 0)
+            }
+            _ => Ok(false),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Does what [`decide`](super::decide) says, step by step, and records each step before the next one. Each step can be repeated.
 
+use std::fmt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,8 @@ use base::child_process;
 use base::stop::Stop;
 use base::text::hex;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{Client, PODS, Selector};
+use kubernetes::client::{Client, DAEMON_SETS, PODS, Selector};
+use kubernetes::control_planes::{ControlPlane, ControlPlanes, has_owner};
 use kubernetes::services;
 use ring::digest::{SHA256, digest};
 use serde_json::Value;
@@ -32,10 +34,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 const IN_FORCE: Duration = Duration::from_secs(300);
 /// How long a node may take to begin its reboot.
 const REBOOT: Duration = Duration::from_secs(60);
-/// The pods of the join service.
-const JOIN_SERVICE: &str = "k8s-app=join-service";
-/// The container in them.
-const JOIN_SERVICE_CONTAINER: &str = "join-service";
+/// The DaemonSet of the join service, and the container in its pods.
+const JOIN_SERVICE: &str = "join-service";
 
 /// A rollout that this command drives.
 pub struct Rollout<'a> {
@@ -236,7 +236,8 @@ impl Rollout<'_> {
         cluster: &Cluster,
         name: &str,
     ) -> Result<(), Error> {
-        let is_it = |it: &Seen| it.name == name && it.is_control_plane;
+        // a member whose record is lost counts, too; etcd says whether it is one
+        let is_it = |it: &Seen| it.name == name && (it.is_control_plane || it.is_labelled);
         if !cluster.nodes.iter().any(is_it) {
             return Ok(());
         }
@@ -253,6 +254,18 @@ impl Rollout<'_> {
         };
         let members = etcd.members(self.progress)?;
         let is_other = |it: &&Member| it.name != name;
+        let is_member = |name: &str| members.iter().any(|it| it.name == name);
+        let mut planes = cluster.nodes.iter().filter(|it| it.is_control_plane);
+        if let Some(other) = planes.find(|it| it.name != name && !is_member(&it.name)) {
+            return Err(Error::Refused(format!(
+                "etcd has no member of {}, which is a control plane by its record: wait until it has joined, or remove it with \
+                 `firstlight node remove`",
+                other.name
+            )));
+        }
+        if members.iter().all(|it| is_other(&it)) {
+            return Ok(());
+        }
         if let Some(member) = members
             .iter()
             .filter(is_other)
@@ -556,18 +569,12 @@ impl Rollout<'_> {
             let policy = services::present_policy(self.client)?.unwrap_or_default();
             let digest = hex(digest(&SHA256, policy.as_bytes()).as_ref());
             let sentence = format!("is in force (sha256 {digest})");
-            let pods = PODS.in_namespace(NAMESPACE);
-            let pods = self
-                .client
-                .list(&pods, &Selector::labels(JOIN_SERVICE))?
-                .items;
-            let is_ready = |pod: &&Value| condition(pod, "Ready") == Some("True");
-            let ready: Vec<_> = pods.iter().filter(is_ready).collect();
+            let mut ready = join_services(self.client)?;
+            ready.retain(|(_, pod)| condition(pod, "Ready") == Some("True"));
             let mut late = vec![];
-            for pod in &ready {
+            for (plane, pod) in &ready {
                 let name = text(pod, "/metadata/name");
-                let at = PODS.in_namespace(NAMESPACE).named(name);
-                let said = self.client.pod_log(&at, JOIN_SERVICE_CONTAINER);
+                let said = log_of(self.client, plane, name);
                 // the last one counts: a policy may come back
                 let said = said.map(|log| {
                     let mut lines = log.lines().rev();
@@ -577,10 +584,10 @@ impl Rollout<'_> {
                 match said {
                     Ok(true) => {}
                     Ok(false) => late.push(name.to_owned()),
-                    Err(error) if error.is_not_found() || error.is_temporary() => {
-                        late.push(format!("{name} ({error})"));
+                    Err(LogError::Api(error)) if !error.is_not_found() && !error.is_temporary() => {
+                        return Err(error.into());
                     }
-                    Err(error) => return Err(error.into()),
+                    Err(error) => late.push(format!("{name} ({error})")),
                 }
             }
             if late.is_empty() && !ready.is_empty() {
@@ -634,6 +641,60 @@ fn records(log: &str) -> Vec<String> {
     records
 }
 
+/// Returns the pods of the join service with their control planes: those that the DaemonSet owns and that run on a node whose record says
+/// that it is a control plane. Each kubelet may give the label to a pod of its own, so it only shortens the list.
+fn join_services(client: &Client) -> Result<Vec<(ControlPlane, Value)>, Error> {
+    let set = client.find(&DAEMON_SETS.in_namespace(NAMESPACE).named(JOIN_SERVICE))?;
+    let uid = text(set.as_ref().unwrap_or(&Value::Null), "/metadata/uid").to_owned();
+    let planes = ControlPlanes::read(client)?;
+    let selector = Selector::labels(&format!("k8s-app={JOIN_SERVICE}"));
+    let pods = client.list(&PODS.in_namespace(NAMESPACE), &selector)?;
+    let own = pods
+        .items
+        .into_iter()
+        .filter(|pod| has_owner(pod, "DaemonSet", JOIN_SERVICE, &uid));
+    let placed = own.filter_map(|pod| {
+        let plane = planes.find(text(&pod, "/spec/nodeName"))?;
+        Some((plane.clone(), pod))
+    });
+    Ok(placed.collect())
+}
+
+/// Why a log is not read.
+enum LogError {
+    /// The API server has none.
+    Api(kubernetes::client::Error),
+    /// The API server would ask another machine.
+    Other(String),
+}
+
+impl fmt::Display for LogError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LogError::Api(error) => write!(f, "{error}"),
+            LogError::Other(why) => f.write_str(why),
+        }
+    }
+}
+
+impl From<kubernetes::client::Error> for LogError {
+    fn from(error: kubernetes::client::Error) -> LogError {
+        LogError::Api(error)
+    }
+}
+
+/// Returns the log of a join service, if the API server asks the machine of this control plane for it.
+fn log_of(client: &Client, plane: &ControlPlane, pod: &str) -> Result<String, LogError> {
+    let check = || match plane.refusal_now(client)? {
+        Some(why) => Err(LogError::Other(why)),
+        None => Ok(()),
+    };
+    check()?;
+    let log = client.pod_log(&PODS.in_namespace(NAMESPACE).named(pod), JOIN_SERVICE)?;
+    check()?;
+    Ok(log)
+}
+
 /// Returns the last record in which a join service refuses the evidence of a node.
 fn last_refusal(client: &Client, node: &str) -> Result<Option<String>, Error> {
     let node = client.get(&kubernetes::client::NODES.named(node))?;
@@ -642,16 +703,12 @@ fn last_refusal(client: &Client, node: &str) -> Result<Option<String>, Error> {
     let callers: Vec<_> = internal
         .map(|it| format!("{}:", text(it, "/address")))
         .collect();
-    let pods = client.list(
-        &PODS.in_namespace(NAMESPACE),
-        &Selector::labels(JOIN_SERVICE),
-    )?;
     let mut last = None;
-    for pod in &pods.items {
-        let at = PODS
-            .in_namespace(NAMESPACE)
-            .named(text(pod, "/metadata/name"));
-        let log = client.pod_log(&at, JOIN_SERVICE_CONTAINER)?;
+    for (plane, pod) in join_services(client)? {
+        // a machine that is not asked says nothing
+        let Ok(log) = log_of(client, &plane, text(&pod, "/metadata/name")) else {
+            continue;
+        };
         let is_refusal = |record: &String| {
             record.contains("refused") && callers.iter().any(|it| record.contains(it.as_str()))
         };

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use kubernetes::NAMESPACE;
-use kubernetes::client::{self, CONFIG_MAPS, Client, LEASES, NODES, PODS, Selector};
-use kubernetes::machine_record::{MachineRecord, NODE_RECORD_PREFIX, RECORDS};
+use kubernetes::client::{self, Client, LEASES, NODES, Selector};
+use kubernetes::control_planes::{ControlPlanes, StaticPod, is_labelled};
+use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::services;
 use serde_json::Value;
 use verifier::Policy;
 
 use super::decide::{Cluster, Seen};
 use crate::node::etcd::ETCD;
-use crate::objects::{KUBELET_LEASES, condition, is_control_plane, list, text};
+use crate::objects::{KUBELET_LEASES, condition, list, text};
 
 /// How long after its ticket a machine may become a Node: its token for that is valid for 15 minutes.
 const JOIN: Duration = Duration::from_secs(20 * 60);
@@ -21,11 +21,8 @@ const JOIN: Duration = Duration::from_secs(20 * 60);
 pub fn read(client: &Client) -> Result<Cluster, client::Error> {
     let nodes = client.list_keeping(&NODES.all(), &Selector::default(), without_images)?;
     let named = |object: &Value| text(object, "/metadata/name").to_owned();
-    let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
-    let records = client.list(&maps, &Selector::labels(RECORDS))?.items;
-    let records = records.iter().filter_map(MachineRecord::read);
-    let records = records.filter(|record| record.name.starts_with(NODE_RECORD_PREFIX));
-    let records: Vec<MachineRecord> = records.collect();
+    let records = machine_record::of_nodes(client)?;
+    let planes = ControlPlanes::of(&records, &nodes.items);
     let image = |record: &MachineRecord| (record.node.clone(), record.image.clone());
     let images: BTreeMap<String, String> = records.iter().map(image).collect();
     let is_joining = |record: &&MachineRecord| {
@@ -43,11 +40,21 @@ pub fn read(client: &Client) -> Result<Cluster, client::Error> {
         .map(|lease| (named(lease), renewed(lease)))
         .collect();
     let mut nodes: Vec<Seen> = (nodes.items.iter())
-        .map(|node| seen(node, &images, &leases))
+        .map(|node| Seen {
+            is_control_plane: planes.find(text(node, "/metadata/name")).is_some(),
+            ..seen(node, &images, &leases)
+        })
         .collect();
     nodes.sort_by(|one, other| one.name.cmp(&other.name));
-    let etcd = client.list(&PODS.in_namespace(NAMESPACE), &Selector::labels(ETCD))?;
-    let is_ready = |pod: &&Value| condition(pod, "Ready") == Some("True");
+    let mut members = vec![];
+    for plane in &planes.proven {
+        match plane.static_pod(client, ETCD)? {
+            StaticPod::Absent => {}
+            StaticPod::Real(pod) => members.push(condition(&pod, "Ready") == Some("True")),
+            // its member runs perhaps, but nobody says so
+            StaticPod::False(_) => members.push(false),
+        }
+    }
     let policy = services::present_policy(client)?.unwrap_or_default();
     // a policy that cannot be read accepts no image that is known
     let accepted = Policy::from_json(&policy).map(|policy| {
@@ -61,8 +68,9 @@ pub fn read(client: &Client) -> Result<Cluster, client::Error> {
         nodes,
         accepted: accepted.unwrap_or_default(),
         joining,
-        members: etcd.items.len(),
-        ready_members: etcd.items.iter().filter(is_ready).count(),
+        members: members.len(),
+        ready_members: members.iter().filter(|is_ready| **is_ready).count(),
+        unrecorded: planes.unrecorded(),
     })
 }
 
@@ -87,7 +95,8 @@ fn seen(
     Seen {
         name: name.into(),
         uid: text(node, "/metadata/uid").into(),
-        is_control_plane: is_control_plane(node),
+        is_control_plane: false,
+        is_labelled: is_labelled(node),
         is_ready: condition(node, "Ready") == Some("True"),
         is_cordoned: node["spec"]["unschedulable"] == true,
         image: images.get(name).cloned().unwrap_or_default(),

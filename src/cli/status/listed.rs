@@ -3,10 +3,10 @@
 use std::slice::from_ref;
 
 use kubernetes::client::{self, Client, NODES, Selector};
+use kubernetes::control_planes::is_labelled;
+use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::readiness;
 use serde_json::Value;
-
-use crate::objects::is_control_plane;
 
 /// The port of a kubelet whose Node names none.
 const KUBELET_PORT: u16 = 10250;
@@ -28,8 +28,12 @@ pub struct Listed {
     pub address: String,
     /// All internal addresses.
     pub internal: Vec<String>,
-    /// Whether kubeadm has made it a control plane.
+    /// The UID of the Node.
+    pub uid: String,
+    /// Whether it is a control plane: see [`set_roles`].
     pub is_control_plane: bool,
+    /// Whether its Node has the label of control planes, which proves nothing.
+    pub is_labelled: bool,
     /// Whether its kubelet says that it is ready.
     pub is_ready: bool,
     /// The message of a kubelet that is not ready.
@@ -50,8 +54,28 @@ pub struct Listed {
 
 /// Returns the nodes of a cluster.
 pub fn listed(client: &Client) -> Result<Vec<Listed>, client::Error> {
+    let mut nodes = without_roles(client)?;
+    set_roles(&mut nodes, &machine_record::of_nodes(client)?);
+    Ok(nodes)
+}
+
+/// Returns the nodes of a cluster, all of them as workers.
+pub fn without_roles(client: &Client) -> Result<Vec<Listed>, client::Error> {
     let listed = client.list_keeping(&NODES.all(), &Selector::default(), without_images)?;
     Ok(listed.items.iter().map(Listed::read).collect())
+}
+
+/// Sets which nodes are control planes, by their records. If no record names one, as in a cluster of an earlier version or for a user who
+/// may not read records, the labels are shown instead: no command of this program that changes something uses them then.
+pub fn set_roles(nodes: &mut [Listed], records: &[MachineRecord]) {
+    let is_recorded = records.iter().any(|it| it.control_plane);
+    for node in nodes {
+        let mut own = records.iter().filter(|it| it.node == node.name);
+        node.is_control_plane = match is_recorded {
+            true => own.any(|it| it.control_plane),
+            false => node.is_labelled,
+        };
+    }
 }
 
 /// The list of the images on a node is most of its object.
@@ -86,7 +110,9 @@ impl Listed {
         let port = port.and_then(Value::as_u64);
         Listed {
             address: address.clone(),
-            is_control_plane: is_control_plane(node),
+            uid: text(&node["metadata"]["uid"]),
+            is_control_plane: false,
+            is_labelled: is_labelled(node),
             is_ready: is("Ready", "True"),
             why_not: ready.map_or_else(String::new, |it| text(&it["message"])),
             no_network: readiness::without_network(from_ref(node)).pop(),
@@ -133,11 +159,22 @@ mod tests {
                 "nodeInfo": {"kubeletVersion": "v1.34.4"},
             },
         });
-        let node = Listed::read(&node);
-        assert_eq!(
-            (node.address.as_str(), node.role()),
-            ("10.0.0.1", "control-plane")
-        );
+        let mut nodes = [Listed::read(&node)];
+        let record = |name: &str| MachineRecord {
+            node: name.into(),
+            control_plane: true,
+            ..MachineRecord::default()
+        };
+        for (records, role) in [
+            (vec![], "control-plane"),
+            (vec![record("cp-1")], "worker"),
+            (vec![record("cp-0")], "control-plane"),
+        ] {
+            set_roles(&mut nodes, &records);
+            assert_eq!(nodes[0].role(), role, "{records:?}");
+        }
+        let [node] = nodes;
+        assert_eq!(node.address, "10.0.0.1");
         assert_eq!((node.is_ready, node.why_not.as_str()), (false, "silent"));
         assert_eq!(node.troubles, ["DiskPressure"]);
         assert_eq!(

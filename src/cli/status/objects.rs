@@ -9,11 +9,13 @@ use kubernetes::client::{
     DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, LEASES, PODS, SECRETS, SERVICES, Selector,
     VALIDATING_ADMISSION_POLICY_BINDINGS, wipe,
 };
+use kubernetes::control_planes::{ControlPlane, has_owner};
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::services::kubeadm_bindings::approves_kubelets;
 use kubernetes::{NAMESPACE, kubeadm, services, yaml};
 use serde_json::{Map, Value, json};
 
+use super::listed::{Listed, set_roles};
 use crate::objects::KUBELET_LEASES;
 
 /// The ConfigMap with the policy and the salt.
@@ -217,8 +219,8 @@ pub struct Token {
 }
 
 impl Objects {
-    /// Reads the objects, Secrets only if `secrets`. Each list that cannot be read is named.
-    pub fn read(client: &dyn Fn() -> Client, secrets: bool) -> Objects {
+    /// Reads the objects, Secrets only if `secrets`, and sets the roles of the nodes. Each list that cannot be read is named.
+    pub fn read(client: &dyn Fn() -> Client, nodes: &mut [Listed], secrets: bool) -> Objects {
         let mut unread = vec![];
         let mut objects = Objects::default();
         let mut list =
@@ -264,14 +266,8 @@ impl Objects {
             of_services,
             |it| it,
         );
-        let tier = Selector::labels("tier=control-plane");
-        let pods = list(
-            List::ControlPlane,
-            PODS.in_namespace(NAMESPACE),
-            tier,
-            |it| it,
-        );
-        objects.control_plane = pods.iter().map(ControlPlanePod::read).collect();
+        let (pods, tier) = (PODS.in_namespace(NAMESPACE), "tier=control-plane");
+        let pods = list(List::ControlPlane, pods, Selector::labels(tier), |it| it);
         let leases = list(
             List::Leases,
             LEASES.in_namespace(KUBELET_LEASES),
@@ -295,7 +291,18 @@ impl Objects {
         }
         objects.unread = unread;
         objects.take_maps(&maps);
+        set_roles(nodes, &objects.records);
+        objects.take_pods(&pods, nodes);
         objects
+    }
+
+    /// Takes the static pods of control planes, and keeps the pods that the DaemonSets of the services own. Any kubelet may write their labels
+    /// into a pod of its own node.
+    fn take_pods(&mut self, pods: &[Value], nodes: &[Listed]) {
+        let pods = pods.iter().filter(|pod| is_static(pod, nodes));
+        self.control_plane = pods.map(ControlPlanePod::read).collect();
+        let is_owned = |pod: &Value| self.services.iter().any(|set| is_of_set(pod, set));
+        self.pods.retain(is_owned);
     }
 
     /// Takes who else may have connections to nodes, and the policies that limit this.
@@ -417,6 +424,26 @@ fn wanted_map(mut map: Value) -> Value {
         fields.remove("binaryData");
     }
     map
+}
+
+/// Returns whether a pod is a static pod of one of the control planes among these nodes.
+fn is_static(pod: &Value, nodes: &[Listed]) -> bool {
+    let program = text(pod, "/metadata/labels/component");
+    let mut planes = nodes.iter().filter(|node| node.is_control_plane);
+    planes.any(|node| {
+        let plane = ControlPlane {
+            name: node.name.clone(),
+            uid: node.uid.clone(),
+            ..ControlPlane::default()
+        };
+        plane.has_static_pod(&program, pod)
+    })
+}
+
+/// Returns whether a DaemonSet owns a pod.
+pub fn is_of_set(pod: &Value, set: &Value) -> bool {
+    let [name, uid] = ["/metadata/name", "/metadata/uid"].map(|it| text(set, it));
+    has_owner(pod, "DaemonSet", &name, &uid)
 }
 
 /// Keeps a DaemonSet of a service, and of others what says whether they run. Objects in a list have no kind.

@@ -13,7 +13,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use super::inquiry::Inquiry;
-use super::listed::{Listed, listed};
+use super::listed::{Listed, without_roles};
 use super::objects::Objects;
 use super::report::Report;
 use super::served::{Asker, Served, ServedError, Validity};
@@ -212,7 +212,7 @@ pub fn gather(
     let asker = Asker::new(&authorities);
     let client = Client::new(config, &Stop::new());
     let client = || within(&client, inquiry.deadline);
-    let (version, nodes) = match version_and_nodes(&client) {
+    let (version, mut nodes) = match version_and_nodes(&client) {
         Ok(found) => found,
         Err(error) => {
             let mut unlisted = Unlisted::of(&error, known);
@@ -224,7 +224,7 @@ pub fn gather(
     };
     // one list that hangs must not use up the time of all others
     let brief = || client().within(TIME_OF_LIST.min(left(inquiry.deadline)));
-    let objects = Objects::read(&brief, secrets == Secrets::Read);
+    let objects = Objects::read(&brief, &mut nodes, secrets == Secrets::Read);
     let mut nodes = ask_all(nodes, |node| {
         let servers = || ask_servers(&asker, &node, &objects, inquiry.deadline);
         let (report, servers) = thread::scope(|scope| {
@@ -271,7 +271,7 @@ fn version_and_nodes(
         ) => return Err(error),
         version => version.ok(),
     };
-    Ok((version, listed(&client())?))
+    Ok((version, without_roles(&client())?))
 }
 
 /// Returns the same client for a call that ends at the deadline.

@@ -280,11 +280,25 @@ pub fn cloud_controller(facts: &Gathered) -> Vec<Diagnosis> {
         .collect()
 }
 
+/// Tells that no record names a control plane, as in a cluster of an earlier version.
+fn unrecorded(facts: &Gathered) -> Option<Diagnosis> {
+    let objects = &facts.view.objects;
+    let has_planes = objects.records.iter().any(|it| it.control_plane);
+    let is_known = has_planes || !objects.has(List::Maps) || facts.view.nodes.is_empty();
+    (!is_known).then(|| {
+        Diagnosis::error(
+            "the control planes",
+            "no record says which nodes are control planes, so no command asks one about etcd",
+            format!("{} writes the records", facts.apply("")),
+        )
+    })
+}
+
 /// Each node has a record of its machine, and each record a node.
 pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
     let objects = &facts.view.objects;
     let is_node = |name: &str| facts.view.nodes.iter().any(|node| node.listed.name == name);
-    let mut found = vec![];
+    let mut found: Vec<Diagnosis> = unrecorded(facts).into_iter().collect();
     for node in facts.view.nodes.iter().map(|node| &node.listed) {
         let Some(record) = objects.record_of(&node.name) else {
             found.push(Diagnosis::warning(
@@ -294,14 +308,14 @@ pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
             ));
             continue;
         };
-        if record.control_plane != node.is_control_plane && !record.token.is_empty() {
+        if record.control_plane != node.is_labelled && !record.token.is_empty() {
             let role = |is: bool| if is { "control plane" } else { "worker" };
             found.push(Diagnosis::warning(
                 &node.name,
                 format!(
                     "it joined as a {}, and its Node says that it is a {}",
                     role(record.control_plane),
-                    role(node.is_control_plane)
+                    role(node.is_labelled)
                 ),
                 format!(
                     "find out who changed the label node-role.kubernetes.io/control-plane, or firstlight node remove {} \

@@ -13,7 +13,7 @@ use verifier::Policy;
 
 use super::super::diagnosis::Diagnosis;
 use super::super::gathered::{Gathered, image_of};
-use crate::status::objects::{Expiration, Token};
+use crate::status::objects::{Expiration, Token, is_of_set};
 use crate::{apply, policy};
 
 const SERVICES: [&str; 2] = ["join-service", "key-service"];
@@ -45,7 +45,7 @@ pub fn services(facts: &Gathered) -> Vec<Diagnosis> {
         };
         if let Some(missing) = readiness::missing_of(set) {
             let pods = objects.pods.iter();
-            let of_set = pods.filter(|pod| pod["metadata"]["labels"]["k8s-app"] == name);
+            let of_set = pods.filter(|pod| is_of_set(pod, set));
             let why: Vec<String> = of_set.flat_map(readiness::troubles_of).collect();
             let text = match why.is_empty() {
                 true => missing,

@@ -126,6 +126,7 @@ fn node(index: usize) -> NodeView {
             address: address.clone(),
             internal: vec![address],
             is_control_plane,
+            is_labelled: is_control_plane,
             is_ready: true,
             version: "v1.34.4".into(),
             ..Listed::default()
@@ -661,6 +662,7 @@ const OF_NODES: &[Fault] = &[
     (
         &[
             ("attestation", Warning),
+            ("records", Error),
             ("records", Warning),
             ("records", Warning),
             ("records", Warning),
@@ -812,6 +814,15 @@ const OF_NODES: &[Fault] = &[
         "it joined as a control plane, and its Node says that it is a worker",
         |it| {
             it.view.objects.records[3].control_plane = true;
+        },
+    ),
+    (
+        &[("records", Error)],
+        "no record says which nodes are control planes",
+        |it| {
+            for record in &mut it.view.objects.records {
+                (record.control_plane, record.token) = (false, String::new());
+            }
         },
     ),
     (&[("records", Note)], "JoiningNode late", |it| {
@@ -1041,8 +1052,10 @@ const OF_SERVICES: &[Fault] = &[
         |it| {
             let at = place(it, "key-service");
             it.view.objects.services[at]["status"]["numberAvailable"] = 2.into();
+            it.view.objects.services[at]["metadata"]["uid"] = "u".into();
+            let owner = json!([{"kind": "DaemonSet", "name": "key-service", "uid": "u"}]);
             it.view.objects.pods.push(json!({
-            "metadata": {"name": "a", "labels": {"k8s-app": "key-service"}}, "spec": {"nodeName": "cp-1"},
+            "metadata": {"name": "a", "ownerReferences": owner}, "spec": {"nodeName": "cp-1"},
             "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
         }));
         },
