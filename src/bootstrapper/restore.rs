@@ -16,12 +16,14 @@
 //!
 //! No data of etcd are deleted: [`place`] says where everything is.
 
+pub mod changes;
 mod checks;
 pub mod database;
 mod manifest;
 pub mod objection;
 mod place;
 mod snapshot;
+mod voucher;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -32,7 +34,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use base::options::{Opt, Table, put};
-use base::program::Failure;
+use base::program::{self, Failure};
 use base::stop::Stop;
 use booted_base::child_output;
 use disk::state_disk::node_state::NodeState;
@@ -44,11 +46,13 @@ use serde_json::Value;
 use super::error::Error as Step;
 use super::job::Job;
 use super::{renew, setup};
+use changes::Changes;
 use checks::{Others, State};
 use manifest::{Etcd, shown};
 use objection::{Objection, objection};
 use place::{Data, PODS, Place, Record};
 use snapshot::Snapshot;
+use voucher::Voucher;
 
 /// Number of revisions that the restored etcd is ahead of the snapshot. Controllers and kubelets
 /// remember versions of objects; the old cluster has not had this many after the snapshot.
@@ -74,6 +78,7 @@ pub struct Options {
     is_dry_run: bool,
     is_agreed: bool,
     is_undo: bool,
+    unsigned: String,
 }
 
 /// The options that only this command has.
@@ -96,6 +101,15 @@ pub const OPTIONS: &Table<Options> = &[
     (Opt::flag("yes", "does not ask"), |it, _, _| {
         put(&mut it.is_agreed, Ok(true))
     }),
+    (
+        Opt::value(
+            "unsigned",
+            "SHA256",
+            "restores a snapshot whose signature is missing or cannot be verified here: you vouch for the file with this SHA-256, which \
+             `firstlight etcd snapshot` printed; who has had the file may have changed it",
+        ),
+        |it, _, value| put(&mut it.unsigned, program::text(value)),
+    ),
     (
         Opt::flag(
             "undo",
@@ -269,6 +283,8 @@ struct Plan {
     place: Place,
     api_server: String,
     snapshot: Snapshot,
+    voucher: Voucher,
+    changes: Result<Changes, Objection>,
     state: Option<State>,
     others: Others,
     silent: Vec<String>,
@@ -281,7 +297,7 @@ impl Restore<'_> {
     /// Checks, shows the plan, asks, and restores etcd.
     pub fn run(&self, options: &Options) -> Result<(), Error> {
         self.job.phase("etcd checks");
-        let plan = self.check().map_err(|why| match self.has_begun() {
+        let plan = self.check(options).map_err(|why| match self.has_begun() {
             true => Error::Between(why),
             false => Error::Refused(why),
         })?;
@@ -389,7 +405,7 @@ impl Restore<'_> {
     }
 
     /// Refuses what is not safe. The error is a sentence.
-    fn check(&self) -> Result<Plan, Objection> {
+    fn check(&self, options: &Options) -> Result<Plan, Objection> {
         let (etcd, place, api_server) = self.manifests()?;
         let salt = NodeState::read(self.root).map_err(|error| error.to_string())?;
         let named = |why: Objection| objection!("{}: {why}", self.snapshot.display());
@@ -399,6 +415,7 @@ impl Restore<'_> {
                 "it does not contain this cluster's measurement salt, so it is of another cluster, or of before `firstlight init`".into(),
             ));
         }
+        let voucher = Voucher::of(self.snapshot, &snapshot, self.kubernetes, &options.unsigned)?;
         self.check_version(&etcd)?;
         let begun = place.record().map_err(|error| error.to_string())?;
         let data = begun.as_ref().map_or(Data::Before, |it| place.data(it));
@@ -443,11 +460,17 @@ impl Restore<'_> {
                 others: others.members.clone(),
             },
         };
+        let present = match data {
+            Data::Between | Data::Restored => place.of(&record, "before/snap/db"),
+            _ => place.database(),
+        };
         Ok(Plan {
+            changes: Changes::read(self.snapshot, &present),
             etcd,
             place,
             api_server,
             snapshot,
+            voucher,
             state,
             others,
             silent,
@@ -699,6 +722,8 @@ impl fmt::Display for Plan {
             etcd,
             place,
             snapshot,
+            voucher,
+            changes,
             record,
             ..
         } = self;
@@ -733,6 +758,14 @@ impl fmt::Display for Plan {
             snapshot.length,
             snapshot.hash
         )?;
+        writeln!(f, "  {voucher}")?;
+        match changes {
+            Ok(changes) => writeln!(f, "{changes}")?,
+            Err(why) => writeln!(
+                f,
+                "What it changes in roles, bindings, admission policies, webhooks and records is not known: {why}"
+            )?,
+        }
         write!(
             f,
             "1. etcdutl makes the data of a cluster of one member, in {}\n\

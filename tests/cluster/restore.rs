@@ -42,11 +42,10 @@ fn two_of_three_control_planes_are_lost_and_all_pods_come_back() {
     for node in &mut lost {
         node.delete();
     }
-    first.put(
-        "/run/state/snapshot.db",
-        &fs::read(operator.path("snapshot.db")).unwrap(),
-        0o600,
-    );
+    for name in ["snapshot.db", "snapshot.db.signature"] {
+        let content = fs::read(operator.path(name)).unwrap();
+        first.put(&format!("/run/state/{name}"), &content, 0o600);
+    }
     let etcdutl = Path::new(&tool("etcd-tools.sh", &[])).join("etcdutl");
     first.put("/run/state/etcdutl", &fs::read(etcdutl).unwrap(), 0o755);
     wait_for("the end of the API", || {

@@ -1,12 +1,22 @@
-//! The members of etcd in its database, which is also the content of a snapshot. Without a majority
-//! etcd lists its members to no tool of version 3.5, and a member that does not run lists nothing.
+//! The members of etcd in its database, which is also the content of a snapshot, and its objects.
+//! Without a majority etcd lists its members to no tool of version 3.5, and a member that does not run
+//! lists nothing.
 //!
 //! The database is a B+ tree of bbolt. Each of its first two pages names a root; the one with the
-//! higher transaction number and a right checksum is valid. The root has the buckets, and the bucket
-//! `members` has one JSON object for each member (bbolt's page.go, bucket.go and meta.go; etcd's
-//! server/storage/schema/membership.go). All numbers are little-endian.
+//! higher transaction number and a right checksum is valid. The root has the buckets (bbolt's page.go,
+//! bucket.go and meta.go). All numbers are little-endian.
+//!
+//! - The bucket `members` has one JSON object for each member (etcd's
+//!   server/storage/schema/membership.go).
+//! - The bucket `key` has each change of an object: the key is the revision (8 bytes, `_`, 8 bytes, and
+//!   `t` if the object was deleted; big-endian), and the value the protobuf message `mvccpb.KeyValue`
+//!   with the object's key (1) and value (5) (server/storage/mvcc/revision.go,
+//!   api/mvccpb/kv.proto).
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, SeekFrom};
+
+use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 
 use serde_json::{Value, json};
 
@@ -22,15 +32,22 @@ const LEAF: u16 = 2;
 const BUCKET: u32 = 1;
 /// The bytes of a bucket's value before its only page, if that is in the value.
 const BUCKET_HEADER: usize = 16;
-const NAME: &[u8] = b"members";
+const MEMBERS: &[u8] = b"members";
+const OBJECTS: &[u8] = b"key";
+/// The bytes of a revision, without the mark of a deletion.
+const REVISION: usize = 17;
+const DELETED: u8 = b't';
 const MAX_PAGE: usize = 64 << 10;
-/// The maximum bytes of a page with its overflow. A page of members has far less.
-const MAX_BYTES: usize = 4 << 20;
+/// The maximum bytes of a page with its overflow. A page of members has far less; an object has at most 1.5 MiB, unless etcd is told
+/// otherwise.
+const MAX_BYTES: usize = 16 << 20;
 /// The maximum number of pages that are read: the root has some 15 buckets.
-const MAX_PAGES: usize = 256;
+const MAX_PAGES: u64 = 256;
 
 /// Is called with the flags, key and value of each element of a leaf.
-type Each<'a> = dyn FnMut(u32, &[u8], &[u8]) + 'a;
+type Each<'a> = dyn FnMut(u32, &[u8], &[u8]) -> io::Result<()> + 'a;
+/// The objects: the SHA-256 of each value by its key.
+pub type Objects = BTreeMap<String, [u8; SHA256_OUTPUT_LEN]>;
 
 /// A member of etcd as the database has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,35 +60,117 @@ pub struct Member {
 
 /// Reads the members from a database. The error is a clause.
 pub fn members(file: impl Read + Seek) -> Result<Vec<Member>, Objection> {
+    let mut members = vec![];
+    let read = bucket(file, MEMBERS, MAX_PAGES, &mut |_, _, value| {
+        let member = serde_json::from_slice(value).ok();
+        let member = member.and_then(|value| Member::of(&value));
+        members.push(member.ok_or_else(|| malformed("a member is not as etcd writes it"))?);
+        Ok(())
+    });
+    let read = read.and_then(|()| match members.is_empty() {
+        true => Err(malformed("it has no member")),
+        false => Ok(members),
+    });
+    read.map_err(|error| objection!("{error}"))
+}
+
+/// Reads the objects of a database whose keys `is_wanted` accepts, as they were at its last revision. The error is a clause.
+pub fn objects(
+    mut file: impl Read + Seek,
+    is_wanted: &dyn Fn(&str) -> bool,
+) -> Result<Objects, Objection> {
+    let mut newest = BTreeMap::new();
+    let mut read = || {
+        let length = file.seek(SeekFrom::End(0))?;
+        // no page has less bytes
+        let pages = length / 512 + 1;
+        bucket(&mut file, OBJECTS, pages, &mut |_, revision, value| {
+            let is_deleted = match revision.get(REVISION..) {
+                Some([]) => false,
+                Some([DELETED]) => true,
+                _ => return Err(malformed("a revision is not as etcd writes it")),
+            };
+            let (key, value) = key_and_value(value)
+                .ok_or_else(|| malformed("an object is not as etcd writes it"))?;
+            // an API server also reads an object whose key is no text
+            let key = String::from_utf8_lossy(key);
+            if !is_wanted(&key) {
+                return Ok(());
+            }
+            let revision = revision[..REVISION].to_vec();
+            let entry = newest.entry(key.into_owned()).or_insert((vec![], None));
+            // pages come in no order
+            if revision > entry.0 {
+                let hash = || digest(&SHA256, value).as_ref().try_into().ok();
+                *entry = (revision, (!is_deleted).then(hash).flatten());
+            }
+            Ok(())
+        })
+    };
+    read().map_err(|error: io::Error| objection!("{error}"))?;
+    let present = newest
+        .into_iter()
+        .filter_map(|(key, (_, hash))| Some((key, hash?)));
+    Ok(present.collect())
+}
+
+/// Calls `each` with the elements of a bucket. Reads at most so many pages.
+fn bucket(file: impl Read + Seek, name: &[u8], max_pages: u64, each: &mut Each) -> io::Result<()> {
     let mut pages = Pages {
         file,
         size: 0,
-        left: MAX_PAGES,
+        left: max_pages,
     };
-    let read = |pages: &mut Pages<_>| {
-        let root = pages.root()?;
-        let mut bucket = None;
-        pages.leaves(root, &mut |flags, key, value| {
-            if flags & BUCKET != 0 && key == NAME {
-                bucket = Some(value.to_vec());
-            }
-        })?;
-        let bucket = bucket.ok_or_else(|| malformed("it has no bucket of members"))?;
-        let mut members = vec![];
-        let mut add = |_: u32, _: &[u8], value: &[u8]| {
-            let member = serde_json::from_slice(value).ok();
-            members.push(member.and_then(|value| Member::of(&value)));
-        };
-        match number(&bucket, 0)? {
-            // a small bucket is a page in its value
-            0 => elements(bucket.get(BUCKET_HEADER..).unwrap_or_default(), &mut add)?,
-            page => pages.leaves(page, &mut add)?,
+    let root = pages.root()?;
+    let mut found = None;
+    pages.leaves(root, &mut |flags, key, value| {
+        if flags & BUCKET != 0 && key == name {
+            found = Some(value.to_vec());
         }
-        let members: Option<Vec<Member>> = members.into_iter().collect();
-        let members = members.filter(|members| !members.is_empty());
-        members.ok_or_else(|| malformed("a member is not as etcd writes it"))
-    };
-    read(&mut pages).map_err(|error: io::Error| objection!("{error}"))
+        Ok(())
+    })?;
+    let found = found.ok_or_else(|| malformed("it lacks a bucket"))?;
+    match number(&found, 0)? {
+        // a small bucket is a page in its value
+        0 => elements(found.get(BUCKET_HEADER..).unwrap_or_default(), each),
+        page => pages.leaves(page, each),
+    }
+}
+
+/// Returns the fields 1 and 5 of a protobuf message, empty if they are missing; `None` if it is malformed.
+fn key_and_value(mut message: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (mut key, mut value): (&[u8], &[u8]) = (&[], &[]);
+    while !message.is_empty() {
+        let tag = varint(&mut message)?;
+        match tag & 7 {
+            0 => drop(varint(&mut message)?),
+            2 => {
+                let length = usize::try_from(varint(&mut message)?).ok()?;
+                let (content, rest) = message.split_at_checked(length)?;
+                message = rest;
+                match tag >> 3 {
+                    1 => key = content,
+                    5 => value = content,
+                    _ => {}
+                }
+            }
+            _ => return None,
+        }
+    }
+    Some((key, value))
+}
+
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let (first, rest) = bytes.split_first()?;
+        *bytes = rest;
+        number |= u64::from(first & 0x7f).checked_shl(shift)?;
+        if first & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
 }
 
 impl Member {
@@ -96,7 +195,7 @@ struct Pages<F> {
     /// The bytes of a page.
     size: usize,
     /// How many pages may still be read.
-    left: usize,
+    left: u64,
 }
 
 impl<F: Read + Seek> Pages<F> {
@@ -183,7 +282,7 @@ fn elements(page: &[u8], each: &mut Each) -> io::Result<()> {
         let split = rest.and_then(|rest| rest.split_at_checked(key));
         let found = split.and_then(|(key, rest)| Some((key, rest.get(..value)?)));
         let (key, value) = found.ok_or_else(|| malformed("an element is outside of its page"))?;
-        each(flags?, key, value);
+        each(flags?, key, value)?;
     }
     Ok(())
 }
@@ -283,12 +382,12 @@ mod tests {
         file(&[
             meta(8, 2),
             meta(9, 3),
-            leaf(&[(BUCKET, b"key", b""), (BUCKET, NAME, &older)]),
+            leaf(&[(BUCKET, b"key", b""), (BUCKET, MEMBERS, &older)]),
             branch,
             leaf(&[
                 (BUCKET, b"key", b""),
-                (BUCKET, NAME, &bucket),
-                (0, NAME, b""),
+                (BUCKET, MEMBERS, &bucket),
+                (0, MEMBERS, b""),
             ]),
             leaf(&[(0, b"1", &a), (0, b"2", &b)]),
         ])
@@ -327,6 +426,67 @@ mod tests {
         let mut bytes = database();
         bytes[3 * SIZE + 12..][..4].fill(0xff);
         assert!(names(&bytes).unwrap_err().contains("too long"));
+    }
+
+    fn revision(main: u64, sub: u64, is_deleted: bool) -> Vec<u8> {
+        let end: &[u8] = if is_deleted { b"t" } else { b"" };
+        [&main.to_be_bytes()[..], b"_", &sub.to_be_bytes(), end].concat()
+    }
+
+    fn object(key: &str, value: &[u8]) -> Vec<u8> {
+        let field = |tag: u8, content: &[u8]| [&[tag, content.len() as u8], content].concat();
+        // the numbers of the creation and of the change are between both
+        let numbers = [0x10, 0x80, 0x01, 0x18, 0x07];
+        [
+            &field(0x0a, key.as_bytes())[..],
+            &numbers,
+            &field(0x2a, value),
+        ]
+        .concat()
+    }
+
+    /// Two leaves of objects below a branch.
+    fn database_of_objects() -> Vec<u8> {
+        let (old, new, gone) = (
+            object("/a/1", b"old"),
+            object("/a/1", b"new"),
+            object("/a/2", b"x"),
+        );
+        let (other, deletion) = (object("/b/1", b"y"), object("/a/2", b""));
+        let mut branch = vec![0; HEADER + 32];
+        (branch[8], branch[10]) = (BRANCH as u8, 2);
+        (branch[HEADER + 8], branch[HEADER + 24]) = (4, 5);
+        let mut bucket = vec![0; BUCKET_HEADER];
+        bucket[0] = 3;
+        file(&[
+            meta(8, 2),
+            meta(9, 2),
+            leaf(&[(BUCKET, OBJECTS, &bucket)]),
+            branch,
+            leaf(&[
+                (0, &revision(2, 9, false), &old),
+                (0, &revision(3, 0, false), &gone),
+                (0, &revision(3, 2, false), &other),
+            ]),
+            leaf(&[
+                (0, &revision(3, 1, false), &new),
+                (0, &revision(4, 0, true), &deletion),
+            ]),
+        ])
+    }
+
+    #[test]
+    fn objects_are_those_of_the_last_revision() {
+        let is_wanted = |key: &str| key.starts_with("/a/");
+        let read = |bytes: &[u8]| objects(Cursor::new(bytes), &is_wanted);
+        let good = database_of_objects();
+        let found = read(&good).unwrap();
+        let hash: [u8; 32] = digest(&SHA256, b"new").as_ref().try_into().unwrap();
+        assert_eq!(found, BTreeMap::from([("/a/1".to_owned(), hash)]));
+        assert!(read(&database()).unwrap_err().contains("a page"));
+        for tail in mutations(&good[2 * SIZE..], 20_000) {
+            let _ = read(&[&good[..2 * SIZE], &tail].concat());
+        }
     }
 
     #[test]

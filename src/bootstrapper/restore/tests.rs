@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
+use base::crypto::Secret;
 use base::timeline::Timeline;
+use kubernetes::etcd_signature::{self, Statement};
 use support::foreign::fetched;
 use tempfile::TempDir;
 
@@ -20,6 +22,8 @@ use super::*;
 const ADDRESSES: [&str; 3] = ["127.88.0.1", "127.88.0.2", "127.88.0.3"];
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const SALT: &[u8; 32] = b"the salt of one cluster of tests";
+/// The wrapping key of the control plane that is left.
+const KEY: [u8; 32] = [9; 32];
 const LIMIT: Duration = Duration::from_secs(60);
 /// The steps after which a restoration is killed.
 const STEPS: [&str; 8] = [
@@ -166,6 +170,18 @@ impl Drop for Kubelet {
     }
 }
 
+/// Writes the signature of a snapshot beside it, as `firstlight etcd snapshot` does.
+fn sign(snapshot: &Path) {
+    let content = fs::read(snapshot).unwrap();
+    let statement = Statement {
+        node: "plane-a".into(),
+        sha256: base::text::hex(&content[content.len() - 32..]),
+        ..Statement::default()
+    };
+    let signature = statement.sign(&Secret::new(KEY.to_vec()));
+    fs::write(etcd_signature::file_of(snapshot), signature).unwrap();
+}
+
 /// What is left of a cluster after two of its three control planes are lost, as often as a test needs it.
 struct Lost {
     folder: TempDir,
@@ -182,6 +198,7 @@ impl Lost {
             members.push(start(index, &lost.path(name)));
         }
         wait_for("a leader", || etcdctl(0, &["put", "kept", "saved"]));
+        etcdctl(0, &["put", "/registry/clusterrolebindings/old", "a"]).unwrap();
         let salt = lost.path("salt");
         fs::write(&salt, SALT).unwrap();
         let mut put = Command::new(fetched("etcd-tools.sh").join("etcdctl"));
@@ -202,6 +219,9 @@ impl Lost {
             ],
         )
         .unwrap();
+        sign(&lost.path("snapshot.db"));
+        etcdctl(0, &["del", "/registry/clusterrolebindings/old"]).unwrap();
+        etcdctl(0, &["put", "/registry/clusterroles/new", "a"]).unwrap();
         etcdctl(0, &["put", "later", "lost"]).unwrap();
         wait_for("the object at this member", || value("later"));
         let file = lost.path("a/member/snap/db");
@@ -218,9 +238,15 @@ impl Lost {
     fn left(&self) -> Left {
         let folder = TempDir::new().unwrap();
         let at = |name: &str| folder.path().join(name);
-        for name in ["kubernetes/manifests", "data", "root/constellation"] {
+        for name in [
+            "kubernetes/manifests",
+            "kubernetes/firstlight",
+            "data",
+            "root/constellation",
+        ] {
             fs::create_dir_all(at(name)).unwrap();
         }
+        fs::write(at("kubernetes/firstlight/wrapping-key"), KEY).unwrap();
         let copied = Command::new("cp")
             .arg("-a")
             .arg(self.path("a"))
@@ -290,6 +316,19 @@ impl Left {
 
     /// Restores, or undoes. `reached` is called after each step.
     fn with(&self, options: &Options, reached: &dyn Fn(&str)) -> Result<(), Error> {
+        self.restoration(reached, |restore| match options.is_undo {
+            true => restore.undo(options),
+            false => restore.run(options),
+        })
+    }
+
+    /// Returns the plan for people.
+    fn plan(&self) -> String {
+        let plan = |restore: &Restore| restore.check(&agreed()).unwrap().to_string();
+        self.restoration(&|_| (), plan)
+    }
+
+    fn restoration<R>(&self, reached: &dyn Fn(&str), act: impl FnOnce(&Restore) -> R) -> R {
         let stop = Stop::new();
         let job = Job::new(Timeline::new("test"));
         let api = || {
@@ -321,10 +360,7 @@ impl Left {
             job: &job,
             reached,
         };
-        match options.is_undo {
-            true => restore.undo(options),
-            false => restore.run(options),
-        }
+        act(&restore)
     }
 
     fn run(&self) -> Result<(), Error> {
@@ -454,6 +490,21 @@ fn nothing_is_restored_while_the_old_cluster_could_have_a_majority() {
     left.set_salt(&[7; 32]);
     assert!(left.refused().contains("of another cluster"));
     left.set_salt(SALT);
+    // a forged backup has another signature, or none
+    let [signature, aside] = ["snapshot.db.signature", "aside"].map(|name| lost.path(name));
+    fs::rename(&signature, &aside).unwrap();
+    assert!(left.refused().contains("nobody vouches for the snapshot"));
+    fs::write(&signature, "{}\nhmac-sha256 00\n").unwrap();
+    assert!(left.refused().contains("the signature is wrong"));
+    fs::rename(&aside, &signature).unwrap();
+    let plan = left.plan();
+    for line in [
+        "signed with this cluster's master secret",
+        "by etcd (without a name) on plane-a (machine unknown)",
+        "changes who may do what:\n  gone: ClusterRole new\n  new: ClusterRoleBinding old\n1.",
+    ] {
+        assert!(plan.contains(line), "no {line:?} in {plan}");
+    }
     let good = fs::read(&left.snapshot).unwrap();
     let changed = Left {
         snapshot: left.path("changed.db"),
@@ -464,6 +515,7 @@ fn nothing_is_restored_while_the_old_cluster_could_have_a_majority() {
     fs::write(&changed.snapshot, bytes).unwrap();
     assert!(changed.refused().contains("it was changed"));
     fs::write(&changed.snapshot, good).unwrap();
+    sign(&changed.snapshot);
     changed.silent.set(false);
     assert!(changed.refused().contains("an API server answers"));
     changed.silent.set(true);
@@ -605,6 +657,7 @@ fn a_member_that_comes_back_in_the_last_moment_ends_the_restoration() {
     content[4096 * 2 - 1] ^= 1;
     let hash = ring::digest::digest(&ring::digest::SHA256, &content);
     fs::write(&other.snapshot, [&content, hash.as_ref()].concat()).unwrap();
+    sign(&other.snapshot);
     let error = other.run().unwrap_err().to_string();
     assert!(
         error.contains("a restoration with another snapshot has begun"),

@@ -1,0 +1,171 @@
+//! Who vouches for a snapshot: the owner of the master secret by a signature beside it, or the operator by
+//! its SHA-256. Without one of both it is not restored: whoever writes etcd's data gives themselves all rights.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use kubernetes::etcd_signature::{self, Statement};
+use kubernetes::wrapping_key;
+
+use super::manifest::shown;
+use super::objection::{Objection, objection};
+use super::snapshot::Snapshot;
+
+/// The folder of the wrapping key in the folder of the cluster's files.
+const FOLDER: &str = "firstlight";
+
+/// Who vouches for a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Voucher {
+    /// The owner of the master secret has signed this.
+    Signature(Box<Statement>),
+    /// Only the operator, who has named its SHA-256.
+    Operator,
+}
+
+impl Voucher {
+    /// Returns who vouches for the snapshot at this path. `unsigned` is the SHA-256 that the operator vouches for, or empty. The error is
+    /// a sentence.
+    pub fn of(
+        path: &Path,
+        snapshot: &Snapshot,
+        kubernetes: &Path,
+        unsigned: &str,
+    ) -> Result<Voucher, Objection> {
+        let file = etcd_signature::file_of(path);
+        let why = match (read(&file)?, wrapping_key::read(&kubernetes.join(FOLDER))) {
+            (None, _) => format!("{} is missing", file.display()),
+            (Some(_), Err(error)) => format!("the key of this node cannot be read: {error}"),
+            (Some(_), Ok(None)) => format!(
+                "this node has no key for that: {} is missing",
+                kubernetes.join(FOLDER).join(wrapping_key::FILE).display()
+            ),
+            (Some(content), Ok(Some(key))) => {
+                let statement = Statement::verified(&content, &key).map_err(|why| {
+                    objection!("{}: {why}: take another copy of both files", file.display())
+                })?;
+                return match statement.sha256 == snapshot.hash {
+                    true => Ok(Voucher::Signature(Box::new(statement))),
+                    false => Err(objection!(
+                        "{} is the signature of another snapshot: expected the SHA-256 {}, got {}",
+                        file.display(),
+                        snapshot.hash,
+                        shown(&statement.sha256)
+                    )),
+                };
+            }
+        };
+        match unsigned {
+            "" => Err(objection!(
+                "nobody vouches for the snapshot: {why}. Who has had the file may have given themselves all rights in the cluster. If you \
+                 know that it is yours, run the command with --unsigned and the SHA-256 that `firstlight etcd snapshot` printed"
+            )),
+            hash if hash.eq_ignore_ascii_case(&snapshot.hash) => Ok(Voucher::Operator),
+            hash => Err(objection!(
+                "the snapshot is not the one that --unsigned names: expected the SHA-256 {}, got {}",
+                shown(hash),
+                snapshot.hash
+            )),
+        }
+    }
+}
+
+/// Reads a signature; `None` if there is none.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, Objection> {
+    let mut content = vec![];
+    let limit = etcd_signature::MAX_LEN as u64 + 1;
+    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut content));
+    match read {
+        Ok(_) => Ok(Some(content)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(objection!("{}: {error}", path.display())),
+    }
+}
+
+impl fmt::Display for Voucher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Voucher::Signature(it) => write!(
+                f,
+                "signed with this cluster's master secret by firstlight {}: of the cluster {}, by etcd {} on {} (machine {}), at {}, of revision \
+                 {} or later",
+                shown(&it.firstlight),
+                shown(&it.cluster),
+                shown(&it.etcd),
+                shown(&it.node),
+                match it.machine.is_empty() {
+                    true => "unknown".into(),
+                    false => shown(&it.machine),
+                },
+                shown(&it.saved),
+                it.revision
+            ),
+            Voucher::Operator => f.write_str(
+                "NO SIGNATURE WAS VERIFIED: only you vouch for it, by its SHA-256 (--unsigned)",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use base::crypto::{KEY_LEN, Secret};
+
+    use super::*;
+
+    #[test]
+    fn a_snapshot_without_a_voucher_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("snapshot.db");
+        let hash = "ab".repeat(32);
+        let snapshot = Snapshot {
+            length: 1,
+            hash: hash.clone(),
+            is_of_cluster: true,
+        };
+        let of = |unsigned: &str| {
+            let vouched = Voucher::of(&path, &snapshot, folder.path(), unsigned);
+            vouched.map_err(|why| why.to_string())
+        };
+        let refused = |unsigned: &str, says: &str| {
+            let why = of(unsigned).unwrap_err();
+            assert!(why.contains(says), "{why}");
+        };
+        refused("", "snapshot.db.signature is missing");
+        refused(&"cd".repeat(32), "not the one that --unsigned names");
+        assert_eq!(of(&hash.to_uppercase()), Ok(Voucher::Operator));
+
+        let key = |byte: u8| Secret::new(vec![byte; KEY_LEN]);
+        let statement = Statement {
+            sha256: hash.clone(),
+            ..Statement::default()
+        };
+        let sign = |statement: &Statement, byte: u8| {
+            let signature = statement.sign(&key(byte));
+            fs::write(folder.path().join("snapshot.db.signature"), signature).unwrap();
+        };
+        sign(&statement, 1);
+        refused("", "this node has no key for that");
+        assert_eq!(of(&hash), Ok(Voucher::Operator));
+        fs::create_dir(folder.path().join(FOLDER)).unwrap();
+        fs::write(
+            folder.path().join(FOLDER).join(wrapping_key::FILE),
+            key(1).expose(),
+        )
+        .unwrap();
+        assert!(matches!(of(""), Ok(Voucher::Signature(_))));
+        // a wrong signature is worse than none
+        sign(&statement, 2);
+        refused(&hash, "the signature is wrong");
+        let other = Statement {
+            sha256: "cd".repeat(32),
+            ..statement
+        };
+        sign(&other, 1);
+        refused(&hash, "the signature of another snapshot");
+    }
+}
