@@ -7,12 +7,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::job::Job;
 use base::stop::Stop;
 use booted_base::file;
-use kubernetes::client::{Client, Config, PODS, Selector};
+use kubernetes::client::{self, Client, Config, PODS, SELF_SUBJECT_REVIEWS};
+use kubernetes::control_planes::static_pod_name;
 use kubernetes::{NAMESPACE, yaml};
 
 /// The annotation of a pod: the end of the certificate with which it was started.
@@ -58,7 +59,7 @@ pub fn restart(
         fs::rename(&fresh, &path).map_err(failed)?;
         file::sync_directory(&path).map_err(failed)?;
     }
-    wait(&kubernetes.join("admin.conf"), pod, certificate_ends, stop)
+    wait(kubernetes, pod, certificate_ends, stop)
 }
 
 /// Why a pod does not run with its new certificate. `Display` is a sentence.
@@ -130,18 +131,20 @@ fn annotate(manifest: &str, value: &str) -> Option<String> {
     (annotation(&new)?.as_deref() == Some(value)).then_some(new)
 }
 
-/// Waits until the API has the pod with this annotation, and says that it is ready.
-fn wait(kubeconfig: &Path, pod: &'static str, value: &str, stop: &Stop) -> Result<(), Error> {
+/// Waits until the API has the pod of this node with this annotation, and says that it is ready.
+fn wait(kubernetes: &Path, pod: &'static str, value: &str, stop: &Stop) -> Result<(), Error> {
     let not_ready = |why: String| Error::NotReady(pod, why);
-    let config = Config::from_kubeconfig_file(kubeconfig);
-    let client = Client::new(config.map_err(|error| not_ready(error.to_string()))?, stop);
-    let client = client.within(ANSWER);
-    let selector = Selector::labels(&format!("tier=control-plane,component={pod}"));
+    let client = |file: &str| {
+        let config = Config::from_kubeconfig_file(&kubernetes.join(file));
+        let config = config.map_err(|error| not_ready(error.to_string()))?;
+        Ok(Client::new(config, stop).within(ANSWER))
+    };
+    let (admin, kubelet) = (client("admin.conf")?, client("kubelet.conf")?);
     let end = Instant::now() + RESTART;
     loop {
-        let why = match client.list(&PODS.in_namespace(NAMESPACE), &selector) {
-            Ok(pods) if pods.items.iter().any(|pod| is_ready(pod, value)) => return Ok(()),
-            Ok(_) => "the API does not have this pod as ready".to_owned(),
+        let why = match is_ready_here(&admin, &kubelet, pod, value) {
+            Ok(true) => return Ok(()),
+            Ok(false) => "the API does not have this pod of this node as ready".to_owned(),
             Err(error) => error.to_string(),
         };
         if stop.wait(PAUSE) {
@@ -151,6 +154,30 @@ fn wait(kubeconfig: &Path, pod: &'static str, value: &str, stop: &Stop) -> Resul
             return Err(not_ready(why));
         }
     }
+}
+
+/// Returns whether the pod of a program on this node has this annotation and is ready. `kubelet` is the client of this node's kubelet. The
+/// kubelet of another node may give a pod of its own each name, label and annotation, but can bind it only to its own node.
+pub fn is_ready_here(
+    admin: &Client,
+    kubelet: &Client,
+    program: &str,
+    value: &str,
+) -> Result<bool, client::Error> {
+    let kind = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
+    let review = kubelet.create(&SELF_SUBJECT_REVIEWS.all(), &kind)?;
+    let user = review.pointer("/status/userInfo/username");
+    let user = user.and_then(Value::as_str).unwrap_or_default();
+    let node = user.trim_start_matches("system:node:");
+    let name = static_pod_name(program, node);
+    let pod = admin.find(&PODS.in_namespace(NAMESPACE).named(&name))?;
+    Ok(pod.is_some_and(|pod| is_ready(&pod, value) && !is_elsewhere(&pod, node)))
+}
+
+/// Returns whether a pod is bound to another node.
+fn is_elsewhere(pod: &Value, node: &str) -> bool {
+    let bound = pod["spec"]["nodeName"].as_str().unwrap_or_default();
+    !bound.is_empty() && bound != node
 }
 
 fn is_ready(pod: &Value, value: &str) -> bool {
@@ -163,8 +190,6 @@ fn is_ready(pod: &Value, value: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     /// The head of a manifest of kubeadm v1.34.

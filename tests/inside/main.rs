@@ -8,6 +8,7 @@ mod admission;
 mod agents;
 mod attacker;
 mod charts;
+mod etcd;
 mod harness;
 mod master_secret;
 mod objects;

@@ -61,6 +61,9 @@ pub const CERTIFICATE_SIGNING_REQUESTS: Resource =
 /// Reviews of the client's own permissions.
 pub const SELF_SUBJECT_ACCESS_REVIEWS: Resource =
     Resource::cluster("authorization.k8s.io", "v1", "selfsubjectaccessreviews");
+/// SelfSubjectReviews: who the caller is.
+pub const SELF_SUBJECT_REVIEWS: Resource =
+    Resource::cluster("authentication.k8s.io", "v1", "selfsubjectreviews");
 /// Leases.
 pub const LEASES: Resource = Resource::namespaced("coordination.k8s.io", "v1", "leases");
 /// NetworkPolicies.
