@@ -59,25 +59,25 @@ pub struct Statement {
 
 /// Why a signature is not accepted; `Display` is a clause.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Invalid {
+pub enum InvalidSignature {
     /// It is not of this format: the reason.
     Format(String),
     /// It is of another key, or the statement was changed.
     Key,
 }
 
-impl fmt::Display for Invalid {
+impl fmt::Display for InvalidSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Invalid::Format(why) => write!(f, "not a signature of this version: {why}"),
-            Invalid::Key => f.write_str(
+            InvalidSignature::Format(why) => write!(f, "not a signature of this version: {why}"),
+            InvalidSignature::Key => f.write_str(
                 "the signature is wrong: it was made with another master secret, or the statement was changed",
             ),
         }
     }
 }
 
-impl std::error::Error for Invalid {}
+impl std::error::Error for InvalidSignature {}
 
 /// Returns the path of the signature of a snapshot.
 pub fn file_of(snapshot: &Path) -> PathBuf {
@@ -105,8 +105,8 @@ impl Statement {
     }
 
     /// Verifies the content of a file, and returns the statement.
-    pub fn verified(content: &[u8], wrapping_key: &Secret) -> Result<Statement, Invalid> {
-        let format = |why: &str| Invalid::Format(why.to_owned());
+    pub fn verified(content: &[u8], wrapping_key: &Secret) -> Result<Statement, InvalidSignature> {
+        let format = |why: &str| InvalidSignature::Format(why.to_owned());
         if content.len() > MAX_LEN {
             return Err(format("it is too long"));
         }
@@ -120,12 +120,13 @@ impl Statement {
             .and_then(|it| it.strip_prefix(' '));
         let mac = mac.ok_or_else(|| format("its second line does not begin with hmac-sha256"))?;
         let mac = unhex(mac).ok_or_else(|| format("expected 64 hexadecimal digits"))?;
-        hmac::verify(&key_of(wrapping_key), line.as_bytes(), &mac).map_err(|_| Invalid::Key)?;
-        let statement: Statement =
-            serde_json::from_str(line).map_err(|error| Invalid::Format(error.to_string()))?;
+        hmac::verify(&key_of(wrapping_key), line.as_bytes(), &mac)
+            .map_err(|_| InvalidSignature::Key)?;
+        let statement: Statement = serde_json::from_str(line)
+            .map_err(|error| InvalidSignature::Format(error.to_string()))?;
         match statement.version {
             VERSION => Ok(statement),
-            other => Err(Invalid::Format(format!(
+            other => Err(InvalidSignature::Format(format!(
                 "expected version {VERSION}, got {other}"
             ))),
         }
@@ -188,7 +189,7 @@ mod tests {
         );
         assert_eq!(
             Statement::verified(signed.as_bytes(), &key(2)),
-            Err(Invalid::Key)
+            Err(InvalidSignature::Key)
         );
         for content in mutations(signed.as_bytes(), 10_000) {
             if let Ok(read) = Statement::verified(&content, &key(1)) {

@@ -79,7 +79,7 @@ fn attack(agent: &Client, plane: &Kubelet, worker: &Kubelet) {
         for at in [NODES.named(&worker.name), status(worker)] {
             let by_status = at != NODES.named(&worker.name);
             // the status ignores the spec, and the object ignores the status
-            if by_status != change["spec"].is_null() && !by_status != change["status"].is_null() {
+            if by_status != change["spec"].is_null() && by_status == change["status"].is_null() {
                 continue;
             }
             forbidden(agent.merge(&at, change), "");

@@ -29,7 +29,7 @@ pub struct Snapshot {
 }
 
 /// What the snapshot must have.
-pub struct Expected<'a> {
+pub struct ExpectedFile<'a> {
     /// The length that was announced.
     pub length: Option<u64>,
     /// The text that an object of the cluster has.
@@ -39,13 +39,17 @@ pub struct Expected<'a> {
 }
 
 /// Creates the file, with mode 0600. It exists only if all of the snapshot has arrived as etcd of this cluster wrote it.
-pub fn download(expected: &Expected, content: impl Read, path: &Path) -> Result<Snapshot, Error> {
+pub fn download(
+    expected: &ExpectedFile,
+    content: impl Read,
+    path: &Path,
+) -> Result<Snapshot, Error> {
     let part = part_of(path);
     files::create_private_by(path, &part, |file| copy(expected, content, file, path))
 }
 
 fn copy(
-    expected: &Expected,
+    expected: &ExpectedFile,
     mut content: impl Read,
     file: &mut File,
     path: &Path,
@@ -191,8 +195,8 @@ mod tests {
 
     const TEXT: &str = "the challenge";
 
-    fn expected(length: Option<u64>) -> Expected<'static> {
-        Expected {
+    fn expected(length: Option<u64>) -> ExpectedFile<'static> {
+        ExpectedFile {
             length,
             challenge: TEXT,
             node: "a",
@@ -285,7 +289,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("snapshot.db");
         let forged = snapshot(3);
-        let other = Expected {
+        let other = ExpectedFile {
             challenge: "another challenge",
             ..expected(None)
         };

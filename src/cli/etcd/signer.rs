@@ -11,7 +11,6 @@ use kubernetes::etcd_signature::{Statement, file_of};
 use kubernetes::{services, wrapping_key};
 
 use super::download::Snapshot;
-use super::snapshot::State;
 use crate::error::Error;
 use crate::files;
 use crate::init::expected_cluster_id;
@@ -56,21 +55,23 @@ impl Signer {
         })
     }
 
-    /// Writes the signature beside a snapshot, and returns its path.
+    /// Writes the signature beside a snapshot, which has the objects through this revision of an etcd of
+    /// this version. Returns its path.
     pub fn sign(
         &self,
         file: &Path,
         etcd: &Etcd,
         snapshot: &Snapshot,
-        state: &State,
+        revision: u64,
+        version: &str,
     ) -> Result<PathBuf, Error> {
         let statement = Statement {
             cluster: self.cluster.clone(),
             node: etcd.node().into(),
             machine: etcd.plane().record.machine.clone(),
-            revision: state.header.revision,
+            revision,
             sha256: snapshot.hash.clone(),
-            etcd: state.version.clone(),
+            etcd: version.into(),
             saved: time::seconds(SystemTime::now()),
             firstlight: env!("CARGO_PKG_VERSION").into(),
             ..Statement::default()

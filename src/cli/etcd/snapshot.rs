@@ -15,7 +15,7 @@ use kubernetes::etcd_signature::file_of;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::download::{Expected, Snapshot, download};
+use super::download::{ExpectedFile, Snapshot, download};
 use super::signer::Signer;
 use crate::consent;
 use crate::error::Error;
@@ -107,13 +107,16 @@ pub fn run(options: &Options) -> Result<(), Error> {
     progress.phase(format!("bringing the snapshot from {}", etcd.node()));
     etcd.check()?;
     let content = patient.node_file(etcd.node(), &path)?;
-    let expected = Expected {
+    let expected = ExpectedFile {
         length: content.length(),
         challenge: &job.challenge,
         node: etcd.node(),
     };
     let snapshot = download(&expected, content.into_reader(), &options.file)?;
-    let signature = signer.map(|it| it.sign(&options.file, &etcd, &snapshot, &state));
+    let signature = signer.map(|it| {
+        let revision = state.header.revision;
+        it.sign(&options.file, &etcd, &snapshot, revision, &state.version)
+    });
     let signature = signature.transpose()?;
     // deletes the Job
     drop(job);
@@ -355,7 +358,7 @@ fn manifest(name: &str, etcd: &Etcd) -> Result<Value, Error> {
 /// What a member of etcd says about itself.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct State {
+struct State {
     /// The head of its answer.
     pub header: Header,
     /// Its version.
@@ -367,7 +370,7 @@ pub struct State {
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Header {
+struct Header {
     /// The revision of its newest object.
     pub revision: u64,
 }

@@ -120,6 +120,15 @@ pub(super) fn name_of(encrypted: &str) -> String {
     format!("{PREFIX}{}", hex(&hash.as_ref()[..HASH_LEN]))
 }
 
+/// Why it is not known what the key service is to read.
+#[derive(Debug)]
+pub(super) enum Error {
+    /// The API server refused a request or did not answer.
+    Api(client::Error),
+    /// The cluster has another master secret.
+    Other(Undecipherable),
+}
+
 impl Keeping {
     /// Returns what the key service of a new cluster reads.
     pub(super) fn of_new(&self, kms: &ClusterKms) -> Result<Stored, Undecipherable> {
@@ -139,9 +148,9 @@ impl Keeping {
         &self,
         client: &Client,
         kms: &ClusterKms,
-    ) -> Result<(Option<Stored>, Stored), super::Error> {
-        let undecipherable = super::Error::MasterSecret;
-        let Some((present, content)) = found(client)? else {
+    ) -> Result<(Option<Stored>, Stored), Error> {
+        let undecipherable = Error::Other;
+        let Some((present, content)) = found(client).map_err(Error::Api)? else {
             return Ok((None, self.of_new(kms).map_err(undecipherable)?));
         };
         let form = opened(&content, kms).map_err(undecipherable)?;
@@ -236,7 +245,9 @@ pub fn content(client: &Client) -> Result<Option<Zeroizing<Vec<u8>>>, client::Er
     Ok(found(client)?.map(|(_, content)| content))
 }
 
-fn found(client: &Client) -> Result<Option<(Present, Zeroizing<Vec<u8>>)>, client::Error> {
+type Found = (Present, Zeroizing<Vec<u8>>);
+
+fn found(client: &Client) -> Result<Option<Found>, client::Error> {
     let present = present(client)?.unwrap_or(Present {
         secret: PLAIN.into(),
         access: json!({}),

@@ -361,6 +361,15 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+impl From<master_secret::Error> for Error {
+    fn from(error: master_secret::Error) -> Error {
+        match error {
+            master_secret::Error::Api(error) => Error::Api(error),
+            master_secret::Error::Other(why) => Error::MasterSecret(why),
+        }
+    }
+}
+
 impl From<client::Error> for Error {
     fn from(error: client::Error) -> Error {
         Error::Api(error)
@@ -404,7 +413,9 @@ pub fn apply(
     report: &mut dyn FnMut(Report),
 ) -> Result<Applied, Error> {
     if !options.skip.contains(&Phase::Services) {
-        role_records::write(client, options.control_planes, options.is_dry_run, report)?;
+        let mut tell = |line| report(Report::Line(line));
+        let dry = options.is_dry_run;
+        role_records::write(client, options.control_planes, dry, &mut tell)?;
     }
     let (first, last) = settings.keeping.steps(client, &settings.kms)?;
     let moves = !options.is_dry_run && !options.skip.contains(&Phase::Services);

@@ -13,7 +13,6 @@ use serde_json::Value;
 use super::super::client::{self, Client, NODES, Resource, Selector};
 use super::super::control_planes::is_labelled;
 use super::super::machine_record::{self, MachineRecord, name_of_node};
-use super::Report;
 
 /// The addresses of Services.
 const ENDPOINT_SLICES: Resource = Resource::namespaced("discovery.k8s.io", "v1", "endpointslices");
@@ -24,7 +23,7 @@ pub fn write(
     client: &Client,
     named: &[String],
     is_dry_run: bool,
-    report: &mut dyn FnMut(Report),
+    report: &mut dyn FnMut(String),
 ) -> Result<(), client::Error> {
     let records = machine_record::of_nodes(client)?;
     let has_record = |name: &str| records.iter().any(|it| it.node == name);
@@ -37,21 +36,19 @@ pub fn write(
     let servers = api_servers(client)?;
     for node in nodes.iter().filter(|node| !has_record(&node.name)) {
         let is_named = named.contains(&node.name);
-        if !is_named && !(is_old && node.has_label) {
-            continue;
-        }
-        if !is_named && !node.runs_api_server(&nodes, &servers) {
-            report(Report::Line(format!(
+        let is_unrecorded = is_old && node.has_label;
+        if !is_named && is_unrecorded && !node.runs_api_server(&nodes, &servers) {
+            report(format!(
                 "{} has the label of a control plane, but no API server has its address: it gets no record. If it is one, add \
                  --record-control-plane {}",
                 node.name, node.name
-            )));
+            ));
             continue;
         }
-        report(Report::Line(format!(
-            "{} is recorded as a control plane",
-            node.name
-        )));
+        if !is_named && !is_unrecorded {
+            continue;
+        }
+        report(format!("{} is recorded as a control plane", node.name));
         if !is_dry_run {
             machine_record::write_if_absent(client, &node.record())?;
         }
