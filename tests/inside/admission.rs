@@ -129,6 +129,16 @@ fn the_token_of_a_network_plugin_gives_no_role_no_attestation_and_no_address() {
             json!({"status": {"addresses": [{"type": "InternalIP", "address": "10.2.0.9"}]}}),
             "change its addresses",
         ),
+        (
+            "label-other",
+            json!({"status": {"nodeInfo": {"kubeletVersion": "v1.99.0"}}}),
+            "its versions",
+        ),
+        (
+            "label-other",
+            json!({"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}}),
+            "its versions",
+        ),
     ] {
         forbidden(flannel.merge(&status(node), &change), part);
     }
@@ -558,6 +568,8 @@ fn only_their_owners_write_records_certificates_and_tokens_of_tickets() {
         "join-collateral",
         "join-removed-nodes",
         "k8s-components-new",
+        "kubelet-config",
+        "kube-proxy",
         "join-attested-new",
     ] {
         forbidden(agent.create(&maps, &named(name)), owned);
