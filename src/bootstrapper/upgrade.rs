@@ -307,22 +307,9 @@ impl Upgrade<'_> {
     /// Writes the admission plugin into kubeadm's configuration, from which `kubeadm upgrade apply` makes the API server's manifest.
     fn deny_external_ips(&self) -> Result<(), Step> {
         let admin = Path::new(renew::KUBERNETES).join("admin.conf");
-        let at = CONFIG_MAPS
-            .in_namespace(NAMESPACE)
-            .named(kubeadm::CONFIG_MAP);
         let change = || {
             let config = Config::from_kubeconfig_file(&admin)?;
-            let client = Client::new(config, self.stop).within(ANSWER);
-            let mut is_new = false;
-            client.modify(&at, |map| {
-                let new = kubeadm::with_admission_plugin(map);
-                is_new = new.is_some();
-                if let Some(new) = new {
-                    map["data"]["ClusterConfiguration"] = new.into();
-                }
-                is_new
-            })?;
-            Ok(is_new)
+            kubeadm::deny_external_ips(&Client::new(config, self.stop).within(ANSWER))
         };
         if change().map_err(Step::Api)? {
             let plugin = kubeadm::DENY_EXTERNAL_IPS;

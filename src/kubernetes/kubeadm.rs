@@ -16,6 +16,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
+use super::NAMESPACE;
+use super::client::{self, CONFIG_MAPS, Client};
 use super::parameters::{Invalid, Networks, NodeName, Subnet, Version};
 use super::yaml;
 
@@ -255,9 +257,27 @@ pub fn recorded_version(map: &Value) -> Result<Version, Invalid> {
     version.unwrap_or_default().parse()
 }
 
+/// Adds [`DENY_EXTERNAL_IPS`] to the ConfigMap [`CONFIG_MAP`], from which `kubeadm upgrade apply` makes the API server's manifest.
+/// Returns whether it was missing.
+pub fn deny_external_ips(client: &Client) -> Result<bool, client::Error> {
+    let mut is_new = false;
+    client.modify(
+        &CONFIG_MAPS.in_namespace(NAMESPACE).named(CONFIG_MAP),
+        |map| {
+            let new = with_admission_plugin(map);
+            is_new = new.is_some();
+            if let Some(new) = new {
+                map["data"]["ClusterConfiguration"] = new.into();
+            }
+            is_new
+        },
+    )?;
+    Ok(is_new)
+}
+
 /// Returns the ClusterConfiguration of the ConfigMap [`CONFIG_MAP`] with [`DENY_EXTERNAL_IPS`], which clusters of an earlier version
 /// lack. Returns `None` if it is there, if the operator has named it as one to disable, or if the ConfigMap has no configuration.
-pub fn with_admission_plugin(map: &Value) -> Option<String> {
+fn with_admission_plugin(map: &Value) -> Option<String> {
     let configuration = map["data"]["ClusterConfiguration"].as_str()?;
     let mut configuration = yaml::document(configuration).ok()?;
     let api_server = configuration.as_object_mut()?.entry("apiServer");

@@ -1,7 +1,8 @@
 //! The ports of Firstlight on the nodes: no tenant and no agent on a worker takes them.
 
 use common::kube_apiserver::Cluster;
-use kubernetes::client::{PODS, SERVICES};
+use kubernetes::client::{CONFIG_MAPS, PODS, SERVICES};
+use kubernetes::kubeadm;
 use serde_json::{Value, json};
 
 use crate::attacker::{Inside, forbidden, settings};
@@ -123,4 +124,30 @@ fn a_pod_takes_no_port_of_firstlight_on_its_node() {
     tenant
         .create(&pods, &pod("p8080", "containers", 8080))
         .unwrap();
+}
+
+/// What `bootstrapper upgrade` does before kubeadm.
+#[test]
+#[ignore = "needs a kube-apiserver: make test-inside"]
+fn an_upgrade_writes_the_admission_plugin_into_kubeadms_configuration_once() {
+    let inside = Inside::shared();
+    let configuration = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\napiServer:\n  extraArgs:\n  - name: profiling\n    value: \"false\"\nkubernetesVersion: v1.34.4\n";
+    let map = json!({"metadata": {"name": "kubeadm-config"}, "data": {"ClusterConfiguration": configuration}});
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let admin = inside.kubeadm();
+    admin.create(&maps, &map).unwrap();
+    assert!(kubeadm::deny_external_ips(&admin).unwrap());
+    let at = maps.named("kubeadm-config");
+    let written = admin.get(&at).unwrap();
+    let text = written["data"]["ClusterConfiguration"].as_str().unwrap();
+    let read: Value = serde_json::from_str(text).unwrap();
+    assert_eq!(
+        read["apiServer"]["extraArgs"][1],
+        json!({"name": "enable-admission-plugins", "value": "NodeRestriction,DenyServiceExternalIPs"})
+    );
+    assert!(!kubeadm::deny_external_ips(&admin).unwrap());
+    assert_eq!(
+        admin.get(&at).unwrap()["metadata"]["resourceVersion"],
+        written["metadata"]["resourceVersion"]
+    );
 }
