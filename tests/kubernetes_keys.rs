@@ -1150,6 +1150,11 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     let labels = json!({"metadata": {"labels": {"k8s-app": "kube-proxy"}}});
     client.merge(&pods.named("no-proxy"), &labels).unwrap();
     refused(UUID, "no pod on the node worker is no driver");
+    // a kubelet writes mirror pods with labels of its choice, but without this account
+    let other = ("kube-system", "other");
+    add_client(&client, other, "mirror", "worker", None, None, &[]);
+    client.merge(&pods.named("mirror"), &labels).unwrap();
+    refused(UUID, "is no driver");
     let pod = json!({"metadata": {"name": "kube-proxy-x", "labels": {"k8s-app": "kube-proxy"}}, "spec": {
         "nodeName": "worker", "serviceAccountName": "kube-proxy", "automountServiceAccountToken": false, "hostNetwork": true,
         "containers": [{"name": "a", "image": "a"}],
@@ -1165,7 +1170,7 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
         .unwrap();
     refused(
         UUID,
-        "kube-system/kube-proxy-x on the node worker is no driver",
+        "kube-system/kube-proxy-x, kube-system/mirror on the node worker is no driver",
     );
     // the driver of OpenStack is on the network of its host
     add_driver(&client, CINDER, "worker", None);
@@ -1188,7 +1193,7 @@ fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afte
     assert!(
         said.contains("class=old-volume")
             && said.contains(
-                "node=\"worker\" pods=[\"kube-system/csi-cinder-node-sa-worker\", \"kube-system/kube-proxy-x\"] attached=[\"one\"]"
+                "node=\"worker\" pods=[\"kube-system/csi-cinder-node-sa-worker\", \"kube-system/kube-proxy-x\", \"kube-system/mirror\"] attached=[\"one\"]"
             ),
         "{said}"
     );

@@ -11,7 +11,8 @@
 //! with the address of a node. Its sender can use only a connection whose answers it can read, so answers to nodes must be
 //! encrypted: WireGuard with node encryption.
 //!
-//! What is read are the settings of Cilium's chart and the pods of kubeadm's kube-proxy. An agent may run with others: by
+//! What is read are the settings of Cilium's chart and the pods of kubeadm's kube-proxy, by their label and service account: a
+//! kubelet can write a mirror pod with any label, but not with an account. An agent may run with others: by
 //! arguments, by a CiliumNodeConfig, or because it has not restarted.
 
 use serde_json::Value;
@@ -38,7 +39,8 @@ pub fn why_open(client: &Client) -> Result<Option<String>, Error> {
     let kube_proxy = Selector::labels("k8s-app=kube-proxy");
     let pods = PODS.in_namespace(NAMESPACE);
     let found = client.list_keeping(&pods, &kube_proxy, |pod| {
-        match pod["spec"]["hostNetwork"] == true {
+        let spec = &pod["spec"];
+        match spec["hostNetwork"] == true && spec["serviceAccountName"] == "kube-proxy" {
             true => pod["metadata"]["name"].clone(),
             false => Value::Null,
         }
