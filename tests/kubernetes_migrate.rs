@@ -192,8 +192,11 @@ impl Old {
         self.client
             .merge(&NODES.named(&worker).subresource("status"), &status)
             .unwrap();
-        volumes::add_volume(&self.client, "data");
-        volumes::attach(&self.client, "data", &worker, true);
+        // the driver of OpenStack is on the network of its host
+        let driver = volumes::CINDER;
+        volumes::add_csi_driver(&self.client, driver);
+        volumes::add_driver(&self.client, driver, &worker, None);
+        volumes::attach_to(&self.client, driver, "data", &worker, true);
     }
 
     fn policy_images(&self) -> Vec<String> {

@@ -826,7 +826,7 @@ fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_
         (&[][..], "Give --old-clients-until DATE"),
         (
             &until,
-            "give --grants 'kube-system/join-service=disk,ssh,measurement;anyone=id:s3proxy-kek', which gives its key to every pod, or",
+            "give --grants 'kube-system/join-service=disk,ssh,measurement;default/default=id:s3proxy-kek', or",
         ),
     ] {
         let refused = operator.apply(&[&["--skip-wait"], more].concat());
@@ -842,7 +842,7 @@ fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_
         );
         assert_eq!(image_of(&client, "key-service"), "a");
     }
-    let grants = "kube-system/join-service=disk,ssh,measurement;anyone=id:s3proxy-kek";
+    let grants = "kube-system/join-service=disk,ssh,measurement;default/default=id:s3proxy-kek";
     let given = [&["--skip-wait", "--grants", grants], &until[..]].concat();
     let config = let_cilium_replace_kube_proxy(&client);
     let served = operator.apply(&given);

@@ -630,6 +630,7 @@ pub fn undecided(
     let OldClients {
         drivers,
         s3_proxies,
+        s3_accounts,
     } = clients;
     let mut sentences = Vec::new();
     if !drivers.is_empty() {
@@ -647,16 +648,24 @@ pub fn undecided(
         ));
     }
     let granted = grants.and_then(|text| grants::parse(text).ok());
-    let is_granted = (granted.iter().flatten()).any(|(caller, items)| {
-        (*caller == ANYONE || caller.contains('/')) && items.contains(&S3_PROXY_KEY)
-    });
+    let has_grant = |account: &String| {
+        let mut granted = granted.iter().flatten();
+        granted.any(|(caller, items)| {
+            (*caller == ANYONE || caller == account) && items.contains(&S3_PROXY_KEY)
+        })
+    };
+    let is_granted = s3_accounts.iter().all(has_grant);
     let advice = match until {
         _ if sentences.is_empty() => return None,
         None => "Give --old-clients-until DATE to serve them through that day, or never".to_owned(),
         Some(until) if !s3_proxies.is_empty() && !is_granted && until.is_on(SystemTime::now()) => {
+            let own = s3_accounts
+                .iter()
+                .map(|account| format!(";{account}={S3_PROXY_KEY}"))
+                .collect::<String>();
             format!(
-                "The S3 proxy also needs a grant: give --grants '{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT};{ANYONE}={S3_PROXY_KEY}', \
-                 which gives its key to every pod, or with the proxy's account, NAMESPACE/NAME, in place of {ANYONE}; or remove the proxy"
+                "The S3 proxy also needs a grant for the service account of its pods, which each pod with this account gets: give \
+                 --grants '{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}{own}', or remove the proxy"
             )
         }
         Some(_) => return None,

@@ -105,3 +105,76 @@ pub fn attach(client: &Client, name: &str, node: &str, is_done: bool) {
         )
         .unwrap();
 }
+
+/// A driver of Constellation: the name of its CSIDriver, and its account.
+pub type OldDriver = (&'static str, &'static str);
+pub const CINDER: OldDriver = ("cinder.csi.confidential.cloud", "csi-cinder-node-sa");
+pub const AWS: OldDriver = ("aws.csi.confidential.cloud", "ebs-csi-node-sa");
+
+/// Creates the CSIDriver of this driver.
+pub fn add_csi_driver(client: &Client, (name, _): OldDriver) {
+    let driver = json!({"metadata": {"name": name}, "spec": {"attachRequired": true}});
+    client.create(&CSI_DRIVERS.all(), &driver).unwrap();
+}
+
+/// Attaches a volume of this driver, in an attachment with the name `VOLUME-NODE`.
+pub fn attach_to(client: &Client, driver: OldDriver, volume: &str, node: &str, is_done: bool) {
+    let name = format!("{volume}-{node}");
+    let object = json!({"metadata": {"name": name}, "spec": {
+        "attacher": driver.0, "nodeName": node, "source": {"persistentVolumeName": volume},
+    }});
+    client.create(&ATTACHMENTS.all(), &object).unwrap();
+    let status = json!({"status": {"attached": is_done}});
+    let at = ATTACHMENTS.named(&name).subresource("status");
+    client.merge(&at, &status).unwrap();
+}
+
+/// Creates a pod of this account as the DaemonSet controller and the kubelet do: on the network of its host, or with
+/// this address.
+pub fn add_driver(client: &Client, driver: OldDriver, node: &str, address: Option<&str>) {
+    let name = format!("{}-{node}", driver.1);
+    let account = ("kube-system", driver.1);
+    add_client(
+        client,
+        account,
+        &name,
+        node,
+        Some("DaemonSet"),
+        address,
+        &[],
+    );
+}
+
+/// Creates a pod with an owner of this kind and these arguments.
+pub fn add_client(
+    client: &Client,
+    (namespace, account): (&str, &str),
+    name: &str,
+    node: &str,
+    owner: Option<&str>,
+    address: Option<&str>,
+    arguments: &[&str],
+) {
+    for (at, object) in [
+        (NAMESPACES.all(), namespace),
+        (SERVICE_ACCOUNTS.in_namespace(namespace), account),
+    ] {
+        let object = json!({"metadata": {"name": object}});
+        client.create_if_absent(&at, &object).unwrap();
+    }
+    let owners: Vec<_> = owner
+        .iter()
+        .map(|kind| json!({"apiVersion": "apps/v1", "kind": kind, "name": "a", "uid": "1", "controller": true}))
+        .collect();
+    let pod = json!({"metadata": {"name": name, "ownerReferences": owners}, "spec": {
+        "nodeName": node, "serviceAccountName": account, "automountServiceAccountToken": false, "hostNetwork": address.is_none(),
+        "containers": [{"name": "a", "image": "a", "args": arguments}],
+    }});
+    let pods = PODS.in_namespace(namespace);
+    client.create(&pods, &pod).unwrap();
+    if let Some(ip) = address {
+        let status = json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}]}});
+        let at = pods.named(name).subresource("status");
+        client.merge(&at, &status).unwrap();
+    }
+}

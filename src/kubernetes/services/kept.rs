@@ -164,6 +164,8 @@ pub struct OldClients {
     pub drivers: Vec<String>,
     /// The S3 proxies.
     pub s3_proxies: Vec<String>,
+    /// The service accounts of their pods, each as `NAMESPACE/NAME`.
+    pub s3_accounts: Vec<String>,
 }
 
 /// Returns the clients that lose access to their keys when this cluster's key service is replaced. There are none if it is
@@ -177,13 +179,20 @@ pub fn old_clients(client: &Client) -> Result<OldClients, client::Error> {
 
 /// The same, whoever made the key service.
 pub fn all_old_clients(client: &Client) -> Result<OldClients, client::Error> {
-    let proxies = client.list_keeping(&DEPLOYMENTS.all(), &Selector::default(), |set| {
-        place_if(is_s3_proxy, &set)
-    })?;
-    let proxies = proxies.items.iter().filter_map(Value::as_str);
+    let proxies = client.list_keeping(&DEPLOYMENTS.all(), &Selector::default(), s3_proxy)?;
+    let texts = |at: usize| {
+        let proxies = proxies.items.iter();
+        let mut texts: Vec<_> = proxies
+            .filter_map(|proxy| Some(proxy[at].as_str()?.to_owned()))
+            .collect();
+        texts.sort();
+        texts.dedup();
+        texts
+    };
     Ok(OldClients {
         drivers: drivers::present(client)?,
-        s3_proxies: proxies.map(str::to_owned).collect(),
+        s3_proxies: texts(0),
+        s3_accounts: texts(1),
     })
 }
 
@@ -208,11 +217,16 @@ pub fn maker(client: &Client) -> Result<Option<Maker>, client::Error> {
     })
 }
 
-/// Reduces a set of pods to `NAMESPACE/NAME` if the `spec` of its pods is such a one.
-fn place_if(is_one: fn(&Value) -> bool, set: &Value) -> Value {
+/// Reduces a Deployment of an S3 proxy to its place and the account of its pods.
+fn s3_proxy(set: Value) -> Value {
     let name = |field: &str| set["metadata"][field].as_str().unwrap_or_default();
-    match is_one(&set["spec"]["template"]["spec"]) {
-        true => format!("{}/{}", name("namespace"), name("name")).into(),
+    let (namespace, spec) = (name("namespace"), &set["spec"]["template"]["spec"]);
+    match is_s3_proxy(spec) {
+        true => json!([
+            format!("{namespace}/{}", name("name")),
+            // the chart names none
+            drivers::account(namespace, spec).unwrap_or_else(|| format!("{namespace}/default"))
+        ]),
         false => Value::Null,
     }
 }
