@@ -78,13 +78,8 @@ fn attack(agent: &Client, plane: &Kubelet, worker: &Kubelet) {
     for change in &of_node {
         for at in [NODES.named(&worker.name), status(worker)] {
             let by_status = at != NODES.named(&worker.name);
-<<<<<<< ours
-            // the status ignores the spec, and the object ignores the status
-            if by_status != change["spec"].is_null() && by_status == change["status"].is_null() {
-=======
             let ignored = if by_status { "spec" } else { "status" };
             if !change[ignored].is_null() {
->>>>>>> theirs
                 continue;
             }
             forbidden(agent.merge(&at, change), "");

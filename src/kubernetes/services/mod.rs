@@ -75,10 +75,18 @@ pub const JOIN_SERVICE_ACCOUNT: &str = "kube-system/join-service";
 pub const JOIN_SERVICE_GRANT: &str = "disk,ssh,measurement";
 
 /// The admission policies of the chart, each with what is open without it. The first one limits the join service's own account.
-const OPEN_WITHOUT: [(&str, &str); 8] = [
+const OPEN_WITHOUT: [(&str, &str); 11] = [
     (
         "join-service",
         "every ConfigMap of kube-system (to the account of the join service)",
+    ),
+    (
+        "firstlight-objects",
+        "the Services, Leases and rollouts of Firstlight",
+    ),
+    (
+        "firstlight-controllers",
+        "tokens of Kubernetes' controllers",
     ),
     (
         "firstlight-nodes",
@@ -95,14 +103,18 @@ const OPEN_WITHOUT: [(&str, &str); 8] = [
         "records of nodes, and bootstrap tokens",
     ),
     (
+        "firstlight-volumes",
+        "the annotation by which a volume gets the key of another one",
+    ),
+    (
         "firstlight-addresses",
         "connections to the addresses and ports of nodes",
     ),
     ("firstlight-removed-nodes", "the return of removed nodes"),
 ];
 /// The names of the policies that limit everybody.
-pub const ADMISSION_POLICIES: [&str; 7] = {
-    let mut names = [""; 7];
+pub const ADMISSION_POLICIES: [&str; 10] = {
+    let mut names = [""; 10];
     let mut index = 0;
     while index < names.len() {
         names[index] = OPEN_WITHOUT[index + 1].0;

@@ -411,6 +411,7 @@ mod tests {
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-endpoints",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-accounts",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-records",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-volumes",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-addresses",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-removed-nodes",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io join-service",
@@ -459,6 +460,7 @@ mod tests {
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-endpoints",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-accounts",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-records",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-volumes",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-addresses",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-removed-nodes",
             ]
@@ -873,7 +875,7 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
                     .map(|port| port[field].clone())
                     .collect()
             };
-            assert_eq!(ports(&own["ports"], "targetPort"), [9000]);
+            assert_eq!(ports(&own["ports"], "targetPort"), [9443, 9000]);
             let rules = of("NetworkPolicy", "key-service")["ingress"].clone();
             let open: Vec<_> = rules
                 .as_array()
