@@ -234,8 +234,15 @@ fn break_cluster(client: &Client, setting: &Setting) {
         settings.old_clients_until = Some("2099-12-31".into());
         settings.migrate_until = Some("2099-12-31".into());
     });
-    let secret = in_system(&SECRETS).named("constellation-mastersecret");
-    client.delete(&secret).unwrap();
+    let secrets = client.list(&in_system(&SECRETS), &Selector::default());
+    let is_master = |name: &&str| name.starts_with("firstlight-mastersecret-");
+    let secrets = secrets.unwrap().items;
+    let names = secrets
+        .iter()
+        .filter_map(|it| it["metadata"]["name"].as_str());
+    for name in names.filter(is_master) {
+        client.delete(&in_system(&SECRETS).named(name)).unwrap();
+    }
 }
 
 /// Returns the versions of all objects that the command looks at.
@@ -383,7 +390,8 @@ fn judge(setting: &Setting, cluster: &Cluster, client: &Client, policy: &Path) {
         "error (certificates): cp-0: the certificate of its kubelet ended on 2026-01-01",
         "error (certificate-requests): certificate request csr-a: kubernetes-admin asks for a serving certificate, and it was refused: \
          another machine's",
-        "error (master-secret): Secret kube-system/constellation-mastersecret: the key service uses it, and it does not exist",
+        "error (master-secret): Secret kube-system/firstlight-mastersecret-",
+        ": the key service uses it, and it does not exist",
         "error (state): the state file: its measurement salt is not that of",
         "warning (bootstrap-tokens): Secret kube-system/bootstrap-token-abcdef: with this token a machine joins without attestation",
         " --skip-phases policy,services --addons FILE; or look at the pods of the one that you have",
