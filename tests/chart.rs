@@ -833,7 +833,7 @@ fn firstlight_apply_keeps_the_values_that_helm_has_set() {
         .filter_map(|object| Some((Object::of(object).ok()?, object)))
         .map(|(at, object)| (client.create(&at.collection(), object).unwrap(), at))
         .collect();
-    assert_eq!(installed.len(), 63, "{installed:#?}");
+    assert_eq!(installed.len(), 65, "{installed:#?}");
 
     let dir = operator();
     fs::write(dir.path().join("admin.conf"), cluster.kubeconfig()).unwrap();
@@ -1242,10 +1242,10 @@ fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
         let option = command.iter().position(|word| word == "--key-service");
         assert_eq!(command[option.unwrap() + 1], addresses);
     };
-    asks(&usual, "$(KEY_SERVICE_LOCAL_SERVICE_HOST):9000");
+    asks(&usual, "$(KEY_SERVICE_LOCAL_SERVICE_HOST):9443");
     asks(
         &all,
-        "$(KEY_SERVICE_LOCAL_SERVICE_HOST):9000,$(KEY_SERVICE_WAITING_SERVICE_HOST):9000",
+        "$(KEY_SERVICE_LOCAL_SERVICE_HOST):9443,$(KEY_SERVICE_WAITING_SERVICE_HOST):9443",
     );
     try_apply(find(&all, "NetworkPolicy", "key-service"));
     let set = try_apply(find(&all, "DaemonSet", "key-service"));

@@ -119,7 +119,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         &mut |_| {},
     )
     .unwrap();
-    assert_eq!(first.changed.len(), 50);
+    assert_eq!(first.changed.len(), 60);
     assert_eq!(first.backup, None);
     // The API has the master secret only in encrypted form.
     let content = master_secret::content(&client).unwrap().unwrap();
@@ -1009,7 +1009,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     .unwrap();
     let output = operator.apply(&["--skip-wait"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), "50 objects are new or changed\n");
+    assert_eq!(text(&output.stdout), "60 objects are new or changed\n");
     assert!(
         text(&output.stderr).contains("\ndaemonsets.apps kube-system/join-service: new\n"),
         "{}",

@@ -136,12 +136,7 @@ pub const COMMAND: Command = Command {
             "the keys that each client of the key service may get (docs/services.md); by default as before, and in a new cluster \
              those of the join service",
         ),
-        Opt::value(
-            "record-control-plane",
-            "NODE",
-            "record that this node is a control plane, if it has no record and joined before records existed (docs/services.md); may be \
-             repeated",
-        ),
+        RECORD_CONTROL_PLANE,
         Opt::value(
             "backups",
             "FILE",
@@ -173,6 +168,13 @@ pub const COMMAND: Command = Command {
     ],
     run: |given| run(&options(given)?),
 };
+
+/// Names a control plane that has no record.
+pub const RECORD_CONTROL_PLANE: Opt = Opt::value(
+    "record-control-plane",
+    "NODE",
+    "record that this node is a control plane, if it has no record because it joined before records existed; may be repeated",
+);
 
 /// Returns the options that the command line gives.
 pub fn options(given: &Given) -> Result<Options, Error> {

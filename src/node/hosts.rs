@@ -8,7 +8,6 @@
 //!
 //! A source or a name that cannot be asked keeps the addresses of its last answer.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -62,10 +61,12 @@ impl Answer {
     }
 }
 
-/// The hosts that are asked, each with its work.
-pub struct Hosts<T>(BTreeMap<IpAddr, Host<T>>);
+/// The hosts that are asked, each with its work. There are few, so a search through all is fast, and
+/// small in the initramfs.
+pub struct Hosts<T>(Vec<Host<T>>);
 
 struct Host<T> {
+    address: IpAddr,
     /// When a source named it last.
     named: Instant,
     work: T,
@@ -74,7 +75,7 @@ struct Host<T> {
 impl<T> Hosts<T> {
     /// Creates an empty list.
     pub fn new() -> Hosts<T> {
-        Hosts(BTreeMap::new())
+        Hosts(Vec::new())
     }
 
     /// Returns whether there is no host.
@@ -87,45 +88,56 @@ impl<T> Hosts<T> {
     /// in this listing. Without a place the host is left out.
     pub fn add(
         &mut self,
-        host: IpAddr,
+        address: IpAddr,
         listing: Instant,
         start: impl FnOnce() -> Option<T>,
     ) -> Option<(IpAddr, T)> {
-        if let Some(known) = self.0.get_mut(&host) {
+        if let Some(known) = self.0.iter_mut().find(|host| host.address == address) {
             known.named = listing;
             return None;
         }
         let mut displaced = None;
         if self.0.len() >= MAX_HOSTS {
-            let stale = self.0.iter().filter(|(_, host)| host.named < listing);
-            let oldest = stale.min_by_key(|(_, host)| host.named)?;
-            displaced = Some(*oldest.0);
+            let stale = (0..self.0.len()).filter(|at| self.0[*at].named < listing);
+            displaced = Some(stale.min_by_key(|at| self.0[*at].named)?);
         }
         let work = start()?;
-        let displaced = displaced.and_then(|host| self.0.remove_entry(&host));
-        let named = listing;
-        self.0.insert(host, Host { named, work });
-        displaced.map(|(host, Host { work, .. })| (host, work))
+        let displaced = displaced.map(|at| self.take(at));
+        self.0.push(Host {
+            address,
+            named: listing,
+            work,
+        });
+        displaced
     }
 
-    /// Removes the hosts that no source has named for [`FORGET_AFTER`], and returns them.
-    pub fn forget(&mut self, now: Instant) -> Vec<(IpAddr, T)> {
-        let all = std::mem::take(&mut self.0).into_iter();
-        let (old, kept) = all.partition(|(_, host)| now - host.named >= FORGET_AFTER);
-        self.0 = kept;
-        let work = |(host, Host { work, .. })| (host, work);
-        BTreeMap::into_iter(old).map(work).collect()
+    /// Removes the next host that no source has named for [`FORGET_AFTER`], and returns it.
+    pub fn forget(&mut self, now: Instant) -> Option<(IpAddr, T)> {
+        let is_old = |host: &Host<T>| now - host.named >= FORGET_AFTER;
+        let old = self.0.iter().position(is_old)?;
+        Some(self.take(old))
+    }
+
+    fn take(&mut self, at: usize) -> (IpAddr, T) {
+        let Host { address, work, .. } = self.0.swap_remove(at);
+        (address, work)
     }
 
     /// Removes all hosts, and returns their work.
     pub fn into_work(self) -> impl Iterator<Item = T> {
-        self.0.into_values().map(|host| host.work)
+        self.0.into_iter().map(|host| host.work)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl<T> Hosts<T> {
+        fn has(&self, address: IpAddr) -> bool {
+            self.0.iter().any(|host| host.address == address)
+        }
+    }
 
     const RIGHT: [u8; 4] = [192, 0, 2, 1];
     const INTERVAL: Duration = Duration::from_secs(15);
@@ -159,12 +171,12 @@ mod tests {
             for host in self.name.addresses().chain(self.header.addresses()) {
                 self.hosts.add(host, self.now, || Some(()));
             }
-            self.hosts.forget(self.now);
+            while self.hosts.forget(self.now).is_some() {}
             self.now += INTERVAL;
         }
 
         fn asks(&self, host: [u8; 4]) -> bool {
-            self.hosts.0.contains_key(&IpAddr::from(host))
+            self.hosts.has(IpAddr::from(host))
         }
     }
 
@@ -234,7 +246,7 @@ mod tests {
             assert!(hosts.add(host(last), first, || Some(last)).is_none());
         }
         assert!(hosts.add(host(200), first, || Some(200)).is_none());
-        assert!(!hosts.0.contains_key(&host(200)));
+        assert!(!hosts.has(host(200)));
         let second = first + INTERVAL;
         hosts.add(host(0), second, || None);
         // no thread can be started

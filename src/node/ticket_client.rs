@@ -351,24 +351,24 @@ impl<'a, R: TicketRequester> Requests<'a, R> {
             }
             let can_start = self.ending.len() < MAX_ENDING;
             let start = || start_one(host, self.requester).filter(|_| can_start);
-            let displaced = self.hosts.add(host, listing, start);
-            self.stop(displaced);
+            if let Some(displaced) = self.hosts.add(host, listing, start) {
+                self.stop(displaced);
+            }
         }
     }
 
     /// Stops the threads of the hosts that no source names any more.
     fn forget(&mut self) {
-        let old = self.hosts.forget(Instant::now());
-        self.stop(old);
+        while let Some(old) = self.hosts.forget(Instant::now()) {
+            self.stop(old);
+        }
         self.ending.retain(|thread| !thread.is_finished());
     }
 
-    fn stop(&mut self, hosts: impl IntoIterator<Item = (IpAddr, Request)>) {
-        for (host, Request { thread, over }) in hosts {
-            log::debug!("join service {host} is not asked any more: no source names it");
-            over.stop();
-            self.ending.push(thread);
-        }
+    fn stop(&mut self, (host, Request { thread, over }): (IpAddr, Request)) {
+        log::debug!("join service {host} is not asked any more: no source names it");
+        over.stop();
+        self.ending.push(thread);
     }
 
     /// Waits for all threads, when no ticket is needed any more.

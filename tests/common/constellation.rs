@@ -17,6 +17,7 @@ use kubernetes::client::{
     NODE_VERSIONS, NODES, PENDING_NODES, Resource, SCALING_GROUPS, SECRETS, SERVICE_ACCOUNTS,
     SERVICES, Selector,
 };
+use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::node_version;
 use serde_json::{Value, json};
 
@@ -348,13 +349,46 @@ pub fn add_node(client: &Client, name: &str, is_control_plane: bool, image: &str
         node["metadata"]["annotations"][node_version::IMAGE_ANNOTATION] = image.into();
     }
     client.create(&NODES.all(), &node).unwrap();
+    let number = name.rsplit('-').next().and_then(|it| it.parse::<u8>().ok());
+    let network = if is_control_plane {
+        "192.0.2"
+    } else {
+        "198.51.100"
+    };
+    let address = format!("{network}.{}", number.unwrap_or(99));
     let status = json!({"status": {
+        "addresses": [{"type": "InternalIP", "address": address}],
         "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
             "lastHeartbeatTime": now(), "lastTransitionTime": now()}],
         "nodeInfo": {"kubeletVersion": version},
     }});
     client
         .merge(&NODES.named(name).subresource("status"), &status)
+        .unwrap();
+    if is_control_plane {
+        make_known(client, name, &address);
+    }
+}
+
+/// Says that a node is a control plane: as its API server does, and, in a cluster that has moved, as our join service does.
+fn make_known(client: &Client, name: &str, address: &str) {
+    let records = machine_record::of_nodes(client).unwrap();
+    if records.iter().any(|record| record.control_plane) {
+        let record = MachineRecord {
+            name: machine_record::name_of_node(name),
+            node: name.into(),
+            control_plane: true,
+            ..MachineRecord::default()
+        };
+        return machine_record::write_if_absent(client, &record).unwrap();
+    }
+    let slices = Resource::namespaced("discovery.k8s.io", "v1", "endpointslices");
+    let slice = json!({
+        "metadata": {"name": "kubernetes"}, "addressType": "IPv4",
+        "endpoints": [{"addresses": [address]}], "ports": [{"name": "https", "port": 6443}],
+    });
+    client
+        .create_if_absent(&slices.in_namespace("default"), &slice)
         .unwrap();
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Each object is stored by Kubernetes under `/registry`, and the key has its kind and its name. So keys
 //! and hashes of values say what is new, what is gone and what is different. What an object says is
-//! not shown: whoever restores reads it in the cluster afterwards.
+//! not shown: the operator reads it in the cluster afterwards.
 
 use std::fmt;
 use std::fs::File;
@@ -102,11 +102,19 @@ impl Changes {
     }
 }
 
+/// The ConfigMaps that decide which machines and servers are trusted.
+const OWN: [&str; 4] = [
+    JOIN_CONFIG,
+    "join-removed-nodes",
+    "key-service-ca",
+    "kubeadm-config",
+];
+
 fn is_wanted(key: &str) -> bool {
     match key.strip_prefix(CONFIG_MAPS) {
         Some(name) => {
             let own = [NODE_RECORD_PREFIX, DISK_RECORD_PREFIX, COMPONENTS];
-            name == JOIN_CONFIG || own.iter().any(|prefix| name.starts_with(prefix))
+            OWN.contains(&name) || own.iter().any(|prefix| name.starts_with(prefix))
         }
         None => KINDS.iter().any(|(prefix, _)| key.starts_with(prefix)),
     }

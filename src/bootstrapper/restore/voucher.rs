@@ -1,5 +1,5 @@
 //! Who vouches for a snapshot: the owner of the master secret by a signature beside it, or the operator by
-//! its SHA-256. Without one of both it is not restored: whoever writes etcd's data gives themselves all rights.
+//! its SHA-256. Without one of both it is not restored: etcd's data decide who has which rights.
 
 use std::fmt;
 use std::fs::File;
@@ -59,7 +59,7 @@ impl Voucher {
         };
         match unsigned {
             "" => Err(objection!(
-                "nobody vouches for the snapshot: {why}. Who has had the file may have given themselves all rights in the cluster. If you \
+                "nobody vouches for the snapshot: {why}. Anyone who had write access to the file could have added an administrator. If you \
                  know that it is yours, run the command with --unsigned and the SHA-256 that `firstlight etcd snapshot` printed"
             )),
             hash if hash.eq_ignore_ascii_case(&snapshot.hash) => Ok(Voucher::Operator),

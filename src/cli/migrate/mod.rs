@@ -17,7 +17,7 @@ mod workspace;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::apply::{grants_of, until};
+use super::apply::{RECORD_CONTROL_PLANE, grants_of, until};
 use super::error::Error;
 use super::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
 use super::master_secret::{MASTER_SECRET, SHARE_FILE, master_secret_of};
@@ -101,6 +101,7 @@ pub const COMMAND: Command = Command {
             "every node was started with the image, also those that cannot prove it to this command; for clouds in which no node operator \
              moves them",
         ),
+        RECORD_CONTROL_PLANE,
         Opt::value(
             "timeout",
             "TIME",
@@ -160,6 +161,7 @@ fn options(given: &Given) -> Result<Options, Error> {
         },
         kubeconfig: kubeconfigs_of(given),
         master_secret: master_secret_of(given)?,
+        control_planes: given.texts("record-control-plane")?,
         end: given.has("end"),
         nodes_moved: given.has("nodes-moved"),
         output: Output::of(given)?,

@@ -381,7 +381,7 @@ impl<'a> Move<'a> {
             is_dry_run: false,
             // `undo` brings back the key service that reads it
             keeps_superseded: true,
-            control_planes: vec![],
+            control_planes: self.options.control_planes.clone(),
             output: self.options.output,
             timeout: self.options.timeout,
         })

@@ -34,6 +34,8 @@ pub struct Options {
     pub kubeconfig: Vec<PathBuf>,
     /// The source of the master secret.
     pub master_secret: SecretSource,
+    /// Nodes without a record that are control planes.
+    pub control_planes: Vec<String>,
     /// Whether to do the last step, too.
     pub end: bool,
     /// Whether every node was started with the image, as the operator says.

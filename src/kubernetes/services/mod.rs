@@ -90,7 +90,7 @@ const OPEN_WITHOUT: [(&str, &str); 11] = [
     ),
     (
         "firstlight-nodes",
-        "the role, the attestation and the addresses of nodes",
+        "the role, the attestation and the addresses of nodes, and with a role every disk key",
     ),
     ("firstlight-pods", "pods with the labels of the services"),
     ("firstlight-endpoints", "the endpoints of the services"),
@@ -315,6 +315,8 @@ pub struct Applied {
 pub enum Error {
     /// A manifest cannot be rendered.
     Manifest(render::RenderError),
+    /// These nodes have the label of control planes, and nothing proves that they are.
+    Unproven(Vec<String>),
     /// The master secret is not that of the cluster.
     MasterSecret(Undecipherable),
     /// The API server refused a request or did not answer.
@@ -338,6 +340,15 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Manifest(problem) => write!(f, "a manifest cannot be rendered: {problem}"),
+            Error::Unproven(nodes) => write!(
+                f,
+                "{} has the label of a control plane, and no record says that it is one: the services' pods would run there, and get \
+                 every disk key. If it is none, remove the label: kubectl label node {} node-role.kubernetes.io/control-plane-. If it \
+                 is one that joined before records existed, run `firstlight apply` with --record-control-plane {}",
+                nodes.join(" and "),
+                nodes.join(" "),
+                nodes.join(" --record-control-plane "),
+            ),
             Error::MasterSecret(why) => write!(
                 f,
                 "this is the master secret of another cluster, with which no disk of this one would open: {why}"
@@ -372,6 +383,15 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<role_records::Error> for Error {
+    fn from(error: role_records::Error) -> Error {
+        match error {
+            role_records::Error::Api(error) => Error::Api(error),
+            role_records::Error::Unproven(nodes) => Error::Unproven(nodes),
+        }
+    }
+}
 
 impl From<master_secret::Error> for Error {
     fn from(error: master_secret::Error) -> Error {
@@ -424,13 +444,14 @@ pub fn apply(
     options: &Options,
     report: &mut dyn FnMut(Report),
 ) -> Result<Applied, Error> {
-    if !options.skip.contains(&Phase::Services) {
+    let (first, last) = settings.keeping.steps(client, &settings.kms)?;
+    let has_services = !options.skip.contains(&Phase::Services);
+    if has_services {
         let mut tell = |line| report(Report::Line(line));
         let dry = options.is_dry_run;
         role_records::write(client, options.control_planes, dry, &mut tell)?;
     }
-    let (first, last) = settings.keeping.steps(client, &settings.kms)?;
-    let moves = !options.is_dry_run && !options.skip.contains(&Phase::Services);
+    let moves = !options.is_dry_run && has_services;
     let Some(first) = first.filter(|_| moves) else {
         let mut applied = install(client, settings, &last, options, report)?;
         if moves {
@@ -467,6 +488,8 @@ fn clean_up(
     applied: &mut Applied,
     report: &mut dyn FnMut(Report),
 ) -> Result<(), Error> {
+    // until the admission policies held, an agent could still write the label
+    role_records::write(client, &[], true, &mut |_| {})?;
     if options.wait.is_none() {
         return Ok(());
     }

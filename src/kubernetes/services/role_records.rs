@@ -17,37 +17,55 @@ use super::super::machine_record::{self, MachineRecord, name_of_node};
 /// The addresses of Services.
 const ENDPOINT_SLICES: Resource = Resource::namespaced("discovery.k8s.io", "v1", "endpointslices");
 
-/// Writes the missing records, unless some control plane has one. `named` are nodes for which the
-/// operator vouches: they get a record in any case. Changes nothing in a dry run.
-pub fn write(
+/// Why the roles of nodes are not settled.
+#[derive(Debug)]
+pub(super) enum Error {
+    /// The API server refused a request or did not answer.
+    Api(client::Error),
+    /// These nodes have the label of control planes, and nothing proves that they are.
+    Unproven(Vec<String>),
+}
+
+impl From<client::Error> for Error {
+    fn from(error: client::Error) -> Error {
+        Error::Api(error)
+    }
+}
+
+/// Writes the records that are missing. `named` are nodes for which the operator vouches: they get a
+/// record in any case. Changes nothing in a dry run, nor if a node with the label of a control plane is
+/// not proven to be one: the DaemonSets would put the services' pods there, with the right to write
+/// records and to approve certificates.
+pub(super) fn write(
     client: &Client,
     named: &[String],
     is_dry_run: bool,
     report: &mut dyn FnMut(String),
-) -> Result<(), client::Error> {
+) -> Result<(), Error> {
     let records = machine_record::of_nodes(client)?;
-    let has_record = |name: &str| records.iter().any(|it| it.node == name);
+    let record_of = |node: &Node| records.iter().find(|it| it.node == node.name);
     let is_old = !records.iter().any(|record| record.control_plane);
-    if !is_old && named.iter().all(|name| has_record(name)) {
-        return Ok(());
-    }
     let nodes = client.list(&NODES.all(), &Selector::default())?.items;
     let nodes: Vec<Node> = nodes.iter().map(Node::read).collect();
-    let servers = api_servers(client)?;
-    for node in nodes.iter().filter(|node| !has_record(&node.name)) {
-        let is_named = named.contains(&node.name);
-        let is_unrecorded = is_old && node.has_label;
-        if !is_named && is_unrecorded && !node.runs_api_server(&nodes, &servers) {
-            report(format!(
-                "{} has the label of a control plane, but no API server has its address: it gets no record. If it is one, add \
-                 --record-control-plane {}",
-                node.name, node.name
-            ));
-            continue;
+    let is_candidate = |node: &Node| is_old && node.has_label && record_of(node).is_none();
+    let servers = match nodes.iter().any(is_candidate) {
+        true => api_servers(client)?,
+        false => vec![],
+    };
+    let (mut missing, mut unproven) = (vec![], vec![]);
+    for node in &nodes {
+        match record_of(node) {
+            Some(record) if record.control_plane => {}
+            None if named.contains(&node.name) => missing.push(node),
+            _ if !node.has_label => {}
+            None if is_old && node.runs_api_server(&nodes, &servers) => missing.push(node),
+            _ => unproven.push(node.name.clone()),
         }
-        if !is_named && !is_unrecorded {
-            continue;
-        }
+    }
+    if !unproven.is_empty() {
+        return Err(Error::Unproven(unproven));
+    }
+    for node in missing {
         report(format!("{} is recorded as a control plane", node.name));
         if !is_dry_run {
             machine_record::write_if_absent(client, &node.record())?;

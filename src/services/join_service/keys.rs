@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::{Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -46,6 +47,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the token's file is read. The kubelet replaces a token some minutes before it expires.
 const TOKEN_INTERVAL: Duration = Duration::from_secs(20);
+/// When a token is sent again that did not arrive.
+const TOKEN_RETRY: Duration = Duration::from_secs(2);
 /// How long calls fail at once after a failed connection, so that waiting calls do not try again
 /// one after the other.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
@@ -207,6 +210,8 @@ struct Inner {
     endpoint: String,
     auth: Auth,
     connection: Mutex<Connection>,
+    /// Whether a key has arrived.
+    has_answered: AtomicBool,
 }
 
 /// A thread that sends each new token to the key service soon, even if no key is needed. A key
@@ -240,6 +245,7 @@ impl KeyClient {
             endpoint: endpoint.to_owned(),
             auth,
             connection: Mutex::default(),
+            has_answered: AtomicBool::default(),
         });
         let token_sender = match &inner.auth {
             Auth::Token { file, .. } => TokenSender::start(inner.clone(), file.clone()),
@@ -249,6 +255,13 @@ impl KeyClient {
             inner,
             _token_sender: token_sender,
         }
+    }
+
+    /// Returns whether the key service has given a key. With [`Auth::Token`], the client asks for one
+    /// by itself; with the others it counts as answered from the beginning.
+    pub fn has_answered(&self) -> bool {
+        !matches!(self.inner.auth, Auth::Token { .. })
+            || self.inner.has_answered.load(Ordering::Relaxed)
     }
 
     /// Returns the key `id` with `len` bytes. Ends before `deadline`, and always within a few
@@ -282,7 +295,11 @@ impl TokenSender {
                         }
                     }
                 }
-                if stopped.recv_timeout(TOKEN_INTERVAL) != Err(RecvTimeoutError::Timeout) {
+                let interval = match client.has_answered.load(Ordering::Relaxed) {
+                    true => TOKEN_INTERVAL,
+                    false => TOKEN_RETRY,
+                };
+                if stopped.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
             }
@@ -345,6 +362,7 @@ impl Inner {
                 key.len()
             )));
         }
+        self.has_answered.store(true, Ordering::Relaxed);
         Ok(key)
     }
 

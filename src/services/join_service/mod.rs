@@ -227,6 +227,7 @@ impl JoinService {
         let accept = door(&config, &policy, &rush, &registry);
         let (verification, verification_http) = verification(&config)?;
         let (tickets, cluster) = tickets(config, &registry)?;
+        let secrets = tickets.secrets();
         let api = Api {
             accept,
             router: router(Arc::new(
@@ -240,7 +241,9 @@ impl JoinService {
                 ..Limits::default()
             },
         };
-        let serving = Serving::start("join-service", addresses, api, || true, &registry)?;
+        // until then, an upgrade keeps the pod of the earlier version, which has its keys
+        let ready = move || secrets.are_served();
+        let serving = Serving::start("join-service", addresses, api, ready, &registry)?;
         let served = Arc::downgrade(&serving.server);
         let watching = cluster.as_ref().and_then(|it| it.watching.as_ref());
         let ask_again = watching.map(Watching::on_policy);

@@ -36,6 +36,11 @@ pub struct SshAuthorities {
 }
 
 impl Secrets {
+    /// Returns whether the key service has given a key.
+    pub fn are_served(&self) -> bool {
+        self.keys.has_answered()
+    }
+
     /// Uses this client of the key service, and the salt in this directory.
     pub fn new(keys: KeyClient, config_dir: PathBuf) -> Secrets {
         Secrets {

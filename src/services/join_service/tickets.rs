@@ -94,6 +94,11 @@ struct Signed {
 }
 
 impl Tickets {
+    /// Returns the source of keys.
+    pub fn secrets(&self) -> Arc<Secrets> {
+        self.secrets.clone()
+    }
+
     /// Creates the issuer. Without a cluster, it issues rejoin tickets only, for any disk.
     pub fn new(
         secrets: Arc<Secrets>,

@@ -47,11 +47,15 @@ impl MasterSecret {
     /// this is asked for.
     pub fn read(&self) -> Result<ClusterKms, Error> {
         let secret = self.found()?;
+        let key = wrapping_key::of(&secret);
         if self.places_wrapping_key {
-            let key = wrapping_key::of(&secret);
             wrapping_key::place(&self.wrapping_key, &key).map_err(Error::WrappingKey)?;
         }
-        Ok(secret)
+        match wrapping_key::read(&self.wrapping_key).map_err(Error::WrappingKey)? {
+            // somebody has replaced the Secret, and would choose all keys of new disks
+            Some(there) if there != key => Err(Error::OtherSecret(self.key.clone())),
+            _ => Ok(secret),
+        }
     }
 
     fn found(&self) -> Result<ClusterKms, Error> {
@@ -135,6 +139,8 @@ pub enum Error {
     Encrypted(PathBuf, wrapping_key::Undecipherable),
     /// This directory has no wrapping key.
     NoWrappingKey(PathBuf),
+    /// The secret in this file is not the one of this control plane's wrapping key.
+    OtherSecret(PathBuf),
     /// The wrapping key cannot be read or written.
     WrappingKey(io::Error),
 }
@@ -171,8 +177,14 @@ impl fmt::Display for Error {
             Error::NoWrappingKey(directory) => write!(
                 f,
                 "this machine has no wrapping key ({}): control planes get it in their join ticket. If this is a control plane, \
-                 remove the node (firstlight node remove) and let it join again",
+                 remove it (firstlight node remove --may-return) and let it join again with an image of this version",
                 directory.join(wrapping_key::FILE).display()
+            ),
+            Error::OtherSecret(path) => write!(
+                f,
+                "the master secret in {} is of another cluster than this control plane's wrapping key: find out who changed the \
+                 Secret, and run `firstlight apply` with the cluster's own master secret",
+                path.display()
             ),
             Error::WrappingKey(error) => write!(f, "the wrapping key: {error}"),
         }
@@ -275,6 +287,12 @@ mod tests {
         };
         let error = other.read().unwrap_err();
         assert!(matches!(error, Error::WrappingKey(_)), "{error}");
+        let only_read = MasterSecret {
+            places_wrapping_key: false,
+            ..other
+        };
+        let error = only_read.read().unwrap_err();
+        assert!(matches!(error, Error::OtherSecret(_)), "{error}");
     }
 
     #[test]

@@ -354,15 +354,15 @@ pub fn master_secret(facts: &Gathered) -> Vec<Diagnosis> {
                 facts.apply("")
             ),
         )),
+        Some(_) if used == NOT_ENCRYPTED => found.push(Diagnosis::warning(
+            secret(used),
+            "it is not encrypted: each reader of this Secret, and of a backup of etcd, has all keys of the cluster",
+            format!("{} encrypts it for the control planes", facts.apply("")),
+        )),
         Some((_, false)) => found.push(Diagnosis::warning(
             secret(used),
             "it is not immutable: with another content no disk of the cluster opens",
             format!("{} makes it immutable again", facts.apply("")),
-        )),
-        Some((_, true)) if used == NOT_ENCRYPTED => found.push(Diagnosis::warning(
-            secret(used),
-            "it is not encrypted: each reader of this Secret, and of a backup of etcd, has all keys of the cluster",
-            format!("{} encrypts it for the control planes", facts.apply("")),
         )),
         Some((_, true)) => {}
     }

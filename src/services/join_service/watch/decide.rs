@@ -10,7 +10,7 @@
 //!
 //! Two rules protect a cluster from an error in the policy, or in what the verifier needs: nothing new follows
 //! before each node was asked under the present policy, and nothing new follows while too many nodes are refused, or too many
-//! unproven ([`is_mass`]). These two are counted apart. Whoever can move addresses, answer for others or cut them off makes nodes
+//! unproven ([`is_mass`]). These two are counted apart. An attacker who moves addresses, answers for others or cuts them off makes nodes
 //! unproven, and none refused: a refusal counts only if the evidence is that of the machine in the node's record, and once
 //! for each machine. What is set ends only with evidence that is accepted.
 
