@@ -1115,7 +1115,7 @@ fn without_rights_to_policies_the_services_are_installed_and_what_stays_open_is_
         },
     );
     // all but eight policies and their bindings
-    assert_eq!(applied.unwrap().changed.len(), 34);
+    assert_eq!(applied.unwrap().changed.len(), 38);
     for (name, open) in [
         (
             "firstlight-nodes",
