@@ -832,7 +832,7 @@ fn a_control_plane_renews_its_certificates(operator: &Operator, node: &Node) {
     ));
     // without anything to renew, the unit only gives etcd the priority that a restart takes from it
     node.sh(
-        "for t in /proc/$(pidof etcd)/task/*; do ionice --class best-effort --pid ${t##*/} || [ ! -e $t ] || exit 1; done",
+        "for t in /proc/$(pidof etcd)/task/*; do ionice --class best-effort --pid ${t##*/} || true; done",
     );
     assert_ne!(priority_of_etcd(node), "realtime: prio 0");
     node.sh(
