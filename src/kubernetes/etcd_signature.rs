@@ -32,7 +32,7 @@ const VERSION: u32 = 1;
 /// Maximum bytes of the file.
 pub const MAX_LEN: usize = 8 << 10;
 
-/// What is signed.
+/// The signed statement about a snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Statement {

@@ -344,7 +344,7 @@ impl fmt::Display for Error {
                 f,
                 "{} has the label of a control plane, and no record says that it is one: the services' pods would run there, and get \
                  every disk key. If it is none, remove the label: kubectl label node {} node-role.kubernetes.io/control-plane-. If it \
-                 is one that joined before records existed, run `firstlight apply` with --record-control-plane {}",
+                 is one that joined before records existed, repeat the command with --record-control-plane {}",
                 nodes.join(" and "),
                 nodes.join(" "),
                 nodes.join(" --record-control-plane "),
