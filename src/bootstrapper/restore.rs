@@ -51,7 +51,7 @@ use checks::{Others, State};
 use manifest::{Etcd, shown};
 use objection::{Objection, objection};
 use place::{Data, PODS, Place, Record};
-use snapshot::Snapshot;
+use snapshot::{PrivateCopy, Snapshot};
 use voucher::Voucher;
 
 /// Number of revisions that the restored etcd is ahead of the snapshot. Controllers and kubelets
@@ -283,6 +283,7 @@ struct Plan {
     place: Place,
     api_server: String,
     snapshot: Snapshot,
+    copy: PrivateCopy,
     voucher: Voucher,
     changes: Result<Changes, Objection>,
     state: Option<State>,
@@ -409,7 +410,8 @@ impl Restore<'_> {
         let (etcd, place, api_server) = self.manifests()?;
         let salt = NodeState::read(self.root).map_err(|error| error.to_string())?;
         let named = |why: Objection| objection!("{}: {why}", self.snapshot.display());
-        let snapshot = snapshot::read(self.snapshot, &salt.measurement_salt).map_err(named)?;
+        let copy = PrivateCopy::new(self.snapshot, &place.data).map_err(named)?;
+        let snapshot = snapshot::read(&copy, &salt.measurement_salt).map_err(named)?;
         if !snapshot.is_of_cluster {
             return Err(named(
                 "it does not contain this cluster's measurement salt, so it is of another cluster, or of before `firstlight init`".into(),
@@ -436,7 +438,7 @@ impl Restore<'_> {
             }
             _ => {
                 let state = checks::state(&etcd, &place, self.settle / LOOK, self.stop)?;
-                (Some(state), checks::others(&etcd, &place, self.snapshot)?)
+                (Some(state), checks::others(&etcd, &place, copy.file())?)
             }
         };
         // when etcd is restored, a new machine may have the address of a lost one
@@ -452,7 +454,7 @@ impl Restore<'_> {
             Some(record) => record,
             None => Record {
                 hash: snapshot.hash.clone(),
-                revision: self.revision()? + BUMP,
+                revision: self.revision(&copy)? + BUMP,
                 time: SystemTime::UNIX_EPOCH
                     .elapsed()
                     .unwrap_or_default()
@@ -465,11 +467,12 @@ impl Restore<'_> {
             _ => place.database(),
         };
         Ok(Plan {
-            changes: Changes::read(self.snapshot, &present),
+            changes: Changes::read(copy.file(), &present),
             etcd,
             place,
             api_server,
             snapshot,
+            copy,
             voucher,
             state,
             others,
@@ -521,8 +524,8 @@ impl Restore<'_> {
     }
 
     /// Returns the revision of the snapshot.
-    fn revision(&self) -> Result<u64, Objection> {
-        let snapshot = self.snapshot.display().to_string();
+    fn revision(&self, copy: &PrivateCopy) -> Result<u64, Objection> {
+        let snapshot = copy.path().display().to_string();
         let said = self.etcdutl(&["snapshot", "status", &snapshot, "--write-out", "json"])?;
         let status = said
             .lines()
@@ -550,6 +553,7 @@ impl Restore<'_> {
             place,
             record,
             etcd,
+            copy,
             ..
         } = plan;
         if place.is_restored(record) {
@@ -558,7 +562,7 @@ impl Restore<'_> {
         let path = place.restoring(record)?;
         let mut restore = Command::new(self.etcdutl);
         restore.args(etcdutl_arguments(
-            self.snapshot,
+            &copy.path(),
             &path,
             &etcd.name,
             &etcd.url,

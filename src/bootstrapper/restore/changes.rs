@@ -75,14 +75,13 @@ pub struct Changes(pub Vec<(String, Change)>);
 
 impl Changes {
     /// Compares a snapshot with a database of etcd. The error is a sentence.
-    pub fn read(snapshot: &Path, present: &Path) -> Result<Changes, Objection> {
-        let read = |path: &Path| {
-            let file =
-                File::open(path).map_err(|error| objection!("{}: {error}", path.display()))?;
-            let objects = database::objects(BufReader::new(file), &is_wanted);
-            objects.map_err(|why| objection!("{}: {why}", path.display()))
-        };
-        Ok(Changes::of(&read(snapshot)?, &read(present)?))
+    pub fn read(snapshot: &File, present: &Path) -> Result<Changes, Objection> {
+        let objects = |file: &File| database::objects(BufReader::new(file), &is_wanted);
+        let snapshot = objects(snapshot).map_err(|why| objection!("the snapshot: {why}"))?;
+        let here = File::open(present).map_err(|error| objection!("{error}"));
+        let here = here.and_then(|file| objects(&file));
+        let here = here.map_err(|why| objection!("{}: {why}", present.display()))?;
+        Ok(Changes::of(&snapshot, &here))
     }
 
     fn of(snapshot: &Objects, present: &Objects) -> Changes {

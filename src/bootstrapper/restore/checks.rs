@@ -110,21 +110,19 @@ pub struct Others {
 
 /// Returns all other members that the data of this node, the snapshot or the manifest names: each of the
 /// three may be older than the others. The error is a sentence.
-pub fn others(etcd: &Etcd, place: &Place, snapshot: &Path) -> Result<Others, Objection> {
-    let read = |path: &Path| {
-        let file = File::open(path).map_err(|error| objection!("{error}"));
-        file.and_then(|file| database::members(BufReader::new(file)))
-    };
+pub fn others(etcd: &Etcd, place: &Place, snapshot: &File) -> Result<Others, Objection> {
+    let local = File::open(place.database()).map_err(|error| objection!("{error}"));
+    let local = local.and_then(|file| database::members(BufReader::new(file)));
     let has_own = |members: &[Member]| members.iter().any(|it| it.urls.contains(&etcd.url));
     let mut notes = vec![];
-    let mut members = read(snapshot)
+    let mut members = database::members(BufReader::new(snapshot))
         .map_err(|why| format!("the members in the snapshot cannot be read: {why}"))?;
     if !has_own(&members) {
         notes.push(
             "the snapshot does not have this member: it joined later, or was removed".to_owned(),
         );
     }
-    match read(&place.database()) {
+    match local {
         Ok(local) if !has_own(&local) => {
             return Err(objection!(
                 "etcd's data on this node do not name {} as a member: it was removed from the cluster, so its data are old",

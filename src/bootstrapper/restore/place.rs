@@ -8,6 +8,7 @@
 //! DATA/member                                                   what etcd uses
 //! DATA/restore-TIME/{restoring-X,restored}                      the data of the snapshot: incomplete, complete
 //! DATA/restore-TIME/before                                      `member` of before
+//! DATA/restore-copy-X                                           the copy of the snapshot, for a moment: it then has no name
 //! ```
 //!
 //! Each move is a rename within one file system: /etc/kubernetes and etcd's folder may be different ones.

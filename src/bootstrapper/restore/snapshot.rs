@@ -1,15 +1,21 @@
 //! A snapshot that an operator brings: `firstlight etcd snapshot` or `etcdctl snapshot save` wrote it.
+//!
+//! The operator's file is read once, into a private copy on the state disk. All checks read the copy,
+//! and etcdutl restores it: the operator's file may lie where another program can change it meanwhile.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 use zeroize::Zeroizing;
 
-use base::crypto::MEASUREMENT_SALT_LEN;
+use base::crypto::{MEASUREMENT_SALT_LEN, random};
 use base::text::hex;
 
 use super::objection::{Objection, objection};
@@ -29,11 +35,46 @@ pub struct Snapshot {
     pub is_of_cluster: bool,
 }
 
+/// A copy of a snapshot without a name, so that no other program opens it by accident, and it is gone with this process.
+#[derive(Debug)]
+pub struct PrivateCopy(File);
+
+impl PrivateCopy {
+    /// Copies a snapshot into a folder of the state disk. The error is a clause.
+    pub fn new(snapshot: &Path, folder: &Path) -> Result<PrivateCopy, Objection> {
+        let from = File::open(snapshot).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let (length, from) = from.map_err(|error| objection!("{error}"))?;
+        let path = folder.join(format!("restore-copy-{}", hex(&random::<4>())));
+        let copy = || {
+            let mut options = File::options();
+            options.read(true).write(true).create_new(true).mode(0o600);
+            let mut file = options.open(&path)?;
+            fs::remove_file(&path)?;
+            io::copy(&mut from.take(length), &mut file)?;
+            Ok(PrivateCopy(file))
+        };
+        copy().map_err(|error: io::Error| {
+            objection!("it cannot be copied to {}: {error}", folder.display())
+        })
+    }
+
+    /// Returns the content.
+    pub fn file(&self) -> &File {
+        &self.0
+    }
+
+    /// Returns the path at which a child process opens the copy.
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", process::id(), self.0.as_raw_fd()).into()
+    }
+}
+
 /// Reads a snapshot, compares the hash that etcd added, and looks for the salt of this node's
 /// cluster, which the ConfigMap `join-config` has. The error is a clause.
-pub fn read(path: &Path, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Result<Snapshot, Objection> {
+pub fn read(copy: &PrivateCopy, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Result<Snapshot, Objection> {
     let read = || -> io::Result<_> {
-        let mut file = File::open(path)?;
+        let mut file = copy.file();
+        file.rewind()?;
         let length = file.metadata()?.len();
         if length % PAGE != SHA256_OUTPUT_LEN as u64 || length < PAGE {
             return Err(io::Error::other(format!(
@@ -41,7 +82,7 @@ pub fn read(path: &Path, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Result<Snapshot, 
                  (a copy of etcd's file has no hash)"
             )));
         }
-        let body = (&mut file).take(length - SHA256_OUTPUT_LEN as u64);
+        let body = file.take(length - SHA256_OUTPUT_LEN as u64);
         let (hash, is_of_cluster) = scan(body, salt)?;
         let mut expected = [0; SHA256_OUTPUT_LEN];
         file.read_exact(&mut expected)?;
@@ -105,9 +146,15 @@ mod tests {
     }
 
     fn read_bytes(bytes: &[u8]) -> Result<Snapshot, Objection> {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), bytes).unwrap();
-        read(file.path(), &SALT)
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("snapshot.db");
+        fs::write(&path, bytes).unwrap();
+        let copy = PrivateCopy::new(&path, folder.path()).unwrap();
+        // a program that writes to the operator's file changes nothing
+        fs::write(&path, "changed").unwrap();
+        assert_eq!(fs::read(copy.path()).unwrap(), bytes);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        read(&copy, &SALT)
     }
 
     #[test]
