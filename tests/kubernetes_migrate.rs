@@ -12,14 +12,19 @@ use std::thread;
 use std::time::Duration;
 
 use base::stop::Stop;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use common::volumes;
 use kube_apiserver::Cluster;
 use kubernetes::client::{
-    CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Resource,
-    SECRETS, SERVICE_ACCOUNTS, SERVICES, Selector,
+    CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, LEASES, NODES, Object,
+    Resource, SECRETS, SERVICE_ACCOUNTS, SERVICES, Selector, VALIDATING_ADMISSION_POLICIES,
+    VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
 use kubernetes::node_version;
+use kubernetes::removed_nodes;
 use kubernetes::services::kubeadm_bindings;
+use ring::{hkdf, hmac};
 use serde_json::{Value, json};
 use support::foreign::go_program;
 use support::program::Program;
@@ -263,6 +268,67 @@ impl Old {
         let at = kube_system(DEPLOYMENTS, "constellation-operator-controller-manager");
         let volumes = self.client.get(&at).unwrap()["spec"]["template"]["spec"]["volumes"].clone();
         volumes[1]["hostPath"]["type"].clone()
+    }
+
+    /// Makes what the services and `firstlight node remove` make while they run.
+    fn make_objects_of_running_services(&self) {
+        let leases = LEASES.in_namespace("kube-system");
+        for name in ["join-watch", "join-control-plane"] {
+            let lease = json!({"metadata": {"name": name}});
+            self.client.create(&leases, &lease).unwrap();
+        }
+        let maps = CONFIG_MAPS.in_namespace("kube-system");
+        let map = json!({"metadata": {"name": "join-collateral"}});
+        self.client.create(&maps, &map).unwrap();
+        removed_nodes::add(&self.client, "worker-9", "").unwrap();
+    }
+
+    /// Makes the record of the move that of an earlier version, which made no admission policies.
+    fn forget_policies(&self) {
+        let path = self.folder.path().join("firstlight-migration.json");
+        let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        record.as_object_mut().unwrap().remove("mac").unwrap();
+        let absent = record["before"]["absent"].as_array_mut().unwrap();
+        let count = absent.len();
+        absent.retain(|it| !it["kind"].as_str().unwrap().contains("AdmissionPolicy"));
+        assert_ne!(absent.len(), count, "policies and bindings");
+        // the seal, with a master secret and a salt of zeros
+        let root = hkdf::Salt::new(hkdf::HKDF_SHA256, &[0; 32]).extract(&[0; 32]);
+        let label = [&b"firstlight migration record"[..]];
+        let key = root.expand(&label, hmac::HMAC_SHA256).unwrap();
+        let mac = hmac::sign(&key.into(), record.to_string().as_bytes());
+        record["mac"] = base::text::hex(mac.as_ref()).into();
+        let text = format!("{record:#}\n");
+        fs::write(&path, &text).unwrap();
+        let at = kube_system(SECRETS, "firstlight-migration");
+        let change = |secret: &mut Value| {
+            secret["data"]["record"] = BASE64_STANDARD.encode(&text).into();
+            true
+        };
+        self.client.modify(&at, change).unwrap();
+    }
+
+    /// Returns the objects of Firstlight that the cluster of Constellation did not have, of those that `undo` deletes.
+    fn added(&self) -> Vec<String> {
+        let mut added = vec![];
+        for resource in [
+            VALIDATING_ADMISSION_POLICIES,
+            VALIDATING_ADMISSION_POLICY_BINDINGS,
+            CONFIG_MAPS,
+            LEASES,
+        ] {
+            let all = self.client.list(&resource.all(), &Selector::default());
+            let all = all.unwrap().items;
+            let names = all
+                .iter()
+                .map(|it| it["metadata"]["name"].as_str().unwrap());
+            let ours = names.filter(|it| {
+                let is_record = it.starts_with("join-node-") || *it == "join-config";
+                (it.starts_with("join-") || it.starts_with("firstlight-")) && !is_record
+            });
+            added.extend(ours.map(str::to_owned));
+        }
+        added
     }
 
     /// Returns the versions of all objects that a move changes.
@@ -807,10 +873,14 @@ fn without_a_node_operator_the_command_says_which_nodes_the_operator_starts() {
         refused.contains("start each node with Constellation's image again"),
         "{refused}"
     );
+    old.make_objects_of_running_services();
+    old.forget_policies();
+    assert!(!old.added().is_empty());
     with_controllers(&old, false, || {
         old.done(&["migrate", "undo", "--nodes-moved", "--timeout", "1m"])
     });
     assert_eq!(old.specifications(), before);
+    assert_eq!(old.added(), [""; 0], "left over");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use kubernetes::node_version::{COMPONENTS, NodeVersion};
 use kubernetes::parameters::Version;
 use kubernetes::services::{self, Phase, Report, master_secret};
+use serde_json::Value;
 
 use super::facts;
 use super::nodes;
@@ -51,7 +52,7 @@ impl Move<'_> {
             record.begun = MoveStep::Services;
             record.save(self.client, &self.seal)?;
         }
-        self.restore(&record)?;
+        self.restore(&record, &manifests)?;
         Record::remove(self.client)?;
         let mut stays = vec![
             "the Secret firstlight-mastersecret-… with the encrypted master secret, and its key in /etc/kubernetes/firstlight of each \
@@ -148,7 +149,7 @@ impl Move<'_> {
         }
     }
 
-    fn restore(&self, record: &Record) -> Result<(), Error> {
+    fn restore(&self, record: &Record, manifests: &[Value]) -> Result<(), Error> {
         let mut report = |report| match report {
             Report::Phase(text) => self.progress.phase(text),
             Report::Line(text) => self.progress.line(text),
@@ -157,7 +158,7 @@ impl Move<'_> {
         let secret = self.options.master_secret.read()?;
         master_secret::restore_plain(self.client, &secret)?;
         let (objects, time) = (&record.before.objects, self.options.timeout);
-        let restored = objects.restore(self.client, time, &mut report);
+        let restored = objects.restore(self.client, manifests, time, &mut report);
         restored.map_err(Error::from)
     }
 }

@@ -11,6 +11,7 @@ use kubernetes::client::{
 };
 use kubernetes::control_planes::{ControlPlane, has_owner};
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::services::COLLATERAL;
 use kubernetes::services::kubeadm_bindings::approves_kubelets;
 use kubernetes::{NAMESPACE, kubeadm, services, yaml};
 use serde_json::{Map, Value, json};
@@ -22,8 +23,6 @@ use crate::objects::KUBELET_LEASES;
 const JOIN_CONFIG: &str = "join-config";
 /// The ConfigMap with the authorities of the API server's clients.
 const AUTHENTICATION: &str = "extension-apiserver-authentication";
-/// The ConfigMap with the collateral that the join services fetched.
-const COLLATERAL: &str = "join-collateral";
 /// The Secret with the plain master secret, and the beginning of the names of wrapped ones.
 const MASTER_SECRETS: [&str; 2] = ["constellation-mastersecret", "firstlight-mastersecret-"];
 /// The fields of a bootstrap token that are not secret.

@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::client::{self, Client, DAEMON_SETS, Object};
-use super::{Change, Error, Report, kubeadm_bindings, wait_ready, without_status};
+use super::super::client::{self, CONFIG_MAPS, Client, DAEMON_SETS, FIELD_MANAGER, LEASES, Object};
+use super::super::machine_record::TURN;
+use super::super::{NAMESPACE, removed_nodes};
+use super::{
+    COLLATERAL, Change, Error, Report, WATCH, kubeadm_bindings, owned, wait_ready, without_status,
+};
 
 /// Objects of Constellation that no object of ours replaces: the account of its key service may read every Secret, and
 /// without a join service of ours only kubeadm's bindings let kubelets renew their certificates.
@@ -19,6 +23,14 @@ fn left_over() -> Vec<Value> {
     });
     let bindings = kubeadm_bindings::manifests();
     of_key_service.into_iter().chain(bindings).collect()
+}
+
+/// Returns the objects that our services and commands make while they run, and that nobody needs without them. The records of
+/// machines are not among them.
+fn made_by_services() -> [Object; 4] {
+    let map = CONFIG_MAPS.in_namespace(NAMESPACE).named(COLLATERAL);
+    let [turn, watch] = [TURN, WATCH].map(|name| LEASES.in_namespace(NAMESPACE).named(name));
+    [map, removed_nodes::object(), turn, watch]
 }
 
 /// The objects.
@@ -75,9 +87,13 @@ impl Before {
     }
 
     /// Restores the objects, waits until their DaemonSets are ready, and deletes those that did not exist. Can be repeated.
+    ///
+    /// An earlier version may have read these objects, when the services had fewer: of the present `manifests`, those that it did not
+    /// know are deleted, too, if Firstlight applied them.
     pub fn restore(
         &self,
         client: &Client,
+        manifests: &[Value],
         time: Duration,
         report: &mut dyn FnMut(Report),
     ) -> Result<(), Error> {
@@ -99,13 +115,31 @@ impl Before {
         }
         // until then, nodes ask the services that are replaced
         wait_ready(client, &sets, time, report)?;
-        for object in self.absent.iter().rev() {
-            let at = Object::of(object)?;
+        let absent = self.absent.iter().rev().map(Object::of);
+        let mut absent = absent.collect::<Result<Vec<_>, _>>()?;
+        absent.splice(0..0, self.added_since(client, manifests)?);
+        for at in absent.into_iter().chain(made_by_services()) {
             if client.delete_if_there(&at)? {
                 report(Report::Line(format!("{at}: deleted")));
             }
         }
         Ok(())
+    }
+
+    /// Returns the objects of these manifests that Firstlight applied, and that this list does not name: the last one first.
+    fn added_since(&self, client: &Client, manifests: &[Value]) -> Result<Vec<Object>, Error> {
+        let of_list = self.objects.iter().map(named);
+        let known: Vec<_> = of_list.chain(self.absent.iter().cloned()).collect();
+        let is_new = |it: &&Value| it["kind"] != "Secret" && !known.contains(&named(it));
+        let mut added = vec![];
+        for manifest in manifests.iter().rev().filter(is_new) {
+            let at = Object::of(manifest)?;
+            let present = client.find(&at)?;
+            if present.is_some_and(|it| owned(&it, FIELD_MANAGER).is_some()) {
+                added.push(at);
+            }
+        }
+        Ok(added)
     }
 }
 

@@ -123,6 +123,10 @@ pub const ADMISSION_POLICIES: [&str; 10] = {
     names
 };
 
+/// The ConfigMap in kube-system with the collateral that the join services have fetched.
+pub const COLLATERAL: &str = "join-collateral";
+/// The Lease in kube-system of the join service that watches the nodes.
+pub const WATCH: &str = "join-watch";
 /// The ConfigMap that is mounted into the join service.
 const JOIN_CONFIG: &str = "join-config";
 /// Its key with the attestation policy. The previous policy is kept under the second key.

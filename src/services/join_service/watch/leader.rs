@@ -16,7 +16,7 @@ use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, LEASES, Object};
 
 /// The name of the Lease.
-pub const NAME: &str = "join-watch";
+pub use kubernetes::services::WATCH as NAME;
 
 /// The times of an election.
 #[derive(Debug, Clone, Copy)]
