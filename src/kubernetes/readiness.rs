@@ -113,8 +113,10 @@ pub fn troubles_of(pod: &Value) -> Vec<String> {
                 continue;
             }
             let mut trouble = format!("pod {name} on {node}: {reason}");
+            // with FallbackToLogsOnError it is the end of the log, whose last line is the error
+            let ended = text(status, "/lastState/terminated/message").trim_end();
             let message = [
-                text(status, "/lastState/terminated/message"),
+                ended.lines().next_back().unwrap_or_default(),
                 text(status, "/state/waiting/message"),
             ];
             if let Some(message) = message.iter().find(|message| !message.is_empty()) {
@@ -232,6 +234,8 @@ mod tests {
                     {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}},
                     {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
                         "lastState": {"terminated": {"exitCode": 1}}},
+                    {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+                        "lastState": {"terminated": {"exitCode": 1, "message": "starts\nno wrapping key\n"}}},
                 ],
                 "conditions": [{"type": "PodScheduled", "status": "False", "message": "no node"}],
             },
@@ -241,6 +245,7 @@ mod tests {
             [
                 "pod a-1 on n: ImagePullBackOff: no such image",
                 "pod a-1 on n: CrashLoopBackOff: back-off (exit code 1)",
+                "pod a-1 on n: CrashLoopBackOff: no wrapping key (exit code 1)",
                 "pod a-1: no node"
             ]
         );
