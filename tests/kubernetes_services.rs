@@ -18,8 +18,8 @@ use base64::prelude::BASE64_STANDARD;
 use kms::ClusterKms;
 use kube_apiserver::{Cluster, play_controller};
 use kubernetes::client::{
-    CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES,
-    Object, Resource, SECRETS, SERVICES, Selector,
+    CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS,
+    NAMESPACES, NODES, Object, Resource, SECRETS, SERVICES, Selector,
 };
 use kubernetes::services::kubeadm_bindings;
 use kubernetes::services::{
@@ -814,6 +814,12 @@ fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_
     }});
     let proxies = DEPLOYMENTS.in_namespace("default");
     client.create(&proxies, &proxy).unwrap();
+    // a tenant copies it
+    let tenant = NAMESPACES.named("tenant-of-s3");
+    let space = json!({"metadata": {"name": tenant.name()}});
+    client.create(&NAMESPACES.all(), &space).unwrap();
+    let copies = DEPLOYMENTS.in_namespace(tenant.name());
+    client.create(&copies, &proxy).unwrap();
     let operator = Operator::new();
     fs::write(
         operator.0.path().join("firstlight-admin.conf"),
@@ -833,6 +839,7 @@ fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_
         let why = text(&refused.stderr);
         assert!(
             refused.status.code() == Some(1)
+                && why.contains("tenant-of-s3/s3proxy would get no key either if it is")
                 && why.contains(
                     "default/s3proxy (Constellation's S3 proxy) asks the present key service"
                 )
@@ -855,6 +862,7 @@ fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_
         text(&again.stderr)
     );
     client.delete(&proxies.named("s3proxy")).unwrap();
+    client.delete(&copies.named("s3proxy")).unwrap();
     client.delete(&config).unwrap();
 }
 

@@ -633,6 +633,7 @@ pub fn undecided(
         drivers,
         s3_proxies,
         s3_accounts,
+        maybe_s3_proxies,
     } = clients;
     let mut sentences = Vec::new();
     if !drivers.is_empty() {
@@ -647,6 +648,13 @@ pub fn undecided(
             "{} (Constellation's S3 proxy) asks the present key service for its key without a token: with the new key service it \
              would get none",
             s3_proxies.join(", ")
+        ));
+    }
+    if !maybe_s3_proxies.is_empty() {
+        sentences.push(format!(
+            "{} would get no key either if it is Constellation's S3 proxy: its image or port says so, which each user with the role \
+             edit in that namespace can write. Grant {S3_PROXY_KEY} to the account of its pods only if you installed it",
+            maybe_s3_proxies.join(", ")
         ));
     }
     let granted = grants.and_then(|text| grants::parse(text).ok());

@@ -294,7 +294,11 @@ impl<'a> Move<'a> {
             self.ask_nodes(wanted)?;
         }
         let clients = services::all_old_clients(self.client)?;
-        for client in clients.drivers.iter().chain(&clients.s3_proxies) {
+        let drivers = clients.drivers.iter();
+        for client in drivers
+            .chain(&clients.s3_proxies)
+            .chain(&clients.maybe_s3_proxies)
+        {
             self.progress
                 .line(format!("{client} gets no key from now on"));
         }

@@ -166,7 +166,13 @@ pub struct OldClients {
     pub s3_proxies: Vec<String>,
     /// The service accounts of their pods, each as `NAMESPACE/NAME`.
     pub s3_accounts: Vec<String>,
+    /// Deployments elsewhere that look like an S3 proxy: each user with the role `edit` in a namespace can make one there.
+    pub maybe_s3_proxies: Vec<String>,
 }
+
+/// The namespaces in which Constellation's documentation and its Helm repository install the S3 proxy. Its pods have no account or
+/// label of their own, so only the namespace tells who installed it.
+const S3_PROXY_NAMESPACES: [&str; 3] = ["default", "s3proxy", NAMESPACE];
 
 /// Returns the clients that lose access to their keys when this cluster's key service is replaced. There are none if it is
 /// one of Firstlight.
@@ -180,10 +186,11 @@ pub fn old_clients(client: &Client) -> Result<OldClients, client::Error> {
 /// The same, whoever made the key service.
 pub fn all_old_clients(client: &Client) -> Result<OldClients, client::Error> {
     let proxies = client.list_keeping(&DEPLOYMENTS.all(), &Selector::default(), s3_proxy)?;
-    let texts = |at: usize| {
+    let texts = |field: &str, is_known: bool| {
         let proxies = proxies.items.iter();
         let mut texts: Vec<_> = proxies
-            .filter_map(|proxy| Some(proxy[at].as_str()?.to_owned()))
+            .filter(|proxy| proxy["isKnown"] == is_known)
+            .filter_map(|proxy| Some(proxy[field].as_str()?.to_owned()))
             .collect();
         texts.sort();
         texts.dedup();
@@ -191,8 +198,9 @@ pub fn all_old_clients(client: &Client) -> Result<OldClients, client::Error> {
     };
     Ok(OldClients {
         drivers: drivers::present(client)?,
-        s3_proxies: texts(0),
-        s3_accounts: texts(1),
+        s3_proxies: texts("place", true),
+        s3_accounts: texts("account", true),
+        maybe_s3_proxies: texts("place", false),
     })
 }
 
@@ -217,21 +225,22 @@ pub fn maker(client: &Client) -> Result<Option<Maker>, client::Error> {
     })
 }
 
-/// Reduces a Deployment of an S3 proxy to its place and the account of its pods.
+/// Reduces a Deployment of an S3 proxy to its place, the account of its pods, and whether Constellation installs one in its namespace.
 fn s3_proxy(set: Value) -> Value {
     let name = |field: &str| set["metadata"][field].as_str().unwrap_or_default();
     let (namespace, spec) = (name("namespace"), &set["spec"]["template"]["spec"]);
     match is_s3_proxy(spec) {
-        true => json!([
-            format!("{namespace}/{}", name("name")),
+        true => json!({
+            "place": format!("{namespace}/{}", name("name")),
             // the chart names none
-            drivers::account(namespace, spec).unwrap_or_else(|| format!("{namespace}/default"))
-        ]),
+            "account": drivers::account(namespace, spec).unwrap_or_else(|| format!("{namespace}/default")),
+            "isKnown": S3_PROXY_NAMESPACES.contains(&namespace),
+        }),
         false => Value::Null,
     }
 }
 
-/// Returns whether this is the `spec` of a pod of Constellation's S3 proxy. Its chart names no key service, because its program
+/// Returns whether the pods with this `spec` look like Constellation's S3 proxy. Its chart names no key service, because its program
 /// knows the address, so the image tells, or the name of the port if the image has another name.
 fn is_s3_proxy(spec: &Value) -> bool {
     let mut containers = spec["containers"].as_array().into_iter().flatten();
@@ -460,6 +469,23 @@ mod tests {
             assert_eq!(is_s3_proxy(&spec(image, port)), is_one, "{image} {port}");
         }
         assert!(!is_s3_proxy(&Value::Null));
+    }
+
+    #[test]
+    fn only_where_constellation_installs_one_a_deployment_is_its_s3_proxy() {
+        let deployment = |namespace: &str| {
+            let pod = json!({"containers": [{"image": "x/constellation/s3proxy:1"}]});
+            s3_proxy(json!({
+                "metadata": {"namespace": namespace, "name": "a"},
+                "spec": {"template": {"spec": pod}},
+            }))
+        };
+        for (namespace, is_known) in [("default", true), ("s3proxy", true), ("tenant", false)] {
+            let found = deployment(namespace);
+            assert_eq!(found["place"], format!("{namespace}/a"));
+            assert_eq!(found["account"], format!("{namespace}/default"));
+            assert_eq!(found["isKnown"], is_known, "{namespace}");
+        }
     }
 
     #[test]
