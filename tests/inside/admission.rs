@@ -622,6 +622,81 @@ fn only_their_owners_write_records_certificates_and_tokens_of_tickets() {
     judges(&join, &worker);
 }
 
+#[test]
+#[ignore = "needs a kube-apiserver: make test-inside"]
+fn a_migration_of_storage_and_the_garbage_collector_change_nothing_and_pass() {
+    let inside = Inside::shared();
+    let worker = inside.worker("same-worker", "10.2.10.9");
+    let verbs = ["get", "update", "patch"];
+    let agent = inside.agent_on(
+        &worker,
+        ("agents", "migration"),
+        &json!([
+            {"apiGroups": [""], "resources": ["configmaps", "secrets", "endpoints", "endpoints/restricted"], "verbs": verbs},
+            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs},
+        ]),
+    );
+    let owner =
+        |uid: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "no-such", "uid": uid});
+    for (resource, object) in objects_of_policies() {
+        let all = resource.in_namespace("kube-system");
+        let mut object = object;
+        object["metadata"]["finalizers"] = json!(["tests/kept"]);
+        object["metadata"]["annotations"]["tests/a"] = json!("b");
+        let name = object["metadata"]["name"].as_str().unwrap();
+        let at = all.named(name);
+        inside.admin.create_if_absent(&all, &object).unwrap();
+        inside.admin.merge(&at, &object).unwrap();
+        // the controllers of the cluster write some of these, too
+        eventually(name, || match agent.update(&at, &agent.get(&at).unwrap()) {
+            Ok(_) => true,
+            Err(error) if error.code() == Some(409) => false,
+            Err(error) => panic!("{at}: {error}"),
+        });
+        let of_account = object["type"] == "kubernetes.io/service-account-token";
+        for change in [
+            json!({"metadata": {"finalizers": ["tests/kept", "tests/other"]}}),
+            json!({"metadata": {"ownerReferences": [owner("6a1f1f2e-6f6b-4a8e-9d4b-3a0d3c1c0a12")]}}),
+            json!({"metadata": {"annotations": {"tests/a": "c"}}}),
+            json!({"metadata": {"labels": {"tests/a": "c"}}}),
+            json!({"immutable": true}),
+        ] {
+            let has_field = object["kind"] == "ConfigMap" || object["kind"] == "Secret";
+            if !of_account && (has_field || change["immutable"].is_null()) {
+                forbidden(agent.merge(&at, &change), "only ");
+            }
+        }
+        let removed = json!({"metadata": {"finalizers": null}});
+        agent.merge(&at, &removed).unwrap();
+    }
+}
+
+/// Objects that the policies know, one of each kind for each policy.
+fn objects_of_policies() -> Vec<(Resource, Value)> {
+    let map = |name: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"a": "b"}});
+    let secret = |name: &str, kind: &str| {
+        let notes = json!({"kubernetes.io/service-account.name": name});
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": format!("same-{name}"), "annotations": notes}, "type": kind})
+    };
+    let mut files = secret("files", "Opaque");
+    files["metadata"] = json!({"name": "join-node-files"});
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": [{"addresses": ["10.2.10.9"]}],
+        "metadata": {"name": "key-service-same", "labels": {"kubernetes.io/service-name": "key-service"}}, "ports": [{"port": 9000}],
+    });
+    let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": "key-service-waiting"},
+        "subsets": [{"addresses": [{"ip": "10.2.10.9"}], "ports": [{"port": 9000}]}]});
+    let token = "kubernetes.io/service-account-token";
+    vec![
+        (CONFIG_MAPS, map("join-node-same")),
+        (SECRETS, files),
+        (SECRETS, secret("join-service", token)),
+        (SECRETS, secret("daemon-set-controller", token)),
+        (SLICES, slice),
+        (ENDPOINTS, endpoints),
+    ]
+}
+
 /// The join service writes what it concludes about a node.
 fn judges(join: &Client, worker: &Kubelet) {
     let mut node = worker.node();

@@ -1,6 +1,6 @@
 {{- /*
-The labels of all objects. `firstlight apply` reads this file too, so its definitions have no `if`. Selectors find pods by `k8s-app`
-only: the selector of a DaemonSet is immutable.
+The labels of all objects, and what policies have in common. `firstlight apply` reads this file too, so its definitions have no `if`.
+Selectors find pods by `k8s-app` only: the selector of a DaemonSet is immutable.
 */}}
 {{- define "firstlight.labels" -}}
 app.kubernetes.io/instance: {{ .Release.Name | toJson }}
@@ -41,4 +41,16 @@ app.kubernetes.io/name: key-service
 app.kubernetes.io/component: key-service
 app.kubernetes.io/instance: {{ .Release.Name | toJson }}
 app.kubernetes.io/version: {{ include "firstlight.version" . | toJson }}
+{{- end }}
+
+{{- /*
+An update that changes nothing: a migration of the API server's storage writes objects as they are, and the garbage collector removes
+finalizers and owners. A policy adds the fields that only its kinds have, and the annotations.
+*/}}
+{{- define "admission.isSame" -}}
+request.operation == "UPDATE" && object.?type == oldObject.?type && object.?immutable == oldObject.?immutable
+&& object.?binaryData == oldObject.?binaryData && object.?spec == oldObject.?spec && object.?status == oldObject.?status
+&& object.metadata.?labels == oldObject.metadata.?labels
+&& object.metadata.?finalizers.orValue([]).all(finalizer, finalizer in oldObject.metadata.?finalizers.orValue([]))
+&& object.metadata.?ownerReferences.orValue([]).all(owner, oldObject.metadata.?ownerReferences.orValue([]).exists(old, old.uid == owner.uid))
 {{- end }}
