@@ -25,6 +25,7 @@ const JSON_PATCH: &str = "application/json-patch+json";
 const APPLY: &str = "application/apply-patch+yaml";
 const WHOLE: &str = "application/json";
 const KUBE_SYSTEM: &str = "/api/v1/namespaces/kube-system";
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 /// A request to the API server.
 struct Call {

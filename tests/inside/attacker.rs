@@ -384,3 +384,16 @@ pub fn forbidden(result: Result<Value, Error>, part: &str) {
         }
     }
 }
+
+/// Returns the definition of a kind in this group, whose objects have no namespace and any fields.
+pub fn definition(group: &str, version: &str, kind: &str) -> Value {
+    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let version = json!({"name": version, "served": true, "storage": true, "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": schema}});
+    let singular = kind.to_lowercase();
+    let plural = format!("{singular}s");
+    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{plural}.{group}")},
+        "spec": {"group": group, "scope": "Cluster", "versions": [version],
+            "names": {"kind": kind, "plural": plural, "singular": singular}}})
+}

@@ -10,11 +10,11 @@ use base::time;
 use common::kube_apiserver::{Process, build};
 use common::volumes::add_pod;
 use kubernetes::client::{
-    CONFIG_MAPS, Client, Error, LEASES, Object, SECRETS, SERVICE_ACCOUNTS, SERVICES,
+    CONFIG_MAPS, Client, Error, LEASES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, SERVICES,
 };
 use serde_json::{Value, json};
 
-use crate::attacker::{Inside, eventually, forbidden, settings, token_volume};
+use crate::attacker::{Inside, definition, eventually, forbidden, settings, token_volume};
 
 const NAMESPACE: &str = "kube-system";
 const REFUSED: &str = "only its owner and administrators write the object";
@@ -338,6 +338,53 @@ fn an_agent_that_may_write_services_redirects_none_of_ours() {
         .kubeadm()
         .merge(&service("key-service"), &note)
         .unwrap();
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make test-inside"]
+fn only_people_define_and_change_the_kinds_of_constellation() {
+    let inside = Inside::shared();
+    let worker = inside.worker("objects-kinds", "10.5.0.13");
+    let verbs = ["create", "get", "update", "patch", "delete"];
+    let kinds = "customresourcedefinitions";
+    let status = format!("{kinds}/status");
+    let rules = json!([rule(&["apiextensions.k8s.io"], &[kinds, &status], &verbs)]);
+    let agent = inside.agent_on(&worker, ("agents", "kinds"), &rules);
+    let resource = Resource::cluster("apiextensions.k8s.io", "v1", kinds);
+    let all = resource.all();
+    let kind = definition("update.edgeless.systems", "v1alpha1", "ScalingGroup");
+    forbidden(agent.create(&all, &kind), REFUSED);
+    // the command of Constellation applies its charts
+    let people = inside.kubeadm();
+    people.create(&all, &kind).unwrap();
+    let at = resource.named("scalinggroups.update.edgeless.systems");
+    let note = json!({"metadata": {"annotations": {"a": "b"}}});
+    forbidden(agent.merge(&at, &note), REFUSED);
+    let unserved = agent.modify(&at, |kind| {
+        kind["spec"]["versions"][0]["served"] = json!(false);
+        true
+    });
+    forbidden(unserved, REFUSED);
+    let condition = json!({"status": {"conditions": [{"type": "Established", "status": "False"}]}});
+    forbidden(agent.merge(&at.subresource("status"), &condition), REFUSED);
+    forbidden(deleted(&agent, &at), REFUSED);
+    eventually("the API server serves the kind", || {
+        let seen = agent.get(&at).unwrap();
+        let conditions = seen["status"]["conditions"].as_array();
+        conditions.is_some_and(|all| {
+            all.iter()
+                .any(|it| it["type"] == "Established" && it["status"] == "True")
+        })
+    });
+    agent.update(&at, &agent.get(&at).unwrap()).unwrap();
+    people.merge(&at, &note).unwrap();
+    people.delete(&at).unwrap();
+    eventually("the API server has removed the kind", || {
+        people.find(&at).unwrap().is_none()
+    });
+    let own = definition("example.com", "v1", "Own");
+    agent.create(&all, &own).unwrap();
+    agent.delete(&resource.named("owns.example.com")).unwrap();
 }
 
 #[test]

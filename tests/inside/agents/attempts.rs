@@ -7,10 +7,10 @@ use kubernetes::client::{LEASES, NODES, PODS, SERVICES};
 use serde_json::{Value, json};
 
 use super::{
-    APPLY, Account, CLOUD, Call, JSON_PATCH, KUBE_SYSTEM, MERGE, Outcome, STRATEGIC, agents,
-    inside, node_of, patch, send, worker,
+    APPLY, Account, CLOUD, Call, DEFINITIONS, JSON_PATCH, KUBE_SYSTEM, MERGE, Outcome, STRATEGIC,
+    agents, inside, node_of, patch, send, worker,
 };
-use crate::attacker::Inside;
+use crate::attacker::{Inside, definition};
 
 /// What an attacker wants: the name of the test, and what shows that it has it, for a node that the attacker does not own.
 struct Goal {
@@ -436,6 +436,21 @@ fn no_agent_chooses_the_programs_of_new_nodes_or_writes_a_record() {
         is_reached: |_, _| true,
     };
     assert_eq!(goal.refused(), ["cluster-autoscaler"]);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make test-inside"]
+fn no_agent_defines_the_kinds_by_which_our_services_know_a_cluster_of_constellation() {
+    let goal = Goal {
+        name: "kinds",
+        calls: |_, _| {
+            let kinds = ["NodeVersion", "JoiningNode"];
+            let made = kinds.map(|kind| definition("update.edgeless.systems", "v1alpha1", kind));
+            made.map(|it| send("POST", DEFINITIONS, it)).into()
+        },
+        is_reached: |_, _| true,
+    };
+    assert_eq!(goal.refused(), ["cilium-operator"]);
 }
 
 #[test]

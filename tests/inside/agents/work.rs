@@ -2,13 +2,13 @@
 
 use common::volumes::ATTACHMENTS;
 use kubernetes::client::{LEASES, NODES, Resource, SERVICES};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
-    Account, CLOUD, Call, JSON_PATCH, KUBE_SYSTEM, MERGE, STRATEGIC, inside, node_of, patch, send,
-    worker,
+    Account, CLOUD, Call, DEFINITIONS, JSON_PATCH, KUBE_SYSTEM, MERGE, STRATEGIC, inside, node_of,
+    patch, send, worker,
 };
-use crate::attacker::{Inside, Kubelet, eventually};
+use crate::attacker::{Inside, Kubelet, definition, eventually};
 
 fn status_of_node(node: &Kubelet) -> String {
     format!("/api/v1/nodes/{}/status", node.name)
@@ -59,8 +59,8 @@ fn flannel_and_cilium_go_on() {
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
     let lease = json!({"metadata": {"name": "cilium-operator-resource-lock"}, "spec": {"holderIdentity": "a"}});
     operator.goes_on(&send("POST", leases, lease));
-    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-    operator.goes_on(&send("POST", crds, cilium_nodes()));
+    let nodes = definition("cilium.io", "v2", "CiliumNode");
+    operator.goes_on(&send("POST", DEFINITIONS, nodes));
 
     let agent = Account::on(inside, "cilium", &node);
     agent.goes_on(&notes("network.cilium.io/ipv4-cilium-host"));
@@ -71,17 +71,6 @@ fn flannel_and_cilium_go_on() {
         let (status, _) = agent.send(&send("POST", objects, object.clone()));
         (200..300).contains(&status)
     });
-}
-
-/// The definition of CiliumNodes, as far as this test needs it.
-fn cilium_nodes() -> Value {
-    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    let version = json!({"name": "v2", "served": true, "storage": true, "subresources": {"status": {}},
-        "schema": {"openAPIV3Schema": schema}});
-    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": "ciliumnodes.cilium.io"},
-        "spec": {"group": "cilium.io", "scope": "Cluster", "versions": [version],
-            "names": {"kind": "CiliumNode", "plural": "ciliumnodes", "singular": "ciliumnode"}}})
 }
 
 #[test]
