@@ -5,7 +5,7 @@
 //! [`services`] of control planes. [`machine_record`] records which machine has which disk and
 //! name, [`removed_nodes`] which nodes an operator has removed, [`control_planes`] says which nodes
 //! are control planes by these records, [`wrapping_key`] encrypts the master secret in the API,
-//! [`etcd_signature`] signs snapshots, and [`node_version`] is what Constellation's node operator
+//! [`etcd_signature`] signs snapshots, [`rbac`] says which accounts may take over the cluster, and [`node_version`] is what Constellation's node operator
 //! brings all nodes to. [`parameters`] contains types with validated values, so that a value that
 //! Kubernetes would refuse later is refused before any change.
 
@@ -23,6 +23,7 @@ pub mod machine_record;
 pub mod node_files;
 pub mod node_version;
 pub mod parameters;
+pub mod rbac;
 pub mod readiness;
 pub mod removed_nodes;
 pub mod services;

@@ -152,7 +152,7 @@ fn token(kubelet: &Kubelet, account: (&str, &str), pod: &str, uid: &str) -> Stri
 }
 
 /// Returns the names of the agents.
-fn agents() -> Vec<String> {
+pub fn agents() -> Vec<String> {
     let names = fs::read_dir(folder())
         .unwrap()
         .map(|it| it.unwrap().file_name());
@@ -167,7 +167,7 @@ fn folder() -> &'static Path {
 }
 
 /// Gives the account of an agent its rights, unless it has them; returns its namespace and its name.
-fn install(inside: &Inside, agent: &str) -> (String, String) {
+pub fn install(inside: &Inside, agent: &str) -> (String, String) {
     let text = fs::read_to_string(folder().join(format!("{agent}.yaml"))).unwrap();
     let documents = yaml::documents(&text).unwrap();
     let text = |of: &Value, field: &str| of["metadata"][field].as_str().unwrap().to_owned();

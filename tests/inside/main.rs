@@ -4,6 +4,7 @@
 //!
 //! The first run builds these programs from source, which takes minutes. So `cargo test` skips these tests.
 
+mod accounts;
 mod admission;
 mod agents;
 mod attacker;

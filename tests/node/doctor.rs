@@ -19,8 +19,8 @@ use common::kube_apiserver::{Cluster, PATIENCE, play_controller};
 use common::manifests;
 use kms::ClusterKms;
 use kubernetes::client::{
-    CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, Client, Collection, DAEMON_SETS, NODES, PODS,
-    SECRETS, SERVICE_ACCOUNTS, Selector,
+    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client,
+    Collection, DAEMON_SETS, NODES, PODS, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::services::{self, Options, Settings};
@@ -207,6 +207,16 @@ fn break_cluster(client: &Client, setting: &Setting) {
     });
     client.create(&in_system(&SECRETS), &token).unwrap();
 
+    let role = json!({"metadata": {"name": "agent"}, "rules": [{"apiGroups": [""], "resources": ["nodes/proxy"], "verbs": ["get"]}]});
+    client.create(&CLUSTER_ROLES.all(), &role).unwrap();
+    let binding = json!({
+        "metadata": {"name": "agent"}, "subjects": [{"kind": "ServiceAccount", "namespace": "tenant", "name": "agent"}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "agent"},
+    });
+    client
+        .create(&CLUSTER_ROLE_BINDINGS.all(), &binding)
+        .unwrap();
+
     let params = CertificateParams::new(vec!["worker-a".into()]).unwrap();
     let request = params
         .serialize_request(&KeyPair::generate().unwrap())
@@ -371,6 +381,7 @@ fn judge(setting: &Setting, cluster: &Cluster, client: &Client, policy: &Path) {
         ("migration", "warning"),
         ("master-secret", "error"),
         ("bootstrap-tokens", "warning"),
+        ("accounts", "warning"),
         ("files", "error"),
         ("state", "error"),
     ] {
@@ -394,6 +405,7 @@ fn judge(setting: &Setting, cluster: &Cluster, client: &Client, policy: &Path) {
         ": the key service uses it, and it does not exist",
         "error (state): the state file: its measurement salt is not that of",
         "warning (bootstrap-tokens): Secret kube-system/bootstrap-token-abcdef: with this token a machine joins without attestation",
+        "warning (accounts): tenant/agent: it may run commands in all pods through the kubelets (nodes/proxy)",
         " --skip-phases policy,services --addons FILE; or look at the pods of the one that you have",
     ] {
         assert!(said.contains(part), "{part:?} is not in:\n{said}");

@@ -5,12 +5,13 @@ use std::time::{Duration, SystemTime};
 
 use booted_base::time;
 use kubernetes::client::{
-    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, Collection,
-    DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, LEASES, PODS, SECRETS, SERVICES, Selector,
-    VALIDATING_ADMISSION_POLICY_BINDINGS, wipe,
+    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client,
+    Collection, DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, LEASES, PODS, ROLE_BINDINGS, ROLES,
+    SECRETS, SERVICES, Selector, VALIDATING_ADMISSION_POLICY_BINDINGS, wipe,
 };
 use kubernetes::control_planes::{ControlPlane, has_owner};
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::rbac::{self, Account};
 use kubernetes::services::COLLATERAL;
 use kubernetes::services::kubeadm_bindings::approves_kubelets;
 use kubernetes::{NAMESPACE, kubeadm, services, yaml};
@@ -74,6 +75,8 @@ pub enum List {
     MasterSecrets,
     /// ClusterRoleBindings.
     Bindings,
+    /// ClusterRoles, and the Roles and RoleBindings of the services' namespace.
+    Roles,
     /// Services of all namespaces.
     Services,
     /// ValidatingAdmissionPolicyBindings.
@@ -116,6 +119,8 @@ pub struct Objects {
     pub master_secrets: Vec<(String, bool)>,
     /// The names of ClusterRoleBindings that let kube-controller-manager approve certificates of kubelets.
     pub approving: Vec<String>,
+    /// The accounts that may take over the cluster.
+    pub powerful: Vec<Account>,
     /// The Services that have addresses outside of the cluster's own.
     pub claims: Vec<Claim>,
     /// The port of the join service on each control plane, if its Service is there.
@@ -274,16 +279,7 @@ impl Objects {
             |it| it,
         );
         objects.heartbeats = leases.iter().filter_map(heartbeat).collect();
-        let bindings = CLUSTER_ROLE_BINDINGS.all();
-        let bindings = list(List::Bindings, bindings, all(), |mut it| {
-            it["metadata"] = json!({"name": it["metadata"]["name"]});
-            it["subjects"] = Value::Null;
-            it
-        });
-        let approving = bindings.iter().filter(|it| approves_kubelets(it));
-        objects.approving = approving
-            .map(|it| text(it, "/metadata/name").to_owned())
-            .collect();
+        objects.take_roles(&mut list);
         objects.take_outside(&mut list);
         if secrets {
             objects.take_secrets(&mut list);
@@ -302,6 +298,20 @@ impl Objects {
         self.control_plane = pods.map(ControlPlanePod::read).collect();
         let is_owned = |pod: &Value| self.services.iter().any(|set| is_of_set(pod, set));
         self.pods.retain(is_owned);
+    }
+
+    /// Takes who may take over the cluster, and what lets Kubernetes approve certificates.
+    fn take_roles(&mut self, list: &mut Lister<'_>) {
+        let mut every = |what: List, collection: Collection| {
+            list(what, collection, Selector::default(), wanted_role)
+        };
+        let mut bindings = every(List::Bindings, CLUSTER_ROLE_BINDINGS.all());
+        let approving = bindings.iter().filter(|it| approves_kubelets(it));
+        self.approving = approving.map(|it| text(it, "/metadata/name")).collect();
+        let mut roles = every(List::Roles, CLUSTER_ROLES.all());
+        roles.extend(every(List::Roles, ROLES.in_namespace(NAMESPACE)));
+        bindings.extend(every(List::Roles, ROLE_BINDINGS.in_namespace(NAMESPACE)));
+        self.powerful = rbac::powerful(&roles, &bindings);
     }
 
     /// Takes who else may have connections to nodes, and the policies that limit this.
@@ -539,6 +549,15 @@ fn is_join_service(service: &Value) -> bool {
     metadata["namespace"] == NAMESPACE && metadata["name"] == "join-service"
 }
 
+/// Returns what is read of a role or a binding.
+fn wanted_role(object: Value) -> Value {
+    let metadata = &object["metadata"];
+    json!({
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "rules": object["rules"], "subjects": object["subjects"], "roleRef": object["roleRef"],
+    })
+}
+
 /// Returns the policy of a binding that denies what the policy forbids.
 fn policy_in_force(binding: &Value) -> Option<String> {
     let actions = binding["spec"]["validationActions"].as_array()?;
@@ -691,6 +710,8 @@ mod tests {
         objects.joining.push(Joining::read(object));
         objects.claims.extend(Claim::read(object));
         objects.policies.extend(policy_in_force(object));
+        let role = [wanted_role(object.clone())];
+        objects.powerful = rbac::powerful(&role, &role);
         objects.control_plane.push(ControlPlanePod::read(object));
         objects.heartbeats.extend(heartbeat(object));
         objects
@@ -728,6 +749,9 @@ mod tests {
                 ["kube-apiserver", "--enable-admission-plugins=NodeRestriction"]}]}}),
             json!({"metadata": {"labels": {"component": "kube-apiserver"}}, "spec": {"containers": [{"command":
                 ["kube-apiserver", "--enable-admission-plugins=NodeRestriction,DenyServiceExternalIPs"]}]}}),
+            json!({"metadata": {"name": "a", "namespace": "kube-system"}, "subjects": [{"kind": "ServiceAccount", "namespace": "n", "name": "a"}],
+                "roleRef": {"kind": "Role", "name": "a"}, "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"],
+                "resourceNames": ["join-node-files"]}]}),
         ]
     }
 
@@ -788,6 +812,7 @@ mod tests {
             all.control_plane[0].permits_external_ips
         };
         assert_eq!([1, 11, 12].map(permits), [false, true, false]);
+        assert_eq!(all[13].powerful[0].name, "n/a");
     }
 
     #[test]

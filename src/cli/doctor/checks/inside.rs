@@ -1,6 +1,7 @@
 //! What keeps those inside of the cluster from the nodes' ports, and from the facts from which Firstlight concludes something.
 
 use kubernetes::kubeadm::DENY_EXTERNAL_IPS;
+use kubernetes::rbac::Account;
 use kubernetes::services::ADMISSION_POLICIES;
 
 use super::super::diagnosis::Diagnosis;
@@ -83,4 +84,26 @@ pub fn admission(facts: &Gathered) -> Vec<Diagnosis> {
         ));
     }
     found
+}
+
+/// No account whose token is on a node may take over the cluster.
+pub fn accounts(facts: &Gathered) -> Vec<Diagnosis> {
+    let each = facts.view.objects.powerful.iter();
+    let diagnosis = |account: &Account| {
+        let bindings = account.bindings.join(", ");
+        let text = format!("it may {}", account.may.join("; "));
+        if account.is_of_people {
+            let advice = format!("take this away if it is too much: {bindings}");
+            return Diagnosis::note(&account.name, text, advice);
+        }
+        let advice = format!(
+            "take this away if it does not need it ({bindings}); else let its pods run on control planes only, because root on their node has \
+             their token (docs/day-two/doctor.md#accounts)"
+        );
+        match account.is_cloud_controller {
+            true => Diagnosis::note(&account.name, text, advice),
+            false => Diagnosis::warning(&account.name, text, advice),
+        }
+    };
+    each.map(diagnosis).collect()
 }

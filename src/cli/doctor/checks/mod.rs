@@ -117,6 +117,7 @@ pub const CHECKS: &[Check] = &[
         &[List::Policies, List::DaemonSets, List::ControlPlane],
         inside::admission,
     ),
+    check("accounts", &[List::Bindings, List::Roles], inside::accounts),
     always("files", files::files),
     always("state", files::state),
     check("unread", &[], control_plane::unread),

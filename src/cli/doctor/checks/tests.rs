@@ -9,6 +9,7 @@ use base::crypto::Secret;
 use booted_base::time;
 use kms::ClusterKms;
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::rbac::Account;
 use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Settings};
 use rpc::grpc::{Code, Status};
@@ -1273,6 +1274,16 @@ const OF_SERVICES: &[Fault] = &[
 ];
 
 /// A Service with an address of a node that takes connections to this port.
+/// Returns an account that may read Secrets.
+fn account(name: &str) -> Account {
+    Account {
+        name: name.into(),
+        may: vec!["read the Secrets"],
+        bindings: vec!["ClusterRoleBinding agent".into()],
+        ..Account::default()
+    }
+}
+
 fn add_claim(facts: &mut Gathered, address: &str, port: u64) {
     facts.view.objects.claims.push(Claim {
         service: "tenant/p".into(),
@@ -1310,6 +1321,33 @@ const OF_INSIDE: &[Fault] = &[
             let missing = ["firstlight-nodes", "firstlight-records"];
             let policies = &mut it.view.objects.policies;
             policies.retain(|policy| !missing.contains(&policy.as_str()));
+        },
+    ),
+    (
+        &[("accounts", Warning)],
+        "tenant/agent: it may read the Secrets",
+        |it| it.view.objects.powerful = vec![account("tenant/agent")],
+    ),
+    (
+        &[("accounts", Note)],
+        "kube-system/cloud: it may read the Secrets",
+        |it| {
+            let cloud = Account {
+                is_cloud_controller: true,
+                ..account("kube-system/cloud")
+            };
+            it.view.objects.powerful = vec![cloud];
+        },
+    ),
+    (
+        &[("accounts", Note)],
+        "group admins: it may read the Secrets",
+        |it| {
+            let people = Account {
+                is_of_people: true,
+                ..account("group admins")
+            };
+            it.view.objects.powerful = vec![people];
         },
     ),
     (
@@ -1517,6 +1555,7 @@ fn a_list_that_could_not_be_read_is_a_note_and_nothing_else() {
         Tokens,
         MasterSecrets,
         Bindings,
+        Roles,
         Services,
         Policies,
     ] {
@@ -1532,7 +1571,8 @@ fn a_list_that_could_not_be_read_is_a_note_and_nothing_else() {
             ControlPlane => objects.control_plane.clear(),
             MasterSecrets => objects.master_secrets.clear(),
             Policies => objects.policies.clear(),
-            Requests | Joining | Deployments | Pods | Leases | Tokens | Bindings | Services => {}
+            Requests | Joining | Deployments | Pods | Leases | Tokens | Bindings | Roles
+            | Services => {}
         }
         objects.unread.push((list, "forbidden".into()));
         let found = found(&facts);

@@ -1,0 +1,301 @@
+//! Which accounts may take over the cluster by the roles that are bound to them, or what Firstlight keeps from them. Nothing of this is
+//! wrong by itself: some agents need it. But the token of a service account lies on each node where one of its pods runs, so root
+//! there has these rights, too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::NAMESPACE;
+
+/// A right that gives more than it says.
+#[derive(Debug)]
+struct Right {
+    group: &'static str,
+    resources: &'static [&'static str],
+    verbs: &'static [&'static str],
+    /// Whether a role in the namespace of the services is enough.
+    in_namespace: bool,
+    /// What the account may do, and what this gives.
+    gives: &'static str,
+}
+
+const WRITE: &[&str] = &["create", "update", "patch", "delete", "deletecollection"];
+const CONNECT: &[&str] = &["create", "get"];
+const EVERYTHING: &str = "do everything";
+
+const RIGHTS: [Right; 12] = [
+    Right {
+        group: "",
+        resources: &["serviceaccounts/token"],
+        verbs: &["create"],
+        in_namespace: true,
+        gives: "request tokens of the accounts of kube-system, so act as each of them",
+    },
+    Right {
+        group: "",
+        resources: &["users", "groups", "serviceaccounts"],
+        verbs: &["impersonate"],
+        in_namespace: true,
+        gives: "act as others (impersonate)",
+    },
+    Right {
+        group: "rbac.authorization.k8s.io",
+        resources: &["roles", "clusterroles"],
+        verbs: &["escalate", "bind"],
+        in_namespace: true,
+        gives: "give itself roles (bind, escalate)",
+    },
+    Right {
+        group: "certificates.k8s.io",
+        resources: &["signers"],
+        verbs: &["approve", "sign"],
+        in_namespace: false,
+        gives: "approve certificates of clients, so become any user",
+    },
+    Right {
+        group: "",
+        resources: &["nodes/proxy"],
+        verbs: CONNECT,
+        in_namespace: false,
+        gives: "run commands in all pods through the kubelets (nodes/proxy)",
+    },
+    Right {
+        group: "",
+        resources: &["pods/exec", "pods/attach"],
+        verbs: CONNECT,
+        in_namespace: true,
+        gives: "run commands in pods of kube-system",
+    },
+    Right {
+        group: "",
+        resources: &["pods", "replicationcontrollers"],
+        verbs: &["create"],
+        in_namespace: true,
+        gives: "make pods in kube-system, with any account there and the files of any node",
+    },
+    Right {
+        group: "apps",
+        resources: &["daemonsets", "deployments", "statefulsets", "replicasets"],
+        verbs: &["create", "update", "patch"],
+        in_namespace: true,
+        gives: "make pods in kube-system, with any account there and the files of any node",
+    },
+    Right {
+        group: "",
+        resources: &["secrets"],
+        verbs: &["get", "list", "watch"],
+        in_namespace: true,
+        gives: "read the Secrets of kube-system, such as the tokens of machines that join",
+    },
+    Right {
+        group: "admissionregistration.k8s.io",
+        resources: &[
+            "validatingadmissionpolicies",
+            "validatingadmissionpolicybindings",
+        ],
+        verbs: WRITE,
+        in_namespace: false,
+        gives: "take the admission policies of Firstlight away",
+    },
+    Right {
+        group: "admissionregistration.k8s.io",
+        resources: &[
+            "mutatingwebhookconfigurations",
+            "validatingwebhookconfigurations",
+            "mutatingadmissionpolicies",
+            "mutatingadmissionpolicybindings",
+        ],
+        verbs: &["create", "update", "patch"],
+        in_namespace: false,
+        gives: "see and change what others write (webhooks)",
+    },
+    Right {
+        group: "firstlight",
+        resources: &["*"],
+        verbs: &["assign"],
+        in_namespace: true,
+        gives: "pass admission policies of Firstlight (assign)",
+    },
+];
+
+/// A rule that is limited to objects of other names than these gives nothing of the above. Some are beginnings.
+const NAMES: [&str; 8] = [
+    "join-",
+    "key-service",
+    "firstlight-",
+    "constellation-mastersecret",
+    "bootstrap-token-",
+    "cluster-admin",
+    "system:masters",
+    "kubernetes.io/kube-apiserver-client",
+];
+/// The roles of those who write addresses, by the operator's own settings of the chart.
+const OF_ADDRESSES: [&str; 2] = ["firstlight-addresses", "firstlight-own-addresses"];
+/// The accounts of Firstlight.
+const OWN: [&str; 2] = ["join-service", "key-service"];
+/// Administrators, and programs of control planes with a certificate of their own.
+const EXPECTED: [&str; 4] = [
+    "group system:masters",
+    "group kubeadm:cluster-admins",
+    "user system:kube-controller-manager",
+    "user system:kube-scheduler",
+];
+/// The beginning of the names of the roles, and of their bindings, of the controllers of kube-controller-manager.
+const CONTROLLER: &str = "system:controller:";
+
+/// An account that may do more than its node should.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Account {
+    /// `NAMESPACE/NAME` of a service account, `user NAME` or `group NAME`.
+    pub name: String,
+    /// Whether it is of people, whose credentials are on no node.
+    pub is_of_people: bool,
+    /// Whether the operator has told the chart that it is a cloud controller.
+    pub is_cloud_controller: bool,
+    /// What it may do.
+    pub may: Vec<&'static str>,
+    /// The bindings that say so.
+    pub bindings: Vec<String>,
+}
+
+/// Returns the accounts that these bindings give such rights, by their names. `roles` are ClusterRoles and the Roles of kube-system;
+/// `bindings` are ClusterRoleBindings and the RoleBindings of kube-system.
+pub fn powerful(roles: &[Value], bindings: &[Value]) -> Vec<Account> {
+    let known: BTreeMap<_, _> = roles.iter().map(|role| (place(role), role)).collect();
+    let controllers: BTreeSet<_> = bindings.iter().filter_map(controller).collect();
+    let mut found: BTreeMap<String, Account> = BTreeMap::new();
+    let mut cloud_controllers = BTreeSet::new();
+    for binding in bindings {
+        let role = text(binding, "/roleRef/name");
+        let subjects = binding["subjects"].as_array().into_iter().flatten();
+        let subjects = subjects.map(subject).filter(|it| !is_expected(it));
+        let subjects = subjects.filter(|it| !controllers.contains(it));
+        if OF_ADDRESSES.contains(&role) {
+            cloud_controllers.extend(subjects);
+            continue;
+        }
+        let namespace = match text(binding, "/roleRef/kind") {
+            "Role" => place(binding).0,
+            _ => "",
+        };
+        let in_cluster = place(binding).0.is_empty();
+        let role = known.get(&(namespace, role));
+        let given = role.map_or(vec![], |role| given(role, in_cluster));
+        if given.is_empty() {
+            continue;
+        }
+        for name in subjects {
+            let account = found.entry(name.clone()).or_default();
+            account.is_of_people = !name.contains('/') && !name.contains(" system:");
+            account.name = name;
+            account.may.extend(&given);
+            account.bindings.push(title(binding));
+        }
+    }
+    let accounts = found.into_values().map(|mut account| {
+        account.is_cloud_controller = cloud_controllers.contains(&account.name);
+        account.may = shortest(account.may);
+        account
+    });
+    accounts.collect()
+}
+
+fn text<'a>(of: &'a Value, pointer: &str) -> &'a str {
+    of.pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+/// Returns the namespace, empty if it has none, and the name.
+fn place(object: &Value) -> (&str, &str) {
+    let name = text(object, "/metadata/name");
+    (text(object, "/metadata/namespace"), name)
+}
+
+fn title(binding: &Value) -> String {
+    match place(binding) {
+        ("", name) => format!("ClusterRoleBinding {name}"),
+        (namespace, name) => format!("RoleBinding {namespace}/{name}"),
+    }
+}
+
+fn subject(subject: &Value) -> String {
+    let name = text(subject, "/name");
+    let account = name.strip_prefix("system:serviceaccount:");
+    match (text(subject, "/kind"), account) {
+        ("ServiceAccount", _) => format!("{}/{name}", text(subject, "/namespace")),
+        ("User", Some(account)) => account.replacen(':', "/", 1),
+        ("User", None) => format!("user {name}"),
+        _ => format!("group {name}"),
+    }
+}
+
+fn is_expected(subject: &String) -> bool {
+    let own = |name: &&str| *subject == format!("{NAMESPACE}/{name}");
+    EXPECTED.contains(&subject.as_str()) || OWN.iter().any(own)
+}
+
+/// Returns the controller's account if this is the binding that the API server makes for it.
+fn controller(binding: &Value) -> Option<String> {
+    let name = place(binding).1;
+    let account = format!("kube-system/{}", name.strip_prefix(CONTROLLER)?);
+    let subjects = binding["subjects"].as_array()?;
+    let is_one = text(binding, "/roleRef/name") == name
+        && subjects.iter().map(subject).eq([account.clone()]);
+    is_one.then_some(account)
+}
+
+/// Returns what a role gives.
+fn given(role: &Value, in_cluster: bool) -> Vec<&'static str> {
+    let rules = role["rules"].as_array().into_iter().flatten();
+    rules
+        .flat_map(|rule| {
+            if in_cluster && is_everything(rule) {
+                return vec![EVERYTHING];
+            }
+            let rights = RIGHTS.iter().filter(|it| in_cluster || it.in_namespace);
+            let rights = rights.filter(|right| gives(rule, right));
+            rights.map(|right| right.gives).collect()
+        })
+        .collect()
+}
+
+fn words<'a>(rule: &'a Value, field: &str) -> impl Iterator<Item = &'a str> {
+    let words = rule[field].as_array().into_iter().flatten();
+    words.filter_map(Value::as_str)
+}
+
+fn is_everything(rule: &Value) -> bool {
+    let has_all = |field: &str| words(rule, field).any(|it| it == "*");
+    ["apiGroups", "resources", "verbs"].into_iter().all(has_all)
+}
+
+fn gives(rule: &Value, right: &Right) -> bool {
+    let is_of_group = words(rule, "apiGroups").any(|it| it == "*" || it == right.group);
+    let is_of_verb = words(rule, "verbs").any(|it| it == "*" || right.verbs.contains(&it));
+    let is_of_resource = words(rule, "resources").any(|it| {
+        let all_of = it.strip_prefix("*/");
+        let of_all = |of: &&str| all_of.is_some_and(|it| of.split('/').nth(1) == Some(it));
+        it == "*"
+            || right.resources == ["*"]
+            || right.resources.contains(&it)
+            || right.resources.iter().any(of_all)
+    });
+    let mut names = words(rule, "resourceNames").peekable();
+    let has_no_names = names.peek().is_none();
+    let is_of_name = has_no_names
+        || names.any(|it| it == "kubernetes.io/*" || NAMES.iter().any(|own| it.starts_with(own)));
+    is_of_group && is_of_verb && is_of_resource && is_of_name
+}
+
+/// Returns each once, in the order of the table; nothing else beside everything.
+fn shortest(may: Vec<&'static str>) -> Vec<&'static str> {
+    if may.contains(&EVERYTHING) {
+        return vec![EVERYTHING];
+    }
+    let mut all: Vec<_> = RIGHTS.iter().map(|right| right.gives).collect();
+    all.dedup();
+    all.retain(|it| may.contains(it));
+    all
+}
