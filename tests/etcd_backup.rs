@@ -1,6 +1,7 @@
 //! A snapshot of etcd is restored under a real kube-apiserver by etcdutl, with the arguments that `bootstrapper restore-etcd` gives it
 //! (`make kubernetes-api`). etcd and its tools are built from the same version.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -174,7 +175,8 @@ fn changes_of_rights_are_told(cluster: &Cluster, client: &Client, snapshot: &Pat
     let database = cluster.path("etcd/member/snap/db");
     let end = Instant::now() + PATIENCE;
     loop {
-        let said = Changes::read(snapshot, &database).map(|it| it.to_string());
+        let said =
+            Changes::read(&File::open(snapshot).unwrap(), &database).map(|it| it.to_string());
         let lines = |said: &String| -> Vec<String> {
             let lines = said.lines().skip(1).map(|line| line.trim().to_owned());
             let mut lines: Vec<_> = lines.collect();
