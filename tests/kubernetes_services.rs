@@ -292,7 +292,17 @@ fn a_master_secret_that_is_not_encrypted_moves_and_serves_at_each_step() {
         let moved = apply(&keeps);
         let there = with_master_secret(client);
         // The command is interrupted before it deletes the old Secret, and repeated.
-        let again = apply(&patient);
+        let mut lines = vec![];
+        let again = services::apply(
+            client,
+            &settings("example.com/a:1"),
+            &patient,
+            &mut |report| {
+                if let Report::Line(line) = report {
+                    lines.push(line);
+                }
+            },
+        );
         stop.stop();
         moved.unwrap();
         assert_eq!(there, [PLAIN.to_owned(), secret_of(client)]);
@@ -300,6 +310,8 @@ fn a_master_secret_that_is_not_encrypted_moves_and_serves_at_each_step() {
             again.unwrap().changed,
             [format!("secrets kube-system/{PLAIN}")]
         );
+        let warned = |line: &String| line.contains("still in plaintext in backups of etcd");
+        assert!(lines.iter().any(warned), "{lines:?}");
     });
     assert_eq!(with_master_secret(&client), [secret_of(&client)]);
     assert!(!places_wrapping_key(&client));

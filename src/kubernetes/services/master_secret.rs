@@ -31,7 +31,7 @@ use base::text::hex;
 use kms::{ClusterKms, NO_STORE};
 
 /// The Secret of Constellation and of earlier versions, which is not encrypted.
-const PLAIN: &str = "constellation-mastersecret";
+pub(super) const PLAIN: &str = "constellation-mastersecret";
 /// The beginning of the names of our other Secrets. A part of the SHA-256 of the content follows.
 const PREFIX: &str = "firstlight-mastersecret-";
 /// Bytes of the hash in the name.

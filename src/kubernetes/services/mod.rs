@@ -127,6 +127,10 @@ pub const ADMISSION_POLICIES: [&str; 10] = {
 pub const COLLATERAL: &str = "join-collateral";
 /// The Lease in kube-system of the join service that watches the nodes.
 pub const WATCH: &str = "join-watch";
+/// Where the master secret may still be after its plain Secret was deleted.
+const STILL_PLAIN: &str = "warning: the master secret is still in plaintext in backups of etcd from before, in etcd's file until you \
+    defragment it, and in Helm's Secrets sh.helm.release.v1.… of earlier releases: destroy these copies \
+    (docs/services.md#the-master-secret-in-the-cluster)";
 /// The ConfigMap that is mounted into the join service.
 const JOIN_CONFIG: &str = "join-config";
 /// Its key with the attestation policy. The previous policy is kept under the second key.
@@ -503,6 +507,9 @@ fn clean_up(
     }
     for object in deleted {
         report(Report::Line(format!("{object}: deleted")));
+        if object.name() == master_secret::PLAIN {
+            report(Report::Line(STILL_PLAIN.into()));
+        }
         applied.changed.push(object.to_string());
     }
     Ok(())
