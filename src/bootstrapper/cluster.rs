@@ -153,8 +153,9 @@ impl Plan {
         // the cluster works without the record
         if let Err(why) = self.record(&client.within(RECORD), node, disk, principals) {
             job.line(&format!(
-                "warning: this machine has no record: {why}; until the record is made, this machine's name and disk are not bound to it, and its \
-                 kubelet cannot renew its certificates"
+                "warning: this machine has no record: {why}; until it has one, the join service and the key service do not serve on it, and its \
+                 kubelet cannot renew its certificates. `firstlight apply` records that it is a control plane; its name and disk stay \
+                 unbound to the machine until it joins again"
             ));
         }
         Ok(kubeconfig)
