@@ -25,7 +25,7 @@ use std::net::TcpStream;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
-use rustls::Connection;
+use rustls::{Connection, ProtocolVersion};
 
 use super::Error;
 use transport::Transport;
@@ -43,6 +43,8 @@ const READS_FIRST: u8 = 64;
 /// Maximum number of plaintext bytes that are encrypted at once: four records of maximum size, to
 /// reduce system calls.
 const WRITE_SIZE: usize = 4 << 14;
+/// Label of the exporter of a channel binding (RFC 9266 §2). The context is empty.
+const CHANNEL_BINDING: &[u8] = b"EXPORTER-Channel-Binding";
 /// How long dropping the writer may wait for a peer that does not read.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
@@ -60,6 +62,12 @@ const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// If the socket handle cannot be duplicated.
 pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport> {
     let socket = Arc::new(socket);
+    let binding = match connection.protocol_version() {
+        Some(ProtocolVersion::TLSv1_3) => connection
+            .export_keying_material([0; 32], CHANNEL_BINDING, None)
+            .ok(),
+        _ => None, // RFC 9266 §4.2: TLS 1.2 has none if a session can be resumed
+    };
     let shared = Arc::new(Shared {
         engine: Mutex::new(connection),
         outgoing: Mutex::new(Outgoing {
@@ -84,6 +92,7 @@ pub fn split(connection: Connection, socket: TcpStream) -> io::Result<Transport>
         scheme: "https",
         identity: None,
         claims: None,
+        binding,
     })
 }
 

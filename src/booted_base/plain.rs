@@ -18,6 +18,7 @@ pub fn transport(socket: TcpStream) -> io::Result<Transport> {
         scheme: "http",
         identity: None,
         claims: None,
+        binding: None,
     })
 }
 

@@ -33,6 +33,9 @@ pub struct Transport {
     pub identity: Option<Arc<str>>,
     /// What else the peer proved below gRPC, for handlers that know its type.
     pub claims: Option<Arc<dyn Any + Send + Sync>>,
+    /// The channel binding `tls-exporter` of a TLS connection (RFC 9266): only its two ends know it, and another connection has
+    /// another one.
+    pub binding: Option<[u8; 32]>,
 }
 
 /// Makes a [`Transport`] from an accepted socket, on the connection's own thread.

@@ -93,6 +93,7 @@ fn shake_hands(mut connection: Connection, mut socket: TcpStream) -> io::Result<
         scheme: "https",
         identity: None,
         claims: None,
+        binding: None,
     })
 }
 

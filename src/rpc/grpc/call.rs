@@ -63,6 +63,12 @@ impl Call {
         self.link.identity.as_ref()
     }
 
+    /// Returns the channel binding of the TLS connection
+    /// ([`Transport::binding`](transport::Transport::binding)).
+    pub fn binding(&self) -> Option<&[u8; 32]> {
+        self.link.binding.as_ref()
+    }
+
     /// Returns when the connection's handshake was complete.
     pub fn connected_at(&self) -> Instant {
         self.link.lock().session.opened()

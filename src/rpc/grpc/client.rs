@@ -111,6 +111,12 @@ impl Channel {
         self
     }
 
+    /// Returns the channel binding of the TLS connection
+    /// ([`Transport::binding`](transport::Transport::binding)).
+    pub fn binding(&self) -> Option<&[u8; 32]> {
+        self.connection.link.binding.as_ref()
+    }
+
     /// Makes a call with one request and one response. `path` is `/package.Service/Method`.
     pub fn unary<Q: Message, R: Message + Default>(
         &self,

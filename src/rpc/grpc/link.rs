@@ -58,6 +58,8 @@ pub(super) struct Link<S: Side> {
     pub(super) identity: Option<Arc<str>>,
     /// The claims from the transport.
     pub(super) claims: Option<Arc<dyn Any + Send + Sync>>,
+    /// The channel binding of the transport.
+    pub(super) binding: Option<[u8; 32]>,
     /// Maximum duration of a flush.
     stall: Duration,
     /// The directions that are shut down when the connection is over and its output is written.
@@ -205,7 +207,8 @@ impl<S: Side> Link<S> {
             socket,
             identity,
             claims,
-            ..
+            binding,
+            scheme: _,
         } = transport;
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(Some(stall))?;
@@ -233,6 +236,7 @@ impl<S: Side> Link<S> {
             peer: socket.peer_addr().ok().map(canonical),
             identity,
             claims,
+            binding,
             socket,
             stall,
             closing,
