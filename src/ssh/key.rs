@@ -4,7 +4,7 @@
 use std::fmt;
 
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use zeroize::Zeroizing;
 
@@ -114,6 +114,33 @@ impl PublicKey {
             blob: blob.to_vec(),
             comment: String::new(),
         })
+    }
+
+    /// Parses the name of a certificate and the fields of the key in it (PROTOCOL.certkeys). `reader` is at the fields.
+    pub(super) fn from_certificate(
+        name: &[u8],
+        reader: &mut Reader<'_>,
+    ) -> Result<PublicKey, Error> {
+        let kind = KINDS
+            .iter()
+            .find(|kind| kind.certificate.as_bytes() == name);
+        let kind = kind.ok_or_else(|| Error::Kind(String::from_utf8_lossy(name).into_owned()))?;
+        let mut blob = Writer::default().string(kind.name.as_bytes());
+        for _ in 0..kind.fields {
+            blob = blob.string(reader.string()?);
+        }
+        PublicKey::from_blob(blob.bytes())
+    }
+
+    /// Returns the name of the kind of key, as `ssh-ed25519`.
+    pub fn kind(&self) -> &'static str {
+        self.kind.name
+    }
+
+    /// Returns the fingerprint as ssh-keygen prints it: `SHA256:` and the digest in base64 without padding.
+    pub fn fingerprint(&self) -> String {
+        let digest = ring::digest::digest(&ring::digest::SHA256, &self.blob);
+        format!("SHA256:{}", STANDARD_NO_PAD.encode(digest))
     }
 
     /// Parses the first line of a `.pub` file: name, base64, comment.

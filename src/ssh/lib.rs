@@ -9,8 +9,10 @@
 //!
 //! Files: [`key`] has public keys; [`host`] the files of a node on its state disk; `wire` the data types.
 
+pub mod certificate;
 pub mod host;
 pub mod key;
+pub mod signature;
 mod wire;
 
 use std::fmt;
@@ -25,6 +27,12 @@ use wire::Writer;
 
 /// The user name with which an operator logs in.
 pub const USER: &str = "root";
+/// The principal of certificates with which an operator makes every call to a node's operator service. It is no user of sshd.
+pub const OPERATOR: &str = "firstlight-operator";
+/// The principal of certificates with which an operator reads the logs of a node, and changes nothing.
+pub const READER: &str = "firstlight-reader";
+/// The namespace of signatures by which an operator proves to own a certified key (PROTOCOL.sshsig).
+pub const OPERATOR_NAMESPACE: &str = "operator@firstlight";
 /// How long a user certificate is valid.
 pub const USER_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 /// How long a host certificate is valid. A node gets a new one at each rejoin, so this is the longest time between two boots.
@@ -117,6 +125,32 @@ impl Authority {
             valid_after: seconds(now.checked_sub(CLOCK_SKEW).unwrap_or(now)),
             valid_before: seconds(now.checked_add(USER_VALIDITY).unwrap_or(now)),
             extensions: &USER_EXTENSIONS,
+        };
+        self.certify(key, &statement, crypto::random())
+    }
+
+    /// Certifies the key of an operator for the operator service of nodes, with these principals: [`OPERATOR`] or [`READER`]. Returns a
+    /// line as [`Authority::host_certificate`] does.
+    pub fn operator_certificate(
+        &self,
+        key: &PublicKey,
+        principals: &[&str],
+        validity: Duration,
+        now: SystemTime,
+    ) -> String {
+        let statement = Statement {
+            kind: TYPE_USER,
+            id: match key.comment() {
+                "" => "an operator",
+                comment => comment,
+            },
+            principals: &principals
+                .iter()
+                .map(|it| (*it).to_owned())
+                .collect::<Vec<_>>(),
+            valid_after: seconds(now.checked_sub(CLOCK_SKEW).unwrap_or(now)),
+            valid_before: seconds(now.checked_add(validity).unwrap_or(now)),
+            extensions: &[],
         };
         self.certify(key, &statement, crypto::random())
     }

@@ -52,6 +52,23 @@ impl<'a> Reader<'a> {
         Ok(u32::from_be_bytes(*number))
     }
 
+    pub fn u64(&mut self) -> Result<u64, Malformed> {
+        let (number, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(u64::from_be_bytes(*number))
+    }
+
+    pub fn byte(&mut self) -> Result<u8, Malformed> {
+        let (byte, rest) = self.0.split_first().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*byte)
+    }
+
+    /// Returns the bytes that are not read yet.
+    pub fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+
     pub fn string(&mut self) -> Result<&'a [u8], Malformed> {
         let len = usize::try_from(self.u32()?).map_err(|_| Malformed)?;
         let (bytes, rest) = self.0.split_at_checked(len).ok_or(Malformed)?;
