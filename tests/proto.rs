@@ -3,13 +3,14 @@
 use std::path::Path;
 
 /// The messages that carry secrets.
-const SECRET: [&str; 7] = [
+const SECRET: [&str; 8] = [
     "init.InitRequest",
     "init.InitSuccessResponse",
     "join.IssueJoinTicketResponse",
     "join.control_plane_cert_or_key",
     "join.IssueRejoinTicketResponse",
     "kms.GetDataKeyResponse",
+    "operator.KubeconfigResponse",
     "recoverproto.RecoverMessage",
 ];
 
@@ -26,6 +27,7 @@ fn generated_messages_are_those_of_the_proto_files() {
         "join.proto",
         "kms.proto",
         "node.proto",
+        "operator.proto",
         "recover.proto",
         "verify.proto",
     ];

@@ -53,6 +53,22 @@ package!(
     pub const PORT: u16 = 9000;
 );
 package!(
+    operator,
+    "operator.rs",
+    /// Makes a client certificate of Kubernetes.
+    pub const KUBECONFIG: &str = "/operator.API/Kubeconfig";,
+    /// Sends a log.
+    pub const LOGS: &str = "/operator.API/Logs";,
+    /// Sends facts about the node.
+    pub const SUPPORT: &str = "/operator.API/Support";,
+    /// Restarts the machine or a unit, or switches it off.
+    pub const CONTROL: &str = "/operator.API/Control";,
+    /// Refuses a key.
+    pub const REVOKE: &str = "/operator.API/Revoke";,
+    /// Maximum size of a request in bytes: a certificate and a signature of an RSA key with 16 384 bits have 9 KiB together.
+    pub const MAX_REQUEST: usize = 24 << 10;
+);
+package!(
     verify,
     "verify.rs",
     /// Returns an attestation document for a nonce.
