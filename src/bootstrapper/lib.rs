@@ -43,6 +43,7 @@ pub mod join_client;
 pub mod kubelet;
 pub mod member;
 pub mod node_lock;
+pub mod operator;
 pub mod options;
 pub mod peers;
 pub mod peers_token;

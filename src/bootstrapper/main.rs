@@ -17,6 +17,7 @@ use booted_proto::init;
 use booted_sys::keeping::Keeping;
 use bootstrapper::evidence::{self, Attester};
 use bootstrapper::generation::Generations;
+use bootstrapper::operator::{Machine, OperatorService};
 use bootstrapper::options::{OPTIONS, Settings};
 use bootstrapper::service_trust::ServiceTrust;
 use bootstrapper::{Bootstrapper, Ending, member, peers, renew, restore, upgrade};
@@ -191,7 +192,7 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
         timeline,
     };
     let listen = SocketAddr::new(options.listen, init::PORT);
-    let root = options.root;
+    let (root, disk) = (options.root, options.disk.clone());
     let is_external = has_external_provider(cloud);
     let bootstrapper = Bootstrapper {
         cloud,
@@ -215,7 +216,15 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
         let keeping = keeper.start();
         let generations = Arc::new(Generations::open(&root));
         // anybody may ask a member for a quote, so these quotes are not logged as events
-        member::serve(listen, issuer, &generations, stop, &timeline);
+        let operators = OperatorService::new(Machine {
+            root,
+            files: "/".into(),
+            disk,
+            cloud,
+            timeline,
+            stop: stop.clone(),
+        });
+        member::serve(listen, issuer, &generations, &operators, stop, &timeline);
         drop(keeping);
     }
     Ok(ending)

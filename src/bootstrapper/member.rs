@@ -1,6 +1,6 @@
 //! The server of a member: on the InitServer's port, over attested TLS, it proves to which cluster
-//! the node belongs (PCR 15). Its only methods are the health check, the boot record and the generation
-//! of the state disk, so a caller cannot make it do anything else.
+//! the node belongs (PCR 15). Anybody gets the health check, the boot record and the generation of the
+//! state disk; an [operator](super::operator) proves to be one, and gets more.
 //!
 //! Anybody may call, and each answer uses the TPM briefly, so only a few connections are served at
 //! once.
@@ -10,19 +10,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::generation::Generations;
+use super::operator::OperatorService;
 use attest::Issuer;
 use base::stop::Stop;
 use base::timeline::{RECORD_BYTES, Timeline};
+use booted_proto::operator::MAX_REQUEST;
 use node::record;
 use rpc::grpc::{Limits, Router, Server};
 
 /// Maximum number of connections.
 const CONNECTIONS: usize = 8;
 const CONNECTIONS_PER_PEER: usize = 2;
-/// Maximum bytes of a request, which has the name of a service or a generation.
-const MAX_REQUEST: usize = 256;
-/// Buffered bytes of a connection: the record, and a few calls with their headers.
-const CONNECTION_BYTES: usize = RECORD_BYTES + (16 << 10);
+/// Buffered bytes of a connection: the record, and a few calls with their headers and an operator's request.
+const CONNECTION_BYTES: usize = RECORD_BYTES + (16 << 10) + MAX_REQUEST;
 /// `firstlight status` asks at once and closes the connection.
 const IDLE: Duration = Duration::from_secs(10);
 /// The length of one wait; a stop interrupts it at once.
@@ -34,6 +34,7 @@ pub fn serve(
     address: SocketAddr,
     issuer: Arc<dyn Issuer>,
     generations: &Arc<Generations>,
+    operators: &Arc<OperatorService>,
     stop: &Stop,
     timeline: &Timeline,
 ) {
@@ -51,6 +52,7 @@ pub fn serve(
     };
     let tls = Arc::new(atls::Server::new(Some(issuer), None));
     let router = generations.serve(record::serve(Router::new(), *timeline));
+    let router = operators.serve(router);
     let server = TcpListener::bind(address)
         .and_then(|listener| Server::start("member", listener, tls, router, limits));
     match &server {

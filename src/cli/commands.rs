@@ -7,8 +7,8 @@ use super::output::OUTPUT;
 use super::usage::{HELP, Program, VERSION};
 use super::{
     apply, cluster_id, collateral, completions, components, doctor, etcd, explain, hash_secret,
-    init, man, measure, metadata, migrate, node, policy, recover, rollout, roots, share, ssh,
-    status, timeline, upgrade, verify, version, wrap,
+    init, man, measure, metadata, migrate, node, operator, policy, recover, rollout, roots, share,
+    ssh, status, timeline, upgrade, verify, version, wrap,
 };
 
 /// The program with all its commands.
@@ -24,6 +24,11 @@ pub const PROGRAM: Program = Program {
         explain::COMMAND,
         timeline::COMMAND,
         recover::COMMAND,
+        operator::logs::COMMAND,
+        operator::support::COMMAND,
+        operator::kubeconfig::COMMAND,
+        operator::control::COMMAND,
+        operator::people::COMMAND,
         ssh::COMMAND,
         measure::COMMAND,
         policy::COMMAND,

@@ -652,7 +652,12 @@ fn keep_kubeconfig(
             options.state.display()
         ))
     };
-    let built = kubeconfig::rebuild(sent.expose(), cluster_name).map_err(|why| {
+    let built = kubeconfig::rebuild(
+        sent.expose(),
+        cluster_name,
+        &format!("{cluster_name}-admin"),
+    )
+    .map_err(|why| {
         lost(format!(
             "its kubeconfig does not have the form of kubeadm's: {why}"
         ))

@@ -42,6 +42,7 @@ mod metadata;
 mod migrate;
 pub mod node;
 mod objects;
+mod operator;
 mod options;
 mod output;
 pub mod policy;

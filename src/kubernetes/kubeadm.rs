@@ -35,6 +35,8 @@ pub const PATCHES: &str = "/opt/kubernetes/patches";
 pub const CONFIG_MAP: &str = "kubeadm-config";
 /// The directory of the control plane's static pod manifests.
 pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
+/// The audit log of the API server on a control plane.
+pub const AUDIT_LOG: &str = "/var/log/kubernetes/audit/audit.log";
 /// The certificate of the cluster's CA, at kubeadm's path.
 pub const CA_CERTIFICATE: &str = "/etc/kubernetes/pki/ca.crt";
 /// The key of the cluster's CA, on control planes only.
@@ -530,7 +532,7 @@ impl ApiServer {
         const LOGS: &str = "/var/log/kubernetes/audit/";
         let mut extra_args = vec![
             argument("audit-policy-file", AUDIT_POLICY_PATH),
-            argument("audit-log-path", "/var/log/kubernetes/audit/audit.log"),
+            argument("audit-log-path", AUDIT_LOG),
             // Days, files, megabytes.
             argument("audit-log-maxage", "30"),
             argument("audit-log-maxbackup", "10"),

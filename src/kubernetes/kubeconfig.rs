@@ -86,9 +86,8 @@ impl fmt::Display for KubeconfigError {
 impl std::error::Error for KubeconfigError {}
 
 /// Builds a kubeconfig from the server, CA, client certificate and client key of the current
-/// context in `text`. Its names are derived from `cluster` as kubeadm does it (NAME, NAME-admin,
-/// NAME-admin@NAME).
-pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, KubeconfigError> {
+/// context in `text`. Its names are `cluster`, `user` and, as kubeadm does it, `user@cluster`.
+pub fn rebuild(text: &[u8], cluster: &str, user: &str) -> Result<Secret, KubeconfigError> {
     let text = str::from_utf8(text).map_err(|_| KubeconfigError::Encoding)?;
     let given = yaml::document(text).map_err(KubeconfigError::Yaml)?;
     let context = named(
@@ -99,7 +98,7 @@ pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, KubeconfigError> {
     let of = |list: &'static str, entry: &'static str| -> Result<&Value, KubeconfigError> {
         Ok(&named(&given, list, text_of(&context["context"][entry], entry)?)?[entry])
     };
-    let (from, user) = (of("clusters", "cluster")?, of("users", "user")?);
+    let (from, of_user) = (of("clusters", "cluster")?, of("users", "user")?);
 
     let server = text_of(&from["server"], "server")?;
     let endpoint = server
@@ -110,8 +109,11 @@ pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, KubeconfigError> {
         &from["certificate-authority-data"],
         "certificate-authority-data",
     )?;
-    let chain = certificates(&user["client-certificate-data"], "client-certificate-data")?;
-    let key = decoded(&user["client-key-data"], "client-key-data")?;
+    let chain = certificates(
+        &of_user["client-certificate-data"],
+        "client-certificate-data",
+    )?;
+    let key = decoded(&of_user["client-key-data"], "client-key-data")?;
     let key = PrivateKeyDer::from_pem_slice(&key).map_err(|_| KubeconfigError::Key)?;
     let key_text = key_text(&key);
     let (authority_text, chain_text) = (certificates_text(&authority), certificates_text(&chain));
@@ -120,10 +122,10 @@ pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, KubeconfigError> {
     Ok(Secret::new(
         format!(
             "apiVersion: v1\nkind: Config\nclusters:\n- name: {cluster:?}\n  cluster:\n    server: https://{endpoint}\n    \
-             certificate-authority-data: {authority_text}\nusers:\n- name: \"{cluster}-admin\"\n  user:\n    \
+             certificate-authority-data: {authority_text}\nusers:\n- name: {user:?}\n  user:\n    \
              client-certificate-data: {chain_text}\n    client-key-data: {}\ncontexts:\n- name: \
-             \"{cluster}-admin@{cluster}\"\n  context:\n    cluster: {cluster:?}\n    user: \
-             \"{cluster}-admin\"\ncurrent-context: \"{cluster}-admin@{cluster}\"\n",
+             \"{user}@{cluster}\"\n  context:\n    cluster: {cluster:?}\n    user: \
+             {user:?}\ncurrent-context: \"{user}@{cluster}\"\n",
             *key_text
         )
         .into_bytes(),
@@ -217,7 +219,7 @@ mod tests {
     #[test]
     fn server_and_credentials_of_kubeadms_file_stay_and_names_are_ours() {
         let given = kubeconfig("", "");
-        let built = rebuild(given.as_bytes(), "green").unwrap();
+        let built = rebuild(given.as_bytes(), "green", "green-admin").unwrap();
         let built = str::from_utf8(built.expose()).unwrap();
         let config = Config::from_kubeconfig(built, "built", Path::new("/nowhere")).unwrap();
         assert_eq!(config.server(), "https://10.0.0.1:6443");
@@ -229,7 +231,9 @@ mod tests {
         assert_eq!(new["users"][0]["user"], old["users"][0]["user"]);
         assert_eq!(new["current-context"], "green-admin@green");
         assert_eq!(
-            rebuild(built.as_bytes(), "green").unwrap().expose(),
+            rebuild(built.as_bytes(), "green", "green-admin")
+                .unwrap()
+                .expose(),
             built.as_bytes()
         );
     }
@@ -245,7 +249,7 @@ mod tests {
         let hostile = format!(
             "{hostile}- name: evil\n  user: {{exec: {{command: evil}}}}\npreferences: {{evil: evil}}\n"
         );
-        let built = rebuild(hostile.as_bytes(), "green").unwrap();
+        let built = rebuild(hostile.as_bytes(), "green", "green-admin").unwrap();
         let built = str::from_utf8(built.expose()).unwrap();
         assert!(
             !built.contains("evil") && !built.contains("exec"),
@@ -274,7 +278,7 @@ mod tests {
     #[test]
     fn a_value_that_is_missing_or_no_such_thing_is_named() {
         let good = kubeconfig("", "");
-        let refused = |text: &str| rebuild(text.as_bytes(), "green").unwrap_err();
+        let refused = |text: &str| rebuild(text.as_bytes(), "green", "green-admin").unwrap_err();
         for server in [
             "http://10.0.0.1:6443",
             "https://10.0.0.1",
@@ -340,7 +344,10 @@ mod tests {
         assert_eq!(refused("kind: Config"), missing);
         let missing = KubeconfigError::NoEntry("contexts", "a".into());
         assert_eq!(refused("current-context: a"), missing);
-        assert!(rebuild(b"\xff", "green").is_err() && rebuild(b"", "green").is_err());
+        assert!(
+            rebuild(b"\xff", "green", "green-admin").is_err()
+                && rebuild(b"", "green", "green-admin").is_err()
+        );
     }
 
     #[test]
@@ -348,11 +355,14 @@ mod tests {
         let good = kubeconfig("", "");
         let mut built = 0;
         for mutant in mutations(good.as_bytes(), 3_000) {
-            let Ok(text) = rebuild(&mutant, "green") else {
+            let Ok(text) = rebuild(&mutant, "green", "green-admin") else {
                 continue;
             };
             built += 1;
-            assert_eq!(rebuild(text.expose(), "green").unwrap(), text);
+            assert_eq!(
+                rebuild(text.expose(), "green", "green-admin").unwrap(),
+                text
+            );
             assert_eq!(str::from_utf8(text.expose()).unwrap().lines().count(), 18);
         }
         assert!(built > 0);

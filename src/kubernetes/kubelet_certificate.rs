@@ -48,6 +48,7 @@ const BASIC_CONSTRAINTS: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x13];
 const AUTHORITY_KEY_IDENTIFIER: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x23];
 const EXTENDED_KEY_USAGE: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x25];
 const SERVER_AUTH: &[u8] = &[0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
+const CLIENT_AUTH: &[u8] = &[0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x02];
 
 /// DER BOOLEAN TRUE, for a critical extension.
 const CRITICAL: &[u8] = &[der::BOOLEAN, 1, 0xff];
@@ -93,10 +94,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Authority(why) => write!(
-                f,
-                "the cluster's CA cannot sign the kubelet's certificate: {why}"
-            ),
+            Error::Authority(why) => write!(f, "the cluster's CA cannot sign a certificate: {why}"),
             Error::Key => f.write_str("cannot generate a P-256 key for the kubelet's certificate"),
             Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
         }
@@ -218,15 +216,20 @@ impl Authority {
         addresses: &[IpAddr],
         now: SystemTime,
     ) -> Result<String, Error> {
-        if self.end <= now {
-            return Err(Error::Authority(format!(
+        let end = self.end_of(now, VALIDITY)?;
+        let extensions = extensions(self, node, names, addresses);
+        self.certificate(&subject(node), public_key, &extensions, now, end)
+    }
+
+    /// Returns the end of a certificate with this validity: that of the CA's certificate at the latest.
+    pub(super) fn end_of(&self, now: SystemTime, validity: Duration) -> Result<SystemTime, Error> {
+        match self.end <= now {
+            true => Err(Error::Authority(format!(
                 "its certificate expired on {}",
                 instant::seconds(self.end)
-            )));
+            ))),
+            false => Ok((now + validity).min(self.end)),
         }
-        let extensions = extensions(self, node, names, addresses);
-        let end = (now + VALIDITY).min(self.end);
-        self.certificate(&subject(node), public_key, &extensions, now, end)
     }
 
     /// Issues a certificate for this subject and key (both DER) with these extensions (the element
@@ -281,6 +284,14 @@ fn key_identifier(certificate: &x509::Certificate<'_>) -> Option<Vec<u8>> {
     identifier.ok().map(<[u8]>::to_vec)
 }
 
+/// Returns the node of a kubelet's certificate in PEM.
+pub fn node_of(certificate: &[u8]) -> Option<String> {
+    let der = CertificateDer::from_pem_slice(certificate).ok()?;
+    let read = x509::Certificate::parse(&der).ok()?;
+    let node = read.common_name()?.strip_prefix("system:node:")?;
+    Some(node.to_owned())
+}
+
 /// Encodes `O=system:nodes, CN=system:node:<name>`, the subject of Kubernetes' kubelet
 /// certificates.
 pub(super) fn subject(node: &NodeName) -> Vec<u8> {
@@ -298,18 +309,38 @@ pub(super) fn subject(node: &NodeName) -> Vec<u8> {
     )
 }
 
+/// Encodes an extension with this value; `critical` is [`CRITICAL`] or empty.
+fn extension(oid: &[u8], critical: &[u8], value: &[u8]) -> Vec<u8> {
+    der::element(
+        der::SEQUENCE,
+        &[oid, critical, &der::element(der::OCTET_STRING, &[value])],
+    )
+}
+
+/// Encodes the extensions of a client certificate.
+pub(super) fn client_extensions() -> Vec<u8> {
+    let purpose = der::element(der::SEQUENCE, &[CLIENT_AUTH]);
+    let all = [
+        extension(KEY_USAGE, CRITICAL, DIGITAL_SIGNATURE),
+        extension(EXTENDED_KEY_USAGE, &[], &purpose),
+        extension(
+            BASIC_CONSTRAINTS,
+            CRITICAL,
+            &der::element(der::SEQUENCE, &[]),
+        ),
+    ];
+    der::element(
+        der::context(3),
+        &[&der::element(der::SEQUENCE, &[&all.concat()])],
+    )
+}
+
 fn extensions(
     authority: &Authority,
     node: &NodeName,
     names: &[String],
     addresses: &[IpAddr],
 ) -> Vec<u8> {
-    let extension = |oid: &[u8], critical: &[u8], value: &[u8]| {
-        der::element(
-            der::SEQUENCE,
-            &[oid, critical, &der::element(der::OCTET_STRING, &[value])],
-        )
-    };
     let mut all = vec![
         extension(KEY_USAGE, CRITICAL, DIGITAL_SIGNATURE),
         extension(

@@ -12,6 +12,7 @@
 pub mod authority;
 pub mod certificate_request;
 pub mod client;
+pub mod client_certificate;
 pub mod components;
 pub mod control_planes;
 pub mod etcd_signature;

@@ -25,6 +25,8 @@ pub struct UserCertificate {
     pub key: PublicKey,
     /// The name of its owner, which the authority chose.
     pub id: String,
+    /// From its first second to its last one.
+    pub validity: Duration,
     principals: Vec<String>,
 }
 
@@ -84,6 +86,7 @@ impl UserCertificate {
         Ok(UserCertificate {
             key,
             id: String::from_utf8_lossy(id).into_owned(),
+            validity: Duration::from_secs(before - after),
             principals,
         })
     }

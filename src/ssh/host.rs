@@ -133,6 +133,14 @@ pub fn check(authority: &[u8], certificate: &[u8], key: &PublicKey) -> Result<()
     }
 }
 
+/// Returns the authority for users, which has been installed on the state disk mounted at `root`.
+pub fn authority(root: &Path) -> Result<PublicKey, Error> {
+    let path = root.join(DIRECTORY).join(AUTHORITY);
+    let text = fs::read(&path).map_err(|error| Error::Io(path, error))?;
+    let line = one_line(&text).ok_or(Error::Ticket("SSH authority"))?;
+    PublicKey::from_line(line).map_err(Error::Authority)
+}
+
 /// Returns the only line; `None` if there are more, because each further line would be a further authority.
 fn one_line(line: &[u8]) -> Option<&str> {
     let line = std::str::from_utf8(line).ok()?;

@@ -5,11 +5,14 @@ use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use ring::digest::{self, SHA256, SHA512, digest};
-use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm};
+use ring::digest::{self, Algorithm, SHA256, SHA512, digest};
+use ring::signature::{
+    self, Ed25519KeyPair, KeyPair, RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm,
+};
 
-use super::key::PublicKey;
+use super::key::{self, PublicKey};
 use super::wire::{Malformed, Reader, Writer};
+use base::crypto::Secret;
 
 /// Maximum length in bytes of a signature: one of an RSA key with 16 384 bits has 4.2 KiB.
 pub const MAX_SIGNATURE: usize = 8 << 10;
@@ -29,6 +32,59 @@ pub fn blob_of_file(text: &str) -> Result<Vec<u8>, Error> {
         .ok_or(Error::Malformed)?;
     let compact: String = base64.split_ascii_whitespace().collect();
     STANDARD.decode(compact).map_err(|_| Error::Malformed)
+}
+
+/// A new Ed25519 key that signs.
+pub struct SigningKey {
+    pair: Ed25519KeyPair,
+    public: PublicKey,
+}
+
+impl SigningKey {
+    /// Makes a key.
+    pub fn generate() -> SigningKey {
+        let seed = Secret::random(key::ED25519_LEN);
+        let pair = Ed25519KeyPair::from_seed_unchecked(seed.expose())
+            .expect("a seed of this length is a key");
+        let public = PublicKey::ed25519(pair.public_key().as_ref());
+        SigningKey { pair, public }
+    }
+
+    /// Returns the public key.
+    pub fn public(&self) -> &PublicKey {
+        &self.public
+    }
+
+    /// Signs `message` in this namespace. Returns the bytes of the signature.
+    pub fn sign(&self, namespace: &str, message: &[u8]) -> Vec<u8> {
+        let signature = self
+            .pair
+            .sign(&signed(namespace, b"sha512", &SHA512, message));
+        let signature = Writer::default()
+            .string(key::ED25519.as_bytes())
+            .string(signature.as_ref());
+        let blob = Writer::default()
+            .raw(MAGIC)
+            .u32(VERSION)
+            .string(self.public.blob())
+            .string(namespace.as_bytes())
+            .string(b"")
+            .string(b"sha512")
+            .string(signature.bytes());
+        blob.bytes().to_vec()
+    }
+}
+
+/// Returns the bytes that the key signs.
+fn signed(namespace: &str, name: &[u8], algorithm: &'static Algorithm, message: &[u8]) -> Vec<u8> {
+    Writer::default()
+        .raw(MAGIC)
+        .string(namespace.as_bytes())
+        .string(b"")
+        .string(name)
+        .string(digest(algorithm, message).as_ref())
+        .bytes()
+        .to_vec()
 }
 
 /// Checks that `blob` is a signature by `key` of `message` in this namespace. A key on a FIDO2 token must have been touched.
@@ -56,13 +112,7 @@ pub fn verify(blob: &[u8], key: &PublicKey, namespace: &str, message: &[u8]) -> 
     };
     let signature = reader.string()?;
     reader.end()?;
-    let signed = Writer::default()
-        .raw(MAGIC)
-        .string(namespace.as_bytes())
-        .string(b"")
-        .string(hash)
-        .string(digest(algorithm, message).as_ref());
-    by_key(key, signed.bytes(), signature)
+    by_key(key, &signed(namespace, hash, algorithm, message), signature)
 }
 
 /// Checks the signature of the key itself (RFC 4253 §6.6 and the documents of each kind of key).
@@ -289,6 +339,13 @@ mod tests {
                 Err(Error::OtherKey)
             );
         }
+    }
+
+    #[test]
+    fn an_own_signature_is_accepted() {
+        let key = SigningKey::generate();
+        let blob = key.sign(NAMESPACE, MESSAGE);
+        assert_eq!(verify(&blob, key.public(), NAMESPACE, MESSAGE), Ok(()));
     }
 
     #[test]

@@ -10,6 +10,8 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 use base64::Engine;
 use bootstrapper::generation::Generations;
+use bootstrapper::operator::{Machine, OperatorService};
+use machines::Cloud;
 use proto::recoverproto::{
     RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
 };
@@ -26,7 +28,7 @@ use crate::program::Program;
 use crate::setting::{MASTER_KEY, MEASUREMENT_SALT, Setting, wait_for_port};
 
 /// A node that has booted and proves that it is a member.
-struct Member {
+pub struct Member {
     stop: Stop,
     server: Option<JoinHandle<()>>,
 }
@@ -41,18 +43,26 @@ impl Drop for Member {
 }
 
 /// Has the node continue its boot, which ended when the key had opened the disk: there is no device-mapper here.
-fn boots(node: &Setting) -> Member {
+pub fn boots(node: &Setting) -> Member {
     let location: tpm::Location = node.tpm.location().parse().unwrap();
     let mut tpm = Tpm::open(&location).unwrap();
     tpm.measure_cluster_id(&own_cluster()).unwrap();
     drop(tpm);
     let (stop, address) = (Stop::new(), node.node(9000));
     let issuer = Arc::new(qemu_vtpm::issuer(location, None));
-    let until = stop.clone();
+    let (until, timeline) = (stop.clone(), Timeline::new("run"));
+    let operators = OperatorService::new(Machine {
+        root: node.path("mount"),
+        files: node.path("files"),
+        disk: Some(node.path("disk")),
+        cloud: Cloud::Qemu,
+        timeline,
+        stop: stop.clone(),
+    });
     let server = std::thread::spawn(move || {
         let root = TempDir::new().unwrap();
         let generations = Arc::new(Generations::open(root.path()));
-        bootstrapper::member::serve(address, issuer, &generations, &until, &Timeline::new("run"));
+        bootstrapper::member::serve(address, issuer, &generations, &operators, &until, &timeline);
     });
     wait_for_port(address);
     Member {
@@ -62,10 +72,10 @@ fn boots(node: &Setting) -> Member {
 }
 
 /// A node in the state file: its name, its role, and its machine.
-type Listed<'a> = (&'a str, &'a str, &'a Setting);
+pub type Listed<'a> = (&'a str, &'a str, &'a Setting);
 
 /// Writes the operator's state file, as `firstlight status` leaves it, the policy, and the master secret. Returns the policy.
-fn workspace(operator: &Setting, nodes: &[Listed]) -> PathBuf {
+pub fn workspace(operator: &Setting, nodes: &[Listed]) -> PathBuf {
     let node = |(name, role, setting): &Listed| {
         json!({
             "name": name,

@@ -19,6 +19,7 @@ mod json;
 use common::joining;
 mod memory;
 mod mutual;
+mod operator;
 use common::setting;
 mod status;
 mod strong;

@@ -14,8 +14,8 @@ fuzz_target!(|text: &[u8]| {
         Config::from_kubeconfig(&text, "config", Path::new("/nowhere"))
     };
     let _ = read(text);
-    if let Ok(built) = rebuild(text, "cluster") {
-        assert!(rebuild(built.expose(), "cluster").as_ref() == Ok(&built));
+    if let Ok(built) = rebuild(text, "cluster", "user") {
+        assert!(rebuild(built.expose(), "cluster", "user").as_ref() == Ok(&built));
         assert!(read(built.expose()).is_ok());
         assert_eq!(built.expose().split(|byte| *byte == b'\n').count(), 19);
     }

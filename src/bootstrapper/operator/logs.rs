@@ -1,0 +1,137 @@
+//! Logs of the node, by journalctl and tail.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use booted_proto::operator::{Log, LogsRequest, LogsResponse};
+use rpc::grpc::{Call, Code, Status};
+use streaming::Sender;
+
+use super::OperatorService;
+use super::callers::Right;
+use super::program;
+use kubernetes::kubeadm::AUDIT_LOG;
+
+/// Maximum time of a call; the caller may end it before.
+const LIMIT: Duration = Duration::from_secs(24 * 3600);
+/// Maximum length in bytes of the name of a unit (UNIT_NAME_MAX of systemd's sources).
+const MAX_UNIT: usize = 255;
+
+impl OperatorService {
+    pub(super) fn logs(
+        &self,
+        call: &Call,
+        request: &LogsRequest,
+        sender: &mut Sender<LogsResponse>,
+    ) -> Result<(), Status> {
+        let caller = self
+            .callers
+            .of_call(call, request.caller.as_ref(), Right::Read)?;
+        let log = Log::try_from(request.log)
+            .map_err(|_| Status::new(Code::InvalidArgument, "this node does not know that log"))?;
+        let mut command = match log {
+            Log::Journal | Log::Kernel => of_journal(log, request)?,
+            Log::Audit => of_file(&self.machine.file(AUDIT_LOG), request)?,
+            Log::Calls => of_file(self.record.path(), request)?,
+        };
+        let name = log.as_str_name().to_lowercase();
+        self.record.add(
+            call,
+            &caller,
+            format!("logs {name} {}", request.unit).trim(),
+        )?;
+        program::stream(&mut command, LIMIT, call, &self.machine.stop, |part| {
+            sender.send(&LogsResponse {
+                content: part.to_vec(),
+            })
+        })
+    }
+}
+
+fn of_journal(log: Log, request: &LogsRequest) -> Result<Command, Status> {
+    let mut command = Command::new("journalctl");
+    command.args(["--no-pager", "--quiet", "--output=short-iso-precise"]);
+    command.arg(format!("--boot={}", request.boot.min(0)));
+    if log == Log::Kernel {
+        command.arg("--dmesg");
+    }
+    if !request.unit.is_empty() {
+        check_unit(&request.unit)?;
+        command.arg(format!("--unit={}", request.unit));
+    }
+    if request.since > 0 {
+        command.arg(format!("--since=@{}", request.since));
+    }
+    match request.lines {
+        0 if request.follow => command.arg("--lines=all"),
+        0 => &mut command,
+        lines => command.arg(format!("--lines={lines}")),
+    };
+    if request.follow {
+        command.arg("--follow");
+    }
+    Ok(command)
+}
+
+/// Returns the program that prints a file, also after it is replaced by a new one.
+fn of_file(path: &Path, request: &LogsRequest) -> Result<Command, Status> {
+    if request.since > 0 || !request.unit.is_empty() || request.boot != 0 {
+        let text = "this log is a file: it has no units and no boots, and `since` does not choose its lines";
+        return Err(Status::new(Code::InvalidArgument, text));
+    }
+    if !path.exists() {
+        let text = format!("{} does not exist on this node", path.display());
+        return Err(Status::new(Code::NotFound, text));
+    }
+    let mut command = Command::new("tail");
+    command.arg(match request.lines {
+        0 => "--lines=+1".into(),
+        lines => format!("--lines={lines}"),
+    });
+    if request.follow {
+        command.args(["--follow=name", "--retry"]);
+    }
+    command.arg(path);
+    Ok(command)
+}
+
+/// Checks that the text is the name of a unit of systemd (systemd.unit(5)), and no option or pattern.
+pub fn check_unit(name: &str) -> Result<(), Status> {
+    let is_allowed = |it: u8| it.is_ascii_alphanumeric() || b":-_.\\@".contains(&it);
+    let is_name = name.len() <= MAX_UNIT
+        && !name.starts_with('-')
+        && name.contains('.')
+        && name.bytes().all(is_allowed);
+    match is_name {
+        true => Ok(()),
+        false => Err(Status::new(
+            Code::InvalidArgument,
+            "expected the name of a unit of systemd, as kubelet.service",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_units_are_accepted() {
+        for good in ["kubelet.service", "a-b\\x2d_c@d:e.mount"] {
+            assert_eq!(check_unit(good).map_err(|it| it.code()), Ok(()), "{good}");
+        }
+        let long = "x".repeat(256) + ".service";
+        for bad in [
+            "",
+            "kubelet",
+            "--file=.x",
+            "*.service",
+            "a b.service",
+            "a\n.service",
+            &long,
+        ] {
+            assert!(check_unit(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What an operator asks of a member: logs, facts, a certificate for Kubernetes, a restart. It needs no shell, no API server, and no
+//! certificate of Kubernetes that is still valid.
+//!
+//! ```text
+//!  caller proven ([`callers`]) ─► request sound? ─► written down ([`record`]) ─► done
+//! ```
+//!
+//! The operator first verifies the node by attested TLS, and then proves to be one: by a certificate of the cluster's SSH authority for
+//! users, which follows from the master secret and which each node has on its state disk, and by a signature of this connection. Who
+//! has no such certificate reaches nothing but this proof.
+
+mod callers;
+mod control;
+mod kubeconfig;
+mod logs;
+mod program;
+mod record;
+mod support;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use booted_proto::operator::{
+    CONTROL, KUBECONFIG, LOGS, LogsResponse, REVOKE, RevokeRequest, RevokeResponse, SUPPORT,
+    SupportResponse,
+};
+use machines::Cloud;
+use rpc::grpc::{Call, Router, Status};
+use streaming::{Sender, StreamingMethods};
+
+use base::stop::Stop;
+use base::timeline::Timeline;
+use callers::{Callers, Right};
+use record::Record;
+
+/// The machine of a member.
+pub struct Machine {
+    /// Where the state disk is mounted.
+    pub root: PathBuf,
+    /// The folder of all other files: `/`.
+    pub files: PathBuf,
+    /// The state disk, for a reset; `None` finds it by its serial number.
+    pub disk: Option<PathBuf>,
+    /// The cloud.
+    pub cloud: Cloud,
+    /// Reports a reset.
+    pub timeline: Timeline,
+    /// Ends running calls.
+    pub stop: Stop,
+}
+
+impl Machine {
+    /// Returns the file with this absolute path.
+    fn file(&self, path: &str) -> PathBuf {
+        self.files.join(path.trim_start_matches('/'))
+    }
+}
+
+/// The service of a member.
+pub struct OperatorService {
+    callers: Callers,
+    record: Record,
+    machine: Machine,
+}
+
+impl OperatorService {
+    /// Makes the service of this machine.
+    pub fn new(machine: Machine) -> Arc<OperatorService> {
+        Arc::new(OperatorService {
+            callers: Callers::of(&machine.root),
+            record: Record::of(&machine.root),
+            machine,
+        })
+    }
+
+    /// Adds the methods.
+    pub fn serve(self: &Arc<Self>, router: Router) -> Router {
+        let [of_logs, of_support, of_kubeconfig, of_control, of_revoke] =
+            std::array::from_fn(|_| self.clone());
+        router
+            .server_streaming(
+                LOGS,
+                move |call, request, sender: &mut Sender<LogsResponse>| {
+                    of_logs.logs(call, &request, sender)
+                },
+            )
+            .server_streaming(
+                SUPPORT,
+                move |call, request, sender: &mut Sender<SupportResponse>| {
+                    of_support.support(call, &request, sender)
+                },
+            )
+            .unary(KUBECONFIG, move |call, request| {
+                of_kubeconfig.kubeconfig(call, &request)
+            })
+            .unary(CONTROL, move |call, request| {
+                of_control.control(call, &request)
+            })
+            .unary(REVOKE, move |call, request| {
+                of_revoke.revoke(call, &request)
+            })
+    }
+
+    fn revoke(&self, call: &Call, request: &RevokeRequest) -> Result<RevokeResponse, Status> {
+        let caller = self
+            .callers
+            .of_call(call, request.caller.as_ref(), Right::Change)?;
+        let fingerprint = &request.fingerprint;
+        let undo = if request.undo {
+            "accept again"
+        } else {
+            "revoke"
+        };
+        callers::check_fingerprint(fingerprint)?;
+        self.record
+            .add(call, &caller, &format!("{undo} {fingerprint}"))?;
+        self.callers.revoke(fingerprint, request.undo)?;
+        Ok(RevokeResponse {})
+    }
+}

@@ -1,0 +1,21 @@
+//! What an operator asks of a node without a shell on it: `firstlight logs`, `kubeconfig`, `support`, `node reboot|shutdown|reset|restart`,
+//! and `operator certify|revoke|accept` for the certificates of other people.
+//!
+//! [`session`] connects to a node, verifies it, and proves the operator.
+
+pub mod control;
+pub mod kubeconfig;
+pub mod logs;
+pub mod people;
+pub mod session;
+pub mod support;
+
+use crate::usage::Operand;
+
+/// The node of a command.
+pub const NODE: Operand = Operand {
+    value: "NODE",
+    words: &[],
+    is_needed: true,
+    help: "the name of a node in the state file, or HOST[:PORT]",
+};

@@ -1,0 +1,174 @@
+//! `firstlight support`: facts of nodes in one archive, for a person who looks for a fault.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+
+use base::options::Opt;
+use base::program;
+use booted_proto::operator::{SUPPORT, SupportRequest, SupportResponse};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use proto::node::{TIMELINE, TimelineRequest, TimelineResponse};
+use rpc::grpc::{Code, Status};
+use serde_json::json;
+use streaming::StreamingCalls;
+
+use super::session::{self, Operator};
+use crate::error::Error;
+use crate::files;
+use crate::output::{OUTPUT, Output};
+use crate::progress::Progress;
+use crate::usage::{Command, Given, Operand};
+
+/// Maximum bytes that one node sends.
+const MAX: usize = 64 << 20;
+
+/// The files of a node, by their names.
+type Facts = BTreeMap<String, Vec<u8>>;
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "support",
+    summary: "collect versions, settings, states and logs of nodes in an archive",
+    about: &[
+        "Asks each node for its versions, settings, boot record, units, disks, addresses and journal, and writes them into one archive. \
+         No secret of Firstlight is in it; programs of yours may have written theirs into the journal, so look before you pass it on.",
+        "The node is verified, and the operator proves to have the master secret, or a certificate by it, as in `firstlight logs`. A node \
+         that does not answer has the reason in the archive.",
+    ],
+    operand: Some(Operand {
+        value: "NODE..",
+        words: &[],
+        is_needed: false,
+        help: "names of nodes in the state file, or HOST[:PORT]; by default all of the state file",
+    }),
+    options: &{
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = session::OPTIONS;
+        [
+            Opt::value("file", "FILE", "the archive; must not exist")
+                .or("firstlight-support.tar.gz"),
+            a,
+            b,
+            c,
+            d,
+            e,
+            f,
+            g,
+            h,
+            i,
+            j,
+            k,
+            OUTPUT,
+            l.or("5m"),
+        ]
+    },
+    examples: &[
+        "firstlight support",
+        "firstlight support worker-0 control-plane-0 --file fault.tar.gz",
+    ],
+    run,
+};
+
+fn run(given: &Given) -> Result<(), Error> {
+    let (operator, output) = (Operator::of(given)?, Output::of(given)?);
+    let file: PathBuf = given.path("file");
+    let mut nodes = vec![];
+    if given.has_operand() {
+        nodes.push(given.operand()?);
+    }
+    for node in given.further().iter().cloned().map(program::text) {
+        nodes.push(node?);
+    }
+    if nodes.is_empty() {
+        nodes = operator.nodes();
+    }
+    if nodes.is_empty() {
+        return Err(Error::Usage(
+            "the state file knows no node: name them".into(),
+        ));
+    }
+    let mut archive = Facts::new();
+    let mut failed = vec![];
+    for node in &nodes {
+        let folder = folder(node);
+        match facts(&operator, node) {
+            Ok(facts) => archive.extend(
+                facts
+                    .into_iter()
+                    .map(|(name, it)| (format!("{folder}/{name}"), it)),
+            ),
+            Err(error) => {
+                archive.insert(
+                    format!("{folder}/no-answer"),
+                    format!("{error}\n").into_bytes(),
+                );
+                failed.push(error.to_string());
+            }
+        }
+    }
+    files::create_private(&file, &tar_gz(&archive).map_err(Error::failed)?)?;
+    output.json(&json!({"file": file, "nodes": nodes, "failed": failed}))?;
+    output.say(format_args!(
+        "The facts of {} nodes are in {}",
+        nodes.len(),
+        file.display()
+    ))?;
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Unreachable(failed.join("\n"))),
+    }
+}
+
+fn facts(operator: &Operator, node: &str) -> Result<Facts, Error> {
+    let progress = Progress::on_stderr();
+    let session = operator.connect(node, &progress)?;
+    progress.phase(format!("reading the facts of {node}"));
+    session.call(|channel, caller, options| {
+        let (mut facts, mut size) = (Facts::new(), 0);
+        let request = SupportRequest {
+            caller: Some(caller),
+        };
+        for part in channel.server_streaming::<_, SupportResponse>(SUPPORT, &request, options)? {
+            let part = part?;
+            size += part.content.len() + part.name.len();
+            if size > MAX || !is_name(&part.name) {
+                let text = "the node sends more than 64 MiB, or a fact whose name is no name";
+                return Err(Status::new(Code::OutOfRange, text));
+            }
+            facts.entry(part.name).or_default().extend(part.content);
+        }
+        let boot: TimelineResponse = channel.unary(TIMELINE, &TimelineRequest {}, options)?;
+        facts.insert("boot-record".into(), boot.record.into_bytes());
+        Ok(facts)
+    })
+}
+
+fn tar_gz(files: &Facts) -> io::Result<Vec<u8>> {
+    let mut archive = tar::Builder::new(GzEncoder::new(vec![], Compression::default()));
+    for (name, content) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o600);
+        archive.append_data(&mut header, name, &content[..])?;
+    }
+    archive.into_inner()?.finish()
+}
+
+/// Returns whether the name of a fact can be that of a file, whoever wrote it.
+fn is_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    (1..=64).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
+/// Returns the folder of a node in the archive.
+fn folder(node: &str) -> String {
+    let plain = |c: char| {
+        if c.is_ascii_alphanumeric() || ".-".contains(c) {
+            c
+        } else {
+            '_'
+        }
+    };
+    node.chars().map(plain).collect()
+}
