@@ -647,8 +647,8 @@ fn keep_kubeconfig(
     }
     let lost = |why: String| {
         Error::failed(format!(
-            "the node is initialized, and {} has its cluster ID and key, but there is no kubeconfig: {why}. The node keeps its own in \
-             /etc/kubernetes/admin.conf; log in there with `firstlight ssh`",
+            "the node is initialized, and {} has its cluster ID and key, but there is no kubeconfig: {why}. `firstlight kubeconfig` \
+             makes one",
             options.state.display()
         ))
     };

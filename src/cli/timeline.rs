@@ -64,8 +64,7 @@ pub const COMMAND: Command = Command {
     options: &[SVG, OUTPUT],
     examples: &[
         "firstlight timeline console.log --svg boot.svg",
-        "ssh root@10.42.1.100 cat /run/firstlight/timeline | firstlight timeline -",
-        "ssh root@10.42.1.100 journalctl -b -o cat | firstlight timeline -",
+        "firstlight timeline - < boot-record",
     ],
     run: |given| run(&options(given)?),
 };
