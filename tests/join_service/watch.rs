@@ -13,8 +13,11 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_proto::join::IssueJoinTicketRequest;
 use bootstrapper::generation::Generations;
+use bootstrapper::member;
+use bootstrapper::operator::{Machine, OperatorService};
 use kubernetes::client::{CONFIG_MAPS, EVENTS, LEASES, NODES, Selector};
 use kubernetes::machine_record::MachineRecord;
+use machines::Cloud;
 use rpc::grpc::{Code, Limits, Router, Server};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -66,9 +69,24 @@ impl Member {
         let stop = Stop::new();
         let stopped = stop.clone();
         let address = SocketAddr::new(address.into(), 9000);
+        let timeline = Timeline::new("member");
+        let operators = OperatorService::new(Machine {
+            root: root.into(),
+            files: root.into(),
+            disk: None,
+            cloud: Cloud::Qemu,
+            timeline,
+            stop: stop.clone(),
+        });
         let thread = thread::spawn(move || {
-            let timeline = Timeline::new("member");
-            bootstrapper::member::serve(address, issuer, &generations, &stopped, &timeline);
+            member::serve(
+                address,
+                issuer,
+                &generations,
+                &operators,
+                &stopped,
+                &timeline,
+            );
         });
         Member {
             stop,
