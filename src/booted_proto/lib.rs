@@ -63,6 +63,8 @@ package!(
     pub const SUPPORT: &str = "/operator.API/Support";,
     /// Restarts the machine or a unit, or switches it off.
     pub const CONTROL: &str = "/operator.API/Control";,
+    /// Restores etcd from a snapshot.
+    pub const RESTORE_ETCD: &str = "/operator.API/RestoreEtcd";,
     /// Refuses a key.
     pub const REVOKE: &str = "/operator.API/Revoke";,
     /// Maximum size of a request in bytes: a certificate and a signature of an RSA key with 16 384 bits have 9 KiB together.

@@ -104,6 +104,46 @@ pub struct ControlResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
+pub struct RestoreEtcdRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    /// The name of the node, which the caller means. Another node refuses the call.
+    #[prost(string, tag = "2")]
+    pub node: ::prost::alloc::string::String,
+    /// Whether only the plan is wanted.
+    #[prost(bool, tag = "3")]
+    pub dry_run: bool,
+    /// Whether etcd gets its old data again. Then there is no snapshot.
+    #[prost(bool, tag = "4")]
+    pub undo: bool,
+    /// The SHA-256 of a snapshot without a signature, for which the caller vouches; or empty.
+    #[prost(string, tag = "5")]
+    pub unsigned: ::prost::alloc::string::String,
+    /// A part of the snapshot.
+    #[prost(bytes = "vec", tag = "6")]
+    pub snapshot: ::prost::alloc::vec::Vec<u8>,
+    /// The signature of the snapshot, as a whole.
+    #[prost(bytes = "vec", tag = "7")]
+    pub signature: ::prost::alloc::vec::Vec<u8>,
+    /// Nothing of the files follows.
+    #[prost(bool, tag = "8")]
+    pub uploaded: bool,
+    /// The answer to the question is yes.
+    #[prost(bool, tag = "9")]
+    pub agreed: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct RestoreEtcdResponse {
+    /// Text for the operator.
+    #[prost(string, tag = "1")]
+    pub text: ::prost::alloc::string::String,
+    /// Whether the text is a question, which `agreed` answers.
+    #[prost(bool, tag = "2")]
+    pub question: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct RevokeRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,

@@ -54,6 +54,8 @@ use place::{Data, PODS, Place, Record};
 use snapshot::{PrivateCopy, Snapshot};
 use voucher::Voucher;
 
+/// etcdutl in the image of mkosi.
+const ETCDUTL_OF_IMAGE: &str = "/usr/lib/firstlight/etcdutl";
 /// Number of revisions that the restored etcd is ahead of the snapshot. Controllers and kubelets
 /// remember versions of objects; the old cluster has not had this many after the snapshot.
 const BUMP: u64 = 1_000_000_000;
@@ -87,7 +89,7 @@ pub const OPTIONS: &Table<Options> = &[
         Opt::value(
             "etcdutl",
             "FILE",
-            "etcdutl of the cluster's version of etcd, from etcd's release; the image of etcd does not have it",
+            "etcdutl of the cluster's version of etcd, from etcd's release; by default that of the image of mkosi",
         ),
         |it, _, value| put(&mut it.etcdutl, Ok(value.into())),
     ),
@@ -135,7 +137,6 @@ pub fn main(
         (None, true) => Path::new("/"),
         (Some(_), true) => return Err(wrong("--undo takes no snapshot")),
         (None, false) => return Err(wrong("the file of the snapshot is missing")),
-        (Some(_), false) if !has_etcdutl => return Err(wrong("--etcdutl FILE is missing")),
         (Some(path), false) => path,
     };
     options.shared.start_log();
@@ -146,27 +147,83 @@ pub fn main(
         let found = fs::canonicalize(path);
         found.map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
     };
+    if has_etcdutl {
+        options.etcdutl = absolute(&options.etcdutl)?;
+    }
+    let snapshot = absolute(snapshot)?;
+    act(&options, &snapshot, &stop, &job, &print, &ask).map_err(Failure::failed)
+}
+
+/// Restores etcd of this node, or undoes what an earlier run did.
+fn act(
+    options: &Options,
+    snapshot: &Path,
+    stop: &Stop,
+    job: &Job<()>,
+    tell: &dyn Fn(&str),
+    ask: &dyn Fn(&str) -> Result<(), String>,
+) -> Result<(), Error> {
+    let etcdutl = match options.etcdutl.as_os_str().is_empty() {
+        true => Path::new(ETCDUTL_OF_IMAGE),
+        false => &options.etcdutl,
+    };
+    if !options.is_undo && !etcdutl.exists() {
+        return Err(Error::Refused(objection!(
+            "there is no {}: this image has no etcdutl, so name one by --etcdutl",
+            etcdutl.display()
+        )));
+    }
     let restore = Restore {
         kubernetes: Path::new(renew::KUBERNETES),
         root: &options.shared.root,
-        snapshot: &absolute(snapshot)?,
-        etcdutl: &match has_etcdutl {
-            true => absolute(&options.etcdutl)?,
-            false => PathBuf::new(),
-        },
-        api: &|| revision(&stop),
+        snapshot,
+        etcdutl,
+        api: &|| revision(stop),
         connect: &checks::connect,
         settle: SETTLED,
-        stop: &stop,
-        job: &job,
+        stop,
+        job,
+        tell,
+        ask,
         reached: &|_| (),
     };
-    let _alone = renew::lock().map_err(Failure::failed)?;
-    let done = match options.is_undo {
-        true => restore.undo(&options),
-        false => restore.run(&options),
+    let _alone = renew::lock().map_err(|error| Error::Refused(error.to_string().into()))?;
+    match options.is_undo {
+        true => restore.undo(options),
+        false => restore.run(options),
+    }
+}
+
+/// What an operator asks by a call.
+pub struct Asked<'a> {
+    /// Where the state disk is mounted.
+    pub root: &'a Path,
+    /// The snapshot, with its signature beside it.
+    pub snapshot: &'a Path,
+    /// Whether only the plan is wanted.
+    pub is_dry_run: bool,
+    /// Whether etcd gets its old data again.
+    pub is_undo: bool,
+    /// The SHA-256 of a snapshot without a signature, for which the operator vouches; or empty.
+    pub unsigned: &'a str,
+}
+
+/// The same for a call. `tell` and `ask` reach the caller.
+pub fn by_call(
+    asked: &Asked<'_>,
+    stop: &Stop,
+    job: &Job<()>,
+    tell: &dyn Fn(&str),
+    ask: &dyn Fn(&str) -> Result<(), String>,
+) -> Result<(), Error> {
+    let mut options = Options {
+        is_dry_run: asked.is_dry_run,
+        is_undo: asked.is_undo,
+        unsigned: asked.unsigned.into(),
+        ..Options::default()
     };
-    done.map_err(Failure::failed)
+    options.shared.root = asked.root.into();
+    act(&options, asked.snapshot, stop, job, tell, ask)
 }
 
 /// Why the API server does not give its revision.
@@ -273,6 +330,10 @@ pub struct Restore<'a> {
     pub stop: &'a Stop,
     /// Reports the steps.
     pub job: &'a Job<()>,
+    /// Tells the operator.
+    pub tell: &'a dyn Fn(&str),
+    /// Asks the operator; the error is a clause.
+    pub ask: &'a dyn Fn(&str) -> Result<(), String>,
     /// Is called after each step.
     pub reached: &'a dyn Fn(&str),
 }
@@ -302,8 +363,8 @@ impl Restore<'_> {
             true => Error::Between(why),
             false => Error::Refused(why),
         })?;
-        say(&plan.to_string());
-        if !agreed(options, "Restore etcd?")? {
+        (self.tell)(&plan.to_string());
+        if !self.agreed(options, "Restore etcd?")? {
             return Ok(());
         }
         let Plan { place, record, .. } = &plan;
@@ -326,7 +387,7 @@ impl Restore<'_> {
         self.wait_for_api(record)?;
         self.reached("answered");
         place.end().map_err(failed)?;
-        say(&plan.done());
+        (self.tell)(&plan.done());
         Ok(())
     }
 
@@ -354,11 +415,11 @@ impl Restore<'_> {
                     .into(),
             ));
         }
-        say(&format!(
+        (self.tell)(&format!(
             "etcd and the API server stop, etcd gets its old data again ({}) if it has others, and both start",
             place.of(&record, "before").display(),
         ));
-        if !agreed(options, "Undo the restoration?")? {
+        if !self.agreed(options, "Undo the restoration?")? {
             return Ok(());
         }
         if place.data(&record) != Data::Before {
@@ -370,11 +431,23 @@ impl Restore<'_> {
         self.job.phase("etcd start");
         self.start(&place).map_err(failed)?;
         place.end().map_err(failed)?;
-        say(&format!(
+        (self.tell)(&format!(
             "etcd has its old data. Delete {} when you do not need it: it has every Secret of the cluster",
             folder.display()
         ));
         Ok(())
+    }
+
+    /// Returns whether the operator agrees. After a dry run, nobody is asked.
+    fn agreed(&self, options: &Options, question: &str) -> Result<bool, Error> {
+        if options.is_dry_run {
+            (self.tell)("this run has changed nothing");
+            return Ok(false);
+        }
+        if !options.is_agreed {
+            (self.ask)(question).map_err(|why| Error::Between(why.into()))?;
+        }
+        Ok(true)
     }
 
     fn has_begun(&self) -> bool {
@@ -792,32 +865,25 @@ fn failed(error: Step) -> Error {
     Error::Between(error.to_string().into())
 }
 
-fn say(text: &str) {
+/// Prints a text for the operator at the terminal.
+fn print(text: &str) {
     // if standard output is closed, nobody reads it
     let _ = writeln!(io::stdout(), "{text}");
 }
 
-/// Returns whether the command goes on: not if it only shows the plan. Asks, if need be.
-fn agreed(options: &Options, question: &str) -> Result<bool, Error> {
-    let refused = |why: &str| Error::Between(why.into());
-    if options.is_dry_run {
-        say("this run has changed nothing");
-        return Ok(false);
-    }
-    if options.is_agreed {
-        return Ok(true);
-    }
+/// Asks the operator at the terminal. The error is a sentence.
+fn ask(question: &str) -> Result<(), String> {
     if !io::stdin().is_terminal() {
-        return Err(refused(
-            "standard input is no terminal, so nobody can be asked: give --yes, or --dry-run",
-        ));
+        let text =
+            "standard input is no terminal, so nobody can be asked: give --yes, or --dry-run";
+        return Err(text.into());
     }
-    say(&format!("{question} Type yes:"));
+    print(&format!("{question} Type yes:"));
     let mut answer = String::new();
     let read = io::stdin().lock().read_line(&mut answer);
     match (read, answer.trim()) {
-        (Ok(_), "yes") => Ok(true),
-        _ => Err(refused("the answer was not yes")),
+        (Ok(_), "yes") => Ok(()),
+        _ => Err("the answer was not yes".into()),
     }
 }
 

@@ -384,11 +384,10 @@ impl Node {
         assert!(!said.contains("bootstrapper: "), "it has failed: {said}");
     }
 
-    /// Runs `bootstrapper restore-etcd` with these arguments; returns what it prints, also if it fails. Kills it as soon as the shell
-    /// condition holds.
-    pub fn restore_etcd(&self, arguments: &str, kill_when: Option<&str>) -> Result<String, String> {
-        let kill = |when| format!("(until {when}; do sleep 0.02; done; kill -KILL $pid) & ");
-        let beside = kill_when.map(kill).unwrap_or_default();
+    /// Runs `bootstrapper restore-etcd` with these arguments, and kills it as soon as the shell condition holds; returns what it prints, also
+    /// if it fails.
+    pub fn restore_etcd(&self, arguments: &str, kill_when: &str) -> Result<String, String> {
+        let beside = format!("(until {kill_when}; do sleep 0.02; done; kill -KILL $pid) & ");
         let command =
             format!("bootstrapper restore-etcd {arguments} 2>&1 & pid=$!; {beside}wait $pid");
         let output = self.enter("1500", &command);

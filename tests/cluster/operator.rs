@@ -133,6 +133,15 @@ impl Operator {
         program.output()
     }
 
+    /// The same, if it succeeds; shows what it says.
+    pub fn try_run(&self, arguments: &[&str]) -> Option<String> {
+        let mut command = self.firstlight();
+        let mut program = Program::start(command.args(arguments));
+        let is_done = program.exit().success();
+        println!("{}", program.output());
+        is_done.then(|| program.output())
+    }
+
     /// Returns the path of a file of the operator.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)

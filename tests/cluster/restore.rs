@@ -1,4 +1,4 @@
-//! Two of three control planes are lost with their disks, and `bootstrapper restore-etcd` brings the cluster back: docs/day-two/etcd.md.
+//! Two of three control planes are lost with their disks, and `firstlight etcd restore` brings the cluster back: docs/day-two/etcd.md.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use serde_json::Value;
 
 use crate::growing::Growing;
-use crate::node::{Node, tool};
+use crate::node::tool;
 use crate::operator::Operator;
 use crate::scaling::members;
 use crate::{is_running_since_boot, items, lap, ready, wait_for, wait_for_cluster, workload};
@@ -47,14 +47,17 @@ fn two_of_three_control_planes_are_lost_and_all_pods_come_back() {
         first.put(&format!("/run/state/{name}"), &content, 0o600);
     }
     let etcdutl = Path::new(&tool("etcd-tools.sh", &[])).join("etcdutl");
-    first.put("/run/state/etcdutl", &fs::read(etcdutl).unwrap(), 0o755);
+    // where the image of mkosi has it
+    let path = "/usr/lib/firstlight/etcdutl";
+    first.put(path, &fs::read(etcdutl).unwrap(), 0o755);
     wait_for("the end of the API", || {
         operator.try_kubectl(&["get", "nodes"]).is_none()
     });
     lap(&first, "two of three control planes are lost");
-    let arguments = "/run/state/snapshot.db --etcdutl /run/state/etcdutl";
+    let node = format!("control-plane-0={}", first.address());
+    let restore = ["etcd", "restore", "snapshot.db", "--node", &node];
     // the member notices a second later that it has no leader, and an API server may answer from its memory
-    let plan = wait_for_plan(&first, arguments);
+    let plan = wait_for_plan(&operator, &restore);
     assert!(
         plan.contains("control-plane-1 at") && plan.contains("this run has changed nothing"),
         "{plan}"
@@ -64,11 +67,13 @@ fn two_of_three_control_planes_are_lost_and_all_pods_come_back() {
     let restored = SystemTime::now();
     let aside = "ls /var/lib/etcd/restore-*/before >/dev/null 2>&1";
     let cut = first
-        .restore_etcd(&format!("{arguments} --yes"), Some(aside))
+        .restore_etcd("/run/state/snapshot.db --yes", aside)
         .unwrap_err();
     assert!(!cut.contains("bootstrapper: "), "it has failed: {cut}");
-    let said = first.restore_etcd(&format!("{arguments} --yes"), None);
-    println!("{}", said.unwrap_or_else(|error| panic!("{cut}\n{error}")));
+    let rest = ["--policy", "policy.json", "--timeout", "25m", "--yes"];
+    println!("{cut}{}", operator.run(&[&restore[..], &rest].concat()));
+    let calls = ["logs", &node[16..], "--calls", "--policy", "policy.json"];
+    assert!(operator.run(&calls).contains("restore-etcd"));
     lap(&first, "etcd is restored");
 
     let get = |name: &str| {
@@ -148,14 +153,12 @@ fn two_of_three_control_planes_are_lost_and_all_pods_come_back() {
 }
 
 /// Waits until the command finds nothing against a restoration; returns its plan.
-fn wait_for_plan(node: &Node, arguments: &str) -> String {
-    let mut plan = Err(String::new());
+fn wait_for_plan(operator: &Operator, restore: &[&str]) -> String {
+    let mut plan = None;
     wait_for("the plan of a restoration", || {
-        plan = node.restore_etcd(&format!("{arguments} --dry-run"), None);
-        if let Err(why) = &plan {
-            println!("{why}");
-        }
-        plan.is_ok()
+        let more = ["--policy", "policy.json", "--dry-run"];
+        plan = operator.try_run(&[restore, &more].concat());
+        plan.is_some()
     });
     plan.unwrap()
 }

@@ -512,3 +512,40 @@ fn an_archive_has_the_facts_and_none_of_the_nodes_secrets() {
         }
     }
 }
+
+#[test]
+fn a_snapshot_is_sent_and_what_the_node_says_against_it_comes_back() {
+    let cluster = Cluster::new();
+    let certificate = kubelets_certificate("cp-0");
+    let path = "files/var/lib/kubelet/pki/kubelet-server.crt";
+    cluster.node.file(path, certificate);
+    // several parts
+    cluster.node.file("snapshot.db", vec![7; 100_000]);
+    let restore = |node: &str, more: &[&str]| {
+        let at = format!("{node}={}", cluster.node.host(2));
+        cluster.run(&[&["etcd", "restore", "--node", &at, "--yes"], more].concat())
+    };
+    let (code, _, errors) = restore("worker-0", &["snapshot.db"]);
+    assert!(
+        code == 1 && errors.contains("this is the node cp-0"),
+        "{errors}"
+    );
+    let (code, _, errors) = restore("cp-0", &["snapshot.db"]);
+    assert!(
+        code == 1
+            && errors.contains("this image has no etcdutl")
+            && errors.contains("nothing was changed"),
+        "{errors}"
+    );
+    let (code, _, errors) = restore("cp-0", &["no-such.db"]);
+    assert!(
+        code == 1 && errors.contains("no-such.db: No such file"),
+        "{errors}"
+    );
+    assert!(
+        !cluster
+            .node
+            .path("mount/firstlight/restore-upload")
+            .exists()
+    );
+}

@@ -30,17 +30,7 @@ impl OperatorService {
             .callers
             .of_call(call, request.caller.as_ref(), Right::Change)?;
         let invalid = |text: String| Status::new(Code::InvalidArgument, text);
-        let node = self.own_name()?;
-        // the proof of the node does not say which member of the cluster it is, and addresses move
-        if request.node != node {
-            return Err(Status::new(
-                Code::FailedPrecondition,
-                format!(
-                    "this is the node {node}, the call is for {:?}",
-                    request.node
-                ),
-            ));
-        }
+        let node = self.check_name(&request.node)?;
         let action = Action::try_from(request.action).unwrap_or(Action::Unknown);
         let (what, arguments): (_, &[&str]) = match action {
             Action::Unknown => return Err(invalid("this node does not know that action".into())),
@@ -77,6 +67,19 @@ impl OperatorService {
         )
         .map_err(|error| Status::new(Code::Internal, error.to_string()))?;
         Ok(ControlResponse { node })
+    }
+
+    /// Returns the name of this node if the caller means it: the proof of the node does not say which member of the cluster it is, and
+    /// addresses move.
+    pub(super) fn check_name(&self, meant: &str) -> Result<String, Status> {
+        let node = self.own_name()?;
+        match node == meant {
+            true => Ok(node),
+            false => Err(Status::new(
+                Code::FailedPrecondition,
+                format!("this is the node {node}, the call is for {meant:?}"),
+            )),
+        }
     }
 
     /// Returns the name of this node in its cluster, which its kubelet's first certificate has.

@@ -15,14 +15,15 @@ mod kubeconfig;
 mod logs;
 mod program;
 mod record;
+mod restore;
 mod support;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use booted_proto::operator::{
-    CONTROL, KUBECONFIG, LOGS, LogsResponse, REVOKE, RevokeRequest, RevokeResponse, SUPPORT,
-    SupportResponse,
+    CONTROL, KUBECONFIG, LOGS, LogsResponse, RESTORE_ETCD, REVOKE, RevokeRequest, RevokeResponse,
+    SUPPORT, SupportResponse,
 };
 use machines::Cloud;
 use rpc::grpc::{Call, Router, Status};
@@ -60,6 +61,8 @@ impl Machine {
 pub struct OperatorService {
     callers: Callers,
     record: Record,
+    /// Taken while etcd is restored.
+    restoring: Mutex<()>,
     machine: Machine,
 }
 
@@ -69,14 +72,21 @@ impl OperatorService {
         Arc::new(OperatorService {
             callers: Callers::of(&machine.root),
             record: Record::of(&machine.root),
+            restoring: Mutex::new(()),
             machine,
         })
     }
 
     /// Adds the methods.
     pub fn serve(self: &Arc<Self>, router: Router) -> Router {
-        let [of_logs, of_support, of_kubeconfig, of_control, of_revoke] =
-            std::array::from_fn(|_| self.clone());
+        let [
+            of_logs,
+            of_support,
+            of_restore,
+            of_kubeconfig,
+            of_control,
+            of_revoke,
+        ] = std::array::from_fn(|_| self.clone());
         router
             .server_streaming(
                 LOGS,
@@ -90,6 +100,9 @@ impl OperatorService {
                     of_support.support(call, &request, sender)
                 },
             )
+            .streaming(RESTORE_ETCD, move |call, requests, sender| {
+                of_restore.restore_etcd(call, requests, sender)
+            })
             .unary(KUBECONFIG, move |call, request| {
                 of_kubeconfig.kubeconfig(call, &request)
             })

@@ -358,6 +358,8 @@ impl Left {
             settle: Duration::from_secs(1),
             stop: &stop,
             job: &job,
+            tell: &|_| (),
+            ask: &|_| Ok(()),
             reached,
         };
         act(&restore)
