@@ -71,9 +71,11 @@ const ALTERNATIVE_NAMES: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x11];
 /// dNSName in GeneralName.
 const DNS_NAME: u8 = 0x82;
 
-/// How often the certificate is written again, in case that the ConfigMap was replaced, and after
-/// how long if that failed.
-const INTERVAL: Duration = Duration::from_secs(600);
+/// How often the certificate is written again, in case that the ConfigMap was replaced, or that a pod of an
+/// earlier version, whose certificate is another one, wrote its own at the end of a roll-out. Until then pods
+/// on other nodes believe no server, and try again. The API server stores nothing if nothing changes.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// After how long it is tried again if that failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Returns the seed of the certificate of the control planes with this wrapping key.
