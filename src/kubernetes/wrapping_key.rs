@@ -42,8 +42,9 @@ use kms::ClusterKms;
 pub const DIRECTORY: &str = "/etc/kubernetes/firstlight";
 /// The file in the directory: the raw bytes.
 pub const FILE: &str = "wrapping-key";
-/// The group of the process in the key service's pod (`runAsGroup` in the chart), which may read it.
-const GROUP: u32 = 65532;
+/// The group that may read it: the key service's pod is in it (`supplementalGroups` in the chart). It is not the
+/// group 65532 of that pod, which is also that of many other images that do not run as root.
+pub const GROUP: u32 = 65471;
 /// Readable by root and the group.
 const MODE: u32 = 0o440;
 
@@ -283,8 +284,16 @@ mod tests {
         place(&directory, &key(1)).unwrap();
         place(&directory, &key(1)).unwrap();
         assert_eq!(read(&directory).unwrap(), Some(key(1)));
-        let file = fs::metadata(directory.join(FILE)).unwrap();
-        assert_eq!((file.mode() & 0o777, file.gid()), (0o440, GROUP));
+        let path = directory.join(FILE);
+        let owner = || {
+            let file = fs::metadata(&path).unwrap();
+            (file.mode() & 0o777, file.uid(), file.gid())
+        };
+        assert_eq!(owner(), (0o440, 0, GROUP));
+        // a key that was written for another group
+        chown(&path, None, Some(65532)).unwrap();
+        place(&directory, &key(1)).unwrap();
+        assert_eq!(owner(), (0o440, 0, GROUP));
         let error = place(&directory, &key(2)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(read(&directory).unwrap(), Some(key(1)));

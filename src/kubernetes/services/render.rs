@@ -392,6 +392,19 @@ mod tests {
     };
     use super::*;
     use crate::client::Object;
+    use crate::wrapping_key;
+
+    #[test]
+    fn the_key_service_is_in_the_group_that_may_read_the_wrapping_key() {
+        let objects = manifests(&settings()).unwrap();
+        let is_it = |object: &&Value| {
+            object["kind"] == "DaemonSet" && object["metadata"]["name"] == "key-service"
+        };
+        let set = objects.iter().find(is_it).unwrap();
+        let context = &set["spec"]["template"]["spec"]["securityContext"];
+        assert_eq!(context["supplementalGroups"], json!([wrapping_key::GROUP]));
+        assert_ne!(context["runAsGroup"], wrapping_key::GROUP);
+    }
 
     #[test]
     fn every_object_has_a_path_and_dependencies_come_first() {
