@@ -721,6 +721,24 @@ fn a_machine_that_kubernetes_takes_for_lost_may_run_and_keeps_its_node() {
     assert_eq!(setup.machine_of(&disk(23)), "other");
 }
 
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_node_that_somebody_deletes_meanwhile_leaves_and_its_machine_is_not_said_to_be_off() {
+    let setup = Setup::new(&["plane-d"], 13);
+    setup.node("worker-4", address(24), false);
+    setup.record("worker-4", 24, false, "m");
+    let mut removal = Program::start(&mut setup.command(&["worker-4", "--yes"]));
+    removal.expect("power off worker-4 now");
+    setup.admin.delete(&NODES.named("worker-4")).unwrap();
+    assert!(removal.exit().success());
+    let said = removal.output();
+    let deleted = "worker-4: somebody has deleted its Node, so nobody can tell whether its machine runs: power it off";
+    let closed = "worker-4: from now on no ticket and no certificate";
+    assert!(said.contains(deleted) && said.contains(closed), "{said}");
+    let record = CONFIG_MAPS.in_namespace("kube-system");
+    assert!(!setup.exists(&record.named("join-node-worker-4")));
+}
+
 fn uncordon(setup: &Setup, node: &str) {
     let uncordoned = setup.kubectl(&["uncordon", node]);
     assert!(uncordoned.status.success(), "{uncordoned:?}");

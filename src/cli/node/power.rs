@@ -5,6 +5,10 @@
 //! So an API server of the others asks the kubelet itself. An answer proves that the machine runs. That there is none proves only
 //! something if there was one before, in the same run of the command, and the operator was asked to power the machine off in between.
 //! Otherwise the operator has to say that it is off.
+//!
+//! A Node that somebody deletes meanwhile is not waited for: a cloud controller does so when a machine is gone, and an administrator or an
+//! agent may. Nothing can be asked any more, and what the wait prevents has happened: its pods start elsewhere. The machine may run with
+//! its open disk; its member of etcd is gone, and its name is closed right after. The command says so.
 
 use std::time::{Duration, Instant};
 
@@ -30,13 +34,16 @@ struct Machine<'a> {
     silent: Option<Instant>,
     /// What was heard last.
     last: Kubelet,
+    /// Whether somebody has deleted its Node.
+    is_deleted: bool,
 }
 
 impl Machine<'_> {
-    /// Looks once whether the machine is off.
+    /// Looks once whether the machine is off, or its Node is gone.
     fn is_off(&mut self, client: &Client) -> Result<bool, Error> {
         let name = &self.leaving.name;
         let Some(node) = client.find(&NODES.named(name))? else {
+            self.is_deleted = true;
             return Ok(true);
         };
         let begun = Instant::now();
@@ -80,6 +87,7 @@ pub fn wait_until_off(
             renewed: renewal(client, &leaving.name)?,
             silent: None,
             last: Kubelet::Answers,
+            is_deleted: false,
         });
     }
     let mut said = String::new();
@@ -88,6 +96,11 @@ pub fn wait_until_off(
         for mut machine in machines {
             if !machine.is_off(client)? {
                 left.push(machine);
+            } else if machine.is_deleted {
+                progress.line(format!(
+                    "{}: somebody has deleted its Node, so nobody can tell whether its machine runs: power it off",
+                    machine.leaving.name
+                ));
             }
         }
         machines = left;
