@@ -26,6 +26,7 @@ TOOLS=mkosi,apt,ca-certificates,debian-archive-keyring,systemd,systemd-repart,sy
 TOOLS+=,dosfstools,mtools,e2fsprogs,erofs-utils,cpio,zstd,xz-utils,kmod,python3-pefile,openssl,uidmap,util-linux,fdisk,gpg,diffutils
 
 kubernetes=$("$ROOT/tools/kubernetes.sh" kubeadm kubelet kubectl)
+etcdutl=$("$ROOT/tools/etcd-tools.sh")/etcdutl
 programs=("$ROOT/target/dist/unlock" "$ROOT/target/dist/bootstrapper")
 for program in "${programs[@]}"; do [ -x "$program" ] || die "there is no $program: run make build"; done
 
@@ -39,7 +40,7 @@ finish() {
   echo "$image"
 }
 
-inputs=("$ROOT/mkosi" "$ROOT/initramfs" "$ROOT/systemd" "$0" "${programs[@]}" "$kubernetes/bin")
+inputs=("$ROOT/mkosi" "$ROOT/initramfs" "$ROOT/systemd" "$0" "${programs[@]}" "$kubernetes/bin" "$etcdutl")
 image=$out/$name.raw
 if [ -e "$image" ] && [ -z "$(find "${inputs[@]}" -newer "$image" -print -quit)" ]; then finish; exit; fi
 
@@ -83,6 +84,7 @@ arguments=(
 for program in kubeadm kubelet kubectl; do
   arguments+=(--extra-tree "$kubernetes/bin/$program:/usr/lib/firstlight/components/$program")
 done
+arguments+=(--extra-tree "$etcdutl:/usr/lib/firstlight/etcdutl")
 # the modules of initramfs/kernel-modules; a module's file may have - for _
 . "$ROOT/initramfs/kernel-modules"
 for module in $FIRSTLIGHT_LOADED $FIRSTLIGHT_DEVICES; do
@@ -95,5 +97,5 @@ cd "$ROOT/mkosi"
 umask 022
 PYTHONPATH=$tree/usr/lib/python3/dist-packages nice -n 5 python3 -m mkosi "${arguments[@]}" build >&2
 "$ROOT/tools/image-sbom.py" "$image" "$CACHE/mkosi-packages/cache/apt/archives" "$kernel" "$out"/{$name,initrd}.manifest -- \
-  "${programs[@]}" "$kubernetes"/bin/{kubeadm,kubelet,kubectl} >"$out/$name.cdx.json"
+  "${programs[@]}" "$etcdutl" "$kubernetes"/bin/{kubeadm,kubelet,kubectl} >"$out/$name.cdx.json"
 finish

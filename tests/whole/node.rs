@@ -64,6 +64,13 @@ impl Node {
         self.vm = None;
     }
 
+    /// Waits until the machine has switched itself off.
+    pub fn wait_for_end(&mut self) {
+        let mut vm = self.vm.take().expect("the machine is on");
+        vm.wait_off(PATIENCE).unwrap();
+        self.lap("off");
+    }
+
     /// Waits for a line of the console.
     pub fn wait_for_line(&mut self, text: &str) {
         let vm = self.vm.as_mut().expect("the machine is on");

@@ -18,6 +18,7 @@ use crate::servers::{WEB, WORKLOAD, cni_plugins};
 use crate::{INIT_SECRET, PATIENCE};
 
 const IMAGE: &str = concat!("firstlight.local/services:", env!("CARGO_PKG_VERSION"));
+const POLICY: [&str; 2] = ["--policy", "policy.json"];
 /// The limit for one request to the API server.
 const REQUEST: &str = "120s";
 
@@ -88,6 +89,52 @@ impl Operator {
             "policy.json",
         ]);
         node.lap("recovered");
+    }
+
+    /// Returns a log of the node.
+    pub fn logs(&self, node: &Node, more: &[&str]) -> String {
+        let log = self.said(&[&["logs", &node.address()], more, &POLICY].concat());
+        println!("firstlight logs {}: {} bytes", more.join(" "), log.len());
+        log
+    }
+
+    /// Deletes the kubeconfig, and gets another one from the control plane.
+    pub fn replace_kubeconfig(&self, control_plane: &Node) {
+        fs::remove_file(self.folder.path().join("firstlight-admin.conf")).unwrap();
+        self.firstlight(&[&["kubeconfig", &control_plane.address()], &POLICY[..]].concat());
+    }
+
+    /// `firstlight machine` with this action for the node of this name.
+    pub fn machine(&self, node: &Node, name: &str, action: &[&str]) {
+        let node = format!("{name}={}", node.address());
+        let arguments = [&["machine", action[0], &node], &action[1..], &POLICY].concat();
+        self.firstlight(&arguments);
+    }
+
+    /// `firstlight support`: the archive has no key and no token.
+    pub fn collect_facts(&self, nodes: &[&Node]) {
+        let addresses: Vec<String> = nodes.iter().map(|node| node.address()).collect();
+        let mut arguments = vec!["support"];
+        arguments.extend(addresses.iter().map(String::as_str));
+        self.firstlight(&[&arguments[..], &POLICY].concat());
+        let facts = output(
+            Command::new("tar")
+                .args([
+                    "--extract",
+                    "--to-stdout",
+                    "--file",
+                    "firstlight-support.tar.gz",
+                ])
+                .current_dir(self.folder.path()),
+        );
+        let facts = facts.unwrap();
+        println!("firstlight support: {} bytes", facts.len());
+        assert!(facts.contains("bootstrapper") && facts.contains("/run/state"));
+        let secret = fs::read_to_string(self.folder.path().join("firstlight-mastersecret.json"));
+        let secret: Value = serde_json::from_str(&secret.unwrap()).unwrap();
+        for secret in ["PRIVATE KEY", INIT_SECRET, secret["key"].as_str().unwrap()] {
+            assert!(!facts.contains(secret));
+        }
     }
 
     /// Gives the present policy to the join service.
@@ -274,21 +321,27 @@ impl Operator {
 
     /// Runs a command of `firstlight`, which prints what it does.
     fn firstlight(&self, arguments: &[&str]) {
-        let helm = PathBuf::from(script("tools/helm.sh", &[]).unwrap());
-        let path = env::var("PATH").unwrap();
-        let path = format!("{}:{path}", helm.parent().unwrap().display());
-        let mut command = Command::new(dist("firstlight").unwrap());
-        command.current_dir(self.folder.path()).env("PATH", path);
-        let status = command
-            .args(arguments)
-            .stdin(Stdio::null())
-            .status()
-            .unwrap();
+        let status = self.command(arguments).status().unwrap();
         assert!(
             status.success(),
             "firstlight {} ended with {status}",
             arguments[0]
         );
+    }
+
+    /// Runs a command of `firstlight`, and returns its standard output.
+    fn said(&self, arguments: &[&str]) -> String {
+        output(&mut self.command(arguments)).unwrap()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let helm = PathBuf::from(script("tools/helm.sh", &[]).unwrap());
+        let path = env::var("PATH").unwrap();
+        let path = format!("{}:{path}", helm.parent().unwrap().display());
+        let mut command = Command::new(dist("firstlight").unwrap());
+        command.current_dir(self.folder.path()).env("PATH", path);
+        command.args(arguments).stdin(Stdio::null());
+        command
     }
 
     /// Repeats an action until it succeeds; the error is that of the last try.

@@ -1,6 +1,7 @@
 //! Logs of the node, by journalctl and tail.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use super::callers::Right;
 use super::program;
 use kubernetes::kubeadm::AUDIT_LOG;
 
+/// The folders of journals, each named after the ID of a machine.
+const JOURNALS: &str = "/var/log/journal";
 /// Maximum time of a call; the caller may end it before.
 const LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// Maximum length in bytes of the name of a unit (UNIT_NAME_MAX of systemd's sources).
@@ -31,7 +34,7 @@ impl OperatorService {
         let log = Log::try_from(request.log)
             .map_err(|_| Status::new(Code::InvalidArgument, "this node does not know that log"))?;
         let mut command = match log {
-            Log::Journal | Log::Kernel => of_journal(log, request)?,
+            Log::Journal | Log::Kernel => self.of_journal(log, request)?,
             Log::Audit => of_file(&self.machine.file(AUDIT_LOG), request)?,
             Log::Calls => of_file(self.record.path(), request)?,
         };
@@ -47,31 +50,65 @@ impl OperatorService {
             })
         })
     }
-}
 
-fn of_journal(log: Log, request: &LogsRequest) -> Result<Command, Status> {
-    let mut command = Command::new("journalctl");
-    command.args(["--no-pager", "--quiet", "--output=short-iso-precise"]);
-    command.arg(format!("--boot={}", request.boot.min(0)));
-    if log == Log::Kernel {
-        command.arg("--dmesg");
+    fn of_journal(&self, log: Log, request: &LogsRequest) -> Result<Command, Status> {
+        let mut command = Command::new("journalctl");
+        command.args(["--no-pager", "--quiet", "--output=short-iso-precise"]);
+        match self.folder_of_boot(request.boot)? {
+            Some(folder) => command.arg(format!("--directory={}", folder.display())),
+            None => command.arg(format!("--boot={}", request.boot.min(0))),
+        };
+        if log == Log::Kernel {
+            command.arg("--dmesg");
+        }
+        if !request.unit.is_empty() {
+            check_unit(&request.unit)?;
+            command.arg(format!("--unit={}", request.unit));
+        }
+        if request.since > 0 {
+            command.arg(format!("--since=@{}", request.since));
+        }
+        match request.lines {
+            0 if request.follow => command.arg("--lines=all"),
+            0 => &mut command,
+            lines => command.arg(format!("--lines={lines}")),
+        };
+        if request.follow {
+            command.arg("--follow");
+        }
+        Ok(command)
     }
-    if !request.unit.is_empty() {
-        check_unit(&request.unit)?;
-        command.arg(format!("--unit={}", request.unit));
+
+    /// Returns the folder with the journal of an earlier boot, if each boot has one of its own, as where the machine has a new ID in each
+    /// boot. `boot` is -1 for the one before the present one.
+    fn folder_of_boot(&self, boot: i32) -> Result<Option<PathBuf>, Status> {
+        if boot >= 0 {
+            return Ok(None);
+        }
+        let own = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+        let folders = fs::read_dir(self.machine.file(JOURNALS))
+            .into_iter()
+            .flatten();
+        let others = folders.flatten().filter(|it| it.file_name() != *own.trim());
+        let written = |it: &fs::DirEntry| it.metadata().and_then(|it| it.modified()).ok();
+        let mut others: Vec<_> = others.map(|it| (written(&it), it.path())).collect();
+        if others.is_empty() {
+            return Ok(None);
+        }
+        others.sort();
+        let number = usize::try_from(boot.unsigned_abs()).unwrap_or(usize::MAX);
+        let found = others
+            .len()
+            .checked_sub(number)
+            .map(|at| others.swap_remove(at).1);
+        found.map(Some).ok_or_else(|| {
+            let text = format!(
+                "the node has the journals of {} earlier boots",
+                others.len()
+            );
+            Status::new(Code::NotFound, text)
+        })
     }
-    if request.since > 0 {
-        command.arg(format!("--since=@{}", request.since));
-    }
-    match request.lines {
-        0 if request.follow => command.arg("--lines=all"),
-        0 => &mut command,
-        lines => command.arg(format!("--lines={lines}")),
-    };
-    if request.follow {
-        command.arg("--follow");
-    }
-    Ok(command)
 }
 
 /// Returns the program that prints a file, also after it is replaced by a new one.

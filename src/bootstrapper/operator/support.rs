@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MAX_FILE: u64 = 1 << 20;
 
 /// The names of facts, and the programs that print them.
-const PROGRAMS: [(&str, &[&str]); 11] = [
+const PROGRAMS: [(&str, &[&str]); 10] = [
     (
         "units-failed",
         &["systemctl", "--failed", "--no-pager", "--plain"],
@@ -44,17 +44,6 @@ const PROGRAMS: [(&str, &[&str]); 11] = [
             "--quiet",
             "--boot",
             "--lines=20000",
-            "--output=short-iso-precise",
-        ],
-    ),
-    (
-        "journal-previous-boot",
-        &[
-            "journalctl",
-            "--no-pager",
-            "--quiet",
-            "--boot=-1",
-            "--lines=5000",
             "--output=short-iso-precise",
         ],
     ),
