@@ -716,7 +716,15 @@ fn a_machine_that_kubernetes_takes_for_lost_may_run_and_keeps_its_node() {
     assert!(is_there());
     setup.power_off("worker-3");
     setup.notice_silence("worker-3");
-    setup.removes(&["worker-3", "--yes", "--machines-off"]);
+    // with its Node it would get pods again when it starts
+    let kept = json!({"metadata": {"finalizers": ["example.com/stay"]}});
+    setup.admin.merge(&NODES.named("worker-3"), &kept).unwrap();
+    setup.refuses(
+        &["worker-3", "--yes", "--machines-off"],
+        &["nodes worker-3 is deleted, but expected that it is gone, and it stays with the finalizers [\"example.com/stay\"]"],
+    );
+    let free = json!({"metadata": {"finalizers": null}});
+    setup.admin.merge(&NODES.named("worker-3"), &free).unwrap();
     assert!(!is_there());
     assert_eq!(setup.machine_of(&disk(23)), "other");
 }

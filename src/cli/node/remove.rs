@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use booted_base::uuid::Uuid;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{CONFIG_MAPS, Client, JOINING_NODES, LEASES, NODES, SECRETS};
+use kubernetes::client::{self, CONFIG_MAPS, Client, JOINING_NODES, LEASES, NODES, SECRETS};
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
 use kubernetes::removed_nodes;
 use serde_json::Value;
@@ -28,10 +28,12 @@ use crate::drain::{self, Drained, Permitted};
 use crate::error::Error;
 use crate::lock::Lock;
 use crate::objects::text;
-use crate::progress::Progress;
+use crate::progress::{Progress, printable};
 
 /// How often a change is tried again of an object that changes meanwhile.
 const TRIES: usize = 10;
+/// The pause between two looks at a Node that is deleted.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// What the operator permits.
 #[derive(Debug, Clone, Copy)]
@@ -150,6 +152,7 @@ fn delete(client: &Client, progress: &Progress, leaving: &Leaving) -> Result<(),
     }
     if let Some(node) = &leaving.node {
         delete_node(client, name, node)?;
+        check_gone(client, name, node)?;
         progress.line(format!("{name}: its Node is deleted"));
     }
     Ok(())
@@ -241,5 +244,29 @@ fn delete_node(client: &Client, name: &str, planned: &Value) -> Result<(), Error
     }
     Err(Error::Failed(format!(
         "{at} changes all the time: its kubelet runs"
+    )))
+}
+
+/// Fails while a finalizer keeps a deleted Node: its kubelet still gets pods, and the tokens of these. A kubelet or an agent may have
+/// written the finalizer.
+fn check_gone(client: &Client, name: &str, planned: &Value) -> Result<(), Error> {
+    let at = NODES.named(name);
+    for _ in 0..TRIES {
+        let node = client.find(&at)?;
+        let uid = &planned["metadata"]["uid"];
+        if node.is_none_or(|node| node["metadata"]["uid"] != *uid) {
+            return Ok(());
+        }
+        if client.stopped_within(PAUSE) {
+            return Err(client::Error::Stopped.into());
+        }
+    }
+    let finalizers = client
+        .find(&at)?
+        .map_or(Value::Null, |node| node["metadata"]["finalizers"].clone());
+    Err(Error::Failed(format!(
+        "{at} is deleted, but expected that it is gone, and it stays with the finalizers {}: if no controller of yours removes them, \
+         remove them with kubectl edit, find out who wrote them, and run the command again",
+        printable(&finalizers.to_string())
     )))
 }
