@@ -53,12 +53,16 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// The first and the longest pause between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// The maximum size of an answer. One object has at most 1.5 MiB by etcd's limit. A page of a list
-/// has [`PAGE`] objects, which are seldom large, or [`SMALL_PAGE`] if an answer is too long.
+/// The maximum size of an answer. One object has at most 1.5 MiB by etcd's limit, and six times as much in JSON if its texts are control
+/// characters: an account that may only create objects must not stop those that list them.
 const MAX_ANSWER: u64 = 32 << 20;
+/// The maximum size of a page with several objects, because some of our programs have only 64 MiB of memory. A longer page is asked for again
+/// with fewer objects, down to one.
+const MAX_PAGE: u64 = 8 << 20;
 /// The number of objects in one page of a list.
 const PAGE: usize = 250;
-const SMALL_PAGE: usize = 20;
+/// By how much a page that is too long becomes smaller.
+const SHRINK: usize = 8;
 /// How often a change is tried again after a conflict.
 const CONFLICTS: usize = 20;
 /// How often a request is repeated after status 500. The repetitions take longer than an election in etcd.
@@ -120,6 +124,8 @@ struct Request<'a> {
     body: Option<(&'static str, &'a Value)>,
     /// Whether repeating the request is safe.
     idempotent: bool,
+    /// The maximum size of the answer.
+    limit: u64,
 }
 
 impl Request<'_> {
@@ -206,7 +212,10 @@ impl Client {
                 selector.query(),
                 query("continue", &go_on)
             );
-            let request = Request::new("list", collection, "GET", path);
+            let request = Request {
+                limit: if limit > 1 { MAX_PAGE } else { MAX_ANSWER },
+                ..Request::new("list", collection, "GET", path)
+            };
             let mut page = match self.json(&request) {
                 Err(error) if error.is_expired() && lists < LISTS => {
                     lists += 1;
@@ -214,12 +223,13 @@ impl Client {
                     go_on.clear();
                     continue;
                 }
-                Err(Error::Answer { .. }) if limit > SMALL_PAGE => {
-                    limit = SMALL_PAGE;
+                Err(Error::Answer { .. }) if limit > 1 => {
+                    limit = limit.div_ceil(SHRINK);
                     continue;
                 }
                 page => page?,
             };
+            limit = PAGE.min(2 * limit);
             let Some(Value::Array(more)) = page.get_mut("items").map(Value::take) else {
                 // Go encodes an empty list as null.
                 return match page.get("items") {
@@ -671,7 +681,7 @@ impl Client {
             url: &format!("{}{}", self.inner.server, request.path),
             fields: &fields,
             body: body.as_deref().map(Vec::as_slice),
-            limit: MAX_ANSWER,
+            limit: request.limit,
         };
         let left = deadline.saturating_duration_since(started);
         let answer = self.inner.client.open(&sent, left);
@@ -734,6 +744,7 @@ impl<'a> Request<'a> {
             path,
             body: None,
             idempotent: true,
+            limit: MAX_ANSWER,
         }
     }
 

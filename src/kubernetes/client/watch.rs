@@ -25,8 +25,8 @@ use base::text::quoted;
 const ROUND: Duration = Duration::from_secs(60);
 /// How late the server may be.
 const GRACE: Duration = Duration::from_secs(10);
-/// The maximum length of a line. An object has at most 1.5 MiB by etcd's limit, but its JSON may be longer than etcd's encoding.
-const MAX_LINE: usize = 8 << 20;
+/// The maximum length of a line. An object has at most 1.5 MiB by etcd's limit, but its JSON may be six times as long as etcd's encoding.
+const MAX_LINE: usize = 16 << 20;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
