@@ -722,7 +722,6 @@ fn the_kubelet_of_a_removed_node_does_not_make_the_node_again() {
     let inside = Inside::shared();
     let worker = inside.worker("removed-worker", "10.2.9.9");
     inside.mark_removed("removed-worker");
-    worker.report().unwrap();
     inside.admin.delete(&NODES.named("removed-worker")).unwrap();
     let node = json!({"metadata": {"name": "removed-worker"}});
     eventually("the policy knows the name", || {

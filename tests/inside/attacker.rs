@@ -16,6 +16,8 @@ use kubernetes::services::{self, Options, Settings};
 use serde_json::{Value, json};
 
 const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+/// The annotation of kubeadm's static pod of etcd.
+pub const ETCD_ENDPOINT: &str = "kubeadm.kubernetes.io/etcd.advertise-client-urls";
 /// The namespace and the account of flannel.
 pub const FLANNEL: (&str, &str) = ("kube-flannel", "flannel");
 /// What a new cluster of `firstlight init` has beside the default admission plugins.
@@ -315,8 +317,27 @@ impl Kubelet<'_> {
 
     /// Makes a mirror pod on the host's network, as kubelets do for static pods, and reports it as ready.
     pub fn mirror(&self, namespace: &str, name: &str, labels: &Value) -> Result<Value, Error> {
+        self.mirror_with(namespace, name, labels, &json!({}))
+    }
+
+    /// The same with other annotations; null for none.
+    pub fn mirror_with(
+        &self,
+        namespace: &str,
+        name: &str,
+        labels: &Value,
+        annotations: &Value,
+    ) -> Result<Value, Error> {
         let pods = PODS.in_namespace(namespace);
-        let made = self.client.create(&pods, &self.mirror_pod(name, labels))?;
+        let mut pod = self.mirror_pod(name, labels);
+        for (key, value) in annotations.as_object().unwrap() {
+            pod["metadata"]["annotations"][key] = value.clone();
+            if value.is_null() {
+                let annotations = pod["metadata"]["annotations"].as_object_mut();
+                annotations.unwrap().remove(key);
+            }
+        }
+        let made = self.client.create(&pods, &pod)?;
         let status = json!({"status": {
             "phase": "Running", "podIP": self.address, "podIPs": [{"ip": self.address}], "hostIP": self.address,
             "conditions": [{"type": "Ready", "status": "True"}, {"type": "ContainersReady", "status": "True"}],
@@ -330,7 +351,10 @@ impl Kubelet<'_> {
         json!({
             "metadata": {
                 "name": name, "labels": labels,
-                "annotations": {"kubernetes.io/config.mirror": "a", "kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "a"},
+                "annotations": {
+                    "kubernetes.io/config.mirror": "a", "kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "a",
+                    ETCD_ENDPOINT: format!("https://{}:2379", self.address),
+                },
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": self.name, "uid": self.uid, "controller": true}],
             },
             "spec": {"nodeName": self.name, "hostNetwork": true, "containers": [{"name": "a", "image": "a"}]},

@@ -161,7 +161,10 @@ fn the_accounts_of_ciliums_chart_write_nothing_that_is_guarded() {
     // the operator's own work
     let operator = inside.token_on(&worker, ("kube-system", "cilium-operator"), "operator");
     let node = NODES.named(&worker.name);
-    let condition = json!({"status": {"conditions": [{"type": "NetworkUnavailable", "status": "False", "reason": "CiliumIsUp"}]}});
+    let mut conditions = worker.node()["status"]["conditions"].clone();
+    let up = json!({"type": "NetworkUnavailable", "status": "False", "reason": "CiliumIsUp"});
+    conditions.as_array_mut().unwrap().push(up);
+    let condition = json!({"status": {"conditions": conditions}});
     operator
         .merge(&node.subresource("status"), &condition)
         .unwrap();

@@ -7,7 +7,7 @@ use kubernetes::control_planes::{ControlPlanes, StaticPod};
 use kubernetes::machine_record::MachineRecord;
 use serde_json::{Value, json};
 
-use crate::attacker::{Inside, Kubelet, forbidden};
+use crate::attacker::{ETCD_ENDPOINT, Inside, Kubelet, forbidden};
 
 /// When the certificate of a pod ends, as `bootstrapper renew` writes it into the manifest.
 const ENDS: &str = "2027-11-26T23:00:00Z";
@@ -23,7 +23,7 @@ fn mirror(
     let pod = json!({
         "metadata": {
             "name": name, "labels": {"component": program, "tier": "control-plane"},
-            "annotations": {"kubernetes.io/config.mirror": "a", "kubernetes.io/config.source": "file", "firstlight/certificate-ends": ENDS},
+            "annotations": {"kubernetes.io/config.mirror": "a", "kubernetes.io/config.source": "file", "firstlight/certificate-ends": ENDS, ETCD_ENDPOINT: "https://10.1.7.3:2379"},
             "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid, "controller": true}],
         },
         "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "hostNetwork": true, "containers": [{"name": program, "image": "a"}]},

@@ -9,6 +9,7 @@ mod admission;
 mod agents;
 mod attacker;
 mod charts;
+mod deputies;
 mod etcd;
 mod harness;
 mod master_secret;

@@ -75,7 +75,7 @@ pub const JOIN_SERVICE_ACCOUNT: &str = "kube-system/join-service";
 pub const JOIN_SERVICE_GRANT: &str = "disk,ssh,measurement";
 
 /// The admission policies of the chart, each with what is open without it. The first one limits the join service's own account.
-const OPEN_WITHOUT: [(&str, &str); 11] = [
+const OPEN_WITHOUT: [(&str, &str); 13] = [
     (
         "join-service",
         "every ConfigMap of kube-system (to the account of the join service)",
@@ -93,6 +93,14 @@ const OPEN_WITHOUT: [(&str, &str); 11] = [
         "the role, the attestation and the addresses of nodes, and with a role every disk key",
     ),
     ("firstlight-pods", "pods with the labels of the services"),
+    (
+        "firstlight-deletions",
+        "the deletion of the services' pods, and of Nodes of control planes",
+    ),
+    (
+        "firstlight-workers",
+        "pods of etcd on workers, which stop kubeadm",
+    ),
     ("firstlight-endpoints", "the endpoints of the services"),
     (
         "firstlight-accounts",
@@ -113,8 +121,8 @@ const OPEN_WITHOUT: [(&str, &str); 11] = [
     ("firstlight-removed-nodes", "the return of removed nodes"),
 ];
 /// The names of the policies that limit everybody.
-pub const ADMISSION_POLICIES: [&str; 10] = {
-    let mut names = [""; 10];
+pub const ADMISSION_POLICIES: [&str; 12] = {
+    let mut names = [""; 12];
     let mut index = 0;
     while index < names.len() {
         names[index] = OPEN_WITHOUT[index + 1].0;

@@ -421,6 +421,8 @@ mod tests {
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-controllers",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-nodes",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-pods",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-deletions",
+                "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-workers",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-endpoints",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-accounts",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-records",
@@ -439,6 +441,7 @@ mod tests {
                 "clusterroles.rbac.authorization.k8s.io join-service",
                 "clusterroles.rbac.authorization.k8s.io firstlight-joining-nodes",
                 "clusterroles.rbac.authorization.k8s.io firstlight-pods",
+                "clusterroles.rbac.authorization.k8s.io firstlight-deletions",
                 "clusterroles.rbac.authorization.k8s.io firstlight-bindings",
                 "clusterroles.rbac.authorization.k8s.io firstlight-endpoints",
                 "clusterroles.rbac.authorization.k8s.io firstlight-addresses",
@@ -447,6 +450,7 @@ mod tests {
                 "clusterrolebindings.rbac.authorization.k8s.io join-service",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-joining-nodes",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-pods",
+                "clusterrolebindings.rbac.authorization.k8s.io firstlight-deletions",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-bindings",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-endpoints",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-addresses",
@@ -470,6 +474,8 @@ mod tests {
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-controllers",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-nodes",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-pods",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-deletions",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-workers",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-endpoints",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-accounts",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-records",
@@ -568,6 +574,8 @@ ClusterRole firstlight-joining-nodes of system:bootstrappers:firstlight:join-tic
   certificatesigningrequests.certificates.k8s.io: create,get,list,watch
 ClusterRole firstlight-pods of kube-system/daemon-set-controller system:kube-controller-manager
   pods.firstlight: assign
+ClusterRole firstlight-deletions of kube-system/generic-garbage-collector kube-system/node-controller kube-system/pod-garbage-collector kube-system/taint-eviction-controller system:kube-controller-manager system:kube-scheduler
+  deletions.firstlight: assign
 ClusterRole firstlight-bindings of system:kube-scheduler
   bindings.firstlight: assign
 ClusterRole firstlight-endpoints of kube-system/endpoint-controller kube-system/endpointslice-controller kube-system/endpointslicemirroring-controller system:kube-controller-manager
