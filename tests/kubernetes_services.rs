@@ -119,7 +119,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         &mut |_| {},
     )
     .unwrap();
-    assert_eq!(first.changed.len(), 60);
+    assert_eq!(first.changed.len(), 66);
     assert_eq!(first.backup, None);
     // The API has the master secret only in encrypted form.
     let content = master_secret::content(&client).unwrap().unwrap();
