@@ -203,6 +203,7 @@ impl JoiningNode {
                 .concat(),
             host_certificate_principals: vec![address.to_string()],
             accepts_cluster_ca: true,
+            has_client_key: false,
         }
         .encode_to_vec();
         let length = (request.len() as u32).to_be_bytes();

@@ -19,6 +19,9 @@ pub struct IssueJoinTicketRequest {
     /// The caller verifies the API server by cluster_ca, so its token need not sign cluster-info. Constellation lacks this field.
     #[prost(bool, tag = "6")]
     pub accepts_cluster_ca: bool,
+    /// The kubelet uses the key of certificate_request also for its first client certificate. Constellation lacks this field.
+    #[prost(bool, tag = "7")]
+    pub has_client_key: bool,
 }
 #[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -387,6 +387,7 @@ impl Identity {
             host_public_key: host_key.blob().to_vec(),
             host_certificate_principals: principals,
             accepts_cluster_ca: true,
+            has_client_key: true,
         };
         Ok(Identity {
             me,

@@ -3,6 +3,7 @@
 
 use std::env;
 use std::fs;
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -292,6 +293,20 @@ pub fn write_certificate(certificate: &KubeletCertificate) -> Result<(), Error> 
             .map_err(Error::Certificate)?;
     }
     Ok(())
+}
+
+/// Gives the kubelet the key of its first client certificate. The join service approves no other one, because other programs may read the
+/// token of the ticket.
+pub fn write_client_key(certificate: &KubeletCertificate) -> Result<(), Error> {
+    let old = Path::new(kubeadm::KUBELET_CLIENT_CERTIFICATE);
+    match fs::remove_file(old) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::Io(old.into(), error)),
+        _ => write(
+            Path::new(kubeadm::KUBELET_CLIENT_KEY),
+            0o600,
+            certificate.key.as_bytes(),
+        ),
+    }
 }
 
 /// Writes the wrapping key of control planes. Fails if a key of another cluster is there.

@@ -14,6 +14,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use ring::digest::SHA256;
 use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 
 use super::kubelet_certificate::{
@@ -21,6 +22,7 @@ use super::kubelet_certificate::{
 };
 use super::parameters::NodeName;
 use base::der::{self, Malformed, Reader};
+use base::text::hex;
 
 /// The maximum length of a request. A usual one has about 300 bytes.
 pub const MAX_LEN: usize = 4096;
@@ -149,6 +151,11 @@ impl CertificateRequest {
             addresses,
             public_key: public_key.to_vec(),
         })
+    }
+
+    /// Returns the SHA-256 of the SubjectPublicKeyInfo, hexadecimal.
+    pub fn key_hash(&self) -> String {
+        hex(ring::digest::digest(&SHA256, &self.public_key).as_ref())
     }
 }
 

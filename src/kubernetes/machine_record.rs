@@ -61,6 +61,9 @@ pub struct MachineRecord {
     pub principals: Vec<String>,
     /// The identifier of the bootstrap token, which is not secret.
     pub token: String,
+    /// The SHA-256 of the SubjectPublicKeyInfo of the kubelet's first client certificate, hexadecimal. A reader of all Secrets has the token,
+    /// too, but not this key. Empty if the machine, of an earlier version, chooses its key later.
+    pub client_key: String,
     /// The UID of the Node object that existed before the ticket.
     pub node_uid: String,
     /// Whether the node is a control plane.
@@ -147,6 +150,7 @@ impl MachineRecord {
                 .map(Into::into)
                 .collect(),
             token: text("/data/token"),
+            client_key: text("/data/clientKey"),
             node_uid: text("/data/nodeUID"),
             control_plane: text("/data/role") == CONTROL_PLANE,
             direct: text("/data/direct") == YES,
@@ -195,6 +199,9 @@ impl MachineRecord {
             data["hostKey"] = self.host_key.as_str().into();
             data["principals"] = self.principals.join(",").into();
             data["token"] = self.token.as_str().into();
+            if !self.client_key.is_empty() {
+                data["clientKey"] = self.client_key.as_str().into();
+            }
             data["nodeUID"] = self.node_uid.as_str().into();
             if self.control_plane {
                 data["role"] = CONTROL_PLANE.into();

@@ -23,9 +23,13 @@ use crate::swtpm::Swtpm;
 
 /// Requests a certificate as a kubelet does (k8s.io/kubernetes, pkg/kubelet/certificate/bootstrap).
 pub fn ask(client: &Client, request: &str, node: &str) {
+    ask_with_key(client, &KeyPair::generate().unwrap(), request, node);
+}
+
+fn ask_with_key(client: &Client, key: &KeyPair, request: &str, node: &str) {
     let spec = json!({
         "signerName": "kubernetes.io/kube-apiserver-client-kubelet", "usages": ["digital signature", "client auth"],
-        "request": pkcs10(&KeyPair::generate().unwrap(), &format!("system:node:{node}"), &[], &[]),
+        "request": pkcs10(key, &format!("system:node:{node}"), &[], &[]),
     });
     client
         .create(
@@ -79,6 +83,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
     let first = token(&setup.join(&Swtpm::start(), &worker()).unwrap());
     let old = booted_proto::join::IssueJoinTicketRequest {
         accepts_cluster_ca: false,
+        has_client_key: false,
         ..request("worker-1.example", &["127.42.2.101"], 2, false)
     };
     let second = token(&setup.join(&Swtpm::start(), &old).unwrap());
@@ -132,6 +137,28 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
         assert_eq!(setup.decision(request).unwrap().0, "Denied");
         assert!(setup.asked(request)["status"]["certificate"].is_null());
     }
+}
+
+/// The operator of Cilium, Azure's CSI controller and each reader of all Secrets see the token of a ticket. With the certificate of a joining
+/// control plane, one of them would get the token of its join service, and with that each disk key.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_reader_of_the_token_of_a_ticket_gets_no_certificate_of_its_node() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let setup = Setup::for_renewals(cluster);
+    bind_as_kubeadm(&setup.admin);
+    let key = KeyPair::generate().unwrap();
+    let machine = booted_proto::join::IssueJoinTicketRequest {
+        has_client_key: true,
+        ..request_with_key(&key, "worker-0", &["127.42.2.100"], 1, false)
+    };
+    let ticket = setup.join(&Swtpm::start(), &machine).unwrap();
+    let reader = by_token(cluster, &ticket.token);
+    ask(&reader, "of-reader", "worker-0");
+    setup.eventually_decided("of-reader", "Denied", "client-key");
+    ask_with_key(&reader, &key, "of-machine", "worker-0");
+    setup.eventually_decided("of-machine", "Approved", "ticket");
 }
 
 #[test]

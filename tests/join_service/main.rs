@@ -217,6 +217,7 @@ fn an_old_client_gets_a_token_that_signs_and_a_repetition_replaces_it() {
     let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
     let old = IssueJoinTicketRequest {
         accepts_cluster_ca: false,
+        has_client_key: false,
         ..worker()
     };
     let first = setup.join(&tpm, &old).unwrap();

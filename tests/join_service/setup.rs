@@ -486,8 +486,20 @@ pub fn disk(number: u8) -> String {
     format!("0f5b7c1e-93a4-4d2b-8c6d-0000000000{number:02x}")
 }
 
-/// Returns the request of a machine of this name.
+/// Returns the request of a machine of this name, of a version that does not say which key its kubelet will have.
 pub fn request(
+    machine: &str,
+    ips: &[&str],
+    disk_number: u8,
+    control_plane: bool,
+) -> IssueJoinTicketRequest {
+    let key = KeyPair::generate().unwrap();
+    request_with_key(&key, machine, ips, disk_number, control_plane)
+}
+
+/// The same with this key in the certificate signing request.
+pub fn request_with_key(
+    key: &KeyPair,
     machine: &str,
     ips: &[&str],
     disk_number: u8,
@@ -505,9 +517,7 @@ pub fn request(
         .iter()
         .map(|ip| SanType::IpAddress(ip.parse().unwrap()))
         .collect();
-    let request = params
-        .serialize_request(&KeyPair::generate().unwrap())
-        .unwrap();
+    let request = params.serialize_request(key).unwrap();
     IssueJoinTicketRequest {
         disk_uuid: disk(disk_number),
         certificate_request: request.der().to_vec(),
@@ -516,6 +526,7 @@ pub fn request(
         host_public_key: [&[0, 0, 0, 11][..], b"ssh-ed25519", &[0, 0, 0, 32], &[9; 32]].concat(),
         host_certificate_principals: vec!["10.1.2.3".into(), "host-name".into()],
         accepts_cluster_ca: true,
+        has_client_key: false,
     }
 }
 

@@ -81,6 +81,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
         assert!(
             !request.is_control_plane
                 && request.accepts_cluster_ca
+                && request.has_client_key
                 && request.disk_uuid.len() == 36
         );
         let mut ticket = tickets.ticket(&request);
@@ -165,6 +166,14 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
             (0o600, 0o600)
         );
     }
+    // the join service approves no other key
+    let client_key = setting.in_node(kubernetes::kubeadm::KUBELET_CLIENT_KEY);
+    let serving_key = setting.in_node(kubernetes::kubeadm::KUBELET_CERTIFICATES[0].1);
+    assert_eq!(
+        fs::read(&client_key).unwrap(),
+        fs::read(serving_key).unwrap()
+    );
+    assert_eq!(mode(&client_key), 0o600);
     assert!(
         !setting.in_node("etc/kubernetes/pki").exists(),
         "a worker has none of the cluster's keys"

@@ -176,6 +176,7 @@ impl<'a> Admission<'a> {
             control_plane: asked.control_plane,
             addresses: asked.addresses().to_vec(),
             host_key: asked.host_key.line(),
+            client_key: asked.client_key(),
             principals: principals.to_vec(),
             image: image_of(self.call),
             ..MachineRecord::of_node(

@@ -29,6 +29,8 @@ pub struct JoinRequest {
     /// Whether the machine trusts the API server by the CA certificate in the ticket, and needs no
     /// token discovery.
     pub accepts_cluster_ca: bool,
+    /// Whether the first client certificate of its kubelet has the key of `certificate`.
+    pub has_client_key: bool,
 }
 
 impl JoinRequest {
@@ -78,12 +80,22 @@ impl JoinRequest {
             host_key,
             principals,
             accepts_cluster_ca,
+            has_client_key: request.has_client_key,
         })
     }
 
     /// Returns the name of the Node object.
     pub fn node(&self) -> &str {
         self.certificate.node.as_str()
+    }
+
+    /// Returns the hash of the key of the kubelet's first client certificate; empty if the machine, of an earlier version, has not said which
+    /// key that is.
+    pub fn client_key(&self) -> String {
+        match self.has_client_key {
+            true => self.certificate.key_hash(),
+            false => String::new(),
+        }
     }
 
     /// Returns the addresses of the kubelet's serving certificate.

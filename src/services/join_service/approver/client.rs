@@ -32,6 +32,8 @@ const TOKEN_PREFIX: &str = "system:bootstrap:";
 pub struct RequestedCertificate {
     /// The node in the subject.
     pub node: String,
+    /// The hash of its key.
+    key: String,
     by: By,
 }
 
@@ -89,7 +91,8 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
         .strip_prefix(USER_PREFIX)
         .unwrap_or_default()
         .to_owned();
-    Ok(RequestedCertificate { node, by })
+    let key = asked.key_hash();
+    Ok(RequestedCertificate { node, key, by })
 }
 
 /// Decides whether the requester may be this node. `node_of_token` returns the node of a token's ticket,
@@ -102,7 +105,7 @@ pub fn compare(
 ) -> Judgement {
     let node = &asked.node;
     let judged = match &asked.by {
-        By::Token(token) => of_ticket(token, node, membership, node_of_token),
+        By::Token(token) => of_ticket(token, asked, membership, node_of_token),
         By::Node(own) if own != node => deny(
             "subject",
             format!(
@@ -119,13 +122,24 @@ pub fn compare(
 /// Judges the first certificate, by the token of a ticket.
 fn of_ticket(
     token: &str,
-    node: &str,
+    asked: &RequestedCertificate,
     membership: &Membership,
     node_of_token: impl FnOnce(&str) -> Option<String>,
 ) -> Result<Judgement, Judgement> {
+    let node = &asked.node;
     let record = membership.record(node)?;
     if let Some(record) = record.filter(|record| record.token == token) {
         check_open(record)?;
+        // The token is a Secret of the API, which others can read, too.
+        if !record.client_key.is_empty() && record.client_key != asked.key {
+            let why = format!(
+                "the request has another key than the machine that got the join ticket of {node}: expected the SHA-256 {}, got {}. Who has \
+                 read the token, a Secret in {NAMESPACE}?",
+                quoted(&record.client_key, 80),
+                asked.key
+            );
+            return deny("client-key", why);
+        }
         let why = format!(
             "the token belongs to the join ticket of {node}, according to ConfigMap {NAMESPACE}/{}",
             record.name
@@ -253,6 +267,22 @@ mod tests {
         stale["spec"]["username"] = "system:bootstrap:".into();
         stale["spec"]["request"] = pkcs10("system:node:k", &[], &[]).into();
         assert_eq!(judge(&stale), REQUESTER);
+    }
+
+    #[test]
+    fn the_token_of_a_machine_that_has_named_its_key_is_worth_nothing_with_another_key() {
+        let request = by_token("system:node:n", &[], &[]);
+        let asked = examine(&request).unwrap();
+        let of = |key: &str| {
+            let record = MachineRecord {
+                client_key: key.into(),
+                ..record("n", "abcdef")
+            };
+            reason(compare(&asked, &member(Some(&record)), |_| None, None))
+        };
+        assert_eq!(of(&asked.key), "ticket");
+        assert_eq!(of(&"0".repeat(64)), "client-key");
+        assert_eq!(of("a text that is no hash"), "client-key");
     }
 
     #[test]
