@@ -1,15 +1,26 @@
 //! What stops the services without a right to any of their objects: deletion by Kubernetes' own controllers, which act for an account that may
 //! only write owners or conditions; eviction; pods of a worker that kubeadm takes for those of a control plane; objects that are too large.
 
+use std::fs;
+use std::path::Path;
 use std::sync::OnceLock;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use booted_base::uuid::Uuid;
-use common::kube_apiserver::Process;
+use common::kube_apiserver::{Process, build};
 use common::volumes::add_pod;
+use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
-    CONFIG_MAPS, Client, DAEMON_SETS, NODES, PODS, Resource, SERVICE_ACCOUNTS, SERVICES, Selector,
+    CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, Client, DAEMON_SETS, NODES, PODS, Resource,
+    SERVICE_ACCOUNTS, SERVICES, Selector,
 };
+use kubernetes::kubeadm;
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::services::TICKET_GROUP;
+use rcgen::PublicKeyData;
+use rustls::pki_types::CertificateSigningRequestDer;
+use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
 use crate::attacker::{
@@ -382,4 +393,45 @@ fn large_objects_of_an_agent_do_not_hide_the_records() {
         inside.admin.delete(&maps.named(&name(number))).unwrap();
     }
     assert!(listed.contains(&"join-config".into()));
+}
+
+/// The key that the bootstrapper places, which the join service knows from the ticket.
+#[test]
+#[ignore = "needs a kube-apiserver and a kubelet: make test-inside"]
+fn a_real_kubelet_asks_for_its_certificate_with_the_key_of_its_ticket() {
+    let inside = Inside::shared();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let name = Path::new(kubeadm::KUBELET_CLIENT_KEY).file_name().unwrap();
+    fs::write(dir.path().join(name), key.serialize_pem()).unwrap();
+    let (ca, _) = inside.cluster.ca();
+    let user = "system:bootstrap:kubele";
+    let kubeconfig = inside.cluster.kubeconfig_of(user, TICKET_GROUP, &ca);
+    fs::write(path("bootstrap.conf"), kubeconfig).unwrap();
+    let program = build(&["kubelet"]).join("kubelet");
+    let arguments = [
+        format!("--bootstrap-kubeconfig={}", path("bootstrap.conf")),
+        format!("--kubeconfig={}", path("kubelet.conf")),
+        format!("--cert-dir={}", path("")),
+        format!("--root-dir={}", path("root")),
+        "--hostname-override=kubelet-key".to_owned(),
+    ];
+    let kubelet = inside
+        .cluster
+        .start_program("kubelet", &program, &arguments);
+    let requests = CERTIFICATE_SIGNING_REQUESTS.all();
+    let asked = || {
+        let all = inside.admin.list(&requests, &Selector::default()).unwrap();
+        let mut all = all.items.into_iter();
+        all.find(|it| it["spec"]["username"] == user)
+    };
+    eventually("the kubelet asks", || asked().is_some());
+    drop(kubelet);
+    let request = asked().unwrap()["spec"]["request"].clone();
+    let pem = BASE64_STANDARD.decode(request.as_str().unwrap()).unwrap();
+    let der = CertificateSigningRequestDer::from_pem_slice(&pem).unwrap();
+    let request = CertificateRequest::parse_with_names(&der).unwrap();
+    assert_eq!(request.node.as_str(), "kubelet-key");
+    assert_eq!(request.public_key, key.subject_public_key_info());
 }
