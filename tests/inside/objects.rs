@@ -213,7 +213,12 @@ fn an_agent_that_may_write_leases_holds_none_of_ours() {
         client.modify(at, change)
     };
     let people = inside.kubeadm();
+    // in the shared cluster, controllers run without these Leases
+    let user = |name: &str| inside.cluster.client_of(&format!("system:{name}"), "");
+    let (controllers, scheduler) = (user("kube-controller-manager"), user("kube-scheduler"));
     for (name, owner) in [
+        ("kube-controller-manager", &controllers),
+        ("kube-scheduler", &scheduler),
         ("join-watch", &join),
         ("join-control-plane", &join),
         ("firstlight-nodes", &people),

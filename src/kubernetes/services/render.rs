@@ -578,6 +578,7 @@ ClusterRole firstlight-deletions of kube-system/generic-garbage-collector kube-s
   deletions.firstlight: assign
 ClusterRole firstlight-bindings of system:kube-scheduler
   bindings.firstlight: assign
+  records.firstlight kube-scheduler: assign
 ClusterRole firstlight-endpoints of kube-system/endpoint-controller kube-system/endpointslice-controller kube-system/endpointslicemirroring-controller system:kube-controller-manager
   endpoints.firstlight: assign
 ClusterRole firstlight-addresses of kube-system/cloud-controller-manager kube-system/node-controller kube-system/service-controller system:cloud-controller-manager system:kube-controller-manager
@@ -600,6 +601,7 @@ Role firstlight-joining-nodes of system:bootstrappers:firstlight:join-ticket
   configmaps kubeadm-config,kubelet-config,kube-proxy: get
 Role firstlight-controllers of system:kube-controller-manager
   accounts.firstlight: assign
+  records.firstlight kube-controller-manager: assign
 Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-cleaner system:kube-controller-manager
   records.firstlight kube-root-ca.crt,bootstrap-token: assign
 ";
