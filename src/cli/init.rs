@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::addons::{ADDONS, Addons};
+use super::components::Servers;
 use super::connect::{
     ATTESTATION_KEY, Endpoint, NODE_OPERAND, Node, Reached, TRUST_ANY_TPM, Trust, endpoint_of,
     read_policy, trust_of,
@@ -45,7 +46,6 @@ use kubernetes::services::{self, Phase};
 use machines::Role;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
-use std::str::FromStr;
 use streaming::StreamingCalls;
 use verifier::{KeyName, Variant};
 
@@ -115,7 +115,7 @@ pub const COMMAND: Command = Command {
         Opt::value("log", "FILE", "the file for the node's log; it is written if the node fails")
             .or("firstlight-cluster.log"),
         Opt::value("cluster-name", "NAME", "the cluster's name; by default the node chooses it"),
-        Opt::value("kubernetes-version", "VERSION", "the cluster's version of Kubernetes, v1.31.0 or later"),
+        Opt::value("kubernetes-version", "VERSION", "the cluster's version of Kubernetes, from v1.31 on; v1.36 is its newest patch"),
         Opt::value(
             "components",
             "FILE",
@@ -213,10 +213,16 @@ fn kubernetes_of(given: &Given) -> Result<Option<Kubernetes>, Error> {
         )));
     }
     // the node refuses other versions, and so does `firstlight components`
-    let version = given.parsed("kubernetes-version", Version::from_str)?;
+    let components: Option<PathBuf> = given.value("components").map(Into::into);
+    let version = components::version(
+        &given.text("kubernetes-version")?,
+        components.as_deref(),
+        &Servers::default(),
+        given.parsed("timeout", time)?,
+    )?;
     Ok(Some(Kubernetes {
         version,
-        components: given.value("components").map(Into::into),
+        components,
         service_cidr: given.text("service-cidr")?,
         pod_cidr: given.text("pod-cidr")?,
         apiserver_sans: given.texts("apiserver-san")?,

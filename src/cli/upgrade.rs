@@ -17,7 +17,7 @@ use kubernetes::parameters::Version;
 use kubernetes::{NAMESPACE, kubeadm};
 use serde_json::{Value, json};
 
-use super::components::{self, check};
+use super::components::{self, Servers, check};
 use super::error::Error;
 use super::interrupt;
 use super::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
@@ -47,7 +47,7 @@ pub const COMMAND: Command = Command {
         value: "VERSION",
         words: &[],
         is_needed: true,
-        help: "the version of Kubernetes, as v1.34.5",
+        help: "the version of Kubernetes, as v1.36.4; v1.36 is the patch of the list",
     }),
     options: &[
         Opt::needed(
@@ -68,10 +68,11 @@ pub const COMMAND: Command = Command {
 };
 
 fn options(given: &Given) -> Result<Options, Error> {
-    let version = given.operand()?.parse();
+    let (components, limit) = (given.path("components"), given.parsed("timeout", time)?);
+    let servers = Servers::default();
     Ok(Options {
-        version: version.map_err(|error| Error::Usage(format!("{error}")))?,
-        components: given.path("components"),
+        version: components::version(&given.operand()?, Some(&components), &servers, limit)?,
+        components,
         kubeconfig: kubeconfigs_of(given),
         dry_run: given.has("dry-run"),
         output: Output::of(given)?,

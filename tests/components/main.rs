@@ -135,6 +135,47 @@ fn a_list_has_the_published_hashes_and_a_node_can_check_them() {
     }
 }
 
+/// As kubeadm takes `v1.36`. A list that was made before says what its newest patch is.
+#[test]
+fn a_minor_version_stands_for_its_newest_patch() {
+    let published = Published::start();
+    let missing = make_list(&published, &["v1.34"]);
+    let said = text(&missing.stderr);
+    assert!(
+        missing.status.code() == Some(1) && said.contains("stable-1.34.txt: not published"),
+        "{said}"
+    );
+    published.write("dl/release/stable-1.34.txt", "v1.34.4\n");
+    let made = make_list(&published, &["v1.34"]);
+    let said = text(&made.stderr);
+    assert!(made.status.success(), "{said}");
+    assert!(
+        said.contains("v1.34: the newest patch is v1.34.4"),
+        "{said}"
+    );
+    assert!(text(&made.stdout).contains("/v1.34.4/bin/linux/amd64/kubelet"));
+    for bad in ["v1.35.1", "v1.34", "v1.34.x", "<html>"] {
+        published.write("dl/release/stable-1.34.txt", bad);
+        let refused = make_list(&published, &["v1.34"]);
+        assert!(!refused.status.success(), "{bad}");
+    }
+    let folder = published.folder.path();
+    fs::write(folder.join("list.json"), &made.stdout).unwrap();
+    let upgrade = |version: &str| {
+        let args = [
+            "upgrade",
+            version,
+            "--components",
+            "list.json",
+            "--timeout",
+            "1s",
+        ];
+        text(&firstlight(folder, &args).stderr)
+    };
+    assert!(upgrade("v1.34").contains("the newest patch is v1.34.4"));
+    assert!(upgrade("v1.35").contains("list.json: expected a patch of v1.35, got \"v1.34.4\""));
+}
+
 #[test]
 fn what_is_not_published_is_named() {
     let published = Published::start();

@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::output::say;
+use super::progress::Progress;
 use crate::error::Error;
 use crate::options::{TIMEOUT, time};
 use crate::usage::{Command, Given, Operand};
 use base::options::Opt;
 use base::program;
+use base::text::quoted;
 use booted_proto::components::Component;
 pub use check::check;
 use kubernetes::parameters::Version;
@@ -35,7 +37,7 @@ pub const COMMAND: Command = Command {
         value: "VERSION",
         words: &[],
         is_needed: false,
-        help: "the version of Kubernetes, as v1.34.4",
+        help: "the version of Kubernetes, as v1.36.4; v1.36 is its newest patch",
     }),
     options: &[
         Opt::value(
@@ -69,6 +71,7 @@ pub const COMMAND: Command = Command {
         TIMEOUT.or("2m"),
     ],
     examples: &[
+        "firstlight components v1.36 > components.json",
         "firstlight components v1.34.4 --etcd 3.6.4-0 > components.json",
         "firstlight components --check components.json --files ./downloads",
     ],
@@ -79,17 +82,16 @@ fn options(given: &Given) -> Result<Options, Error> {
     let optional = |name: &str| given.value(name).map(Into::into);
     let action = match (given.has_operand(), given.has("check")) {
         (true, false) => {
-            let version = given.operand()?;
+            let servers = Servers {
+                downloads: given.text("downloads")?,
+                registry: given.text("registry")?,
+                etcd: given.value("etcd").map(program::text).transpose()?,
+                authorities: optional("ca"),
+            };
+            let limit = given.parsed("timeout", time)?;
             Action::Make {
-                version: version
-                    .parse()
-                    .map_err(|error| Error::Usage(format!("{error}")))?,
-                servers: Servers {
-                    downloads: given.text("downloads")?,
-                    registry: given.text("registry")?,
-                    etcd: given.value("etcd").map(program::text).transpose()?,
-                    authorities: optional("ca"),
-                },
+                version: version(&given.operand()?, None, &servers, limit)?,
+                servers,
             }
         }
         (false, true) => Action::Check {
@@ -133,6 +135,46 @@ pub enum Action {
         /// The folder with the downloaded files of the list.
         files: Option<PathBuf>,
     },
+}
+
+/// Returns the version of Kubernetes that an operator names. `v1.36` stands for its newest patch: that of the list of components in the
+/// file, or without a file the newest one that Kubernetes has published.
+pub fn version(
+    text: &str,
+    list: Option<&Path>,
+    servers: &Servers,
+    limit: Duration,
+) -> Result<Version, Error> {
+    let parsed = |text: &str| {
+        text.parse::<Version>()
+            .map_err(|error| Error::Usage(error.to_string()))
+    };
+    if text.matches('.').count() != 1 {
+        return parsed(text);
+    }
+    parsed(&format!("{text}.0"))?;
+    let (newest, source) = match list {
+        Some(file) => (
+            kubernetes::components::version_in(&read(file)?)
+                .unwrap_or_default()
+                .to_owned(),
+            file.display().to_string(),
+        ),
+        None => published::newest(text, servers, limit)?,
+    };
+    match newest
+        .strip_prefix(text)
+        .is_some_and(|it| it.starts_with('.'))
+    {
+        true => {
+            Progress::on_stderr().line(format!("{text}: the newest patch is {newest}"));
+            parsed(&newest)
+        }
+        false => Err(Error::content(format!(
+            "{source}: expected a patch of {text}, got {}",
+            quoted(newest, 40)
+        ))),
+    }
 }
 
 /// Returns the list for a new node: from the operator's file, or without a file from the servers that publish Kubernetes.

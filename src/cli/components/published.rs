@@ -58,6 +58,19 @@ impl Default for Servers {
     }
 }
 
+/// Returns the newest patch of a minor version such as `v1.36`, and the file that says so.
+pub fn newest(
+    minor: &str,
+    servers: &Servers,
+    timeout: Duration,
+) -> Result<(String, String), Error> {
+    let client = Client::new(servers, Instant::now() + timeout)?;
+    let minor = minor.trim_start_matches('v');
+    let url = format!("{}/release/stable-{minor}.txt", servers.downloads);
+    let body = client.get(&url, "text/plain, application/octet-stream")?;
+    Ok((String::from_utf8_lossy(&body).trim().to_owned(), url))
+}
+
 /// Returns the list for a version.
 pub fn list(
     version: &Version,

@@ -7,6 +7,7 @@ use base::program;
 use kubernetes::parameters::Version;
 
 use super::record::Way;
+use crate::components::{self, Servers};
 use crate::drain::Permitted;
 use crate::error::Error;
 use crate::kubeconfig::kubeconfigs_of;
@@ -112,10 +113,11 @@ pub fn options(given: &Given) -> Result<Options, Error> {
         path("components"),
     ) {
         (Some(policy), None, None) => Some(NewGoal::Image(policy)),
-        (None, Some(version), Some(components)) => Some(NewGoal::Kubernetes(
-            program::parsed("kubernetes", version)?,
-            components,
-        )),
+        (None, Some(version), Some(list)) => {
+            let (text, servers) = (program::text(version)?, Servers::default());
+            let version = components::version(&text, Some(&list), &servers, Duration::ZERO)?;
+            Some(NewGoal::Kubernetes(version, list))
+        }
         (None, None, None) if !is_new => None,
         _ => {
             return Err(Error::Usage(
