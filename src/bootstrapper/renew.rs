@@ -26,12 +26,14 @@
 //! kubeadm overwrites each file in place. If the disk is full or the power fails, a file may be
 //! empty, and then kubeadm can neither list nor renew. So all files are saved in [`PENDING`] first.
 
+mod kubelet_client;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -39,11 +41,13 @@ use super::authorities::{self, NewAuthority};
 use super::error::Error as Step;
 use super::etcd;
 use super::job::Job;
+use super::kubelet;
 use super::setup;
 use super::static_pods;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_base::{child_output, file};
+use kubernetes::kubeadm::KUBELET_CLIENT_CERTIFICATE;
 
 /// The folder of the cluster's files. A lock on it keeps two runs of kubeadm apart.
 pub const KUBERNETES: &str = "/etc/kubernetes";
@@ -84,6 +88,11 @@ pub fn run(stop: &Stop, timeline: Timeline) -> Result<(), Error> {
         );
     }
     if kubernetes.join("manifests/kube-apiserver.yaml").exists() {
+        let certificate = Path::new(KUBELET_CLIENT_CERTIFICATE);
+        if kubelet_client::renew_ended(certificate, kubernetes, SystemTime::now())? {
+            job.line("the certificate of the kubelet had ended: it restarts with a new one");
+            kubelet::restart(stop, &job)?;
+        }
         node.renew_control_plane()?;
         // a restart of etcd, by this run or by the kubelet, has taken the priority from it
         etcd::prioritize_io(stop, &timeline);

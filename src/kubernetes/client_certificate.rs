@@ -7,15 +7,11 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use ring::rand::SystemRandom;
-use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair};
-use rustls::crypto::ring::sign::any_ecdsa_type;
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use super::kubelet_certificate::{
-    self, Authority, COMMON_NAME, ORGANIZATION, client_extensions, pem,
+    self, Authority, COMMON_NAME, NewKey, ORGANIZATION, client_extensions,
 };
 use super::yaml;
 use base::crypto::Secret;
@@ -74,19 +70,14 @@ pub fn kubeconfig(
     now: SystemTime,
 ) -> Result<Secret, Error> {
     let authority = Authority::new(ca_certificate, ca_key).map_err(Error::Authority)?;
-    let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new());
-    let pkcs8 = Zeroizing::new(pkcs8.map_err(|_| Error::Key)?.as_ref().to_vec());
-    let key = any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(&pkcs8[..])))
-        .map_err(|_| Error::Key)?;
-    let public_key = key.public_key().ok_or(Error::Key)?;
+    let key = NewKey::generate().map_err(Error::Authority)?;
     let certificate = authority
         .end_of(now, validity)
         .and_then(|end| {
-            authority.certificate(&subject.0, &public_key, &client_extensions(), now, end)
+            authority.certificate(&subject.0, &key.public, &client_extensions(), now, end)
         })
         .map_err(Error::Authority)?;
-    let key = pem("PRIVATE KEY", &pkcs8);
-    with_user(template, &certificate, &key)
+    with_user(template, &certificate, &key.pem)
 }
 
 /// Returns the kubeconfig with this client certificate and key for its current user.
@@ -143,8 +134,6 @@ pub enum Error {
     OfKubernetes,
     /// The cluster's authority cannot sign.
     Authority(kubelet_certificate::Error),
-    /// No key was made.
-    Key,
     /// The administrator's kubeconfig of the node cannot be used: a clause.
     Template(String),
 }
@@ -162,7 +151,6 @@ impl fmt::Display for Error {
                 "names that begin with system: are those of Kubernetes; of these, only the group system:masters can be chosen",
             ),
             Error::Authority(error) => write!(f, "no client certificate is made: {error}"),
-            Error::Key => f.write_str("cannot generate a P-256 key for the client certificate"),
             Error::Template(why) => write!(f, "admin.conf of this node cannot be used: {why}"),
         }
     }

@@ -95,7 +95,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Authority(why) => write!(f, "the cluster's CA cannot sign a certificate: {why}"),
-            Error::Key => f.write_str("cannot generate a P-256 key for the kubelet's certificate"),
+            Error::Key => f.write_str("cannot generate a P-256 key for a certificate"),
             Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
         }
     }
@@ -123,16 +123,50 @@ pub fn issue(
     now: SystemTime,
 ) -> Result<KubeletCertificate, Error> {
     let authority = Authority::new(ca_certificate, ca_key)?;
-    let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new());
-    let pkcs8 = Zeroizing::new(pkcs8.map_err(|_| Error::Key)?.as_ref().to_vec());
-    let key = any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(&pkcs8[..])))
-        .map_err(|_| Error::Key)?;
-    let public_key = key.public_key().ok_or(Error::Key)?;
-    let certificate = authority.certify(&public_key, node, names, addresses, now)?;
+    let key = NewKey::generate()?;
+    let certificate = authority.certify(&key.public, node, names, addresses, now)?;
     Ok(KubeletCertificate {
         certificate,
-        key: pem("PRIVATE KEY", &pkcs8),
+        key: key.pem,
     })
+}
+
+/// A new P-256 key.
+pub(super) struct NewKey {
+    /// The `PRIVATE KEY` (PKCS#8), PEM.
+    pub pem: Zeroizing<String>,
+    /// The SubjectPublicKeyInfo, DER.
+    pub public: Vec<u8>,
+}
+
+impl NewKey {
+    pub(super) fn generate() -> Result<NewKey, Error> {
+        let pkcs8 =
+            EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new());
+        let pkcs8 = Zeroizing::new(pkcs8.map_err(|_| Error::Key)?.as_ref().to_vec());
+        let key = any_ecdsa_type(&PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(&pkcs8[..])))
+            .map_err(|_| Error::Key)?;
+        Ok(NewKey {
+            public: key.public_key().ok_or(Error::Key)?.to_vec(),
+            pem: pem("PRIVATE KEY", &pkcs8),
+        })
+    }
+}
+
+/// Creates a key and a client certificate for the kubelet of `node`. Returns both in one PEM text, as a kubelet keeps them
+/// (k8s.io/client-go, util/certificate: certificate_store.go).
+pub fn issue_client(
+    ca_certificate: &[u8],
+    ca_key: &[u8],
+    node: &NodeName,
+    now: SystemTime,
+) -> Result<Zeroizing<String>, Error> {
+    let authority = Authority::new(ca_certificate, ca_key)?;
+    let key = NewKey::generate()?;
+    let (subject, extensions) = (subject(node), client_extensions());
+    let end = authority.end_of(now, VALIDITY)?;
+    let certificate = authority.certificate(&subject, &key.public, &extensions, now, end)?;
+    Ok(Zeroizing::new([&certificate[..], &key.pem].concat()))
 }
 
 impl KubeletCertificate {
@@ -284,7 +318,7 @@ fn key_identifier(certificate: &x509::Certificate<'_>) -> Option<Vec<u8>> {
     identifier.ok().map(<[u8]>::to_vec)
 }
 
-/// Returns the node of a kubelet's certificate in PEM.
+/// Returns the node of a kubelet's certificate in PEM, of the first one in it.
 pub fn node_of(certificate: &[u8]) -> Option<String> {
     let der = CertificateDer::from_pem_slice(certificate).ok()?;
     let read = x509::Certificate::parse(&der).ok()?;
