@@ -84,7 +84,7 @@ impl Callers {
         now: SystemTime,
     ) -> Result<Operator, Refused> {
         let authority =
-            host::authority(&self.root).map_err(|error| Refused::Unproven(error.to_string()))?;
+            host::authority(&self.root).map_err(|error| Refused::NoAuthority(error.to_string()))?;
         let verified = UserCertificate::verify(&caller.certificate, &authority, now);
         let certificate = verified.map_err(|error| match error {
             // only an owner of a certificate of this cluster learns this
@@ -173,6 +173,8 @@ enum Refused {
     Time(String, SystemTime),
     /// An operator of this cluster, who may not make this call.
     Right(String),
+    /// The state disk has no authority for operators.
+    NoAuthority(String),
     /// The state disk cannot be read or written.
     Broken(io::Error),
 }
@@ -183,7 +185,10 @@ impl Refused {
             .peer()
             .map_or("an unknown address".into(), |peer| peer.ip().to_string());
         match &self {
-            Refused::Unproven(why) | Refused::Time(why, _) | Refused::Right(why) => {
+            Refused::Unproven(why)
+            | Refused::Time(why, _)
+            | Refused::Right(why)
+            | Refused::NoAuthority(why) => {
                 log::warn!("a call of an operator from {peer} is refused: {why}");
             }
             Refused::Broken(error) => log::warn!("{REVOKED}: {error}"),
@@ -203,6 +208,12 @@ impl Refused {
                     .with_details(clock.to_be_bytes().to_vec())
             }
             Refused::Right(why) => Status::new(Code::PermissionDenied, why.clone()),
+            Refused::NoAuthority(why) => Status::new(
+                Code::FailedPrecondition,
+                format!(
+                    "this node knows no authority for operators, as one that joined long ago: {why}"
+                ),
+            ),
             Refused::Broken(error) => Status::new(
                 Code::Internal,
                 format!("the node cannot use {REVOKED} on its state disk: {error}"),
