@@ -62,6 +62,8 @@ pub struct IssueJoinTicketResponse {
     /// Constellation lacks this field.
     #[prost(bytes = "vec", tag = "15")]
     pub wrapping_key: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bytes = "vec", tag = "16")]
+    pub kubelet_client_cert: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -193,7 +193,7 @@ impl Join {
             setup::write(&Path::new(PKI).join(name), mode, content.expose())?;
         }
         setup::write_certificate(&self.ticket.kubelet)?;
-        setup::write_client_key(&self.ticket.kubelet)?;
+        setup::write_client_certificate(self.ticket.kubelet_client.as_ref())?;
         if let Trust::Authority(authority) = &self.ticket.trust {
             let discovery = kubeadm::discovery(&self.api_server, authority);
             setup::write(Path::new(kubeadm::DISCOVERY), 0o600, discovery.as_bytes())?;

@@ -161,7 +161,7 @@ fn act(
     stop: &Stop,
     job: &Job<()>,
     tell: &dyn Fn(&str),
-    ask: &dyn Fn(&str) -> Result<(), String>,
+    ask: Ask<'_>,
 ) -> Result<(), Error> {
     let etcdutl = match options.etcdutl.as_os_str().is_empty() {
         true => Path::new(ETCDUTL_OF_IMAGE),
@@ -194,6 +194,9 @@ fn act(
     }
 }
 
+/// Asks the operator; the error is a sentence.
+pub type Ask<'a> = &'a dyn Fn(&str) -> Result<(), Objection>;
+
 /// What an operator asks by a call.
 pub struct Asked<'a> {
     /// Where the state disk is mounted.
@@ -214,7 +217,7 @@ pub fn by_call(
     stop: &Stop,
     job: &Job<()>,
     tell: &dyn Fn(&str),
-    ask: &dyn Fn(&str) -> Result<(), String>,
+    ask: Ask<'_>,
 ) -> Result<(), Error> {
     let mut options = Options {
         is_dry_run: asked.is_dry_run,
@@ -332,8 +335,8 @@ pub struct Restore<'a> {
     pub job: &'a Job<()>,
     /// Tells the operator.
     pub tell: &'a dyn Fn(&str),
-    /// Asks the operator; the error is a clause.
-    pub ask: &'a dyn Fn(&str) -> Result<(), String>,
+    /// Asks the operator.
+    pub ask: Ask<'a>,
     /// Is called after each step.
     pub reached: &'a dyn Fn(&str),
 }
@@ -445,7 +448,7 @@ impl Restore<'_> {
             return Ok(false);
         }
         if !options.is_agreed {
-            (self.ask)(question).map_err(|why| Error::Between(why.into()))?;
+            (self.ask)(question).map_err(Error::Between)?;
         }
         Ok(true)
     }
@@ -872,7 +875,7 @@ fn print(text: &str) {
 }
 
 /// Asks the operator at the terminal. The error is a sentence.
-fn ask(question: &str) -> Result<(), String> {
+fn ask(question: &str) -> Result<(), Objection> {
     if !io::stdin().is_terminal() {
         let text =
             "standard input is no terminal, so nobody can be asked: give --yes, or --dry-run";

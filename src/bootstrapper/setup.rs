@@ -28,7 +28,7 @@ use disk::luks::Peers;
 use disk::state_disk::NodeState;
 use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubeadm;
-use kubernetes::kubelet_certificate::KubeletCertificate;
+use kubernetes::kubelet_certificate::{self, KubeletCertificate};
 use kubernetes::parameters::{self, NodeName};
 use kubernetes::wrapping_key;
 use machines::Instance;
@@ -295,17 +295,19 @@ pub fn write_certificate(certificate: &KubeletCertificate) -> Result<(), Error> 
     Ok(())
 }
 
-/// Gives the kubelet the key of its first client certificate. The join service approves no other one, because other programs may read the
-/// token of the ticket.
-pub fn write_client_key(certificate: &KubeletCertificate) -> Result<(), Error> {
-    let old = Path::new(kubeadm::KUBELET_CLIENT_CERTIFICATE);
-    match fs::remove_file(old) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::Io(old.into(), error)),
-        _ => write(
-            Path::new(kubeadm::KUBELET_CLIENT_KEY),
-            0o600,
-            certificate.key.as_bytes(),
-        ),
+/// Gives the kubelet its first client certificate. Without one, it requests one by the token of the ticket; a certificate of an earlier
+/// attempt is removed.
+pub fn write_client_certificate(certificate: Option<&KubeletCertificate>) -> Result<(), Error> {
+    let link = Path::new(kubeadm::KUBELET_CLIENT_CERTIFICATE);
+    match certificate {
+        Some(certificate) => kubelet_certificate::place_client(link, &certificate.in_one())
+            .map_err(Error::Certificate),
+        None => match fs::remove_file(link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Error::Io(link.into(), error))
+            }
+            _ => Ok(()),
+        },
     }
 }
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `state_disk_key`, `measurement_secret`, `measurement_salt` | 32 bytes each |
 //! | `kubelet_cert` | one certificate, of the key that was sent, for this node |
+//! | `kubelet_client_cert` | the same, or nothing |
 //! | `api_server_endpoint` | host and port |
 //! | `token` | of the form of a bootstrap token |
 //! | `discovery_token_ca_cert_hash`, `cluster_ca` | a SHA-256; if both are present, the hash of one of the CAs |
@@ -71,6 +72,8 @@ pub struct Ticket {
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     /// The kubelet's serving certificate, with its key.
     pub kubelet: KubeletCertificate,
+    /// The kubelet's first client certificate, with its key; `None` from a join service of an earlier version.
+    pub kubelet_client: Option<KubeletCertificate>,
     /// The API server's `host:port`.
     pub api_server: String,
     /// The bootstrap token.
@@ -163,11 +166,19 @@ impl Ticket {
             .kubelet
             .complete(&ticket.kubelet_cert)
             .or_else(|why| refuse("kubelet_cert", why))?;
+        let kubelet_client = match &ticket.kubelet_client_cert[..] {
+            [] => None,
+            certificate => {
+                let complete = expected.kubelet.complete(certificate);
+                Some(complete.or_else(|why| refuse("kubelet_client_cert", why))?)
+            }
+        };
         Ok(Ticket {
             disk_key,
             measurement_secret,
             measurement_salt,
             kubelet,
+            kubelet_client,
             api_server: std::mem::take(&mut ticket.api_server_endpoint),
             token,
             trust,
@@ -408,6 +419,7 @@ mod tests {
             discovery_token_ca_cert_hash: authority_hashes(&cluster_ca).unwrap().remove(0),
             control_plane_files: vec![],
             wrapping_key: vec![],
+            kubelet_client_cert: vec![],
             node_files: vec![ControlPlaneCertOrKey {
                 name: "token".into(),
                 data: b"a token".to_vec(),
@@ -529,6 +541,9 @@ mod tests {
             }),
             ("kubelet_cert: it is for another key", |ticket| {
                 ticket.kubelet_cert = ticket.cluster_ca.clone()
+            }),
+            ("kubelet_client_cert: it is for another key", |ticket| {
+                ticket.kubelet_client_cert = ticket.cluster_ca.clone()
             }),
             ("api_server_endpoint: \"\"", |ticket| {
                 ticket.api_server_endpoint.clear()

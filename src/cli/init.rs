@@ -1129,7 +1129,7 @@ mod tests {
         assert!(
             code == 1
                 && text.contains("expected https://HOST:PORT")
-                && text.contains("/etc/kubernetes/admin.conf"),
+                && text.contains("`firstlight kubeconfig`"),
             "{text}"
         );
         let state = State::open(&operator.options.state).unwrap();

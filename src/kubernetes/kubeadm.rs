@@ -58,9 +58,7 @@ pub const KUBELET_CERTIFICATES: [(&str, &str); 2] = [
     ),
 ];
 
-/// The key with which a kubelet requests its first client certificate (k8s.io/kubernetes, pkg/kubelet/certificate/bootstrap).
-pub const KUBELET_CLIENT_KEY: &str = "/var/lib/kubelet/pki/kubelet-client.key.tmp";
-/// The certificate whose key it would use instead.
+/// The link to a kubelet's client certificate with its key. A kubelet that has one requests none by a bootstrap token.
 pub const KUBELET_CLIENT_CERTIFICATE: &str = "/var/lib/kubelet/pki/kubelet-client-current.pem";
 
 /// The admission plugin without which a Service with `externalIPs`, which each tenant may make, receives connections to the control

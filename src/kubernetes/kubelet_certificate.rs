@@ -12,6 +12,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -49,6 +50,10 @@ const AUTHORITY_KEY_IDENTIFIER: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x23];
 const EXTENDED_KEY_USAGE: &[u8] = &[0x06, 0x03, 0x55, 0x1d, 0x25];
 const SERVER_AUTH: &[u8] = &[0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
 const CLIENT_AUTH: &[u8] = &[0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x02];
+
+/// The name of a client certificate that did not come by a request of the kubelet. A kubelet expects a link as the name of the present
+/// one.
+const CLIENT_FILE: &str = "kubelet-client-firstlight.pem";
 
 /// DER BOOLEAN TRUE, for a critical extension.
 const CRITICAL: &[u8] = &[der::BOOLEAN, 1, 0xff];
@@ -153,23 +158,48 @@ impl NewKey {
     }
 }
 
-/// Creates a key and a client certificate for the kubelet of `node`. Returns both in one PEM text, as a kubelet keeps them
-/// (k8s.io/client-go, util/certificate: certificate_store.go).
+/// Creates a key and a client certificate for the kubelet of `node`. Returns both in one PEM text.
 pub fn issue_client(
     ca_certificate: &[u8],
     ca_key: &[u8],
     node: &NodeName,
     now: SystemTime,
 ) -> Result<Zeroizing<String>, Error> {
-    let authority = Authority::new(ca_certificate, ca_key)?;
     let key = NewKey::generate()?;
-    let (subject, extensions) = (subject(node), client_extensions());
-    let end = authority.end_of(now, VALIDITY)?;
-    let certificate = authority.certificate(&subject, &key.public, &extensions, now, end)?;
-    Ok(Zeroizing::new([&certificate[..], &key.pem].concat()))
+    let authority = Authority::new(ca_certificate, ca_key)?;
+    let made = KubeletCertificate {
+        certificate: authority.certify_client(&key.public, node, now)?,
+        key: key.pem,
+    };
+    Ok(made.in_one())
+}
+
+/// Gives a kubelet its client certificate with the key, both PEM, as the present one: `link` names the file with them.
+pub fn place_client(link: &Path, certificate: &str) -> Result<(), Error> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |error| Error::Io(path, error)
+    };
+    let new = link.with_file_name(CLIENT_FILE);
+    write_private(&new, certificate.as_bytes())?;
+    let next = link.with_extension("next");
+    match fs::remove_file(&next) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&next)(error)),
+        _ => {}
+    }
+    symlink(&new, &next).map_err(failed(&next))?;
+    fs::rename(&next, link).map_err(failed(link))?;
+    let folder = link.parent().unwrap_or(Path::new("/"));
+    file::sync_directory(folder).map_err(failed(folder))
 }
 
 impl KubeletCertificate {
+    /// Returns certificate and key in one PEM text, as a kubelet keeps its client certificate (k8s.io/client-go, util/certificate:
+    /// certificate_store.go).
+    pub fn in_one(&self) -> Zeroizing<String> {
+        Zeroizing::new([&self.certificate[..], &self.key].concat())
+    }
+
     /// Writes both files with mode 0600, the key first. Each is written as a whole or not at all.
     pub fn write(&self, certificate: &Path, key: &Path) -> Result<(), Error> {
         write_private(key, self.key.as_bytes())?;
@@ -253,6 +283,18 @@ impl Authority {
         let end = self.end_of(now, VALIDITY)?;
         let extensions = extensions(self, node, names, addresses);
         self.certificate(&subject(node), public_key, &extensions, now, end)
+    }
+
+    /// Issues a client certificate for the kubelet of `node` and this key. Returns PEM without the CA's certificate.
+    pub fn certify_client(
+        &self,
+        public_key: &[u8],
+        node: &NodeName,
+        now: SystemTime,
+    ) -> Result<String, Error> {
+        let (subject, extensions) = (subject(node), client_extensions());
+        let end = self.end_of(now, VALIDITY)?;
+        self.certificate(&subject, public_key, &extensions, now, end)
     }
 
     /// Returns the end of a certificate with this validity: that of the CA's certificate at the latest.

@@ -207,6 +207,11 @@ impl Cluster {
             },
             node_files: vec![],
             wrapping_key: vec![],
+            // a serving certificate, too: its content does not matter here
+            kubelet_client_cert: match request.has_client_key {
+                true => fs::read(self.ca.join("crt")).unwrap(),
+                false => vec![],
+            },
             kubernetes_version: String::new(),
             kubernetes_components: vec![self.kubeadm()],
             authorized_ca_public_key: format!("{}\n", self.ssh.public_line()).into_bytes(),

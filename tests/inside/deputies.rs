@@ -4,23 +4,20 @@
 use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use booted_base::uuid::Uuid;
 use common::kube_apiserver::{Process, build};
 use common::volumes::add_pod;
-use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
     CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, Client, DAEMON_SETS, NODES, PODS, Resource,
     SERVICE_ACCOUNTS, SERVICES, Selector,
 };
 use kubernetes::kubeadm;
+use kubernetes::kubelet_certificate::{issue_client, place_client};
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::parameters::NodeName;
 use kubernetes::services::TICKET_GROUP;
-use rcgen::PublicKeyData;
-use rustls::pki_types::CertificateSigningRequestDer;
-use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
 use crate::attacker::{
@@ -395,43 +392,59 @@ fn large_objects_of_an_agent_do_not_hide_the_records() {
     assert!(listed.contains(&"join-config".into()));
 }
 
-/// The key that the bootstrapper places, which the join service knows from the ticket.
+/// As kubeadm configures it. With the certificate of its ticket, it asks for none by the token.
 #[test]
 #[ignore = "needs a kube-apiserver and a kubelet: make test-inside"]
-fn a_real_kubelet_asks_for_its_certificate_with_the_key_of_its_ticket() {
+fn a_real_kubelet_with_the_certificate_of_its_ticket_asks_for_none() {
     let inside = Inside::shared();
-    let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).display().to_string();
-    let key = rcgen::KeyPair::generate().unwrap();
-    let name = Path::new(kubeadm::KUBELET_CLIENT_KEY).file_name().unwrap();
-    fs::write(dir.path().join(name), key.serialize_pem()).unwrap();
-    let (ca, _) = inside.cluster.ca();
-    let user = "system:bootstrap:kubele";
-    let kubeconfig = inside.cluster.kubeconfig_of(user, TICKET_GROUP, &ca);
-    fs::write(path("bootstrap.conf"), kubeconfig).unwrap();
-    let program = build(&["kubelet"]).join("kubelet");
-    let arguments = [
-        format!("--bootstrap-kubeconfig={}", path("bootstrap.conf")),
-        format!("--kubeconfig={}", path("kubelet.conf")),
-        format!("--cert-dir={}", path("")),
-        format!("--root-dir={}", path("root")),
-        "--hostname-override=kubelet-key".to_owned(),
-    ];
-    let kubelet = inside
-        .cluster
-        .start_program("kubelet", &program, &arguments);
     let requests = CERTIFICATE_SIGNING_REQUESTS.all();
-    let asked = || {
+    let asked = |user: &str| {
         let all = inside.admin.list(&requests, &Selector::default()).unwrap();
-        let mut all = all.items.into_iter();
-        all.find(|it| it["spec"]["username"] == user)
+        all.items.iter().any(|it| it["spec"]["username"] == user)
     };
-    eventually("the kubelet asks", || asked().is_some());
+    let (ca, ca_key) = inside.cluster.ca();
+    let start = |user: &str, folder: &Path| {
+        let path = |name: &str| folder.join(name).display().to_string();
+        let kubeconfig = inside.cluster.kubeconfig_of(user, TICKET_GROUP, &ca);
+        fs::write(path("bootstrap.conf"), kubeconfig).unwrap();
+        let config = json!({"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "rotateCertificates": true, "authentication": {"anonymous": {"enabled": false}}});
+        fs::write(path("config.yaml"), config.to_string()).unwrap();
+        let program = build(&["kubelet"]).join("kubelet");
+        let arguments = [
+            format!("--bootstrap-kubeconfig={}", path("bootstrap.conf")),
+            format!("--kubeconfig={}", path("kubelet.conf")),
+            format!("--config={}", path("config.yaml")),
+            format!("--cert-dir={}", path("")),
+            format!("--root-dir={}", path("root")),
+            "--hostname-override=kubelet-key".to_owned(),
+        ];
+        inside
+            .cluster
+            .start_program("kubelet", &program, &arguments)
+    };
+    let (without, with) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let kubelet = start("system:bootstrap:nocert", without.path());
+    eventually("the kubelet asks", || asked("system:bootstrap:nocert"));
     drop(kubelet);
-    let request = asked().unwrap()["spec"]["request"].clone();
-    let pem = BASE64_STANDARD.decode(request.as_str().unwrap()).unwrap();
-    let der = CertificateSigningRequestDer::from_pem_slice(&pem).unwrap();
-    let request = CertificateRequest::parse_with_names(&der).unwrap();
-    assert_eq!(request.node.as_str(), "kubelet-key");
-    assert_eq!(request.public_key, key.subject_public_key_info());
+
+    let node = NodeName::from_machine("kubelet-key").unwrap();
+    let made = issue_client(ca.as_bytes(), ca_key.as_bytes(), &node, SystemTime::now()).unwrap();
+    let link = Path::new(kubeadm::KUBELET_CLIENT_CERTIFICATE)
+        .file_name()
+        .unwrap();
+    place_client(&with.path().join(link), &made).unwrap();
+    let kubelet = start("system:bootstrap:hascert", with.path());
+    // it writes this file when it has a certificate, or before it asks for one
+    eventually("the kubelet has its kubeconfig", || {
+        with.path().join("kubelet.conf").exists()
+    });
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    drop(kubelet);
+    assert!(!asked("system:bootstrap:hascert"));
+    let kubeconfig = fs::read_to_string(with.path().join("kubelet.conf")).unwrap();
+    assert!(
+        kubeconfig.contains("kubelet-client-current.pem"),
+        "{kubeconfig}"
+    );
 }

@@ -154,6 +154,20 @@ fn a_reader_of_the_token_of_a_ticket_gets_no_certificate_of_its_node() {
         ..request_with_key(&key, "worker-0", &["127.42.2.100"], 1, false)
     };
     let ticket = setup.join(&Swtpm::start(), &machine).unwrap();
+    let certificate = String::from_utf8(ticket.kubelet_client_cert.clone()).unwrap();
+    let shown = openssl_text(&certificate);
+    for part in [
+        "CN = system:node:worker-0",
+        "TLS Web Client Authentication",
+        "O = system:nodes",
+    ] {
+        assert!(shown.contains(part), "{shown}");
+    }
+    assert!(!shown.contains("Server Authentication"), "{shown}");
+    assert_eq!(
+        public_key_of(&certificate),
+        key.public_key_pem().replace("\r", "")
+    );
     let reader = by_token(cluster, &ticket.token);
     ask(&reader, "of-reader", "worker-0");
     setup.eventually_decided("of-reader", "Denied", "client-key");
@@ -372,4 +386,32 @@ fn without_kubeadms_bindings_kubernetes_itself_approves_no_kubelet() {
     ask(&removed, "unbound", "worker-9");
     thread::sleep(Duration::from_secs(5));
     assert_eq!(setup.decision("unbound"), None);
+}
+
+fn openssl(arguments: &[&str], input: &str) -> String {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+    let mut child = Command::new("openssl")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn openssl_text(certificate: &str) -> String {
+    openssl(&["x509", "-noout", "-text"], certificate)
+}
+
+fn public_key_of(certificate: &str) -> String {
+    openssl(&["x509", "-noout", "-pubkey"], certificate)
 }

@@ -166,14 +166,12 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
             (0o600, 0o600)
         );
     }
-    // the join service approves no other key
-    let client_key = setting.in_node(kubernetes::kubeadm::KUBELET_CLIENT_KEY);
+    // with it, the kubelet requests none by the token
+    let client = setting.in_node(kubernetes::kubeadm::KUBELET_CLIENT_CERTIFICATE);
+    assert!(fs::symlink_metadata(&client).unwrap().is_symlink());
     let serving_key = setting.in_node(kubernetes::kubeadm::KUBELET_CERTIFICATES[0].1);
-    assert_eq!(
-        fs::read(&client_key).unwrap(),
-        fs::read(serving_key).unwrap()
-    );
-    assert_eq!(mode(&client_key), 0o600);
+    let kept = fs::read_to_string(client.with_file_name("kubelet-client-firstlight.pem")).unwrap();
+    assert!(kept.ends_with(&fs::read_to_string(serving_key).unwrap()));
     assert!(
         !setting.in_node("etc/kubernetes/pki").exists(),
         "a worker has none of the cluster's keys"

@@ -32,7 +32,7 @@ use streaming::{Sender, StreamingMethods};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use callers::{Callers, Right};
-use record::Record;
+use record::CallRecord;
 
 /// The machine of a member.
 pub struct Machine {
@@ -60,7 +60,7 @@ impl Machine {
 /// The service of a member.
 pub struct OperatorService {
     callers: Callers,
-    record: Record,
+    record: CallRecord,
     /// Taken while etcd is restored.
     restoring: Mutex<()>,
     machine: Machine,
@@ -71,7 +71,7 @@ impl OperatorService {
     pub fn new(machine: Machine) -> Arc<OperatorService> {
         Arc::new(OperatorService {
             callers: Callers::of(&machine.root),
-            record: Record::of(&machine.root),
+            record: CallRecord::of(&machine.root),
             restoring: Mutex::new(()),
             machine,
         })

@@ -20,15 +20,15 @@ const FILE: &str = "firstlight/operator-calls";
 const MAX: u64 = 4 << 20;
 
 /// The file of calls, and the one before it with the ending `.1`.
-pub struct Record {
+pub struct CallRecord {
     path: PathBuf,
     writing: Mutex<()>,
 }
 
-impl Record {
+impl CallRecord {
     /// Uses the state disk that is mounted at `root`.
-    pub fn of(root: &Path) -> Record {
-        Record {
+    pub fn of(root: &Path) -> CallRecord {
+        CallRecord {
             path: root.join(FILE),
             writing: Mutex::new(()),
         }
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_long_record_becomes_the_older_one_and_no_line_is_lost_between_them() {
         let root = tempfile::tempdir().unwrap();
-        let record = Record::of(root.path());
+        let record = CallRecord::of(root.path());
         let line = format!("{}\n", "x".repeat(1 << 20));
         for _ in 0..5 {
             record.append(&line).unwrap();
@@ -108,6 +108,6 @@ mod tests {
     fn a_record_that_cannot_be_written_is_an_error() {
         let root = tempfile::tempdir().unwrap();
         fs::write(root.path().join("firstlight"), b"a file").unwrap();
-        assert!(Record::of(root.path()).append("x\n").is_err());
+        assert!(CallRecord::of(root.path()).append("x\n").is_err());
     }
 }

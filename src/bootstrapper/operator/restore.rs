@@ -91,7 +91,7 @@ impl OperatorService {
             let is_agreed = asking.send(question).is_ok() && answered.recv() == Ok(true);
             is_agreed
                 .then_some(())
-                .ok_or("the caller has not agreed".to_owned())
+                .ok_or("the caller has not agreed".into())
         };
         let stop = &self.machine.stop;
         let result = thread::scope(|scope| {

@@ -3,19 +3,14 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::SystemTime;
 
-use booted_base::file;
 use kubernetes::authority;
-use kubernetes::kubelet_certificate::{issue_client, node_of};
+use kubernetes::kubelet_certificate::{issue_client, node_of, place_client};
 use kubernetes::parameters::NodeName;
 
 use crate::error::Error;
-
-/// The new certificate with its key, beside the link that names the present one: the kubelet expects a link.
-const NEW: &str = "kubelet-client-firstlight.pem";
 
 /// Makes a new certificate if that of this link has ended at `now`. Returns whether it did. `kubernetes` is the folder of the cluster's files.
 pub fn renew_ended(link: &Path, kubernetes: &Path, now: SystemTime) -> Result<bool, Error> {
@@ -40,15 +35,7 @@ pub fn renew_ended(link: &Path, kubernetes: &Path, now: SystemTime) -> Result<bo
     };
     let made = issue_client(&read("pki/ca.crt")?, &read("pki/ca.key")?, &node, now)
         .map_err(Error::Certificate)?;
-    let new = link.with_file_name(NEW);
-    file::replace(&new, made.as_bytes(), 0o600).map_err(io(&new))?;
-    let next = link.with_extension("next");
-    let _ = fs::remove_file(&next);
-    symlink(&new, &next).map_err(io(&next))?;
-    fs::rename(&next, link).map_err(io(link))?;
-    link.parent()
-        .map_or(Ok(()), file::sync_directory)
-        .map_err(io(link))?;
+    place_client(link, &made).map_err(Error::Certificate)?;
     Ok(true)
 }
 
@@ -61,6 +48,7 @@ fn certificate_in(pem: &[u8]) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
     use std::process::Command;
     use std::time::Duration;
 

@@ -1,11 +1,11 @@
 //! A connection to a node, on which the operator has proven to be one.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use base::child_process;
 use base::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, SSH_USER_CA_SEED_ID};
 use base::options::Opt;
 use booted_base::time::seconds;
@@ -232,26 +232,14 @@ fn validator(given: &Given, state: Option<&State>) -> Result<Arc<dyn Validator>,
 
 /// Signs `message` with the key in this file, or with that of an agent whose public key is in this file.
 fn sign(key: &Path, message: &[u8]) -> Result<Vec<u8>, Error> {
-    let failed =
-        |why: String| Error::failed(format!("ssh-keygen -Y sign -f {}: {why}", key.display()));
-    let mut child = Command::new("ssh-keygen")
+    let mut command = Command::new("ssh-keygen");
+    command
         .args(["-q", "-Y", "sign", "-n", OPERATOR_NAMESPACE, "-f"])
-        .arg(key)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
+        .arg(key);
+    let failed = |why: String| Error::failed(format!("no signature by {}: {why}", key.display()));
+    let output = child_process::in_foreground(&mut command, message)
         .map_err(|error| failed(error.to_string()))?;
-    if let Some(mut input) = child.stdin.take() {
-        // a program that ends early says why
-        let _ = input.write_all(message);
-    }
-    let output = child
-        .wait_with_output()
-        .map_err(|error| failed(error.to_string()))?;
-    if !output.status.success() {
-        return Err(failed(format!("{} (see above)", output.status)));
-    }
-    signature::blob_of_file(&String::from_utf8_lossy(&output.stdout))
+    signature::blob_of_file(&String::from_utf8_lossy(&output))
         .map_err(|error| failed(error.to_string()))
 }
 

@@ -122,4 +122,14 @@ impl Ca {
             .map(String::into_bytes)
             .map_err(|error| TicketRefusal::internal("pki", error.to_string()))
     }
+
+    /// Issues a kubelet's first client certificate, PEM.
+    pub fn certify_client(&self, request: &CertificateRequest) -> Result<Vec<u8>, TicketRefusal> {
+        let issued =
+            self.authority
+                .certify_client(&request.public_key, &request.node, SystemTime::now());
+        issued
+            .map(String::into_bytes)
+            .map_err(|error| TicketRefusal::internal("pki", error.to_string()))
+    }
 }

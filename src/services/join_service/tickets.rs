@@ -88,6 +88,8 @@ struct Inputs {
 /// The signed parts of a ticket.
 struct Signed {
     kubelet: Vec<u8>,
+    /// Empty for a machine of an earlier version.
+    kubelet_client: Vec<u8>,
     host: String,
     /// The names and addresses in the SSH host certificate.
     principals: Vec<String>,
@@ -481,6 +483,10 @@ fn sign(asked: &JoinRequest, inputs: &Inputs) -> Result<Signed, TicketRefusal> {
         host.map_err(|error| TicketRefusal::invalid("principals", error.to_string()))? + "\n";
     Ok(Signed {
         kubelet: inputs.ca.certify(&asked.certificate)?,
+        kubelet_client: match asked.has_client_key {
+            true => inputs.ca.certify_client(&asked.certificate)?,
+            false => vec![],
+        },
         host,
         principals,
     })
@@ -497,6 +503,7 @@ fn ticket(
     ticket.measurement_salt = inputs.measurement_salt.expose().to_vec();
     ticket.measurement_secret = inputs.measurement_secret.expose().to_vec();
     ticket.kubelet_cert = signed.kubelet;
+    ticket.kubelet_client_cert = signed.kubelet_client;
     ticket.api_server_endpoint = inputs.kubeadm.endpoint;
     ticket.token = token.to_string();
     ticket.discovery_token_ca_cert_hash = inputs.ca.pin;
