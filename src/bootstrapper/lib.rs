@@ -25,9 +25,10 @@
 //! the [`static_pods`] that use them; [`authorities`] gives new certificates to those that sign them.
 //! [`restore`] gives etcd the objects of a snapshot if the other control planes are lost.
 //! [`growth`] grows the file system after the disk, and [`generation`] lets the cluster see an old copy
-//! of it. [`child_process`](base::child_process) runs other programs.
+//! of it. [`clock`] tells the time service which servers to ask. [`child_process`](base::child_process) runs other programs.
 
 pub mod authorities;
+pub mod clock;
 pub mod cluster;
 pub mod error;
 pub mod etcd;

@@ -15,6 +15,7 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_proto::init;
 use booted_sys::keeping::Keeping;
+use bootstrapper::clock::TimeService;
 use bootstrapper::evidence::{self, Attester};
 use bootstrapper::generation::Generations;
 use bootstrapper::operator::{Machine, OperatorService};
@@ -191,6 +192,14 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
         stop: stop.clone(),
         timeline,
     };
+    TimeService {
+        setting: settings.time_servers,
+        metadata: metadata.clone(),
+        cloud,
+        stop: stop.clone(),
+        timeline,
+    }
+    .start();
     let listen = SocketAddr::new(options.listen, init::PORT);
     let (root, disk) = (options.root, options.disk.clone());
     let is_external = has_external_provider(cloud);

@@ -11,6 +11,7 @@ use lexopt::Parser;
 use node::options;
 use verifier::Policy;
 
+use crate::clock::Sources;
 use crate::service_trust::read_policy;
 
 /// The values of the options.
@@ -28,6 +29,8 @@ pub struct Settings {
     pub cloud_controller: Option<bool>,
     /// How long kubeadm waits for each part of Kubernetes; `None`: as long as kubeadm does by default.
     pub kubeadm_timeout: Option<Duration>,
+    /// What the time service asks; `None`: as the list of machines or the cloud has it.
+    pub time_servers: Option<Sources>,
     /// Whether the settings of the image are read as well.
     pub read: bool,
     /// Whether the program only proves this machine.
@@ -46,6 +49,8 @@ pub const OPTIONS: &Table<Settings> = &[
      |it, name, value| put(&mut it.cloud_controller, yes_or_no(name, value).map(Some))),
     (Opt::value("kubeadm-timeout", "SECONDS", "how long kubeadm waits for the kubelet, each component of the control plane, the API and etcd, on a slow machine, 240 to 86400; by default as long as kubeadm itself does, such as 240 for the API server").setting(),
      |it, name, value| put(&mut it.kubeadm_timeout, kubeadm_timeout(name, value).map(Some))),
+    (Opt::value("time-servers", "LIST", "what the image's chrony asks for the time, up to 8 separated by commas: HOST, nts:HOST, or /dev/ptp.. for a clock of the host; by default the list's timeServers, then those of the cloud, then public servers with NTS").setting(),
+     |it, name, value| put(&mut it.time_servers, parsed(name, value).map(Some))),
     (Opt::flag("settings", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)"),
      |it, _, _| put(&mut it.read, Ok(true))),
     (Opt::flag("serve-evidence", "does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends after a minute without a call"),

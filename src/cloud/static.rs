@@ -15,7 +15,8 @@
 //!
 //! All machines can have the same list: without `self`, a machine finds its own entry by its
 //! address. `address` is an IP address or a DNS name. Without `endpoint` the first control plane is
-//! the endpoint. `initSecretHash` is needed only by a machine that will be initialized.
+//! the endpoint. `initSecretHash` is needed only by a machine that will be initialized. `timeServers`
+//! has the form of the setting `time-servers`, without devices.
 //!
 //! `--metadata` says where the list is:
 //!
@@ -161,6 +162,9 @@ pub struct Machines {
     /// The bcrypt hash of the init secret, not checked: only the machine that will be initialized needs it.
     #[serde(default, rename = "initSecretHash")]
     pub init_secret_hash: Option<String>,
+    /// The time servers, not checked: only the booted system uses them.
+    #[serde(default, rename = "timeServers")]
+    pub time_servers: Option<String>,
     /// All machines.
     pub machines: Vec<Machine>,
     /// The name of this machine.
@@ -366,6 +370,14 @@ mod tests {
         let json = list().replace(r#""endpoint":"cluster.example","#, "");
         let list = Machines::parse(json.as_bytes()).unwrap();
         assert_eq!(list.endpoint(), "10.0.0.11");
+    }
+
+    #[test]
+    fn a_list_may_name_time_servers() {
+        let of = |json: &str| Machines::parse(json.as_bytes()).unwrap().time_servers;
+        assert_eq!(of(&list()), None);
+        let named = list().replacen('{', r#"{"timeServers":"nts:time.example,10.0.0.5","#, 1);
+        assert_eq!(of(&named).as_deref(), Some("nts:time.example,10.0.0.5"));
     }
 
     #[test]

@@ -39,6 +39,19 @@ pub fn metadata(cloud: Cloud, place: Option<&str>) -> Made {
     }
 }
 
+/// Returns the time source that a cloud offers to each machine, in the form of the setting
+/// `time-servers`. It belongs to the host, as the machine's clock does.
+pub fn time_source(cloud: Cloud) -> Option<&'static str> {
+    match cloud {
+        Cloud::Aws => Some("169.254.169.123"),
+        // metadata.google.internal
+        Cloud::Gcp => Some("169.254.169.254"),
+        // the driver hv_utils; udev names the device
+        Cloud::Azure => Some("/dev/ptp_hyperv"),
+        Cloud::OpenStack | Cloud::Stackit | Cloud::Qemu | Cloud::Static => None,
+    }
+}
+
 fn guarded(client: impl Service + 'static) -> Made {
     Ok(Arc::new(Guarded::new(client)))
 }

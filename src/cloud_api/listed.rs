@@ -37,6 +37,10 @@ impl Service for ListedMetadata {
             self.failed("it has no initSecretHash, so no operator can initialize this machine")
         })
     }
+
+    fn time_servers(&self) -> Result<Option<String>, Error> {
+        Ok(self.list()?.time_servers)
+    }
 }
 
 /// Returns the bcrypt hash of the init secret, if the list has one.

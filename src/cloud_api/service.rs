@@ -33,6 +33,11 @@ pub trait Service: Metadata {
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
         Ok(vec![])
     }
+    /// Returns the time servers that the service names, in the form of the setting `time-servers`, not
+    /// checked.
+    fn time_servers(&self) -> Result<Option<String>, Error> {
+        Ok(None)
+    }
     /// Returns the address ranges of the cluster's network; empty if the service does not know
     /// them.
     fn ranges(&self) -> Result<Vec<Range>, Error> {

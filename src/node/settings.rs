@@ -33,7 +33,7 @@ const OLD: [(&str, &str); 2] = [
 ];
 /// The settings that only `unlock` or only `bootstrapper` has, with `=` if they have a value. The
 /// other program ignores them. tests/tables.rs compares them with the tables of the programs.
-pub const OF_ONE_PROGRAM: [&str; 8] = [
+pub const OF_ONE_PROGRAM: [&str; 9] = [
     "peers=",
     "timeout=",
     "onfail=",
@@ -42,6 +42,7 @@ pub const OF_ONE_PROGRAM: [&str; 8] = [
     "kubeadm-timeout=",
     "allow-unverified-components",
     "cloud-controller-manager=",
+    "time-servers=",
 ];
 
 /// An option `--name=value`, or why a setting is wrong or a source cannot be read.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 pub mod activation;
+pub mod clock;
 pub mod ext4;
 pub mod keeping;
 pub mod process;
