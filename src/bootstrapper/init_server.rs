@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::clock;
 use super::error::Error;
 use super::init::{Done, Init, Keys, Refused};
 use super::job::{Ending, Event, Job};
@@ -93,7 +94,7 @@ impl InitServer {
                 Err(refused) => answer.send(&failure(refused.code(), &refused)),
             },
         );
-        let router = record::serve(router, timeline);
+        let router = record::serve(router, timeline, clock::is_synchronized);
         let transport = Arc::new(atls::Server::new(Some(issuer), None));
         let limits = Limits {
             message_bytes: MAX_REQUEST,

@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::clock;
 use super::generation::Generations;
 use super::operator::OperatorService;
 use attest::Issuer;
@@ -51,7 +52,11 @@ pub fn serve(
         ..Limits::default()
     };
     let tls = Arc::new(atls::Server::new(Some(issuer), None));
-    let router = generations.serve(record::serve(Router::new(), *timeline));
+    let router = generations.serve(record::serve(
+        Router::new(),
+        *timeline,
+        clock::is_synchronized,
+    ));
     let router = operators.serve(router);
     let server = TcpListener::bind(address)
         .and_then(|listener| Server::start("member", listener, tls, router, limits));

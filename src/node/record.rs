@@ -5,8 +5,9 @@ use base::timeline::Timeline;
 use proto::node::{TIMELINE, TimelineRequest, TimelineResponse};
 use rpc::grpc::{Call, Code, Router, Status};
 
-/// Adds the method that returns the record.
-pub fn serve(router: Router, timeline: Timeline) -> Router {
+/// Adds the method that returns the record. `clock` says whether a time service has set the clock, if
+/// the program knows.
+pub fn serve(router: Router, timeline: Timeline, clock: fn() -> Option<bool>) -> Router {
     router.unary(TIMELINE, move |_: &Call, _: TimelineRequest| {
         let record = timeline.record().map_err(|error| {
             log::warn!("cannot read the record of this boot: {error}");
@@ -15,6 +16,9 @@ pub fn serve(router: Router, timeline: Timeline) -> Router {
                 "the node cannot read the record of its boot",
             )
         })?;
-        Ok(TimelineResponse { record })
+        Ok(TimelineResponse {
+            record,
+            clock_synchronized: clock(),
+        })
     })
 }

@@ -9,4 +9,8 @@ pub struct TimelineResponse {
     /// At most 32 KiB.
     #[prost(string, tag = "1")]
     pub record: ::prost::alloc::string::String,
+    /// Whether a time service has set the clock of this machine, by the kernel's flag (adjtimex(2), STA_UNSYNC). Missing from a node in
+    /// its initramfs, and from earlier versions.
+    #[prost(bool, optional, tag = "2")]
+    pub clock_synchronized: ::core::option::Option<bool>,
 }

@@ -77,7 +77,7 @@ impl RecoveryServer {
         let router = router.unary(STATUS, move |_: &Call, _: StatusRequest| {
             Ok(status(&waiting))
         });
-        let router = record::serve(router, timeline);
+        let router = record::serve(router, timeline, || None);
         let transport = Arc::new(atls::Server::new(Some(issuer), None));
         let listener = TcpListener::bind(address)?;
         Server::start("recovery", listener, transport, router, limits()).map(RecoveryServer)

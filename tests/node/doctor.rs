@@ -331,7 +331,9 @@ fn judge(setting: &Setting, cluster: &Cluster, client: &Client, policy: &Path) {
     // One member of etcd, a policy of only PCR 15, and perhaps an old Kubernetes: nothing else is wrong here.
     let (healthy, report) = found();
     let is_known = |(check, severity): &&(String, String)| {
-        severity == "note" || ["etcd", "policy", "end-of-life"].contains(&check.as_str())
+        severity == "note"
+            // the machine that runs the tests may have no time service
+            || ["etcd", "policy", "end-of-life", "clocks"].contains(&check.as_str())
     };
     let unknown: Vec<_> = healthy.iter().filter(|it| !is_known(it)).collect();
     assert!(unknown.is_empty(), "{unknown:?} {report:#}");

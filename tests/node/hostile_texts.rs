@@ -37,7 +37,10 @@ fn node() -> Server {
     };
     let timeline = |_: &Call, _: TimelineRequest| {
         let record = format!("firstlight[unlock]    3.214s mapped: {HOSTILE}");
-        Ok(TimelineResponse { record })
+        Ok(TimelineResponse {
+            record,
+            clock_synchronized: Some(false),
+        })
     };
     let init = |_: &Call, _: InitRequest, to: &mut Sender<InitResponse>| {
         for (line, millis) in [("", 1), (HOSTILE, 2), ("", 3)] {
@@ -129,6 +132,12 @@ fn no_command_lets_a_node_forge_a_line_or_hide_one() {
             format!("{said}{errors}").contains("a\\u001b[2Jb\\u000d") || what == "status",
             "{what}: the text was not shown: {said}{errors}"
         );
+        // what this node says of its clock is no text
+        assert_eq!(
+            said.contains("  Clock:       no time service has set it"),
+            what == "status",
+            "{said}"
+        );
         let [json, errors] = run(setting.firstlight(&args).args(["-o", "json"]));
         check(what, &json);
         check(what, &errors);
@@ -137,6 +146,7 @@ fn no_command_lets_a_node_forge_a_line_or_hide_one() {
         match read {
             Some(read) if what == "status" => {
                 assert_eq!(read["servers"][0]["waiting"]["state"], HOSTILE);
+                assert_eq!(read["servers"][0]["clockSynchronized"], false);
             }
             Some(read) if read.get("error").is_some() => {
                 let text = read["error"]["text"].as_str().unwrap();

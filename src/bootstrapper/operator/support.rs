@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MAX_FILE: u64 = 1 << 20;
 
 /// The names of facts, and the programs that print them.
-const PROGRAMS: [(&str, &[&str]); 10] = [
+const PROGRAMS: [(&str, &[&str]); 12] = [
     (
         "units-failed",
         &["systemctl", "--failed", "--no-pager", "--plain"],
@@ -34,6 +34,8 @@ const PROGRAMS: [(&str, &[&str]); 10] = [
     ("inodes", &["df", "--inodes"]),
     ("memory", &["free", "--mebi"]),
     ("processes", &["ps", "-eo", "pid,ppid,stat,rss,etime,comm"]),
+    ("clock", &["chronyc", "-n", "tracking"]),
+    ("time-servers", &["chronyc", "-n", "sources"]),
     ("addresses", &["ip", "address"]),
     ("routes", &["ip", "route", "show", "table", "all"]),
     (

@@ -67,5 +67,7 @@ pub enum Answer {
         waiting: Option<StatusResponse>,
         /// The record of the node's boot.
         record: Result<String, Status>,
+        /// Whether a time service has set the node's clock, if the node says so.
+        has_set_clock: Option<bool>,
     },
 }

@@ -199,6 +199,15 @@ fn of_cluster(view: &View, waiting: &[Waiting], now: SystemTime) -> String {
             "Look at it soon (firstlight doctor): {object}: {what}"
         );
     }
+    for node in &view.nodes {
+        if node.report.has_set_clock() == Some(false) {
+            let name = printable(&node.listed.name);
+            let _ = writeln!(
+                text,
+                "Look at it soon (firstlight doctor): {name}: no time service has set its clock"
+            );
+        }
+    }
     for Waiting {
         object, text: what, ..
     } in waiting

@@ -109,13 +109,15 @@ fn ask(Asked { node, noted }: &Asked, policy: &Policy, deadline: Instant) -> Ans
         Ok(Reached { channel, key }) => {
             // a connection exists only if the validator has noted something
             let noted = noted.get();
+            let boot = boot(&channel, deadline);
             Answer::Verified {
                 standing: noted.map_or(Standing::Other, |noted| noted.standing),
                 image: noted.and_then(|noted| verify::image_of(policy, &noted.document)),
                 services: services(&channel, deadline),
                 key,
                 waiting: recover::status(&channel).ok(),
-                record: record(&channel, deadline),
+                has_set_clock: boot.as_ref().ok().and_then(|it| it.clock_synchronized),
+                record: boot.map(|it| it.record),
             }
         }
         Err(Attempt::Refused(_)) if is_guarded(node, deadline) => Answer::Guarded,
@@ -167,14 +169,13 @@ fn until<T>(socket: &TcpStream, time: Duration, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Returns the record of the node's boot.
-fn record(channel: &Channel, deadline: Instant) -> Result<String, Status> {
+/// Returns the record of the node's boot, and the state of its clock.
+fn boot(channel: &Channel, deadline: Instant) -> Result<TimelineResponse, Status> {
     let options = CallOptions {
         timeout: Some(limit(deadline)),
         ..CallOptions::default()
     };
-    let answer: TimelineResponse = channel.unary(node::TIMELINE, &TimelineRequest {}, &options)?;
-    Ok(answer.record)
+    channel.unary(node::TIMELINE, &TimelineRequest {}, &options)
 }
 
 /// Returns the services that the server lists; none for Constellation's nodes, which have no health

@@ -171,6 +171,14 @@ impl Report {
         })
     }
 
+    /// Returns whether a time service has set the node's clock, if the node says so.
+    pub fn has_set_clock(&self) -> Option<bool> {
+        self.answers.iter().find_map(|(_, answer)| match answer {
+            Answer::Verified { has_set_clock, .. } => *has_set_clock,
+            _ => None,
+        })
+    }
+
     /// Returns the text for people.
     pub fn text(&self) -> String {
         let warning = self.warning().map_or(String::new(), |it| format!("{it}\n"));
@@ -223,6 +231,7 @@ impl Report {
                 services,
                 key,
                 waiting,
+                has_set_clock,
                 ..
             } => {
                 // Constellation's nodes do not list their services
@@ -260,6 +269,12 @@ impl Report {
                 if let Some(key) = key {
                     writeln!(text, "  Key:         {key}")?;
                 }
+                if *has_set_clock == Some(false) {
+                    writeln!(
+                        text,
+                        "  Clock:       no time service has set it: firstlight doctor says what to do"
+                    )?;
+                }
                 for (name, value) in waiting.iter().flat_map(recover::facts) {
                     writeln!(text, "  {name} {value}")?;
                 }
@@ -286,12 +301,14 @@ impl Report {
                 "services": [],
                 "key": null,
                 "waiting": null,
+                "clockSynchronized": null,
             });
             if let Answer::Verified {
                 standing,
                 services,
                 key,
                 waiting,
+                has_set_clock,
                 ..
             } = answer
             {
@@ -304,6 +321,7 @@ impl Report {
                 server["services"] = services.iter().map(|service| service.name).collect();
                 server["key"] = key.map(|key| key.to_string()).into();
                 server["waiting"] = waiting.as_ref().map(recover::json).into();
+                server["clockSynchronized"] = (*has_set_clock).into();
             }
             server
         });

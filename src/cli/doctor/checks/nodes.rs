@@ -403,7 +403,11 @@ pub fn addresses(facts: &Gathered) -> Vec<Diagnosis> {
     found
 }
 
-/// The clocks of the nodes and of this machine agree.
+/// What to do about a clock. docs/images/clock.md
+const TIME_SERVICE: &str = "look at its time service (firstlight logs NODE --unit chrony) and let it reach its time servers, or name others \
+     (the setting time-servers); an image of your own needs chrony or systemd-timesyncd";
+
+/// The clocks of the nodes and of this machine agree, and each node has a time service.
 pub fn clocks(facts: &Gathered) -> Vec<Diagnosis> {
     let ahead: BTreeMap<&str, i64> = facts
         .view
@@ -434,7 +438,16 @@ pub fn clocks(facts: &Gathered) -> Vec<Diagnosis> {
             found.push(Diagnosis::error(
                 *name,
                 format!("its clock is {} most other nodes", side(apart)),
-                "let the machine set its clock (chrony, systemd-timesyncd): certificates, tokens and leases depend on it",
+                format!("certificates, tokens and leases depend on it. {TIME_SERVICE}"),
+            ));
+        }
+    }
+    for node in &facts.view.nodes {
+        if node.report.has_set_clock() == Some(false) {
+            found.push(Diagnosis::warning(
+                &node.listed.name,
+                "no time service has set its clock, so its host alone decides what time it is",
+                TIME_SERVICE,
             ));
         }
     }

@@ -87,6 +87,7 @@ fn verified(name: &str) -> Answer {
         key: Some(KeyName::of(name.as_bytes())),
         waiting: None,
         record: Err(Status::new(Code::Unimplemented, "")),
+        has_set_clock: Some(true),
     }
 }
 
@@ -867,6 +868,17 @@ const OF_NODES: &[Fault] = &[
                     .heartbeats
                     .push((node.listed.name.clone(), beat));
             }
+        },
+    ),
+    (
+        &[("clocks", Warning)],
+        "cp-0: no time service has set its clock",
+        |it| {
+            let Answer::Verified { has_set_clock, .. } = &mut it.view.nodes[0].report.answers[0].1
+            else {
+                panic!();
+            };
+            *has_set_clock = Some(false);
         },
     ),
     (
