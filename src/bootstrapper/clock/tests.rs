@@ -289,12 +289,27 @@ fn ended_certificate(folder: &Path, name: &str) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Runs a real server with NTS and a client in a network of their own, and returns the line in which
-/// the client says whether it believes the server. The client does not touch the clock. `without` is
-/// removed from its configuration.
-fn client_says(dir: &Path, trusted: &str, without: &str) -> String {
+/// A time server without NTS whose clock is a year ahead (RFC 5905 §7.3).
+const LIAR: &str = r#"
+import socket, struct, time
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.2", 123))
+stamp = lambda at: struct.pack(">II", int(at) & 0xffffffff, int(at % 1 * 2**32))
+now = lambda: time.time() + 365 * 24 * 60 * 60 + 2208988800
+while True:
+    request, client = server.recvfrom(1024)
+    got = now()
+    head = bytes([0x24, 1, 6, 0xe9]) + bytes(8) + b"LIE\0"
+    server.sendto(head + stamp(got - 1) + request[40:48] + stamp(got) + stamp(now()), client)
+"#;
+
+/// Runs a real server with NTS at 127.0.0.1, the [`LIAR`] at 127.0.0.2, and a client that asks `list`,
+/// in a network of their own. Returns the line in which the client says whether it believes a server.
+/// The client does not touch the clock, and gives up after so many seconds. It trusts the certificate `trusted`, and `without` is removed
+/// from its configuration.
+fn client_says(dir: &Path, list: &str, seconds: &str, trusted: &str, without: &str) -> String {
     let folder = tempfile::tempdir_in(dir).unwrap();
-    let written = sources("nts:localhost").configuration("test");
+    let written = sources(list).configuration("test");
     write(folder.path(), &written).unwrap();
     let common = "bindcmdaddress /\nuser root\n";
     let (dir, own) = (dir.display(), folder.path().display());
@@ -312,19 +327,23 @@ fn client_says(dir: &Path, trusted: &str, without: &str) -> String {
     // 116C is the port of NTS, 4460
     let script = r#"ip link set lo up
         "$1" -x -d -f "$2" >"$2.log" 2>&1 &
-        until grep -q :116C /proc/net/tcp; do sleep 0.1; done
-        "$1" -Q -t 600 -f "$3" 2>&1"#;
+        python3 -c "$4" &
+        until grep -q :116C /proc/net/tcp && grep -q 0200007F:007B /proc/net/udp; do sleep 0.1; done
+        "$1" -Q -t "$5" -f "$3" 2>&1"#;
     let mut unshare = Command::new("unshare");
     unshare.args(["--map-root-user", "--net", "--pid", "--fork"]);
     unshare.args(["--kill-child", "sh", "-ec", script, "sh"]);
     unshare.arg(fetched("chrony.sh").join("chronyd"));
-    unshare.args([&server_conf, &conf]).stdout(Stdio::piped());
+    unshare.args([&server_conf, &conf]).args([LIAR, seconds]);
+    unshare.stdout(Stdio::piped());
     let mut unshare = unshare.spawn().unwrap();
     let output = BufReader::new(unshare.stdout.take().unwrap());
     let mut said = vec![];
     let verdict = output.lines().map(Result::unwrap).find(|line| {
         said.push(line.clone());
-        line.contains("System clock wrong by") || line.contains("TLS handshake")
+        ["System clock wrong by", "TLS handshake", "Timeout reached"]
+            .iter()
+            .any(|it| line.contains(it))
     });
     unshare.kill().unwrap();
     unshare.wait().unwrap();
@@ -339,13 +358,38 @@ fn a_wrong_clock_is_corrected_by_nts_and_no_other_server_corrects_it() {
     for name in ["server", "other"] {
         ended_certificate(dir.path(), name);
     }
-    let said = client_says(dir.path(), "server", "");
+    let says = |trusted, without| client_says(dir.path(), "nts:localhost", "600", trusted, without);
+    let said = says("server", "");
     assert!(said.contains("System clock wrong by"), "{said}");
 
-    let said = client_says(dir.path(), "server", "nocerttimecheck 1\n");
+    let said = says("server", "nocerttimecheck 1\n");
     assert!(said.contains("uses expired certificate"), "{said}");
 
     // a network that leads the node to a server with another key
-    let said = client_says(dir.path(), "other", "");
+    let said = says("other", "");
     assert!(said.contains("is NOT trusted"), "{said}");
+}
+
+#[test]
+fn a_server_without_nts_sets_the_clock_only_where_no_server_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    ended_certificate(dir.path(), "server");
+    let says = |list, seconds| client_says(dir.path(), list, seconds, "server", "");
+    let wrong_by = |said: &str| -> Option<f64> {
+        let (_, rest) = said.split_once("System clock wrong by ")?;
+        Some(rest.split(' ').next()?.parse().unwrap())
+    };
+    let said = says("127.0.0.2", "600");
+    assert_eq!(
+        wrong_by(&said).map(f64::round),
+        Some(31_536_000.0),
+        "{said}"
+    );
+
+    let said = says("nts:localhost,127.0.0.2", "600");
+    assert!(wrong_by(&said).is_some_and(|it| it.abs() < 100.0), "{said}");
+
+    // a network that keeps the servers with NTS away: nothing listens there
+    let said = says("nts:127.0.0.9,127.0.0.2", "20");
+    assert!(said.contains("Timeout reached"), "{said}");
 }
