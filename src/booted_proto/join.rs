@@ -19,7 +19,7 @@ pub struct IssueJoinTicketRequest {
     /// The caller verifies the API server by cluster_ca, so its token need not sign cluster-info. Constellation lacks this field.
     #[prost(bool, tag = "6")]
     pub accepts_cluster_ca: bool,
-    /// The kubelet uses the key of certificate_request also for its first client certificate. Constellation lacks this field.
+    /// The kubelet takes its first client certificate from the ticket, for the key of certificate_request. Constellation lacks this field.
     #[prost(bool, tag = "7")]
     pub has_client_key: bool,
 }
@@ -62,6 +62,7 @@ pub struct IssueJoinTicketResponse {
     /// Constellation lacks this field.
     #[prost(bytes = "vec", tag = "15")]
     pub wrapping_key: ::prost::alloc::vec::Vec<u8>,
+    /// The kubelet's first client certificate, PEM, if the request says has_client_key. Constellation lacks this field.
     #[prost(bytes = "vec", tag = "16")]
     pub kubelet_client_cert: ::prost::alloc::vec::Vec<u8>,
 }

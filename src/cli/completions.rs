@@ -80,7 +80,11 @@ fn bash(program: &Program) -> String {
             .collect();
         let operand = command.operand.iter();
         all.extend(operand.flat_map(|it| it.words).map(|it| (*it).to_owned()));
-        if let Some(operand) = command.operand.as_ref().filter(|it| it.is_action()) {
+        if let Some(operand) = command
+            .operand
+            .as_ref()
+            .filter(|it| it.is_action() && !it.words.is_empty())
+        {
             let actions = operand.words.iter();
             let actions = actions.map(|word| format!("{}:{word}", command.name));
             let actions: Vec<_> = actions.collect();

@@ -48,8 +48,8 @@ pub struct Command {
 
 /// A value without the name of an option before it.
 pub struct Operand {
-    /// The value's name in the help text, as `FILE`. If it ends with `..`, the operand is an action:
-    /// the first of `words`, followed by operands of its own.
+    /// The value's name in the help text, as `FILE`. If it ends with `..`, further operands may follow;
+    /// with `words`, the first operand is an action.
     pub value: &'static str,
     /// The words of which the value is one; none: any text.
     pub words: &'static [&'static str],
@@ -68,7 +68,7 @@ impl Operand {
         }
     }
 
-    /// Returns whether the operand is an action, which has its own operands.
+    /// Returns whether further operands may follow.
     pub fn is_action(&self) -> bool {
         self.value.ends_with("..")
     }
