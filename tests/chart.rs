@@ -620,7 +620,7 @@ fn everything() -> Value {
             {"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
         ]}},
         "tolerations": [{"operator": "Exists"}],
-        "priorityClassName": "system-node-critical",
+        "priorityClassName": "system-cluster-critical",
         "logFormat": "json",
         "podDisruptionBudget": {"minAvailable": 1},
         "metrics": {
@@ -723,7 +723,7 @@ fn the_api_server_accepts_the_objects_with_every_value_set() {
             json!({"node-role.kubernetes.io/control-plane": "", "example.com/zone": "a"})
         );
         assert_eq!(pod["tolerations"], json!([{"operator": "Exists"}]));
-        assert_eq!(pod["priorityClassName"], "system-node-critical");
+        assert_eq!(pod["priorityClassName"], "system-cluster-critical");
         let preferred = "/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution";
         assert!(pod.pointer(preferred).is_some(), "{pod}");
         let budget = find(&accepted, "PodDisruptionBudget", name);
