@@ -134,8 +134,9 @@ const NAMES: [&str; 8] = [
 const OF_ADDRESSES: [&str; 2] = ["firstlight-addresses", "firstlight-own-addresses"];
 /// The accounts of Firstlight.
 const OWN: [&str; 2] = ["join-service", "key-service"];
-/// Administrators, and programs of control planes with a certificate of their own.
-const EXPECTED: [&str; 4] = [
+/// Administrators, programs of control planes with a certificate of their own, and a controller whose role does not have the name of one.
+const EXPECTED: [&str; 5] = [
+    "kube-system/taint-eviction-controller",
     "group system:masters",
     "group kubeadm:cluster-admins",
     "user system:kube-controller-manager",
