@@ -135,13 +135,15 @@ pub fn run(options: &Options) -> Result<(), Error> {
     ))
 }
 
-fn read_key(path: &Path) -> Result<PublicKey, files::FileError> {
+/// Reads the file of a public key.
+pub fn read_key(path: &Path) -> Result<PublicKey, files::FileError> {
     let content = files::read(path)?;
     PublicKey::from_line(&String::from_utf8_lossy(&content))
         .map_err(|error| files::FileError::Content(path.into(), error.to_string()))
 }
 
-fn authority(kms: &ClusterKms, id: &str) -> Result<Authority, Error> {
+/// Returns the authority whose seed has this ID.
+pub fn authority(kms: &ClusterKms, id: &str) -> Result<Authority, Error> {
     let seed = kms.dek(&Dek::named(id), KEY_LEN).map_err(Error::failed)?;
     Authority::from_seed(&seed).map_err(Error::failed)
 }

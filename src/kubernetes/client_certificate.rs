@@ -7,7 +7,6 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use super::kubelet_certificate::{
@@ -91,36 +90,16 @@ fn with_user(template: &[u8], certificate: &str, key: &str) -> Result<Secret, Er
     });
     let cluster = cluster.ok_or_else(|| Error::Template("it does not name one cluster".into()))?;
     let text = |field: &str| cluster[field].as_str().unwrap_or_default().to_owned();
-    let made = json!({
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "cluster", "cluster": {
-            "server": text("server"),
-            "certificate-authority-data": text("certificate-authority-data"),
-        }}],
-        "users": [{"name": "user", "user": {
-            "client-certificate-data": STANDARD.encode(certificate),
-            "client-key-data": STANDARD.encode(key),
-        }}],
-        "contexts": [{"name": "context", "context": {"cluster": "cluster", "user": "user"}}],
-        "current-context": "context",
-    });
-    let text = Zeroizing::new(made.to_string());
-    drop_secret(made);
-    Ok(Secret::new(text.as_bytes().to_vec()))
-}
-
-/// Wipes the texts of a value.
-fn drop_secret(value: Value) {
-    let mut values = vec![value];
-    while let Some(value) = values.pop() {
-        match value {
-            Value::String(text) => drop(Zeroizing::new(text)),
-            Value::Array(all) => values.extend(all),
-            Value::Object(all) => values.extend(all.into_iter().map(|(_, value)| value)),
-            _ => {}
-        }
-    }
+    let (server, authority) = (text("server"), text("certificate-authority-data"));
+    let certificate = STANDARD.encode(certificate);
+    let key = Zeroizing::new(STANDARD.encode(key));
+    let made = format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: cluster\n  cluster:\n    server: {server:?}\n    \
+         certificate-authority-data: {authority:?}\nusers:\n- name: user\n  user:\n    client-certificate-data: {certificate}\n    \
+         client-key-data: {}\ncontexts:\n- name: context\n  context: {{cluster: cluster, user: user}}\ncurrent-context: context\n",
+        *key
+    );
+    Ok(Secret::new(made.into_bytes()))
 }
 
 /// Why no kubeconfig was made.

@@ -115,6 +115,14 @@ pub fn verify(blob: &[u8], key: &PublicKey, namespace: &str, message: &[u8]) -> 
     by_key(key, &signed(namespace, hash, algorithm, message), signature)
 }
 
+/// Checks that signatures of this kind of key can be verified. The library does not have P-521.
+pub fn check_kind(key: &PublicKey) -> Result<(), Error> {
+    match key.kind() {
+        kind @ "ecdsa-sha2-nistp521" => Err(Error::Kind(kind)),
+        _ => Ok(()),
+    }
+}
+
 /// Checks the signature of the key itself (RFC 4253 §6.6 and the documents of each kind of key).
 fn by_key(key: &PublicKey, signed: &[u8], signature: &[u8]) -> Result<(), Error> {
     let (mut fields, mut reader) = (Reader::new(key.fields()), Reader::new(signature));
@@ -280,7 +288,7 @@ impl fmt::Display for Error {
             Error::OtherNamespace => f.write_str("it is for another purpose"),
             Error::Kind(kind) => write!(
                 f,
-                "signatures of this key of the kind {kind} cannot be verified: use an Ed25519 key, a P-256 or P-384 key, an RSA key \
+                "signatures of a key of the kind {kind} cannot be verified: use an Ed25519 key, a P-256 or P-384 key, an RSA key \
                  with SHA-2, or a FIDO2 token"
             ),
             Error::Untouched => f.write_str("nobody touched the FIDO2 token"),

@@ -40,13 +40,12 @@ impl OperatorService {
             &format!("kubeconfig for {user:?} in {groups:?}, valid for {hours} h"),
         )?;
         let kubernetes = self.machine.file(KUBERNETES);
-        let failed = |code, text: String| Status::new(code, text);
         let read = |name: &str| {
             fs::read(kubernetes.join(name)).map_err(|error| {
                 let text = format!(
                     "this node has no {KUBERNETES}/{name} ({error}): only a control plane makes certificates for Kubernetes"
                 );
-                failed(Code::FailedPrecondition, text)
+                Status::new(Code::FailedPrecondition, text)
             })
         };
         let key = Secret::new(read("pki/ca.key")?);
@@ -59,7 +58,8 @@ impl OperatorService {
             validity,
             SystemTime::now(),
         );
-        let kubeconfig = kubeconfig.map_err(|error| failed(Code::Internal, error.to_string()))?;
+        let kubeconfig =
+            kubeconfig.map_err(|error| Status::new(Code::Internal, error.to_string()))?;
         Ok(KubeconfigResponse {
             kubeconfig: kubeconfig.expose().to_vec(),
         })

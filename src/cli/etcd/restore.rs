@@ -35,6 +35,9 @@ pub struct Options {
 
 /// Runs the command.
 pub fn run(options: &Options, operator: &Operator) -> Result<(), Error> {
+    if let Some(file) = &options.file {
+        File::open(file).map_err(|error| Error::failed(format!("{}: {error}", file.display())))?;
+    }
     let progress = Progress::on_stderr();
     let (node, at) = &options.node;
     let session = operator.connect(at, &progress)?;

@@ -6,11 +6,16 @@ use booted_proto::operator::{Action, CONTROL, ControlRequest, ControlResponse};
 use serde_json::json;
 
 use super::logs::unit;
-use super::session::{self, Operator};
+use super::session::{CERTIFICATE, KEY, Operator, POLICY};
+use crate::connect::ATTESTATION_KEY;
 use crate::consent;
 use crate::error::Error;
+use crate::master_secret::{MASTER_SECRET, SHARE_FILE};
+use crate::options::{TIMEOUT, VARIANT};
 use crate::output::{OUTPUT, Output};
 use crate::progress::Progress;
+use crate::sources::{KEPT, OFFLINE};
+use crate::state::{CLUSTER_ID, CLUSTER_STATE};
 use crate::usage::{Command, Given, Operand, suggestion};
 
 const ACTIONS: [&str; 4] = ["reboot", "shutdown", "reset", "restart"];
@@ -32,30 +37,27 @@ pub const COMMAND: Command = Command {
         is_needed: true,
         help: "the names of the nodes, as in kubectl get nodes; with NAME=HOST[:PORT] the command asks the node there",
     }),
-    options: &{
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = session::OPTIONS;
-        [
-            Opt::value(
-                "unit",
-                "UNIT",
-                "with restart: the unit of systemd, as containerd or kubelet.service",
-            ),
-            Opt::flag("yes", "do not ask before a reset"),
-            a,
-            b,
-            c,
-            d,
-            e,
-            f,
-            g,
-            h,
-            i,
-            j,
-            k,
-            OUTPUT,
-            l.or("6m"),
-        ]
-    },
+    options: &[
+        Opt::value(
+            "unit",
+            "UNIT",
+            "with restart: the unit of systemd, as containerd or kubelet.service",
+        ),
+        Opt::flag("yes", "do not ask before a reset"),
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        ATTESTATION_KEY,
+        CLUSTER_STATE,
+        CLUSTER_ID,
+        MASTER_SECRET,
+        SHARE_FILE,
+        CERTIFICATE,
+        KEY,
+        OUTPUT,
+        TIMEOUT.or("6m"),
+    ],
     examples: &[
         "firstlight machine restart worker-0 --unit containerd",
         "firstlight machine reboot worker-0 worker-1",

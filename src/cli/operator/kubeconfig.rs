@@ -7,12 +7,17 @@ use kubernetes::client_certificate::Subject;
 use kubernetes::kubeconfig::rebuild;
 use serde_json::json;
 
-use super::session::{self, Operator};
+use super::session::{CERTIFICATE, KEY, Operator, POLICY};
+use crate::connect::ATTESTATION_KEY;
 use crate::error::Error;
 use crate::files;
 use crate::kubeconfig::{self, KUBECONFIG_FILE, default_path};
+use crate::master_secret::{MASTER_SECRET, SHARE_FILE};
+use crate::options::{TIMEOUT, VARIANT};
 use crate::output::{OUTPUT, Output};
 use crate::progress::Progress;
+use crate::sources::{KEPT, OFFLINE};
+use crate::state::{CLUSTER_ID, CLUSTER_STATE};
 use crate::usage::{Command, Given, Operand};
 
 /// The group of administrators, since Kubernetes v1.29 (kubeadm: ClusterAdminsGroupAndClusterRoleBinding).
@@ -36,48 +41,45 @@ pub const COMMAND: Command = Command {
         help: "a control plane: its name in the state file, or HOST[:PORT]; by default the first one of the state file that answers",
         ..super::NODE
     }),
-    options: &{
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = session::OPTIONS;
-        [
-            Opt::value("for", "NAME", "the user, as RoleBindings name it").or(ADMINISTRATOR),
-            Opt::value(
-                "group",
-                "NAME",
-                "a group of the user, in place of the group of administrators; may be repeated",
-            ),
-            Opt::value(
-                "hours",
-                "NUMBER",
-                "how long it is valid; at most 8784, a year",
-            )
-            .or("720"),
-            Opt::value(
-                "cluster-name",
-                "NAME",
-                "the name of the cluster in the file",
-            )
-            .or("kubernetes"),
-            Opt::value("file", "FILE", "the file for the kubeconfig").or(KUBECONFIG_FILE),
-            Opt::flag("overwrite", "replace an existing file"),
-            Opt::flag(
-                "merge",
-                "also add it to the file that kubectl reads ($KUBECONFIG, else ~/.kube/config)",
-            ),
-            a,
-            b,
-            c,
-            d,
-            e,
-            f,
-            g,
-            h,
-            i,
-            j,
-            k,
-            OUTPUT,
-            l.or("2m"),
-        ]
-    },
+    options: &[
+        Opt::value("for", "NAME", "the user, as RoleBindings name it").or(ADMINISTRATOR),
+        Opt::value(
+            "group",
+            "NAME",
+            "a group of the user, in place of the group of administrators; may be repeated",
+        ),
+        Opt::value(
+            "hours",
+            "NUMBER",
+            "how long it is valid; at most 8784, a year",
+        )
+        .or("720"),
+        Opt::value(
+            "cluster-name",
+            "NAME",
+            "the name of the cluster in the file",
+        )
+        .or("kubernetes"),
+        Opt::value("file", "FILE", "the file for the kubeconfig").or(KUBECONFIG_FILE),
+        Opt::flag("overwrite", "replace an existing file"),
+        Opt::flag(
+            "merge",
+            "also add it to the file that kubectl reads ($KUBECONFIG, else ~/.kube/config)",
+        ),
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        ATTESTATION_KEY,
+        CLUSTER_STATE,
+        CLUSTER_ID,
+        MASTER_SECRET,
+        SHARE_FILE,
+        CERTIFICATE,
+        KEY,
+        OUTPUT,
+        TIMEOUT.or("2m"),
+    ],
     examples: &[
         "firstlight kubeconfig --overwrite",
         "firstlight kubeconfig control-plane-0 --for anna --group developers --hours 24 --file anna.conf",

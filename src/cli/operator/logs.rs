@@ -8,10 +8,14 @@ use booted_proto::operator::{LOGS, Log, LogsRequest, LogsResponse};
 use rpc::grpc::{CallOptions, Code, Status};
 use streaming::StreamingCalls;
 
-use super::session::{self, Operator};
+use super::session::{CERTIFICATE, KEY, Operator, POLICY};
+use crate::connect::ATTESTATION_KEY;
 use crate::error::Error;
-use crate::options::time;
+use crate::master_secret::{MASTER_SECRET, SHARE_FILE};
+use crate::options::{TIMEOUT, VARIANT, time};
 use crate::progress::{Progress, lines};
+use crate::sources::{KEPT, OFFLINE};
+use crate::state::{CLUSTER_ID, CLUSTER_STATE};
 use crate::usage::{Command, Given};
 
 /// The command and its options.
@@ -25,47 +29,44 @@ pub const COMMAND: Command = Command {
          call down.",
     ],
     operand: Some(super::NODE),
-    options: &{
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = session::OPTIONS;
-        [
-            Opt::value(
-                "unit",
-                "UNIT",
-                "only this unit of systemd, as kubelet or containerd.service",
-            ),
-            Opt::value(
-                "boot",
-                "NUMBER",
-                "an earlier boot: -1 is the one before the present one",
-            )
-            .or("0"),
-            Opt::flag("kernel", "only the kernel's messages"),
-            Opt::flag(
-                "audit",
-                "the audit log of the API server on this control plane",
-            ),
-            Opt::flag("calls", "the record of operators' calls to this node"),
-            Opt::flag("follow", "go on with new lines until an interrupt"),
-            Opt::value(
-                "since",
-                "TIME",
-                "only lines of this time until now, as 10m or 2h",
-            ),
-            Opt::value("lines", "NUMBER", "only this many lines at the end"),
-            a,
-            b,
-            c,
-            d,
-            e,
-            f,
-            g,
-            h,
-            i,
-            j,
-            k,
-            l.or("5m"),
-        ]
-    },
+    options: &[
+        Opt::value(
+            "unit",
+            "UNIT",
+            "only this unit of systemd, as kubelet or containerd.service",
+        ),
+        Opt::value(
+            "boot",
+            "NUMBER",
+            "an earlier boot: -1 is the one before the present one",
+        )
+        .or("0"),
+        Opt::flag("kernel", "only the kernel's messages"),
+        Opt::flag(
+            "audit",
+            "the audit log of the API server on this control plane",
+        ),
+        Opt::flag("calls", "the record of operators' calls to this node"),
+        Opt::flag("follow", "go on with new lines until an interrupt"),
+        Opt::value(
+            "since",
+            "TIME",
+            "only lines of this time until now, as 10m or 2h",
+        ),
+        Opt::value("lines", "NUMBER", "only this many lines at the end"),
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        ATTESTATION_KEY,
+        CLUSTER_STATE,
+        CLUSTER_ID,
+        MASTER_SECRET,
+        SHARE_FILE,
+        CERTIFICATE,
+        KEY,
+        TIMEOUT.or("5m"),
+    ],
     examples: &[
         "firstlight logs worker-0 --unit kubelet --since 10m",
         "firstlight logs 10.42.1.100 --kernel",

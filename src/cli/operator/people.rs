@@ -3,18 +3,24 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use base::crypto::SSH_USER_CA_SEED_ID;
 use base::options::Opt;
 use base::program;
 use booted_proto::operator::{REVOKE, RevokeRequest, RevokeResponse};
 use serde_json::json;
-use ssh::{OPERATOR, PublicKey, READER};
+use ssh::{OPERATOR, READER, signature};
 
-use super::session::{self, Operator, authority};
+use super::session::{CERTIFICATE, KEY, Operator, POLICY};
+use crate::connect::ATTESTATION_KEY;
 use crate::error::Error;
-use crate::files::{self, FileError};
-use crate::master_secret::master_secret_of;
+use crate::files;
+use crate::master_secret::{MASTER_SECRET, SHARE_FILE, master_secret_of};
+use crate::options::{TIMEOUT, VARIANT};
 use crate::output::{OUTPUT, Output};
 use crate::progress::Progress;
+use crate::sources::{KEPT, OFFLINE};
+use crate::ssh::{authority, read_key};
+use crate::state::{CLUSTER_ID, CLUSTER_STATE};
 use crate::usage::{Command, Given, Operand, suggestion};
 
 const ACTIONS: [&str; 3] = ["certify", "revoke", "accept"];
@@ -39,37 +45,34 @@ pub const COMMAND: Command = Command {
         is_needed: true,
         help: "the file of the person's public key, or its fingerprint (SHA256:..); the nodes, by default all of the state file",
     }),
-    options: &{
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = session::OPTIONS;
-        [
-            Opt::value(
-                "hours",
-                "NUMBER",
-                "certify: how long the certificate is valid; at most 744, a month",
-            )
-            .or("24"),
-            Opt::flag("read-only", "certify: only for logs and facts"),
-            Opt::value(
-                "file",
-                "FILE",
-                "certify: the file for the certificate; must not exist",
-            )
-            .or("firstlight-operator-cert.pub"),
-            a,
-            b,
-            c,
-            d,
-            e,
-            f,
-            g,
-            h,
-            i,
-            j,
-            k,
-            OUTPUT,
-            l.or("2m"),
-        ]
-    },
+    options: &[
+        Opt::value(
+            "hours",
+            "NUMBER",
+            "certify: how long the certificate is valid; at most 744, a month",
+        )
+        .or("24"),
+        Opt::flag("read-only", "certify: only for logs and facts"),
+        Opt::value(
+            "file",
+            "FILE",
+            "certify: the file for the certificate; must not exist",
+        )
+        .or("firstlight-operator-cert.pub"),
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        ATTESTATION_KEY,
+        CLUSTER_STATE,
+        CLUSTER_ID,
+        MASTER_SECRET,
+        SHARE_FILE,
+        CERTIFICATE,
+        KEY,
+        OUTPUT,
+        TIMEOUT.or("2m"),
+    ],
     examples: &[
         "firstlight operator certify anna.pub --hours 24 --read-only",
         "firstlight operator revoke anna.pub",
@@ -106,7 +109,9 @@ fn certify(given: &Given, path: &Path) -> Result<(), Error> {
         return Err(Error::Usage(format!("--hours: expected 1 to {MOST_HOURS}")));
     }
     let (key, output, file) = (read_key(path)?, Output::of(given)?, given.path("file"));
-    let authority = authority(&master_secret_of(given)?)?;
+    signature::check_kind(&key)
+        .map_err(|error| Error::content(format!("{}: {error}", path.display())))?;
+    let authority = authority(&master_secret_of(given)?.read()?, SSH_USER_CA_SEED_ID)?;
     let principal = if given.has("read-only") {
         READER
     } else {
@@ -174,10 +179,4 @@ fn revoke(given: &Given, key: &str, nodes: &[String], undo: bool) -> Result<(), 
             failed.join("\n")
         ))),
     }
-}
-
-fn read_key(path: &Path) -> Result<PublicKey, FileError> {
-    let content = files::read(path)?;
-    PublicKey::from_line(&String::from_utf8_lossy(&content))
-        .map_err(|error| FileError::Content(path.into(), error.to_string()))
 }

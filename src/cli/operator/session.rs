@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base::child_process;
-use base::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, SSH_USER_CA_SEED_ID};
+use base::crypto::{CLUSTER_ID_LEN, SSH_USER_CA_SEED_ID};
 use base::options::Opt;
 use booted_base::time::seconds;
 use booted_proto::init;
@@ -18,14 +18,15 @@ use ssh::signature::{self, SigningKey};
 use ssh::{Authority, OPERATOR, OPERATOR_NAMESPACE};
 use verifier::Validator;
 
-use crate::connect::{ATTESTATION_KEY, Endpoint, Node, keys_of, read_policy_with};
+use crate::connect::{Endpoint, Node, keys_of, read_policy_with};
 use crate::error::Error;
 use crate::files;
-use crate::master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of};
-use crate::options::{TIMEOUT, VARIANT, time, variant_of};
+use crate::master_secret::master_secret_of;
+use crate::options::{time, variant_of};
 use crate::progress::Progress;
-use crate::sources::{KEPT, OFFLINE, sources};
-use crate::state::{CLUSTER_ID, CLUSTER_STATE, KnownNode, State, cluster_id};
+use crate::sources::sources;
+use crate::ssh::authority;
+use crate::state::{KnownNode, State, cluster_id};
 use crate::usage::Given;
 
 /// How long a certificate is valid that a command makes for itself: one command.
@@ -51,22 +52,6 @@ pub const KEY: Opt = Opt::value(
     "with --certificate: your SSH key; the file of the public key if the key is in an agent. ssh-keygen signs with it, and asks for a \
      passphrase or a touch",
 );
-/// The options of each command that calls a node.
-pub const OPTIONS: [Opt; 12] = [
-    POLICY,
-    VARIANT,
-    KEPT,
-    OFFLINE,
-    ATTESTATION_KEY,
-    CLUSTER_STATE,
-    CLUSTER_ID,
-    MASTER_SECRET,
-    SHARE_FILE,
-    CERTIFICATE,
-    KEY,
-    TIMEOUT,
-];
-
 /// What proves the operator.
 enum Credential {
     /// The authority, which certifies a new key for each command.
@@ -194,22 +179,14 @@ fn credential(given: &Given) -> Result<Credential, Error> {
             Ok(Credential::Certificate(blob, given.path("key")))
         }
         (false, false) => {
-            let authority = authority(&master_secret_of(given)?)?;
+            let kms = master_secret_of(given)?.read()?;
+            let authority = authority(&kms, SSH_USER_CA_SEED_ID)?;
             Ok(Credential::Authority(Box::new(authority)))
         }
         _ => Err(Error::Usage(
             "--certificate and --key: give both or none".into(),
         )),
     }
-}
-
-/// Returns the authority for users and operators, which follows from the master secret.
-pub fn authority(secret: &SecretSource) -> Result<Authority, Error> {
-    let seed = secret
-        .read()?
-        .dek(&Dek::named(SSH_USER_CA_SEED_ID), KEY_LEN)
-        .map_err(Error::failed)?;
-    Authority::from_seed(&seed).map_err(Error::failed)
 }
 
 fn validator(given: &Given, state: Option<&State>) -> Result<Arc<dyn Validator>, Error> {
@@ -292,6 +269,10 @@ impl Session<'_> {
             Code::Unavailable | Code::DeadlineExceeded => {
                 Error::Unreachable(format!("{name}: {}", status.message()))
             }
+            Code::Unauthenticated if clock_of(status).is_none() => Error::Refused(format!(
+                "{name}: {}: give the master secret of this cluster, or a certificate by it; the node's log has the reason",
+                status.message()
+            )),
             _ => Error::Refused(format!("{name}: {}", status.message())),
         }
     }

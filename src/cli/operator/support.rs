@@ -14,11 +14,16 @@ use rpc::grpc::{Code, Status};
 use serde_json::json;
 use streaming::StreamingCalls;
 
-use super::session::{self, Operator};
+use super::session::{CERTIFICATE, KEY, Operator, POLICY};
+use crate::connect::ATTESTATION_KEY;
 use crate::error::Error;
 use crate::files;
+use crate::master_secret::{MASTER_SECRET, SHARE_FILE};
+use crate::options::{TIMEOUT, VARIANT};
 use crate::output::{OUTPUT, Output};
 use crate::progress::Progress;
+use crate::sources::{KEPT, OFFLINE};
+use crate::state::{CLUSTER_ID, CLUSTER_STATE};
 use crate::usage::{Command, Given, Operand};
 
 /// Maximum bytes that one node sends.
@@ -43,26 +48,22 @@ pub const COMMAND: Command = Command {
         is_needed: false,
         help: "names of nodes in the state file, or HOST[:PORT]; by default all of the state file",
     }),
-    options: &{
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = session::OPTIONS;
-        [
-            Opt::value("file", "FILE", "the archive; must not exist")
-                .or("firstlight-support.tar.gz"),
-            a,
-            b,
-            c,
-            d,
-            e,
-            f,
-            g,
-            h,
-            i,
-            j,
-            k,
-            OUTPUT,
-            l.or("5m"),
-        ]
-    },
+    options: &[
+        Opt::value("file", "FILE", "the archive; must not exist").or("firstlight-support.tar.gz"),
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        ATTESTATION_KEY,
+        CLUSTER_STATE,
+        CLUSTER_ID,
+        MASTER_SECRET,
+        SHARE_FILE,
+        CERTIFICATE,
+        KEY,
+        OUTPUT,
+        TIMEOUT.or("5m"),
+    ],
     examples: &[
         "firstlight support",
         "firstlight support worker-0 control-plane-0 --file fault.tar.gz",
