@@ -291,13 +291,12 @@ impl TimeService {
                 folder.display()
             );
         }
-        let listed = match (&self.setting, self.metadata.time_servers()) {
-            (Some(_), _) => None,
-            (None, Ok(listed)) => listed,
-            (None, Err(error)) => {
+        let listed = match &self.setting {
+            Some(_) => None,
+            None => self.metadata.time_servers().unwrap_or_else(|error| {
                 log::warn!("the list of machines names no time servers: {error}");
                 None
-            }
+            }),
         };
         let cloud = cloud_api::time_source(self.cloud);
         let (sources, from) = match chosen(self.setting.clone(), listed.as_deref(), cloud) {
