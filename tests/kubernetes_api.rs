@@ -8,7 +8,7 @@ use common::kube_apiserver;
 
 use std::fs;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use base::stop::Stop;
 use collateral::parsers::Item;
@@ -18,8 +18,10 @@ use hardware::snp::tcb::Product;
 use kube_apiserver::{Cluster, PATIENCE, config};
 use kubernetes::client::{
     CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, Collection, Config, Error, Event, NAMESPACES,
-    NODES, PODS, Resource, SERVICE_ACCOUNTS, Selector,
+    NODES, PODS, Resource, SELF_SUBJECT_REVIEWS, SERVICE_ACCOUNTS, Selector,
 };
+use kubernetes::client_certificate::{Subject, kubeconfig};
+use kubernetes::kubeconfig::rebuild;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::{Value, json};
@@ -106,6 +108,33 @@ fn objects_are_made_read_changed_listed_and_deleted() {
         gone.to_string(),
         "get configmaps verbs/a: NotFound (404): configmaps \"a\" not found"
     );
+}
+
+/// What `firstlight kubeconfig` gets from a control plane.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn the_api_server_knows_user_and_groups_of_a_kubeconfig_for_a_colleague() {
+    let cluster = Cluster::shared();
+    let (ca, key) = cluster.ca();
+    let subject = Subject::new("anna", &["developers".into(), "auditors".into()]).unwrap();
+    let made = |now| {
+        let (ca, key, template) = (ca.as_bytes(), key.as_bytes(), cluster.kubeconfig());
+        let hour = Duration::from_secs(3600);
+        kubeconfig(ca, key, template.as_bytes(), &subject, hour, now).unwrap()
+    };
+    let review = |now| {
+        let rebuilt = rebuild(made(now).expose(), "cluster", "anna").unwrap();
+        let text = str::from_utf8(rebuilt.expose()).unwrap();
+        let client = Client::new(config(text), &Stop::new());
+        client.create(&SELF_SUBJECT_REVIEWS.all(), &json!({}))
+    };
+    let user = review(SystemTime::now()).unwrap()["status"]["userInfo"].clone();
+    assert_eq!(user["username"], "anna");
+    let groups = json!(["developers", "auditors", "system:authenticated"]);
+    assert_eq!(user["groups"], groups);
+    // it begins two hours before it is made, and ends an hour after
+    let expired = review(SystemTime::now() - Duration::from_secs(3700));
+    assert_eq!(expired.unwrap_err().code(), Some(401));
 }
 
 #[test]
