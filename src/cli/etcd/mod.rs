@@ -69,7 +69,7 @@ pub const COMMAND: Command = Command {
         Opt::value(
             "unsigned",
             "SHA256",
-            "restore: the snapshot has no signature, and you vouch for the file with this SHA-256, which snapshot printed",
+            "restore: accept a snapshot without a signature if it has this SHA-256, which `etcd snapshot` printed: you vouch for the file",
         ),
         POLICY,
         VARIANT,

@@ -102,7 +102,7 @@ fn run(given: &Given) -> Result<(), Error> {
     };
     if nodes.is_empty() {
         return Err(Error::Usage(
-            "the state file knows no control plane: name one, HOST[:PORT]".into(),
+            "the state file has no control plane: give the address of one, HOST[:PORT]".into(),
         ));
     }
     let hours: u32 = given.parsed("hours", str::parse)?;

@@ -143,7 +143,7 @@ fn revoke(given: &Given, key: &str, nodes: &[String], undo: bool) -> Result<(), 
     };
     if nodes.is_empty() {
         return Err(Error::Usage(
-            "the state file knows no node: name them".into(),
+            "the state file has no nodes: give their names or addresses".into(),
         ));
     }
     let what = if undo { "accepts" } else { "refuses" };

@@ -86,7 +86,7 @@ fn run(given: &Given) -> Result<(), Error> {
     }
     if nodes.is_empty() {
         return Err(Error::Usage(
-            "the state file knows no node: name them".into(),
+            "the state file has no nodes: give their names or addresses".into(),
         ));
     }
     let mut archive = Facts::new();
