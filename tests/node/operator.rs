@@ -503,7 +503,8 @@ fn an_archive_has_the_facts_and_none_of_the_nodes_secrets() {
     let folder = cluster.node.path("facts/cp-0");
     let fact = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
     assert_eq!(fact("settings"), "cloud-provider=qemu\n");
-    assert!(fact("disks").contains("Filesystem"));
+    let disks = fact("disks");
+    assert!(disks.contains("Filesystem"), "{disks}");
     assert!(fact("versions").contains(env!("CARGO_PKG_VERSION")));
     let key = fs::read(cluster.node.path("files/etc/kubernetes/pki/ca.key")).unwrap();
     for entry in fs::read_dir(&folder).unwrap() {

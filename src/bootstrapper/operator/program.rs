@@ -18,8 +18,8 @@ const PART: usize = 16 << 10;
 /// Maximum number of parts that wait to be sent. A program that prints faster has to wait.
 const PARTS: usize = 4;
 
-/// Runs `command`, and gives its standard output to `tell` in parts, until the program ends, the caller goes away, or `stop`. An error
-/// has the last lines of the standard error.
+/// Runs `command` in English, and gives its standard output to `tell` in parts, until the program ends, the caller goes away, or `stop`.
+/// An error has the last lines of the standard error.
 pub fn stream(
     command: &mut Command,
     limit: Duration,
@@ -28,6 +28,7 @@ pub fn stream(
     mut tell: impl FnMut(&[u8]) -> Result<(), Status>,
 ) -> Result<(), Status> {
     let failed = |error: child_process::Error| Status::new(Code::Internal, error.to_string());
+    command.env("LC_ALL", "C.UTF-8").env_remove("LANGUAGE");
     let mut running = Running::start(command, Stdio::null()).map_err(failed)?;
     let (sender, lines) = mpsc::sync_channel(MAX_WAITING);
     running
