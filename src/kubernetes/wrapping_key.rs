@@ -19,6 +19,9 @@
 //! `nonce` (12 bytes) and `ciphertext` (with the tag of 16 bytes) are base64 (RFC 4648 §4). The cipher is
 //! AES-256-GCM, and its additional data [`CONTEXT`]. The nonce is a MAC of the content, so the same
 //! content always has the same form, and two contents have different nonces.
+//!
+//! The keys that sign attestation results have the same form, with a key that is derived from the wrapping
+//! key: [`for_attestation_keys`].
 
 use std::fmt;
 use std::fs::{self, DirBuilder};
@@ -51,6 +54,9 @@ const MODE: u32 = 0o440;
 /// The HKDF info of the key. Each data key of the key service has an info that begins with `key-`, so no
 /// client can ask for this one.
 const INFO: &str = "firstlight: key that wraps the master secret in the Kubernetes API";
+/// The HKDF info of the key for the Secret with the keys of attestation results.
+const ATTESTATION_KEYS_INFO: &str =
+    "firstlight: key that wraps the keys of attestation results in the Kubernetes API";
 /// The HKDF info of the key of the MAC that makes nonces.
 const NONCE_INFO: &str = "firstlight: nonces of the wrapped master secret";
 /// The additional data of the cipher.
@@ -65,6 +71,11 @@ pub const MAX_LEN: usize = 64 << 10;
 /// Derives the wrapping key of a master secret. It does not reveal the master secret.
 pub fn of(kms: &ClusterKms) -> Secret {
     derived(kms.key(), kms.salt().expose(), INFO)
+}
+
+/// Derives the key with which the keys of attestation results are encrypted.
+pub fn for_attestation_keys(wrapping_key: &Secret) -> Secret {
+    derived(wrapping_key, &[], ATTESTATION_KEYS_INFO)
 }
 
 fn derived(secret: &Secret, salt: &[u8], info: &str) -> Secret {
@@ -130,7 +141,7 @@ pub enum Undecipherable {
 impl fmt::Display for Undecipherable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Undecipherable::Format(why) => write!(f, "not a master secret for control planes: {why}"),
+            Undecipherable::Format(why) => write!(f, "not encrypted for control planes: {why}"),
             Undecipherable::Key => f.write_str(
                 "the wrapping key does not fit: it is of another master secret, or the content was changed",
             ),

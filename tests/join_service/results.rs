@@ -15,10 +15,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ::services::join_service::watch::signing::{BEFORE, Keys, SIGNS};
 use ::services::join_service::watch::{Options, Place};
 use ::services::join_service::{Config, JoinService};
+use base::crypto::Secret;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
 use kubernetes::client::{CONFIG_MAPS, Client, Error, SECRETS, Selector};
+use kubernetes::wrapping_key;
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use support::foreign::{go_program, rust_program};
@@ -43,13 +45,19 @@ fn config(setup: &Setup, cluster: &Cluster, url: &str, listen: SocketAddr) -> Co
         url: url.into(),
         listen,
     };
+    let config = setup.config(cluster);
+    wrapping_key::place(&config.wrapping_key_dir, &key_of_control_planes()).unwrap();
     Config {
         watch: Some(Options {
             issuer: Some(place),
             ..options()
         }),
-        ..setup.config(cluster)
+        ..config
     }
+}
+
+fn key_of_control_planes() -> Secret {
+    Secret::new(vec![8; 32])
 }
 
 /// Returns status line, head and body of an answer.
@@ -228,8 +236,18 @@ fn eventually_none(setup: &Setup, address: SocketAddr, node: &Node) {
 fn stored_keys(setup: &Setup) -> Vec<Value> {
     let secret = SECRETS.in_namespace("kube-system").named(SECRET);
     let secret = setup.admin.get(&secret).unwrap();
-    let keys = secret["data"]["keys"].as_str().unwrap();
-    serde_json::from_slice(&BASE64_STANDARD.decode(keys).unwrap()).unwrap()
+    let text = secret["data"]["keys"].as_str().unwrap();
+    let text = BASE64_STANDARD.decode(text).unwrap();
+    // a reader of the Secret has no keys
+    assert!(Keys::parse(&text).is_err());
+    let key = wrapping_key::for_attestation_keys(&key_of_control_planes());
+    serde_json::from_slice(&wrapping_key::decrypt(&text, &key).unwrap()).unwrap()
+}
+
+fn store(setup: &Setup, text: &str) {
+    let secret = SECRETS.in_namespace("kube-system").named(SECRET);
+    let change = json!({"data": {"keys": BASE64_STANDARD.encode(text)}});
+    setup.admin.merge(&secret, &change).unwrap();
 }
 
 /// Replaces the times at which the keys begin to sign.
@@ -239,10 +257,12 @@ fn set_times(setup: &Setup, times: &[u64]) {
     for (key, from) in keys.iter_mut().zip(times) {
         key["from"] = (*from).into();
     }
-    let data = BASE64_STANDARD.encode(Value::from(keys).to_string());
-    let secret = SECRETS.in_namespace("kube-system").named(SECRET);
-    let change = json!({"data": {"keys": data}});
-    setup.admin.merge(&secret, &change).unwrap();
+    let key = wrapping_key::for_attestation_keys(&key_of_control_planes());
+    let text = Value::from(keys).to_string();
+    store(
+        setup,
+        &wrapping_key::encrypt(text.as_bytes(), &key).unwrap(),
+    );
 }
 
 #[test]
@@ -410,9 +430,15 @@ fn tokens_verify_before_and_after_the_keys_are_rotated() {
         kid(token) != kid(&new)
     });
     assert!(verifies(&issuer, &replaced) && !verifies(&issuer, &new));
+    // keys in clear, of an earlier version, may have been read
+    store(&setup, &Value::from(stored_keys(&setup)).to_string());
+    let encrypted = eventually_token(listen, first, "by an encrypted key", |token| {
+        kid(token) != kid(&replaced)
+    });
+    assert!(verifies(&issuer, &encrypted) && !verifies(&issuer, &replaced));
+    assert_eq!(stored_keys(&setup).len(), 1);
     // a Secret that nobody can read stops the tokens, and not the watch
-    let broken = json!({"data": {"keys": BASE64_STANDARD.encode("x")}});
-    setup.admin.merge(&secret, &broken).unwrap();
+    store(&setup, "x");
     eventually("no keys are published", || get(listen, "/keys").0 == 503);
     let node = format!("/nodes/{}", first.name);
     assert_eq!(get(listen, &node).0, 503);

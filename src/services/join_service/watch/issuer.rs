@@ -9,8 +9,12 @@
 //! The replica that asks the nodes writes; each replica answers relying parties ([`Issuer::page`]), from
 //! what the API server has at that moment. A token is shown only while the policy by which its node was
 //! judged is in force. It is a statement about a node and no credential: everybody may read it.
+//!
+//! The Secret is encrypted with a key of the control planes ([`wrapping_key`]), so a reader of Secrets
+//! cannot sign. Keys in clear, of an earlier version, may have been read: they are replaced.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -24,11 +28,13 @@ use super::super::cluster::Cluster;
 use super::ear::{self, Accepted};
 use super::signing::Keys;
 use crate::key_service::members::InForce;
+use base::crypto::Secret;
 use base::sync::lock;
 use booted_base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client, Object, SECRETS};
 use kubernetes::machine_record::{MachineRecord, name_of_node};
+use kubernetes::wrapping_key;
 use metrics::{Counter, Labelled, Registry};
 
 /// The Secret with the keys.
@@ -67,6 +73,8 @@ pub struct Place {
 pub struct Issuer {
     client: Client,
     cluster: Arc<Cluster>,
+    /// The directory of the wrapping key.
+    wrapping_key: PathBuf,
     url: String,
     life: Duration,
     keys: Mutex<Known>,
@@ -92,9 +100,11 @@ struct Pace {
 
 impl Issuer {
     /// Creates an issuer without keys, whose tokens are valid for a little more than this interval.
+    /// `wrapping_key` is the directory of the wrapping key.
     pub fn new(
         url: String,
         interval: Duration,
+        wrapping_key: &Path,
         (client, cluster): (&Client, &Arc<Cluster>),
         registry: &Registry,
     ) -> Issuer {
@@ -106,6 +116,7 @@ impl Issuer {
         Issuer {
             client: client.clone(),
             cluster: cluster.clone(),
+            wrapping_key: wrapping_key.into(),
             url,
             life: interval * 5 / 4 + MARGIN,
             keys: Mutex::new(Known {
@@ -150,26 +161,28 @@ impl Issuer {
         let began = Instant::now();
         let (version, keys) = match self.read(&client) {
             Ok(read) => read,
-            Err(Unpublished::Keys(why)) => {
+            Err(Unpublished::Api(error)) => return Err(error.into()),
+            Err(error) => {
                 // nobody knows which keys the operator wants
                 self.note(Value::Null, Arc::new(Keys::none()), began);
-                return Err(Unpublished::Keys(why));
+                return Err(error);
             }
-            Err(error) => return Err(error),
         };
         let now = ear::seconds(SystemTime::now());
         let renewed = leads.then(|| keys.renewed(now, self.life.as_secs()));
         let Some(renewed) = renewed.flatten() else {
             return Ok(self.note(version, keys, began));
         };
-        match write(&client, &renewed, version) {
+        match self.write(&client, &renewed, version) {
             Ok(version) => {
                 log::info!("the keys of attestation results were renewed");
                 Ok(self.note(version, Arc::new(renewed), began))
             }
             // the next call reads what another one has written
-            Err(error) if error.is_conflict() || error.is_already_exists() => Ok(false),
-            Err(error) => Err(error.into()),
+            Err(Unpublished::Api(error)) if error.is_conflict() || error.is_already_exists() => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -180,19 +193,57 @@ impl Issuer {
         };
         let version = found["metadata"]["resourceVersion"].take();
         let known = lock(&self.keys);
-        let keys = match known.version == version && !version.is_null() {
-            true => Ok(known.keys.clone()),
-            false => match STANDARD.decode(found["data"]["keys"].as_str().unwrap_or_default()) {
-                Ok(text) => match Keys::parse(&Zeroizing::new(text)) {
-                    Ok(keys) => Ok(Arc::new(keys)),
-                    Err(error) => Err(error.to_string()),
-                },
-                Err(error) => Err(format!("its field `keys` is not base64: {error}")),
-            },
-        };
+        let same = known.version == version && !version.is_null();
+        let same = same.then(|| known.keys.clone());
         drop(known);
+        let keys = match same {
+            Some(keys) => Ok(keys),
+            None => self.decrypted(&found).map(Arc::new),
+        };
         client::wipe(&mut found);
-        Ok((version, keys.map_err(Unpublished::Keys)?))
+        Ok((version, keys?))
+    }
+
+    /// Reads the keys in this Secret; none if they are in clear.
+    fn decrypted(&self, secret: &Value) -> Result<Keys, Unpublished> {
+        let text = STANDARD.decode(secret["data"]["keys"].as_str().unwrap_or_default());
+        let text = Zeroizing::new(text.map_err(|error| {
+            Unpublished::Keys(format!("its field `keys` is not base64: {error}"))
+        })?);
+        if Keys::parse(&text).is_ok() {
+            return Ok(Keys::none());
+        }
+        let text = wrapping_key::decrypt(&text, &self.key()?);
+        let text = text.map_err(|error| Unpublished::Keys(error.to_string()))?;
+        Keys::parse(&text).map_err(|error| Unpublished::Keys(error.to_string()))
+    }
+
+    /// Returns the key with which the Secret is encrypted.
+    fn key(&self) -> Result<Secret, Unpublished> {
+        let key = match wrapping_key::read(&self.wrapping_key) {
+            Ok(Some(key)) => key,
+            Ok(None) => return Err(Unpublished::NoWrappingKey("there is none".into())),
+            Err(error) => return Err(Unpublished::NoWrappingKey(error.to_string())),
+        };
+        Ok(wrapping_key::for_attestation_keys(&key))
+    }
+
+    /// Writes the Secret over this version of it. Returns the new version.
+    fn write(&self, client: &Client, keys: &Keys, version: Value) -> Result<Value, Unpublished> {
+        let text = wrapping_key::encrypt(keys.to_json().expose(), &self.key()?);
+        let text = text.map_err(|error| Unpublished::Keys(error.to_string()))?;
+        let mut object = json!({
+            "metadata": {"name": SECRET, "labels": {"app.kubernetes.io/part-of": "firstlight"}},
+            "type": "Opaque", "data": {"keys": STANDARD.encode(text)},
+        });
+        let mut written = match version.is_null() {
+            true => client.create(&SECRETS.in_namespace(NAMESPACE), &object)?,
+            false => {
+                object["metadata"]["resourceVersion"] = version;
+                client.update(&secret(), &object)?
+            }
+        };
+        Ok(written["metadata"]["resourceVersion"].take())
     }
 
     /// Notes the keys. Returns whether none of them was known before.
@@ -347,27 +398,6 @@ fn secret() -> Object {
     SECRETS.in_namespace(NAMESPACE).named(SECRET)
 }
 
-/// Writes the Secret over this version of it. Returns the new version.
-fn write(client: &Client, keys: &Keys, version: Value) -> Result<Value, client::Error> {
-    let text = Zeroizing::new(STANDARD.encode(keys.to_json().expose()));
-    let mut object = json!({
-        "metadata": {"name": SECRET, "labels": {"app.kubernetes.io/part-of": "firstlight"}},
-        "type": "Opaque", "data": {"keys": text.as_str()},
-    });
-    let written = match version.is_null() {
-        true => client.create(&SECRETS.in_namespace(NAMESPACE), &object),
-        false => {
-            object["metadata"]["resourceVersion"] = version;
-            client.update(&secret(), &object)
-        }
-    };
-    client::wipe(&mut object);
-    let mut written = written?;
-    let version = written["metadata"]["resourceVersion"].take();
-    client::wipe(&mut written);
-    Ok(version)
-}
-
 fn map_of(node: &str) -> Object {
     let name = format!("{PREFIX}{node}");
     CONFIG_MAPS.in_namespace(NAMESPACE).named(&name)
@@ -455,6 +485,8 @@ pub enum Unpublished {
     Api(client::Error),
     /// The Secret has no keys that can be read; a clause.
     Keys(String),
+    /// This control plane has no wrapping key that can be read; a clause.
+    NoWrappingKey(String),
     /// There is no key that signs now.
     NoKey,
 }
@@ -472,6 +504,11 @@ impl std::fmt::Display for Unpublished {
             Unpublished::Keys(why) => write!(
                 f,
                 "the Secret {NAMESPACE}/{SECRET} has no keys that can be read: {why}; delete it, and the service makes a new one"
+            ),
+            Unpublished::NoWrappingKey(why) => write!(
+                f,
+                "the wrapping key of this control plane, with which the Secret {NAMESPACE}/{SECRET} is encrypted, cannot be read: {why}; \
+                 `firstlight apply` places it"
             ),
             Unpublished::NoKey => write!(
                 f,

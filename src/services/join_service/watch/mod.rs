@@ -27,7 +27,7 @@ pub mod signing;
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -123,10 +123,11 @@ struct Shared {
 }
 
 impl Watching {
-    /// Starts the threads. They end when the client is stopped.
+    /// Starts the threads. They end when the client is stopped. `wrapping_key` is the directory of the wrapping key.
     pub fn start(
         options: Options,
         judging: Judging,
+        wrapping_key: &Path,
         (client, cluster): (&Client, &Arc<Cluster>),
         audit: &Arc<Audit>,
         registry: &Registry,
@@ -134,7 +135,13 @@ impl Watching {
         let client = client.within(TIMEOUT);
         let issuer = options.issuer.as_ref().map(|place| {
             let url = place.url.clone();
-            Issuer::new(url, options.interval, (&client, cluster), registry)
+            Issuer::new(
+                url,
+                options.interval,
+                wrapping_key,
+                (&client, cluster),
+                registry,
+            )
         });
         let shared = Arc::new(Shared {
             client,
