@@ -814,9 +814,9 @@ fn a_control_plane_renews_its_certificates(operator: &Operator, node: &Node) {
         "/run/state/bin/kubectl {config} {here} get --raw /readyz"
     ));
     // without anything to renew, the unit only gives etcd the priority that a restart takes from it
-    // threads come and go
+    // threads come and go; the ionice of a node is busybox's
     let said = node.sh(
-        "for p in $(pidof etcd); do for t in /proc/$p/task/*; do ionice --class best-effort --pid ${t##*/} 2>&1 || true; done; done",
+        "for p in $(pidof etcd); do for t in /proc/$p/task/*; do ionice -c 2 -n 4 -p ${t##*/} 2>&1 || true; done; done",
     );
     assert_ne!(priority_of_etcd(node), "realtime: prio 0", "{said}");
     node.sh(
