@@ -1,7 +1,8 @@
-//! From power-on to a workload: machines under QEMU with the image of mkosi, and nothing of it masked. The firmware starts the image,
-//! `unlock` opens the state disk, `firstlight init` makes a cluster with a network plugin, a Deployment answers, the power is cut, a
-//! second machine joins, and comes back by itself after its power was cut. The operator reads logs, makes a kubeconfig, and restarts
-//! machines without a shell.
+//! The life of a cluster whose machines run the image of mkosi, and nothing of it masked: machines under QEMU, from power-on to a
+//! workload, with a network plugin; power cuts; recovery; lost machines; and the operator, who has no shell there.
+//!
+//! [`from_power_on_to_lost_machines`] is the story. Each step of it is a test of its own, too, which begins with a saved cluster of two
+//! machines that are off ([`Cluster::saved`]).
 //!
 //! It needs root, and takes long: under emulation Kubernetes is slow. `cargo test` skips it; `make test-whole` runs it in a network
 //! namespace of its own (docs/testing-kubernetes.md).
@@ -13,7 +14,13 @@ mod node;
 mod operator;
 mod servers;
 
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
+
+use machine::{dist, root};
+use support::boot_image::run;
 
 use network::Network;
 use node::Node;
@@ -26,84 +33,235 @@ const PATIENCE: Duration = Duration::from_secs(1500);
 
 #[test]
 #[ignore = "needs root, and boots machines that run Kubernetes: make test-whole"]
-fn from_power_on_to_a_workload_on_two_machines() {
-    let network = Network::empty();
-    let _servers = Servers::start();
-    let mut first = Node::new(network, "control-plane-0", "ControlPlane");
-    let operator = Operator::new(&first);
+fn from_power_on_to_lost_machines() {
+    let mut cluster = Cluster::grow();
+    a_worker_comes_back_by_itself(&mut cluster);
+    nobody_needs_a_shell(&mut cluster);
+    cluster.switch_off();
+    cluster.save();
+    cluster.switch_on();
+    a_machine_takes_the_place_of_another(&mut cluster);
+    half_of_etcd_is_lost(&mut cluster);
+}
 
-    first.power_on();
-    first.wait_for_line(" formatted:");
-    first.wait_for_line(" ready: waiting for the operator's init");
-    operator.accept(&first.attestation_key());
-    operator.init(&first);
-    operator.wait_for_nodes(1);
+/// A test that is one step of the story.
+macro_rules! step {
+    ($name:ident, $step:ident) => {
+        #[test]
+        #[ignore = "needs root, and boots machines that run Kubernetes: make test-whole STEP=..."]
+        fn $name() {
+            let mut cluster = Cluster::saved();
+            cluster.switch_on();
+            $step(&mut cluster);
+        }
+    };
+}
 
-    operator.allow_workloads_on_control_planes();
-    operator.deploy();
-    operator.ask("ask-first", None, &["web-"]);
+step!(step_rejoin, a_worker_comes_back_by_itself);
+step!(step_operator, nobody_needs_a_shell);
+step!(step_replace, a_machine_takes_the_place_of_another);
+step!(step_etcd, half_of_etcd_is_lost);
 
-    let written = operator.cut_power_while_writing(&mut first);
-    first.power_on();
-    first.wait_for_line(" waiting: for a key of disk");
-    operator.recover(&first);
-    first.wait_for_line(" ready: a member of its cluster");
-    operator.wait_for_nodes(1);
-    operator.expect_written(&written);
-    operator.ask("ask-again", None, &["web-"]);
+/// A control plane, a worker, what is around them, and their operator.
+struct Cluster {
+    network: &'static Network,
+    _servers: Servers,
+    operator: Operator,
+    first: Node,
+    worker: Node,
+}
 
-    let mut second = Node::new(network, "worker-0", "Worker");
-    second.power_on();
-    second.wait_for_line(" attestation-key: ");
-    operator.accept(&second.attestation_key());
-    operator.apply_policy();
-    second.wait_for_line(" complete:");
-    operator.wait_for_nodes(2);
-    operator.deploy_on_each_node();
-    operator.ask("ask-worker", Some("control-plane-0"), &["worker-0"]);
-    operator.ask("ask-control-plane", Some("worker-0"), &["control-plane-0"]);
+impl Cluster {
+    /// Switches two new machines on, and makes a cluster of them.
+    fn grow() -> Cluster {
+        let network = Network::empty();
+        let servers = Servers::start();
+        let mut first = Node::new(network, "control-plane-0", "ControlPlane");
+        let operator = Operator::new(&first);
 
-    // by the join service of the cluster, without the operator
-    second.cut_power();
+        first.power_on();
+        first.wait_for_line(" formatted:");
+        first.wait_for_line(" ready: waiting for the operator's init");
+        operator.accept(&first.attestation_key());
+        operator.init(&first);
+        operator.wait_for_nodes(1);
+
+        operator.allow_workloads_on_control_planes();
+        operator.deploy();
+        operator.ask("ask-first", None, &["web-"]);
+
+        let written = operator.cut_power_while_writing(&mut first);
+        first.power_on();
+        first.wait_for_line(" waiting: for a key of disk");
+        operator.recover(&first);
+        first.wait_for_line(" ready: a member of its cluster");
+        operator.wait_for_nodes(1);
+        operator.expect_written(&written);
+        operator.ask("ask-again", None, &["web-"]);
+
+        let mut cluster = Cluster {
+            network,
+            _servers: servers,
+            operator,
+            first,
+            worker: Node::new(network, "worker-0", "Worker"),
+        };
+        cluster.worker.power_on();
+        cluster.operator.admit(&mut cluster.worker);
+        cluster.operator.wait_for_nodes(2);
+        cluster.operator.deploy_on_each_node();
+        cluster.pods_reach_each_other();
+        cluster
+    }
+
+    /// The cluster that [`Cluster::save`] saved last with the same programs; grows one if there is none. Its machines are off.
+    fn saved() -> Cluster {
+        let folder = saved_folder();
+        if !folder.is_dir() {
+            let mut cluster = Cluster::grow();
+            cluster.switch_off();
+            cluster.save();
+            return cluster;
+        }
+        let network = Network::empty();
+        let servers = Servers::start();
+        let mut first = Node::new(network, "control-plane-0", "ControlPlane");
+        let mut worker = Node::new(network, "worker-0", "Worker");
+        first.load(&folder);
+        worker.load(&folder);
+        let operator = Operator::new(&first);
+        operator.load(&folder);
+        println!("the cluster is the one in {}", folder.display());
+        Cluster {
+            network,
+            _servers: servers,
+            operator,
+            first,
+            worker,
+        }
+    }
+
+    /// Copies machines that are off, and the operator's files, for tests of single steps.
+    fn save(&self) {
+        let folder = saved_folder();
+        // clusters of other programs
+        let _ = fs::remove_dir_all(folder.parent().unwrap());
+        let part = folder.with_extension("part");
+        self.first.save(&part);
+        self.worker.save(&part);
+        self.operator.save(&part);
+        fs::rename(part, &folder).unwrap();
+        println!("the cluster is saved in {}", folder.display());
+    }
+
+    /// The operator switches both machines off, the control plane last.
+    fn switch_off(&mut self) {
+        self.operator.machine(&self.worker, &["shutdown"]);
+        self.worker.wait_for_end();
+        self.operator.machine(&self.first, &["shutdown"]);
+        self.first.wait_for_end();
+    }
+
+    /// Switches both machines on, which are off, and recovers all.
+    fn switch_on(&mut self) {
+        self.first.power_on();
+        self.worker.power_on();
+        self.first.wait_for_line(" waiting: for a key of disk");
+        self.operator.recover_all();
+        for node in [&mut self.first, &mut self.worker] {
+            node.wait_for_line(" ready: a member of its cluster");
+        }
+        self.operator.wait_for_nodes(2);
+        self.pods_reach_each_other();
+    }
+
+    fn pods_reach_each_other(&self) {
+        let [first, worker] = [&self.first, &self.worker].map(Node::name);
+        self.operator.ask("ask-worker", Some(first), &[worker]);
+        self.operator
+            .ask("ask-control-plane", Some(worker), &[first]);
+    }
+}
+
+/// The folder of the saved cluster of these programs.
+fn saved_folder() -> PathBuf {
+    let programs = ["firstlight", "firstlight-image.tar"].map(|name| dist(name).unwrap());
+    let sums = run(Command::new("sha256sum").arg(node::image()).args(programs));
+    let sums: String = sums.lines().map(|line| &line[..8]).collect();
+    root().join("target/whole").join(sums)
+}
+
+/// By the join service of the cluster, without the operator.
+fn a_worker_comes_back_by_itself(cluster: &mut Cluster) {
+    let Cluster {
+        operator, worker, ..
+    } = cluster;
+    worker.cut_power();
     println!("the power of the worker is cut");
-    second.power_on();
-    second.wait_for_line(" ready: a member of its cluster");
+    worker.power_on();
+    worker.wait_for_line(" ready: a member of its cluster");
     operator.wait_for_nodes(2);
-    operator.ask("ask-worker-again", Some("control-plane-0"), &["worker-0"]);
+    cluster.pods_reach_each_other();
+}
 
-    // nobody has a shell there
-    assert!(
-        operator
-            .logs(&second, &["--unit", "kubelet"])
-            .contains("kubelet")
-    );
-    assert!(
-        operator
-            .logs(&second, &["--boot", "-1", "--lines", "50"])
-            .contains("systemd")
-    );
-    assert!(
-        operator
-            .logs(&second, &["--kernel"])
-            .contains("Linux version")
-    );
-    assert!(
-        operator
-            .logs(&first, &["--audit", "--lines", "3"])
-            .contains("audit.k8s.io")
-    );
-    operator.replace_kubeconfig(&first);
+/// docs/day-two/operator.md
+fn nobody_needs_a_shell(cluster: &mut Cluster) {
+    let Cluster {
+        operator,
+        first,
+        worker,
+        ..
+    } = cluster;
+    let says = |node: &Node, log: &[&str], word: &str| {
+        let text = operator.logs(node, log);
+        assert!(text.contains(word), "{log:?} without {word}: {text}");
+    };
+    says(worker, &["--unit", "kubelet"], "kubelet");
+    says(worker, &["--boot", "-1", "--lines", "50"], "systemd");
+    says(worker, &["--kernel"], "Linux version");
+    says(first, &["--audit", "--lines", "3"], "audit.k8s.io");
+    operator.replace_kubeconfig(first);
     operator.wait_for_nodes(2);
-    operator.machine(&second, "worker-0", &["restart", "--unit", "containerd"]);
-    operator.collect_facts(&[&first, &second]);
-    operator.machine(&second, "worker-0", &["shutdown"]);
-    second.wait_for_end();
+    operator.machine(worker, &["restart", "--unit", "containerd"]);
+    operator.collect_facts(&[first, worker]);
+    operator.machine(worker, &["shutdown"]);
+    worker.wait_for_end();
+    worker.power_on();
+    worker.wait_for_line(" ready: a member of its cluster");
+    operator.wait_for_nodes(2);
+    says(worker, &["--calls"], "restart containerd.service");
+}
+
+/// docs/day-two/remove-node.md
+fn a_machine_takes_the_place_of_another(cluster: &mut Cluster) {
+    cluster.worker.cut_power();
+    cluster.operator.remove(cluster.worker.name());
+    let new = Node::new(cluster.network, "worker-1", "Worker");
+    std::mem::replace(&mut cluster.worker, new).leave(cluster.network);
+    cluster.worker.power_on();
+    cluster.operator.admit(&mut cluster.worker);
+    cluster.operator.wait_for_nodes(2);
+    cluster.operator.deploy_on_each_node();
+    cluster.pods_reach_each_other();
+}
+
+/// docs/day-two/etcd.md: the second of two control planes is lost with its disk.
+fn half_of_etcd_is_lost(cluster: &mut Cluster) {
+    let mut second = Node::new(cluster.network, "control-plane-1", "ControlPlane");
     second.power_on();
-    second.wait_for_line(" ready: a member of its cluster");
+    let operator = &cluster.operator;
+    operator.admit(&mut second);
+    operator.wait_for_nodes(3);
+    operator.write("before");
+    operator.save_etcd();
+    operator.write("after");
+    let lost = second.name();
+    second.cut_power();
+    second.leave(cluster.network);
+    operator.wait_for_the_end_of_the_api();
+    operator.restore_etcd(&cluster.first);
+    operator.remove(lost);
     operator.wait_for_nodes(2);
-    assert!(
-        operator
-            .logs(&second, &["--calls"])
-            .contains("restart containerd.service")
-    );
+    assert!(operator.has("before") && !operator.has("after"));
+    cluster.pods_reach_each_other();
 }

@@ -1,7 +1,7 @@
 //! A machine of the cluster: QEMU with OVMF, a TPM and a blank state disk.
 
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -21,12 +21,13 @@ pub struct Node {
     machine: Machine,
     vm: Option<Vm>,
     started: Instant,
+    name: &'static str,
     address: Ipv4Addr,
 }
 
 impl Node {
     /// A machine that is switched off. The metadata service knows it by its address.
-    pub fn new(network: &Network, name: &str, role: &str) -> Node {
+    pub fn new(network: &Network, name: &'static str, role: &str) -> Node {
         let number = network.add(name, role);
         let device = format!("tap{number}");
         ip(&["tuntap", "add", &device, "mode", "tap"]);
@@ -46,12 +47,32 @@ impl Node {
             machine,
             vm: None,
             started: Instant::now(),
+            name,
             address: Ipv4Addr::new(a, b, c, number),
         }
     }
 
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     pub fn address(&self) -> String {
         self.address.to_string()
+    }
+
+    /// Takes the machine, which is off, out of the network's list for ever.
+    pub fn leave(self, network: &Network) {
+        network.remove(self.address);
+    }
+
+    /// Copies the machine, which is off, into a folder below this one.
+    pub fn save(&self, folder: &Path) {
+        self.machine.save(&folder.join(self.name)).unwrap();
+    }
+
+    /// Makes the machine the one that was saved.
+    pub fn load(&mut self, folder: &Path) {
+        self.machine.load(&folder.join(self.name)).unwrap();
     }
 
     pub fn power_on(&mut self) {

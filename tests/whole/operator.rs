@@ -22,6 +22,11 @@ const POLICY: [&str; 2] = ["--policy", "policy.json"];
 /// The limit for one request to the API server.
 const REQUEST: &str = "120s";
 
+/// Returns a node in the form NAME=ADDRESS.
+fn at(node: &Node) -> String {
+    format!("{}={}", node.name(), node.address())
+}
+
 pub struct Operator {
     folder: TempDir,
     kubernetes: PathBuf,
@@ -48,6 +53,14 @@ impl Operator {
     /// Adds a machine's TPM to the policy.
     pub fn accept(&self, key: &str) {
         self.firstlight(&["policy", "add-key", "policy.json", key]);
+    }
+
+    /// Adds the TPM of a machine that was switched on to the policy, and waits until the machine has joined.
+    pub fn admit(&self, node: &mut Node) {
+        node.wait_for_line(" attestation-key: ");
+        self.accept(&node.attestation_key());
+        self.apply_policy();
+        node.wait_for_line(" complete:");
     }
 
     /// `firstlight init`, until our services run.
@@ -104,11 +117,76 @@ impl Operator {
         self.firstlight(&[&["kubeconfig", &control_plane.address()], &POLICY[..]].concat());
     }
 
-    /// `firstlight machine` with this action for the node of this name.
-    pub fn machine(&self, node: &Node, name: &str, action: &[&str]) {
-        let node = format!("{name}={}", node.address());
+    /// `firstlight machine` with this action for the node.
+    pub fn machine(&self, node: &Node, action: &[&str]) {
+        let node = at(node);
         let arguments = [&["machine", action[0], &node], &action[1..], &POLICY].concat();
         self.firstlight(&arguments);
+    }
+
+    /// `firstlight recover --all`.
+    pub fn recover_all(&self) {
+        self.firstlight(&["recover", "--all", "--timeout", "30m", POLICY[0], POLICY[1]]);
+    }
+
+    /// `firstlight etcd snapshot`.
+    pub fn save_etcd(&self) {
+        self.firstlight(&[
+            "etcd",
+            "snapshot",
+            "snapshot.db",
+            "--yes",
+            "--timeout",
+            "20m",
+        ]);
+    }
+
+    /// `firstlight etcd restore` on the control plane that is left.
+    pub fn restore_etcd(&self, left: &Node) {
+        let left = at(left);
+        let restore = ["etcd", "restore", "snapshot.db", "--node", &left];
+        let rest = ["--timeout", "30m", "--yes"];
+        self.firstlight(&[&restore[..], &rest, &POLICY].concat());
+    }
+
+    /// Waits until the API server does not answer any more.
+    pub fn wait_for_the_end_of_the_api(&self) {
+        self.wait_for("the end of the API", || {
+            match self.kubectl("get --raw /readyz") {
+                Ok(said) => Err(said),
+                Err(_) => Ok(()),
+            }
+        });
+    }
+
+    /// `firstlight node remove` for a machine that is off.
+    pub fn remove(&self, name: &str) {
+        self.wait_for(&format!("the removal of {name}"), || {
+            let remove = ["node", "remove", name, "--machines-off", "--yes"];
+            let rest = ["--delete-emptydir-data", "--delete-unmanaged-pods"];
+            output(&mut self.command(&[&remove[..], &rest].concat()))
+        });
+    }
+
+    /// Writes an object with this name.
+    pub fn write(&self, name: &str) {
+        self.change(&format!("create configmap {name} --from-literal is={name}"));
+    }
+
+    /// Returns whether the object is there.
+    pub fn has(&self, name: &str) -> bool {
+        let list = self.wait_for("the list of objects", || self.list("configmaps"));
+        list.iter().any(|it| it["metadata"]["name"] == name)
+    }
+
+    /// Copies the operator's files into a folder below this one.
+    pub fn save(&self, folder: &Path) {
+        machine::write_log::copy(self.folder.path(), &folder.join("operator")).unwrap();
+    }
+
+    /// Gives the operator the files that were saved.
+    pub fn load(&self, folder: &Path) {
+        machine::write_log::copy(&folder.join("operator"), self.folder.path()).unwrap();
     }
 
     /// `firstlight support`: the archive has no key and no token.
@@ -213,8 +291,9 @@ impl Operator {
         self.wait_for_replicas();
     }
 
-    /// One more pod of the Deployment, which must run on the other node.
+    /// Two new pods of the Deployment, one on each node: a pod that runs does not move.
     pub fn deploy_on_each_node(&self) {
+        self.change("scale deployment/web --replicas 0");
         self.change("scale deployment/web --replicas 2");
         self.wait_for_replicas();
     }

@@ -193,6 +193,31 @@ impl Machine {
         Ok(())
     }
 
+    /// Copies what stays while the machine is off into a folder: its disks, its TPM's state, the firmware's variables.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        std::fs::create_dir_all(folder).context("make a folder for a saved machine")?;
+        self.lasting()?
+            .iter()
+            .try_for_each(|(name, path)| write_log::copy(path, &folder.join(name)))
+    }
+
+    /// Gives a machine with the same disks what [`Machine::save`] wrote.
+    pub fn load(&mut self, folder: &Path) -> Result<()> {
+        self.lasting()?
+            .iter()
+            .try_for_each(|(name, path)| write_log::copy(&folder.join(name), path))
+    }
+
+    /// What stays while the machine is off, by a name for each.
+    fn lasting(&self) -> Result<Vec<(String, PathBuf)>> {
+        let disks = self.disks.iter().map(|it| (it.clone(), self.disk(it)));
+        let rest = [
+            ("tpm".to_owned(), self.tpm_state()),
+            ("variables".to_owned(), self.variables()?),
+        ];
+        Ok(disks.chain(rest).collect())
+    }
+
     /// The file of a disk, which may be read while the machine is off.
     pub fn disk(&self, serial: &str) -> PathBuf {
         self.folder.path().join(format!("{serial}.disk"))
