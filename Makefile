@@ -53,6 +53,8 @@ PROFILE = release
 mkosi: setup build ## build a node's disk image with mkosi: Debian 13, verified root, one measured file that boots; needs root (PROFILE=debug: with a shell)
 	@tools/mkosi.sh $(PROFILE)
 
+# the oldest minor version that its project supports; a test upgrades a cluster to the default of tools/kubernetes.sh
+test-cluster: export KUBERNETES_VERSION = v1.35.4
 test-cluster: setup image ## make a real Kubernetes cluster whose nodes run in Linux namespaces; needs root
 	@tools/node-image.sh >/dev/null
 	@tools/kubernetes-next.sh >/dev/null
@@ -68,10 +70,10 @@ cloud-pages: setup ## run the commands of docs/clouds with the clouds' own clien
 	@tools/setup.sh qemu-utils jq libvirt-daemon libvirt-clients libvirt-daemon-driver-qemu virtinst libxml2-utils haproxy dnsmasq-base xsltproc
 	cargo test --locked --test cloud_pages -- --ignored --nocapture --test-threads=2
 
-test-whole: setup image ## boot virtual machines with the image of mkosi, make a real Kubernetes cluster of them, cut their power; needs root
+test-whole: setup image ## boot virtual machines with the image of mkosi, make a real Kubernetes cluster of them, cut their power, lose machines; needs root (STEP=rejoin|operator|replace|etcd: one step, from a saved cluster)
 	@tests/whole/prepare.sh >/dev/null
 	cargo test --locked --test whole --no-run
-	unshare --net cargo test --locked --offline --test whole -- --ignored --nocapture --test-threads=1
+	unshare --net cargo test --locked --offline --test whole $(if $(STEP),step_$(STEP),from_power_on) -- --ignored --nocapture --test-threads=1
 
 kubeadm: setup ## check that kubeadm of each supported version that can be built, from v1.34 on, accepts our configurations
 	@tools/kubeadm.sh

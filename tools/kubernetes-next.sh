@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Builds the next minor release of Kubernetes for a test of an upgrade, and makes its container images.
+# Builds the release of Kubernetes to which a test upgrades a cluster, the default of tools/kubernetes.sh, and makes its container
+# images.
 #
 #   tools/kubernetes-next.sh      prints the folder of the images (tools/kubernetes-images.sh); the programs are in ../bin
 . "$(dirname "$0")/lib.sh"
 
-# a release of the minor version after that of tools/kubernetes.sh
-export KUBERNETES_VERSION=v1.35.4
+# that of the cluster before
+unset KUBERNETES_VERSION
 "$ROOT/tools/kubernetes.sh" >/dev/null
 
 # the Debian packages for kube-proxy's image

@@ -9,13 +9,13 @@
 # Go checks every module against the checksum database. If a program is built already, it only prints the folder.
 . "$(dirname "$0")/lib.sh"
 
-# The newest minor release whose kubelet starts on cgroup v1 as well as v2.
-VERSION=${KUBERNETES_VERSION:-v1.34.4}
+# what the image of mkosi has
+VERSION=${KUBERNETES_VERSION:-v1.36.3}
 PROGRAMS=(kubeadm kubelet kubectl kube-apiserver kube-controller-manager kube-scheduler kube-proxy coredns etcd pause)
 # two compilers at once; the kubelet's link needs 2 GiB by itself
 JOBS=${JOBS:-2}
 
-[[ $VERSION =~ ^v1\.([0-9]+)\.([0-9]+)$ ]] || die "KUBERNETES_VERSION is $VERSION, it must look like v1.34.4"
+[[ $VERSION =~ ^v1\.([0-9]+)\.([0-9]+)$ ]] || die "KUBERNETES_VERSION is $VERSION, it must look like v1.36.3"
 minor=${BASH_REMATCH[1]} patch=${BASH_REMATCH[2]}
 [ $# -gt 0 ] || set -- "${PROGRAMS[@]}"
 prefix=$CACHE/kubernetes-$VERSION

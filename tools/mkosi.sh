@@ -26,6 +26,8 @@ TOOLS=mkosi,apt,ca-certificates,debian-archive-keyring,systemd,systemd-repart,sy
 TOOLS+=,dosfstools,mtools,e2fsprogs,erofs-utils,cpio,zstd,xz-utils,kmod,python3-pefile,openssl,uidmap,util-linux,fdisk,gpg,diffutils
 
 kubernetes=$("$ROOT/tools/kubernetes.sh" kubeadm kubelet kubectl)
+pause=$("$kubernetes/bin/kubeadm" config images list --kubernetes-version "v${kubernetes##*-v}" | grep /pause:)
+grep -q "\"$pause\"" "$ROOT/mkosi/mkosi.extra/etc/containerd/config.toml" || die "mkosi/mkosi.extra/etc/containerd/config.toml does not name $pause"
 etcdutl=$("$ROOT/tools/etcd-tools.sh")/etcdutl
 programs=("$ROOT/target/dist/unlock" "$ROOT/target/dist/bootstrapper")
 for program in "${programs[@]}"; do [ -x "$program" ] || die "there is no $program: run make build"; done

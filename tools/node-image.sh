@@ -88,9 +88,10 @@ rm -f "$root/etc/hostname"
 
 images=$("$ROOT/tools/kubernetes-images.sh" "$root")
 pause=$(grep /pause: "$images/names")
-grep -q "\"$pause\"" "$mkosi/mkosi.extra/etc/containerd/config.toml" || die "mkosi.extra/etc/containerd/config.toml does not name $pause"
 
 system "$root"
+# no registry has that of another version
+sed -i "s|sandbox_image = .*|sandbox_image = \"$pause\"|" "$root/etc/containerd/config.toml"
 install -D -m755 -t "$root/usr/lib/firstlight/components" "$kubernetes"/bin/{kubeadm,kubelet,kubectl}
 mkdir "$work/image"
 cp "$root/cni-plugins.tgz" "$work/image/"

@@ -6,7 +6,7 @@
 #   tools/registry.sh ADDRESS:PORT ARCHIVE..        serves the images of these archives until it is killed
 #
 # ARCHIVE is one of tools/image.sh. The host is left out of an image's name, as containerd does for a mirror: the image
-# registry.k8s.io/pause:3.10.1 is pause:3.10.1 here. The layers are not compressed: a machine without KVM would need long to unpack them.
+# registry.k8s.io/pause:3.10.2 is pause:3.10.2 here. The layers are not compressed: a machine without KVM would need long to unpack them.
 . "$(dirname "$0")/lib.sh"
 
 VERSION=v0.20.6

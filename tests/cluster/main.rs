@@ -315,10 +315,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
 fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     let images = PathBuf::from(node::tool("kubernetes-next.sh", &[]));
     let next = images.parent().unwrap();
-    let (mut list, to) = (operator::components(next), operator::version(next));
-    if !Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        accept_cgroup_v1(&mut list);
-    }
+    let (list, to) = (operator::components(next), operator::version(next));
     let network = Network::empty();
     let boot = |name: &str, role: &str| {
         let node = Node::boot(network, "upgrade", name, role);
@@ -381,7 +378,7 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     // a new kubelet that exits: the old one runs again, also if the upgrade was cut off with the new one in place
     let script = format!("#!/run/sh\n[ $1 = --version ] && echo Kubernetes {to}\n");
     let mut broken = list.clone();
-    put_script(&mut broken[0], &script);
+    operator::put_script(&mut broken[0], &script);
     let is_new = "head -c 2 /run/state/bin/kubelet | grep -q '#!'";
     worker.interrupt_upgrade(is_new, &broken);
     let refused = worker.upgrade(&broken).unwrap_err();
@@ -430,26 +427,6 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     ];
     assert_eq!(operator.kubectl(&kept), "there");
     lap(&first, "a node has joined with the new version");
-}
-
-/// Lets Kubernetes from v1.35 on run on a host with cgroup v1. The kubelet's setting is a patch, as a user can install it. kubeadm
-/// refuses such a host whatever the kubelet's settings are, so another program ignores this check and then runs kubeadm.
-fn accept_cgroup_v1(list: &mut Value) {
-    let kubeadm = "#!/run/sh\n\
-        case \"$1 $2\" in 'upgrade apply' | 'upgrade node' | 'join '*) set -- \"$@\" --ignore-preflight-errors=SystemVerification ;; esac\n\
-        exec /usr/lib/firstlight/components/kubeadm \"$@\"\n";
-    put_script(&mut list[1], kubeadm);
-    let patch = STANDARD.encode("failCgroupV1: false\n");
-    list.as_array_mut().unwrap().push(json!({
-        "url": format!("data:;base64,{patch}"),
-        "install_path": "/opt/kubernetes/patches/kubeletconfiguration0+merge.yaml",
-    }));
-}
-
-/// Makes a component a shell script.
-fn put_script(component: &mut Value, script: &str) {
-    component["hash"] = json!("");
-    component["url"] = json!(format!("data:;base64,{}", STANDARD.encode(script)));
 }
 
 /// Upgrades a node that may have been upgraded in part.

@@ -251,5 +251,34 @@ pub fn components(kubernetes: &Path) -> Value {
         "extract": true,
     });
     let [kubelet, kubeadm, kubectl] = ["kubelet", "kubeadm", "kubectl"].map(component);
-    json!([kubelet, kubeadm, kubectl, plugins])
+    let mut list = json!([kubelet, kubeadm, kubectl, plugins]);
+    if !Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        accept_cgroup_v1(&mut list);
+    }
+    list
+}
+
+/// Lets Kubernetes from v1.35 on run on a host with cgroup v1. The kubelet's setting is a patch, as a user can install it. kubeadm
+/// refuses such a host whatever the kubelet's settings are, so another program ignores this check and then runs kubeadm.
+fn accept_cgroup_v1(list: &mut Value) {
+    let kubeadm = "#!/run/sh\n\
+        case \"$1 $2 $3\" in\n\
+        'upgrade apply'* | 'upgrade node'* | 'join '* | 'init phase preflight'*) ignore=1 ;;\n\
+        'init phase'*) ignore= ;;\n\
+        'init '*) ignore=1 ;;\n\
+        *) ignore= ;;\n\
+        esac\n\
+        exec /usr/lib/firstlight/components/kubeadm \"$@\" ${ignore:+--ignore-preflight-errors=SystemVerification}\n";
+    put_script(&mut list[1], kubeadm);
+    let patch = STANDARD.encode("failCgroupV1: false\n");
+    list.as_array_mut().unwrap().push(json!({
+        "url": format!("data:;base64,{patch}"),
+        "install_path": "/opt/kubernetes/patches/kubeletconfiguration0+merge.yaml",
+    }));
+}
+
+/// Makes a component a shell script.
+pub fn put_script(component: &mut Value, script: &str) {
+    component["hash"] = json!("");
+    component["url"] = json!(format!("data:;base64,{}", STANDARD.encode(script)));
 }

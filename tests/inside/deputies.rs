@@ -410,7 +410,7 @@ fn a_real_kubelet_with_the_certificate_of_its_ticket_asks_for_none() {
         let kubeconfig = inside.cluster.kubeconfig_of(user, TICKET_GROUP, &ca);
         fs::write(path("bootstrap.conf"), kubeconfig).unwrap();
         let config = json!({"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "rotateCertificates": true, "authentication": {"anonymous": {"enabled": false}}});
+            "rotateCertificates": true, "failCgroupV1": false, "authentication": {"anonymous": {"enabled": false}}});
         fs::write(path("config.yaml"), config.to_string()).unwrap();
         let program = build(&["kubelet"]).join("kubelet");
         let arguments = [

@@ -120,7 +120,7 @@ fn a_real_kubeadm_writes_its_objects_with_admin_conf() {
     let inside = Inside::start(&settings());
     inside.control_plane("objects-kubeadm", "10.5.0.12");
     let config = format!(
-        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.34.4\n\
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.36.3\n\
          controlPlaneEndpoint: 127.0.0.1:{}\nnetworking:\n  podSubnet: 10.244.0.0/16\n---\n\
          apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nlocalAPIEndpoint:\n  advertiseAddress: 10.5.0.12\n\
          nodeRegistration:\n  name: objects-kubeadm\n  criSocket: unix:///run/containerd/containerd.sock\n\

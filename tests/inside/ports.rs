@@ -131,7 +131,7 @@ fn a_pod_takes_no_port_of_firstlight_on_its_node() {
 #[ignore = "needs a kube-apiserver: make test-inside"]
 fn an_upgrade_writes_the_admission_plugin_into_kubeadms_configuration_once() {
     let inside = Inside::shared();
-    let configuration = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\napiServer:\n  extraArgs:\n  - name: profiling\n    value: \"false\"\nkubernetesVersion: v1.34.4\n";
+    let configuration = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\napiServer:\n  extraArgs:\n  - name: profiling\n    value: \"false\"\nkubernetesVersion: v1.36.3\n";
     let map = json!({"metadata": {"name": "kubeadm-config"}, "data": {"ClusterConfiguration": configuration}});
     let maps = CONFIG_MAPS.in_namespace("kube-system");
     let admin = inside.kubeadm();
