@@ -101,6 +101,9 @@ pub struct ControlResponse {
     /// The name of the node.
     #[prost(string, tag = "1")]
     pub node: ::prost::alloc::string::String,
+    /// What was done, for the operator; empty for all but CLEAN.
+    #[prost(string, tag = "2")]
+    pub report: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -202,6 +205,8 @@ pub enum Action {
     /// Marks the state disk for a format at the next boot, and restarts the machine.
     Reset = 3,
     RestartUnit = 4,
+    /// Frees space on the state disk: journals of earlier boots, rotated logs, container images that no container uses.
+    Clean = 5,
 }
 impl Action {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -215,6 +220,7 @@ impl Action {
             Self::PowerOff => "POWER_OFF",
             Self::Reset => "RESET",
             Self::RestartUnit => "RESTART_UNIT",
+            Self::Clean => "CLEAN",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -225,6 +231,7 @@ impl Action {
             "POWER_OFF" => Some(Self::PowerOff),
             "RESET" => Some(Self::Reset),
             "RESTART_UNIT" => Some(Self::RestartUnit),
+            "CLEAN" => Some(Self::Clean),
             _ => None,
         }
     }

@@ -1,4 +1,4 @@
-//! Restarts the machine or a unit, or switches the machine off.
+//! Restarts the machine or a unit, switches the machine off, or frees space on its disk.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -33,6 +33,7 @@ impl OperatorService {
         let node = self.check_name(&request.node)?;
         let action = Action::try_from(request.action).unwrap_or(Action::Unknown);
         let (what, arguments): (_, &[&str]) = match action {
+            Action::Clean => ("clean", &[]),
             Action::Unknown => return Err(invalid("this node does not know that action".into())),
             Action::Reboot => ("reboot", &["reboot", "--no-block"]),
             Action::PowerOff => ("shutdown", &["poweroff", "--no-block"]),
@@ -45,6 +46,10 @@ impl OperatorService {
         self.record
             .add(call, &caller, format!("{what} {}", request.unit).trim())?;
         let machine = &self.machine;
+        if action == Action::Clean {
+            let report = self.clean();
+            return Ok(ControlResponse { node, report });
+        }
         if action == Action::Reset {
             let failed = |error: String| Status::new(Code::Internal, error);
             let disk = device::find(
@@ -66,7 +71,8 @@ impl OperatorService {
             &mut |line| log::info!("systemctl: {line}"),
         )
         .map_err(|error| Status::new(Code::Internal, error.to_string()))?;
-        Ok(ControlResponse { node })
+        let report = String::new();
+        Ok(ControlResponse { node, report })
     }
 
     /// Returns the name of this node if the caller means it: the proof of the node does not say which member of the cluster it is, and

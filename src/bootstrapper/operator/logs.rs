@@ -15,7 +15,7 @@ use super::program;
 use kubernetes::kubeadm::AUDIT_LOG;
 
 /// The folders of journals, each named after the ID of a machine.
-const JOURNALS: &str = "/var/log/journal";
+pub const JOURNALS: &str = "/var/log/journal";
 /// Maximum time of a call; the caller may end it before.
 const LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// Maximum length in bytes of the name of a unit (UNIT_NAME_MAX of systemd's sources).

@@ -10,6 +10,7 @@
 //! has no such certificate reaches nothing but this proof.
 
 mod callers;
+mod clean;
 mod control;
 mod kubeconfig;
 mod logs;

@@ -1,6 +1,6 @@
 //! The record of operators' calls. A call that cannot be written down is refused.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use std::time::SystemTime;
 
 use booted_base::time;
+use booted_sys::space;
 use rpc::grpc::{Call, Code, Status};
 use serde_json::json;
 
@@ -18,6 +19,8 @@ use base::sync::lock;
 const FILE: &str = "firstlight/operator-calls";
 /// A longer file becomes the older one.
 const MAX: u64 = 4 << 20;
+/// Bytes that are allocated for the file, with its last entry: on a full disk, operators must still be able to repair the node.
+const RESERVED: i64 = (MAX as i64) + (64 << 10);
 
 /// The file of calls, and the one before it with the ending `.1`.
 pub struct CallRecord {
@@ -26,12 +29,16 @@ pub struct CallRecord {
 }
 
 impl CallRecord {
-    /// Uses the state disk that is mounted at `root`.
+    /// Uses the state disk that is mounted at `root`, and reserves the space of the file.
     pub fn of(root: &Path) -> CallRecord {
-        CallRecord {
+        let record = CallRecord {
             path: root.join(FILE),
             writing: Mutex::new(()),
+        };
+        if let Err(error) = record.open() {
+            log::warn!("{}: {error}", record.path.display());
         }
+        record
     }
 
     /// Returns the path of the file.
@@ -67,6 +74,12 @@ impl CallRecord {
 
     fn append(&self, line: &str) -> io::Result<()> {
         let _alone = lock(&self.writing);
+        let mut file = self.open()?;
+        file.write_all(line.as_bytes())?;
+        file.sync_all()
+    }
+
+    fn open(&self) -> io::Result<File> {
         match fs::metadata(&self.path) {
             Ok(there) if there.len() > MAX => {
                 fs::rename(&self.path, self.path.with_extension("1"))?
@@ -76,13 +89,14 @@ impl CallRecord {
             }
             _ => {}
         }
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .create(true)
             .append(true)
             .mode(0o600)
             .open(&self.path)?;
-        file.write_all(line.as_bytes())?;
-        file.sync_all()
+        // without it the file can be written until the disk is full
+        let _ = space::reserve(&file, RESERVED);
+        Ok(file)
     }
 }
 
@@ -102,6 +116,33 @@ mod tests {
         let older = fs::metadata(record.path().with_extension("1")).unwrap();
         assert_eq!(older.len(), 4 * line.len() as u64);
         assert_eq!(fs::read_to_string(record.path()).unwrap(), "last\n");
+    }
+
+    /// The disk is a file system in memory, in mounts of the test's own.
+    #[test]
+    fn a_call_is_written_down_on_a_full_disk() {
+        const DISK: &str = "FIRSTLIGHT_TEST_DISK";
+        if let Some(disk) = std::env::var_os(DISK) {
+            let record = CallRecord::of(Path::new(&disk));
+            let mut other = File::create(Path::new(&disk).join("other")).unwrap();
+            let part = [7; 4096];
+            while other.write_all(&part).is_ok() {}
+            let full = record.append("a call\n");
+            let others = fs::write(Path::new(&disk).join("new"), b"a file");
+            assert_eq!(others.unwrap_err().kind(), ErrorKind::StorageFull);
+            return full.unwrap();
+        }
+        let root = tempfile::tempdir().unwrap();
+        let status = std::process::Command::new("unshare")
+            .args(["--map-root-user", "--mount", "sh", "-ec"])
+            .arg("mount -t tmpfs -o size=8m none \"$1\"; shift; exec \"$@\"")
+            .arg("sh")
+            .arg(root.path())
+            .arg(std::env::current_exe().unwrap())
+            .arg("a_call_is_written_down_on_a_full_disk")
+            .env(DISK, root.path())
+            .status();
+        assert!(status.unwrap().success());
     }
 
     #[test]

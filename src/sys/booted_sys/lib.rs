@@ -8,4 +8,5 @@ pub mod ext4;
 pub mod keeping;
 pub mod process;
 pub mod signal;
+pub mod space;
 pub mod terminal;
