@@ -27,7 +27,6 @@ pub const PROGRAM: Program = Program {
         operator::logs::COMMAND,
         operator::support::COMMAND,
         operator::kubeconfig::COMMAND,
-        operator::control::COMMAND,
         operator::people::COMMAND,
         ssh::COMMAND,
         measure::COMMAND,

@@ -225,7 +225,7 @@ fn a_colleague_uses_a_certificate_for_an_ssh_key_of_each_kind() {
         let who = ["--certificate", &certificate, "--key", name];
         let (code, out, errors) = cluster.run_as(&who, &["logs", "cp-0", "--audit"]);
         assert_eq!((code, out.lines().count()), (0, 3), "{name}: {errors}");
-        let restart = ["machine", "restart", "cp-0", "--unit", "containerd"];
+        let restart = ["node", "restart", "cp-0", "--unit", "containerd"];
         let (code, _, errors) = cluster.run_as(&who, &restart);
         assert!(
             code == 1 && errors.contains("is not for the principal firstlight-operator"),
@@ -344,15 +344,8 @@ fn a_revoked_key_is_refused_until_it_is_accepted_again() {
 #[test]
 fn a_machine_acts_only_under_its_own_name() {
     let cluster = Cluster::new();
-    let restart = |node: &str| {
-        cluster.run(&[
-            "machine",
-            "restart",
-            node,
-            "--unit",
-            "firstlight-no-such-unit",
-        ])
-    };
+    let restart =
+        |node: &str| cluster.run(&["node", "restart", node, "--unit", "firstlight-no-such-unit"]);
     let (code, _, errors) = restart("cp-0");
     assert!(
         code == 1 && errors.contains("does not know its name"),
@@ -380,6 +373,59 @@ fn a_machine_acts_only_under_its_own_name() {
             .count(),
         1
     );
+}
+
+#[test]
+fn a_node_whose_disk_is_full_deletes_old_logs_and_says_what_takes_the_rest() {
+    let cluster = Cluster::new();
+    let (own, other) = ("1".repeat(32), "2".repeat(32));
+    let file = |path: &str, content: &[u8]| cluster.node.file(&format!("files/{path}"), content);
+    file(
+        "var/lib/kubelet/pki/kubelet-server.crt",
+        kubelets_certificate("cp-0").as_bytes(),
+    );
+    file("etc/machine-id", format!("{own}\n").as_bytes());
+    let [journal, pod] = ["var/log/journal", "var/log/pods/web_shop-1_uid/web"];
+    let old = vec![7; 3 << 20];
+    let gone = [
+        file(&format!("{journal}/{other}/system.journal"), &old),
+        file(&format!("{journal}/{own}/system@0001-0002.journal"), &old),
+        file(&format!("{journal}/{own}/user-0@0001.journal~"), &old),
+        file(&format!("{pod}/0.log.20261129-023000.gz"), &old),
+        file(&format!("{pod}/0.log.20261129-024000"), &old),
+    ];
+    let kept = [
+        file(&format!("{journal}/{own}/system.journal"), b"now"),
+        file(&format!("{pod}/0.log"), b"now"),
+        file("elsewhere/x.log.1", b"not followed"),
+        file(
+            "var/log/kubernetes/audit/audit-2026-11-29T02-30-00.000.log",
+            b"{}",
+        ),
+    ];
+    let link = cluster.node.path("files/var/log/pods/web_shop-1_uid/link");
+    std::os::unix::fs::symlink(cluster.node.path("files/elsewhere"), link).unwrap();
+    // what an operator must find: the volume of a pod
+    let volume = "mount/var/lib/kubelet/pods/uid/volumes/kubernetes.io~empty-dir/cache";
+    cluster
+        .node
+        .file(&format!("{volume}/data"), vec![7; 17 << 20]);
+
+    let (code, out, errors) = cluster.run(&["node", "clean", "cp-0"]);
+    assert_eq!(code, 0, "{errors}");
+    for line in [
+        "deleted journals: 3 files, 9 MiB",
+        "deleted rotated logs of containers: 2 files, 6 MiB",
+        "this node has no crictl",
+        "Avail",
+        "cache (pod web/shop-1)",
+    ] {
+        assert!(out.contains(line), "{line}: {out}");
+    }
+    assert!(gone.iter().all(|path| !path.exists()));
+    assert!(kept.iter().all(|path| path.exists()));
+    let record = cluster.node.path("mount/firstlight/operator-calls");
+    assert!(fs::read_to_string(record).unwrap().contains("\"clean\""));
 }
 
 fn kubelets_certificate(node: &str) -> String {

@@ -117,10 +117,10 @@ impl Operator {
         self.firstlight(&[&["kubeconfig", &control_plane.address()], &POLICY[..]].concat());
     }
 
-    /// `firstlight machine` with this action for the node.
+    /// `firstlight node` with this action for the node.
     pub fn machine(&self, node: &Node, action: &[&str]) {
         let node = at(node);
-        let arguments = [&["machine", action[0], &node], &action[1..], &POLICY].concat();
+        let arguments = [&["node", action[0], &node], &action[1..], &POLICY].concat();
         self.firstlight(&arguments);
     }
 

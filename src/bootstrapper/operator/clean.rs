@@ -57,8 +57,7 @@ impl OperatorService {
     /// Deletes the journals of other boots, and what journald does not write to any more.
     fn delete_journals(&self) -> Deleted {
         let mut deleted = Deleted::default();
-        let own = fs::read_to_string("/etc/machine-id").unwrap_or_default();
-        let own = own.trim();
+        let own = self.machine.id();
         if own.is_empty() {
             // the journal of this boot could be any
             return deleted;
@@ -66,7 +65,7 @@ impl OperatorService {
         let folders = fs::read_dir(self.machine.file(JOURNALS)).into_iter();
         for folder in folders.flatten().flatten() {
             let name = folder.file_name().to_string_lossy().into_owned();
-            let is_own = name.starts_with(own);
+            let is_own = name.starts_with(&own);
             delete(&folder.path(), 0, &mut deleted, &|file| {
                 // journald adds the first to the name of a file that it has finished, the second to that of a broken one
                 !is_own || file.contains('@') || file.ends_with('~')

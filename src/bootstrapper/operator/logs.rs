@@ -85,11 +85,11 @@ impl OperatorService {
         if boot >= 0 {
             return Ok(None);
         }
-        let own = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+        let own = self.machine.id();
         let folders = fs::read_dir(self.machine.file(JOURNALS))
             .into_iter()
             .flatten();
-        let others = folders.flatten().filter(|it| it.file_name() != *own.trim());
+        let others = folders.flatten().filter(|it| it.file_name() != *own);
         let written = |it: &fs::DirEntry| it.metadata().and_then(|it| it.modified()).ok();
         let mut others: Vec<_> = others.map(|it| (written(&it), it.path())).collect();
         if others.is_empty() {

@@ -19,6 +19,7 @@ mod record;
 mod restore;
 mod support;
 
+use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -55,6 +56,12 @@ impl Machine {
     /// Returns the file with this absolute path.
     fn file(&self, path: &str) -> PathBuf {
         self.files.join(path.trim_start_matches('/'))
+    }
+
+    /// Returns the ID of the machine, which names the folder of its journal; empty if it has none.
+    fn id(&self) -> String {
+        let id = fs::read_to_string(self.file("/etc/machine-id")).unwrap_or_default();
+        id.trim().to_owned()
     }
 }
 

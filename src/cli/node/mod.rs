@@ -1,5 +1,5 @@
 //! `firstlight node remove`: lists the Node, record, tokens and etcd member of each named node, and deletes them. `firstlight node
-//! readmit` lets removed ones join again.
+//! readmit` lets removed ones join again. The other actions are those of the node itself: [`control`].
 //!
 //! `plan` reads what exists and refuses what would do harm, `remove` has the steps. `etcd` asks etcd for its members, and `power` finds out
 //! by the `kubelet` whether a machine is off.
@@ -20,45 +20,70 @@ use kubernetes::parameters::NodeName;
 use kubernetes::{NAMESPACE, removed_nodes};
 use serde_json::{Value, json};
 
+use super::connect::ATTESTATION_KEY;
 use super::consent;
 use super::drain::{DELETE_EMPTYDIR_DATA, DELETE_UNMANAGED_PODS, DRAIN_TIMEOUT, Permitted};
 use super::error::Error;
 use super::interrupt;
 use super::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
 use super::lock::Lock;
-use super::options::{TIMEOUT, time};
+use super::master_secret::{MASTER_SECRET, SHARE_FILE};
+use super::operator::control;
+use super::operator::session::{CERTIFICATE, KEY, POLICY};
+use super::options::{TIMEOUT, VARIANT, time};
 use super::output::{OUTPUT, Output};
 use super::progress::Progress;
+use super::sources::{KEPT, OFFLINE};
+use super::state::{CLUSTER_ID, CLUSTER_STATE};
 use super::usage::{Command, Given, Operand, suggestion};
 use plan::RemovalPlan;
 use remove::Choices;
 
-/// The actions: nodes leave; removed ones may join again.
-const ACTIONS: [&str; 2] = ["remove", "readmit"];
+/// The actions: nodes leave; removed ones may join again; the others are those of [`control`].
+const ACTIONS: [&str; 7] = [
+    "remove", "readmit", "reboot", "shutdown", "restart", "clean", "reset",
+];
+/// Options for some of the actions only, and these.
+const ONLY: [(&str, &[&str]); 4] = [
+    ("dry-run", &["remove", "readmit"]),
+    ("may-return", &["remove"]),
+    ("machines-off", &["remove"]),
+    ("unit", &["restart"]),
+];
 
 /// The command and its options.
 pub const COMMAND: Command = Command {
     name: "node",
-    summary: "remove nodes from the cluster, or let removed ones join again",
+    summary: "remove nodes, or let them join again; restart, clean or reset their machines",
     about: &[
-        "Shows what exists of the nodes, asks, and then: cordons and drains them; removes the members of etcd of control planes; \
+        "remove shows what exists of the nodes, asks, and then: cordons and drains them; removes the members of etcd of control planes; \
          waits until you have powered the machines off; closes their disks, names and machines; and deletes their bootstrap tokens, records and Nodes. \
          Run again after an interruption, it goes on. It also removes what is left of a machine that no longer exists.",
         "It refuses to remove the last control plane, and one without which etcd has no majority, and says the numbers. Pods are \
          evicted as by kubectl drain: PodDisruptionBudgets are honoured, those of DaemonSets stay, and so does each pod that would lose \
          data or that nothing makes again, unless an option permits it.",
         "A removed machine gets no ticket, its kubelet no certificate, and no other machine its name, until `firstlight node readmit NAME`.",
+        "reboot and shutdown restart the machine, or switch it off. If the API server answers, the pods are moved away before; after a \
+         reboot the command waits until the node is back, and lets pods come to it. It asks before the cluster loses its API server.",
+        "restart restarts one unit, as containerd. clean frees space on a disk that is full: it deletes journals of earlier boots, rotated \
+         logs and images that no container uses, and shows what takes the rest. reset destroys the data of the machine: its state disk is \
+         formatted at the next boot, and it joins as a new node; run remove before.",
+        "For these five the node is verified, and the operator proves to have the master secret, or a certificate by it, as in \
+         `firstlight logs`. The API server need not run. A machine acts only if it is the node that the command names.",
     ],
     operand: Some(Operand {
-        value: "remove|readmit NAME..",
+        value: "remove|readmit|reboot|shutdown|restart|clean|reset NAME..",
         words: &ACTIONS,
         is_needed: true,
-        help: "the names of the nodes, as in kubectl get nodes",
+        help: "the names of the nodes, as in kubectl get nodes; for the last five, NAME=HOST[:PORT] names the address, too",
     }),
     options: &[
-        Opt::flag("yes", "do not ask before the first change"),
+        Opt::flag("yes", "do not ask before a change"),
         Opt::flag("dry-run", "show the plan, and change nothing"),
-        Opt::flag("skip-drain", "evict no pods: they end with the machine"),
+        Opt::flag(
+            "skip-drain",
+            "evict no pods: they end with the machine; reboot and shutdown do not ask the API server",
+        ),
         DELETE_EMPTYDIR_DATA,
         DELETE_UNMANAGED_PODS,
         DRAIN_TIMEOUT,
@@ -70,7 +95,19 @@ pub const COMMAND: Command = Command {
             "machines-off",
             "you have made sure that the machines whose kubelets do not answer are powered off, or deleted",
         ),
+        control::UNIT,
         KUBECONFIG,
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        ATTESTATION_KEY,
+        CLUSTER_STATE,
+        CLUSTER_ID,
+        MASTER_SECRET,
+        SHARE_FILE,
+        CERTIFICATE,
+        KEY,
         OUTPUT,
         TIMEOUT.or("1h"),
     ],
@@ -79,11 +116,17 @@ pub const COMMAND: Command = Command {
         "firstlight node remove worker-2",
         "firstlight node remove control-plane-1 worker-3 --yes --delete-emptydir-data",
         "firstlight node readmit worker-2",
+        "firstlight node reboot worker-0 worker-1",
+        "firstlight node restart worker-0 --unit containerd",
+        "firstlight node reset worker-2=10.42.1.102",
     ],
-    run: |given| run(&options(given)?),
+    run: |given| match action(given)? {
+        action if control::ACTIONS.contains(&action) => control::run(action, given),
+        action => run(&options(action, given)?),
+    },
 };
 
-fn options(given: &Given) -> Result<Options, Error> {
+fn action(given: &Given) -> Result<&'static str, Error> {
     let action = given.operand()?;
     let Some(action) = ACTIONS.into_iter().find(|it| *it == action) else {
         let suggestion = suggestion("", &action, ACTIONS);
@@ -91,6 +134,17 @@ fn options(given: &Given) -> Result<Options, Error> {
             "there is no action {action:?}{suggestion}"
         )));
     };
+    let is_wrong = |(name, of): &&(&str, &[&str])| given.has(name) && !of.contains(&action);
+    match ONLY.iter().find(is_wrong) {
+        Some((name, of)) => Err(Error::Usage(format!(
+            "--{name} is for {}, not for {action}",
+            of.join(" and ")
+        ))),
+        None => Ok(action),
+    }
+}
+
+fn options(action: &'static str, given: &Given) -> Result<Options, Error> {
     let mut names = Vec::new();
     for name in given.further().iter().cloned().map(program::text) {
         let name: String = name?;
@@ -108,7 +162,7 @@ fn options(given: &Given) -> Result<Options, Error> {
         )));
     }
     Ok(Options {
-        readmits: action == ACTIONS[1],
+        readmits: action == "readmit",
         names,
         is_agreed: given.has("yes"),
         is_dry_run: given.has("dry-run"),

@@ -80,6 +80,12 @@ impl Operator {
         })
     }
 
+    /// Gives a node no more than this time to answer.
+    pub fn within(mut self, limit: Duration) -> Operator {
+        self.timeout = self.timeout.min(limit);
+        self
+    }
+
     /// Returns the addresses of a node: of the one with this name in the state file, or `HOST[:PORT]`.
     fn endpoints(&self, node: &str) -> Result<Vec<Endpoint>, Error> {
         match self.known().find(|known| known.name == node) {

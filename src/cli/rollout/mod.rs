@@ -3,14 +3,14 @@
 //! `options` has the command line, `record` the state in the cluster, and `view` reads what the cluster is like. From both, `decide` says
 //! what comes next; `steps` does it: by `pod` on a node, and with `proof` where no join service has seen a node. `report` has the texts.
 
-mod decide;
+pub mod decide;
 mod options;
 mod pod;
 mod proof;
 mod record;
 mod report;
 mod steps;
-mod view;
+pub mod view;
 
 use std::io;
 use std::path::Path;
