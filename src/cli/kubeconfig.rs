@@ -6,6 +6,7 @@
 //! when kubectl writes it.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{env, io};
 
 use serde_json::{Value, json};
@@ -14,6 +15,7 @@ use zeroize::Zeroizing;
 use super::files::{self, FileError};
 use super::usage::Given;
 use crate::error::Error;
+use crate::progress::Progress;
 use base::options::Opt;
 use base::stop::Stop;
 use kubernetes::client::{Client, Config};
@@ -21,6 +23,9 @@ use kubernetes::yaml;
 
 /// The lists in a kubeconfig whose entries have names.
 const LISTS: [&str; 3] = ["clusters", "users", "contexts"];
+
+/// How long the API server may take to answer a command that works without it, too.
+pub const ANSWER: Duration = Duration::from_secs(15);
 
 /// The default file of the administrator's kubeconfig.
 pub const KUBECONFIG_FILE: &str = "firstlight-admin.conf";
@@ -74,6 +79,20 @@ pub fn client(paths: &[PathBuf]) -> Result<Client, Error> {
     let config = Config::from_kubeconfig_files(paths)?;
     let client = Client::new(config, &Stop::new());
     client.resolve()?;
+    Ok(client)
+}
+
+/// Returns a client of an API server that answers soon. The error is [`Error::Unreachable`] if it does not, or if there is no kubeconfig.
+pub fn reach(paths: &[PathBuf], progress: &Progress) -> Result<Client, Error> {
+    if let [path] = paths
+        && !path.exists()
+    {
+        let why = format!("{} does not exist", path.display());
+        return Err(Error::Unreachable(why));
+    }
+    let client = client(paths)?;
+    progress.phase(format!("asking the API server {}", client.server()));
+    client.within(ANSWER).wait_ready(&mut |_| {})?;
     Ok(client)
 }
 

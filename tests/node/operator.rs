@@ -19,6 +19,7 @@ use ssh::{Authority, OPERATOR, OPERATOR_NAMESPACE};
 use streaming::StreamingCalls;
 
 use crate::fleet::{Member, boots, workspace};
+use crate::program::Program;
 use crate::setting::{MASTER_KEY, MASTER_SALT, Setting};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -136,6 +137,107 @@ fn an_operator_reads_logs_and_each_call_is_written_down() {
             && call["from"].as_str().unwrap().starts_with("127.")
             && call["key"].as_str().unwrap().starts_with("SHA256:")
     }));
+}
+
+/// An event as the API server logs it.
+fn event(number: u32, time: &str) -> String {
+    format!("{{\"n\":{number},\"stageTimestamp\":\"{time}.000000Z\"}}\n")
+}
+
+/// Returns the numbers of the events in an output.
+fn numbers(out: &str) -> Vec<u64> {
+    let event = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+    out.lines()
+        .map(|line| event(line)["n"].as_u64().unwrap())
+        .collect()
+}
+
+#[test]
+fn rotated_audit_logs_are_read_back_to_the_time_or_the_number_of_lines() {
+    let cluster = Cluster::new();
+    let folder = "files/var/log/kubernetes/audit";
+    let ago = |hours: u32| {
+        base::time::seconds(SystemTime::now() - hours * HOUR)
+            .trim_end_matches('Z')
+            .to_owned()
+    };
+    let first = event(1, &ago(9)) + &event(2, &ago(7));
+    let first = cluster.node.file(
+        &format!("{folder}/audit-2026-11-28T10-00-00.000.log"),
+        first,
+    );
+    let second = event(3, &ago(5)) + &event(4, &ago(3));
+    cluster.node.file(
+        &format!("{folder}/audit-2026-11-28T12-00-00.000.log"),
+        second,
+    );
+    cluster.node.file(
+        &format!("{folder}/audit.log"),
+        event(5, &ago(1)) + &event(6, &ago(0)),
+    );
+    let written = fs::File::options().append(true).open(first).unwrap();
+    written.set_modified(SystemTime::now() - 7 * HOUR).unwrap();
+    for (arguments, expected) in [
+        (&["--since", "4h"][..], &[4, 5, 6][..]),
+        (&["--since", "8h"], &[2, 3, 4, 5, 6]),
+        (&["--since", "1m"], &[6]),
+        (&["--lines", "1"], &[6]),
+        (&["--lines", "5"], &[2, 3, 4, 5, 6]),
+        (&["--lines", "100"], &[1, 2, 3, 4, 5, 6]),
+        (&["--lines", "5", "--since", "4h"], &[4, 5, 6]),
+        (&[], &[5, 6]),
+    ] {
+        let (code, out, errors) = cluster.run(&[&["logs", "cp-0", "--audit"], arguments].concat());
+        assert_eq!(code, 0, "{errors}");
+        assert_eq!(numbers(&out), expected, "{arguments:?}");
+    }
+    let (code, out, _) = cluster.run(&["logs", "cp-0", "--calls", "--since", "1h"]);
+    assert_eq!((code, out.lines().count()), (0, 9), "{out}");
+}
+
+#[test]
+fn who_follows_an_audit_log_gets_each_line_before_and_after_a_rotation() {
+    let cluster = Cluster::new();
+    let path = cluster
+        .node
+        .path("files/var/log/kubernetes/audit/audit.log");
+    fs::write(&path, event(1, "2026-11-29T02:00:00")).unwrap();
+    let follow = [
+        "logs",
+        "cp-0",
+        "--audit",
+        "--follow",
+        "--policy",
+        "config/attestationConfig",
+    ];
+    let mut command = cluster.node.firstlight(&follow);
+    let run = Program::start(command.args(["--master-secret", "master-secret.json"]));
+    run.expect("\"n\":1,");
+    let append = |path: &Path, text: &str| {
+        use std::io::Write;
+        let mut file = fs::File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+    };
+    let mut expected = vec![1];
+    for rotation in 0..3 {
+        let number = 10 * rotation + 2;
+        // the node sees part of a line, and the rest only in a file that has another name
+        let line = event(number, "2026-11-29T02:00:00");
+        let (start, end) = line.split_at(9);
+        append(&path, start);
+        std::thread::sleep(Duration::from_millis(700));
+        append(&path, end);
+        append(&path, &event(number + 1, "2026-11-29T02:00:00"));
+        fs::rename(&path, path.with_file_name(format!("audit-{rotation}.log"))).unwrap();
+        append(&path, &event(number + 2, "2026-11-29T02:00:00"));
+        run.expect(&format!("\"n\":{},", number + 2));
+        expected.extend([number, number + 1, number + 2].map(u64::from));
+    }
+    assert_eq!(numbers(&run.stdout()), expected);
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! Logs of the node, by journalctl and tail.
+//! Logs of the node: journals, by journalctl, and files.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -11,15 +11,23 @@ use streaming::Sender;
 
 use super::OperatorService;
 use super::callers::Right;
+use super::files::{self, Files, Wanted};
 use super::program;
 use kubernetes::kubeadm::AUDIT_LOG;
 
 /// The folders of journals, each named after the ID of a machine.
 pub const JOURNALS: &str = "/var/log/journal";
 /// Maximum time of a call; the caller may end it before.
-const LIMIT: Duration = Duration::from_secs(24 * 3600);
+pub const LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// Maximum length in bytes of the name of a unit (UNIT_NAME_MAX of systemd's sources).
 const MAX_UNIT: usize = 255;
+
+/// Where the lines come from.
+enum Source {
+    /// What this program prints.
+    Journal(Command),
+    Files(Files),
+}
 
 impl OperatorService {
     pub(super) fn logs(
@@ -33,10 +41,14 @@ impl OperatorService {
             .of_call(call, request.caller.as_ref(), Right::Read)?;
         let log = Log::try_from(request.log)
             .map_err(|_| Status::new(Code::InvalidArgument, "this node does not know that log"))?;
-        let mut command = match log {
-            Log::Journal | Log::Kernel => self.of_journal(log, request)?,
-            Log::Audit => of_file(&self.machine.file(AUDIT_LOG), request)?,
-            Log::Calls => of_file(self.record.path(), request)?,
+        let source = match log {
+            Log::Journal | Log::Kernel => Source::Journal(self.of_journal(log, request)?),
+            _ if !request.unit.is_empty() || request.boot != 0 => {
+                let text = "this log is a file: it has no units and no boots";
+                return Err(Status::new(Code::InvalidArgument, text));
+            }
+            Log::Audit => Source::Files(Files::of_audit(self.machine.file(AUDIT_LOG))),
+            Log::Calls => Source::Files(self.record.files()),
         };
         let name = log.as_str_name().to_lowercase();
         self.record.add(
@@ -44,11 +56,23 @@ impl OperatorService {
             &caller,
             format!("logs {name} {}", request.unit).trim(),
         )?;
-        program::stream(&mut command, LIMIT, call, &self.machine.stop, |part| {
+        let mut send = |part: &[u8]| {
             sender.send(&LogsResponse {
                 content: part.to_vec(),
             })
-        })
+        };
+        let stop = &self.machine.stop;
+        match source {
+            Source::Journal(mut command) => program::stream(&mut command, LIMIT, call, stop, send),
+            Source::Files(files) => {
+                let wanted = Wanted {
+                    since: files::since(request.since),
+                    lines: request.lines,
+                    follow: request.follow,
+                };
+                files.stream(&wanted, call, stop, &mut send)
+            }
+        }
     }
 
     fn of_journal(&self, log: Log, request: &LogsRequest) -> Result<Command, Status> {
@@ -109,28 +133,6 @@ impl OperatorService {
             Status::new(Code::NotFound, text)
         })
     }
-}
-
-/// Returns the program that prints a file, also after it is replaced by a new one.
-fn of_file(path: &Path, request: &LogsRequest) -> Result<Command, Status> {
-    if request.since > 0 || !request.unit.is_empty() || request.boot != 0 {
-        let text = "this log is a file: it has no units and no boots, and `since` does not choose its lines";
-        return Err(Status::new(Code::InvalidArgument, text));
-    }
-    if !path.exists() {
-        let text = format!("{} does not exist on this node", path.display());
-        return Err(Status::new(Code::NotFound, text));
-    }
-    let mut command = Command::new("tail");
-    command.arg(match request.lines {
-        0 => "--lines=+1".into(),
-        lines => format!("--lines={lines}"),
-    });
-    if request.follow {
-        command.args(["--follow=name", "--retry"]);
-    }
-    command.arg(path);
-    Ok(command)
 }
 
 /// Checks that the text is the name of a unit of systemd (systemd.unit(5)), and no option or pattern.

@@ -12,6 +12,7 @@
 mod callers;
 mod clean;
 mod control;
+mod files;
 mod kubeconfig;
 mod logs;
 mod program;

@@ -13,6 +13,7 @@ use rpc::grpc::{Call, Code, Status};
 use serde_json::json;
 
 use super::callers::Operator;
+use super::files::Files;
 use base::sync::lock;
 
 /// Below the mount point of the state disk: one JSON object a line, the last call last.
@@ -41,9 +42,12 @@ impl CallRecord {
         record
     }
 
-    /// Returns the path of the file.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Returns the files, for a reader.
+    pub fn files(&self) -> Files {
+        Files {
+            present: self.path.clone(),
+            is_older: |name| name == "operator-calls.1",
+        }
     }
 
     /// Writes a call down, durably, and into the log.
@@ -113,9 +117,9 @@ mod tests {
             record.append(&line).unwrap();
         }
         record.append("last\n").unwrap();
-        let older = fs::metadata(record.path().with_extension("1")).unwrap();
+        let older = fs::metadata(record.path.with_extension("1")).unwrap();
         assert_eq!(older.len(), 4 * line.len() as u64);
-        assert_eq!(fs::read_to_string(record.path()).unwrap(), "last\n");
+        assert_eq!(fs::read_to_string(&record.path).unwrap(), "last\n");
     }
 
     /// The disk is a file system in memory, in mounts of the test's own.

@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MAX_FILE: u64 = 1 << 20;
 
 /// The names of facts, and the programs that print them.
-const PROGRAMS: [(&str, &[&str]); 12] = [
+const PROGRAMS: [(&str, &[&str]); 14] = [
     (
         "units-failed",
         &["systemctl", "--failed", "--no-pager", "--plain"],
@@ -32,6 +32,18 @@ const PROGRAMS: [(&str, &[&str]); 12] = [
     ("jobs", &["systemctl", "list-jobs", "--no-pager"]),
     ("disks", &["df", "--human-readable", "--print-type"]),
     ("inodes", &["df", "--inodes"]),
+    (
+        "disk-usage",
+        &[
+            "du",
+            "--one-file-system",
+            "--block-size=1M",
+            "--threshold=16M",
+            "--max-depth=8",
+            "/run/state",
+        ],
+    ),
+    ("pods", &["ls", "/var/log/pods"]),
     ("memory", &["free", "--mebi"]),
     ("processes", &["ps", "-eo", "pid,ppid,stat,rss,etime,comm"]),
     ("clock", &["chronyc", "-n", "tracking"]),

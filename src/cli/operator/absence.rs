@@ -1,7 +1,6 @@
 //! What the cluster needs when a machine goes away for a time: its pods move before, and come back after. Without an API server that
 //! answers, nobody can move them, and the machine goes all the same: its restart may be the repair.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use kubernetes::client::{Client, NODES};
@@ -10,7 +9,7 @@ use crate::consent;
 use crate::drain::{self, Drained, Permitted, Pods};
 use crate::error::Error;
 use crate::interrupt;
-use crate::kubeconfig::{self, kubeconfigs_of};
+use crate::kubeconfig::{self, ANSWER, kubeconfigs_of};
 use crate::lock::Lock;
 use crate::objects::{condition, text};
 use crate::options::time;
@@ -20,8 +19,6 @@ use crate::rollout::decide::{Cluster, Seen, downtime, keeps_majority};
 use crate::rollout::view;
 use crate::usage::Given;
 
-/// How long the API server may take to answer.
-const ANSWER: Duration = Duration::from_secs(15);
 /// The pause between two looks at a node.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -59,7 +56,7 @@ impl<'a> Absence<'a> {
     pub fn of(given: &Given, output: &'a Output) -> Result<Option<Absence<'a>>, Error> {
         let paths = kubeconfigs_of(given);
         let progress = Progress::on_stderr();
-        let client = match reach(&paths, &progress) {
+        let client = match kubeconfig::reach(&paths, &progress) {
             Ok(client) => client,
             Err(Error::Unreachable(why)) => {
                 drop(progress);
@@ -193,17 +190,4 @@ impl<'a> Absence<'a> {
             Err(error) => Err(error),
         }
     }
-}
-
-fn reach(paths: &[PathBuf], progress: &Progress) -> Result<Client, Error> {
-    if let [path] = paths
-        && !path.exists()
-    {
-        let why = format!("{} does not exist", path.display());
-        return Err(Error::Unreachable(why));
-    }
-    let client = kubeconfig::client(paths)?;
-    progress.phase(format!("asking the API server {}", client.server()));
-    client.within(ANSWER).wait_ready(&mut |_| {})?;
-    Ok(client)
 }

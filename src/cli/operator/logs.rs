@@ -27,6 +27,8 @@ pub const COMMAND: Command = Command {
          audit log of its API server; or for the record of operators' calls. It works when Kubernetes does not: the node is verified \
          like in `firstlight verify`, and the operator proves to have the master secret, or a certificate by it. The node writes each \
          call down.",
+        "--audit and --calls print the file that is written now; with --since or --lines also the older ones beside it, which an API \
+         server keeps for 30 days, and of which there are 10 at most, of 100 MB.",
     ],
     operand: Some(super::NODE),
     options: &[
@@ -70,7 +72,7 @@ pub const COMMAND: Command = Command {
     examples: &[
         "firstlight logs worker-0 --unit kubelet --since 10m",
         "firstlight logs 10.42.1.100 --kernel",
-        "firstlight logs control-plane-0 --audit --follow",
+        "firstlight logs control-plane-0 --audit --since 24h",
     ],
     run,
 };
@@ -119,9 +121,9 @@ fn request(given: &Given) -> Result<LogsRequest, Error> {
         }
     };
     let is_file = matches!(log, Log::Audit | Log::Calls);
-    if is_file && ["unit", "boot", "since"].iter().any(|name| given.has(name)) {
+    if is_file && ["unit", "boot"].iter().any(|name| given.has(name)) {
         return Err(Error::Usage(
-            "--unit, --boot and --since are for the journal: --audit and --calls are files".into(),
+            "--unit and --boot are for the journal: --audit and --calls are files".into(),
         ));
     }
     if log == Log::Kernel && given.has("unit") {

@@ -1,4 +1,4 @@
-//! `firstlight support`: facts of nodes in one archive, for a person who looks for a fault.
+//! `firstlight support`: facts of nodes, and what the API server says of them, in one archive, for a person who looks for a fault.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,15 +9,19 @@ use base::program;
 use booted_proto::operator::{SUPPORT, SupportRequest, SupportResponse};
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use kubernetes::NAMESPACE;
+use kubernetes::client::{CONFIG_MAPS, Collection, EVENTS, NODES, PODS, Selector};
+use kubernetes::machine_record::{MachineRecord, RECORDS};
 use proto::node::{TIMELINE, TimelineRequest, TimelineResponse};
 use rpc::grpc::{Code, Status};
-use serde_json::json;
+use serde_json::{Value, json};
 use streaming::StreamingCalls;
 
 use super::session::{CERTIFICATE, KEY, Operator, POLICY};
 use crate::connect::ATTESTATION_KEY;
 use crate::error::Error;
 use crate::files;
+use crate::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
 use crate::master_secret::{MASTER_SECRET, SHARE_FILE};
 use crate::options::{TIMEOUT, VARIANT};
 use crate::output::{OUTPUT, Output};
@@ -37,10 +41,11 @@ pub const COMMAND: Command = Command {
     name: "support",
     summary: "collect versions, settings, states and logs of nodes in an archive",
     about: &[
-        "Asks each node for its versions, settings, boot record, units, disks, addresses and journal, and writes them into one archive. \
-         No secret of Firstlight is in it; programs of yours may have written theirs into the journal, so look before you pass it on.",
+        "Asks each node for its versions, settings, boot record, units, disks, addresses and journal, and the API server for nodes, events, \
+         pods of kube-system and records of machines, and writes them into one archive. No secret of Firstlight is in it, and no Secret \
+         of Kubernetes; programs of yours may have written theirs into the journal, so look before you pass it on.",
         "The node is verified, and the operator proves to have the master secret, or a certificate by it, as in `firstlight logs`. A node \
-         that does not answer has the reason in the archive.",
+         or an API server that does not answer has the reason in the archive.",
     ],
     operand: Some(Operand {
         value: "NODE..",
@@ -50,6 +55,7 @@ pub const COMMAND: Command = Command {
     }),
     options: &[
         Opt::value("file", "FILE", "the archive; must not exist").or("firstlight-support.tar.gz"),
+        KUBECONFIG,
         POLICY,
         VARIANT,
         KEPT,
@@ -108,6 +114,14 @@ fn run(given: &Given) -> Result<(), Error> {
             }
         }
     }
+    let objects = objects(&kubeconfigs_of(given)).unwrap_or_else(|error| {
+        Facts::from([("no-answer".into(), format!("{error}\n").into_bytes())])
+    });
+    archive.extend(
+        objects
+            .into_iter()
+            .map(|(name, it)| (format!("kubernetes/{name}"), it)),
+    );
     files::create_private(&file, &tar_gz(&archive).map_err(Error::failed)?)?;
     output.json(&json!({"file": file, "nodes": nodes, "failed": failed}))?;
     output.say(format_args!(
@@ -143,6 +157,82 @@ fn facts(operator: &Operator, node: &str) -> Result<Facts, Error> {
         facts.insert("boot-record".into(), boot.record.into_bytes());
         Ok(facts)
     })
+}
+
+/// Returns what the API server says of nodes: of each object only the fields that can have no secret.
+fn objects(paths: &[PathBuf]) -> Result<Facts, Error> {
+    let progress = Progress::on_stderr();
+    let client = kubeconfig::reach(paths, &progress)?;
+    progress.phase("reading objects of the API server");
+    let records = Selector::labels(RECORDS);
+    let mut facts = Facts::new();
+    let mut add = |name: &str, collection: Collection, selector: &Selector, keep| {
+        let content = match client.list_keeping(&collection, selector, keep) {
+            Ok(list) => list.items.iter().map(|it| format!("{it}\n")).collect(),
+            Err(error) => format!("{error}\n"),
+        };
+        facts.insert(name.into(), content.into_bytes());
+    };
+    let all = Selector::default();
+    add("nodes", NODES.all(), &all, |node| {
+        kept(&node, &["spec", "status"])
+    });
+    add("pods", PODS.in_namespace(NAMESPACE), &all, |pod| {
+        let mut short = kept(&pod, &["status"]);
+        short["spec"]["nodeName"] = pod["spec"]["nodeName"].clone();
+        short
+    });
+    add(
+        "records",
+        CONFIG_MAPS.in_namespace(NAMESPACE),
+        &records,
+        |map| match MachineRecord::read(&map) {
+            Some(record) => record.to_object(),
+            None => Value::Null,
+        },
+    );
+    for namespace in ["default", NAMESPACE] {
+        let events = EVENTS.in_namespace(namespace);
+        add(&format!("events-{namespace}"), events, &all, |event| {
+            kept(
+                &event,
+                &[
+                    "type",
+                    "reason",
+                    "regarding",
+                    "note",
+                    "eventTime",
+                    "series",
+                    "deprecatedLastTimestamp",
+                ],
+            )
+        });
+    }
+    Ok(facts)
+}
+
+/// Returns the names, times and owners of an object, and these fields. An annotation can have anything.
+fn kept(object: &Value, fields: &[&str]) -> Value {
+    const METADATA: [&str; 6] = [
+        "name",
+        "namespace",
+        "labels",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "ownerReferences",
+    ];
+    let mut short = json!({"metadata": {}});
+    for field in METADATA {
+        short["metadata"][field] = object["metadata"][field].clone();
+    }
+    for field in fields {
+        short[*field] = object[*field].clone();
+    }
+    if let Some(status) = short["status"].as_object_mut() {
+        // the list of images on a node is most of its object
+        status.remove("images");
+    }
+    short
 }
 
 fn tar_gz(files: &Facts) -> io::Result<Vec<u8>> {
