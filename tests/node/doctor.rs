@@ -66,7 +66,7 @@ fn install(client: &Client, setting: &Setting, changed: impl FnOnce(&mut Setting
 }
 
 /// Adds a Node, as its kubelet would.
-fn add_node(client: &Client, name: &str, address: &str, kubelet: u16, is_good: bool) {
+pub fn add_node(client: &Client, name: &str, address: &str, kubelet: u16, is_good: bool) {
     let version = match is_good {
         true => client.version().unwrap(),
         false => "v1.33.0".into(),
@@ -105,7 +105,7 @@ fn add_node(client: &Client, name: &str, address: &str, kubelet: u16, is_good: b
 }
 
 /// Adds what kubeadm and a join would have made for the control plane.
-fn add_control_plane(client: &Client, cluster: &Cluster, address: &str) {
+pub fn add_control_plane(client: &Client, cluster: &Cluster, address: &str) {
     let endpoint = format!("127.0.0.1:{}", cluster.port());
     let version = client.version().unwrap();
     let configuration = format!("kubernetesVersion: {version}\ncontrolPlaneEndpoint: {endpoint}\n");

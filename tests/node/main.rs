@@ -8,6 +8,7 @@ use common::forger;
 use support::cut_off;
 use support::program;
 
+mod absence;
 mod bad_input;
 mod cluster_status;
 mod doctor;

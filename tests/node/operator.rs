@@ -31,13 +31,13 @@ fn authority_of(key: [u8; 32]) -> Authority {
 }
 
 /// A member `cp-0` whose state disk has the authority of the cluster, and an operator's folder.
-struct Cluster {
-    node: Setting,
+pub struct Cluster {
+    pub node: Setting,
     _member: Member,
 }
 
 impl Cluster {
-    fn new() -> Cluster {
+    pub fn new() -> Cluster {
         let node = Setting::new();
         let authority = format!("{}\n", authority_of(MASTER_KEY).public_line());
         node.file("mount/ssh/ssh_ca.pub", authority);
@@ -49,7 +49,7 @@ impl Cluster {
     }
 
     /// Runs `firstlight` with the master secret.
-    fn run(&self, args: &[&str]) -> (i32, String, String) {
+    pub fn run(&self, args: &[&str]) -> (i32, String, String) {
         self.run_as(&["--master-secret", "master-secret.json"], args)
     }
 
@@ -530,7 +530,7 @@ fn a_node_whose_disk_is_full_deletes_old_logs_and_says_what_takes_the_rest() {
     assert!(fs::read_to_string(record).unwrap().contains("\"clean\""));
 }
 
-fn kubelets_certificate(node: &str) -> String {
+pub fn kubelets_certificate(node: &str) -> String {
     let mut parameters = rcgen::CertificateParams::new(vec![node.to_owned()]).unwrap();
     let name = format!("system:node:{node}");
     parameters
