@@ -42,6 +42,8 @@ const SHOWN: usize = 80;
 /// How often the kernel is asked whether the clock is set, before and after it is.
 const LOOK: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// How often a server with the list of machines is asked again that does not answer.
+const TRIES: u32 = 12;
 
 /// What a time service asks for the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -275,8 +277,12 @@ impl TimeService {
     /// works, with the clock that it has.
     pub fn start(self) {
         let work = move || {
+            // the node says so before it asks anybody
+            let first = self.first_look();
             self.configure(Path::new(FOLDER));
-            self.watch();
+            if let Some((was_set, before)) = first {
+                self.watch(was_set, before);
+            }
         };
         let started = thread::Builder::new().name("clock".into()).spawn(work);
         if let Err(error) = started {
@@ -293,10 +299,7 @@ impl TimeService {
         }
         let listed = match &self.setting {
             Some(_) => None,
-            None => self.metadata.time_servers().unwrap_or_else(|error| {
-                log::warn!("the list of machines names no time servers: {error}");
-                None
-            }),
+            None => self.listed(),
         };
         let cloud = cloud_api::time_source(self.cloud);
         let (sources, from) = match chosen(self.setting.clone(), listed.as_deref(), cloud) {
@@ -311,6 +314,25 @@ impl TimeService {
             .event("time-servers", format_args!("{sources} ({from})"));
         if is_new && let Err(error) = self.restart() {
             self.failed(error);
+        }
+    }
+
+    /// Returns the servers of the list of machines, which a server may have that does not answer yet.
+    fn listed(&self) -> Option<String> {
+        let mut tries = 0;
+        loop {
+            match self.metadata.time_servers() {
+                Ok(listed) => return listed,
+                Err(machines::Error::Unreachable { .. })
+                    if tries < TRIES && !self.stop.wait(LOOK) =>
+                {
+                    tries += 1;
+                }
+                Err(error) => {
+                    log::warn!("the list of machines names no time servers: {error}");
+                    return None;
+                }
+            }
         }
     }
 
@@ -329,12 +351,12 @@ impl TimeService {
         child_process::run(&mut systemctl, Stdio::null(), RESTART, &self.stop, tell)
     }
 
-    /// Says once whether the clock is set, once when it gets set, and in the log when it is no longer.
-    fn watch(&self) {
-        let Some(mut was_set) = is_synchronized() else {
-            return log::warn!("the kernel does not say whether a time service has set the clock");
+    /// Says whether the clock is set. Returns that, and how far it is ahead of the boot.
+    fn first_look(&self) -> Option<(bool, i128)> {
+        let Some(was_set) = is_synchronized() else {
+            log::warn!("the kernel does not say whether a time service has set the clock");
+            return None;
         };
-        let mut before = ahead_of_boot();
         self.timeline.event(
             "clock",
             match was_set {
@@ -345,6 +367,11 @@ impl TimeService {
                 ),
             },
         );
+        Some((was_set, ahead_of_boot()))
+    }
+
+    /// Says once when the clock gets set, and in the log when it is no longer.
+    fn watch(&self, mut was_set: bool, mut before: i128) {
         let mut was_ever_set = was_set;
         while !self.stop.wait(if was_set { LOOK_AGAIN } else { LOOK }) {
             let is_set = is_synchronized().unwrap_or(was_set);

@@ -235,12 +235,15 @@ fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<Answer> {
         }
         "/peers" => Some(json(listed::instances(list).iter().map(wire).collect())),
         "/endpoint" => Some(json(list.endpoint().into())),
-        "/initsecrethash" => list
-            .init_secret_hash
-            .as_ref()
-            .map(|hash| Answer::ok("text/plain; charset=utf-8", hash.as_str().into())),
+        "/initsecrethash" => text(&list.init_secret_hash),
+        "/timeservers" => text(&list.time_servers),
         _ => None,
     }
+}
+
+fn text(text: &Option<String>) -> Option<Answer> {
+    let text = text.as_ref()?.as_str();
+    Some(Answer::ok("text/plain; charset=utf-8", text.into()))
 }
 
 fn wire(instance: &Instance) -> Value {
@@ -283,6 +286,11 @@ mod tests {
             Some(node.init_secret_hash().unwrap()),
             expected.init_secret_hash
         );
+        assert_eq!(node.time_servers().unwrap(), None);
+        let named = LIST.replacen('{', r#"{"timeServers":"nts:time.example","#, 1);
+        std::fs::write(&machines, named).unwrap();
+        let servers = node.time_servers().unwrap();
+        assert_eq!(servers.as_deref(), Some("nts:time.example"));
         // a change is served at once; an invalid list changes nothing
         std::fs::write(&machines, LIST.replace("cluster.example", "other.example")).unwrap();
         assert_eq!(node.load_balancer_endpoint().unwrap(), "other.example");

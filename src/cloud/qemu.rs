@@ -7,6 +7,7 @@
 //! | `/peers` | an array of such objects, or null |
 //! | `/endpoint` | a string: the address of the first control plane |
 //! | `/initsecrethash` | text: a bcrypt hash |
+//! | `/timeservers` | text: time servers in the form of the setting `time-servers`; only of `firstlight metadata serve` |
 //!
 //! The keys are the field names of a Go structure, whose parser ignores case; this module accepts
 //! the spellings that occur. Unused fields (`SecondaryIPRange`, `AliasIPRanges`) and unknown fields

@@ -97,6 +97,15 @@ impl Service for qemu::QemuMetadata {
         let (url, body) = self.get("initsecrethash", MAX_BODY)?;
         bcrypt_hash(&format!("GET {url}"), &body)
     }
+
+    fn time_servers(&self) -> Result<Option<String>, Error> {
+        match self.get("timeservers", MAX_BODY) {
+            Ok((_, body)) => Ok(Some(String::from_utf8_lossy(&body).trim_end().into())),
+            // the list has none, or the server is that of Constellation
+            Err(Error::Status { status: 404, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 #[cfg(test)]
