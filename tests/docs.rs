@@ -767,3 +767,304 @@ fn each_bench_is_built_by_make_lint() {
     assert!(left_out > 0);
     assert!(lint.contains("--all-targets"));
 }
+
+/// Commands that a person runs on a machine, with a shell there. An underscore stands for the rest of a word.
+const BY_HAND: [&str; 17] = [
+    "bash",
+    "chroot",
+    "chronyc",
+    "crictl",
+    "ctr",
+    "etcdctl",
+    "journalctl",
+    "kubeadm certs",
+    "kubeadm init phase",
+    "kubeadm token",
+    "kubectl debug",
+    "nsenter",
+    "sh",
+    "systemctl",
+    "systemd-run",
+    "systemd-sysupdate",
+    "tpm2_",
+];
+
+/// Pages about machines with a shell: hosts, images of another kind, an ordinary VM.
+const OTHER_MACHINES: [&str; 5] = [
+    "docs/clouds/libvirt.md",
+    "docs/clouds/proxmox.md",
+    "docs/get-started.md",
+    "docs/images/install.md",
+    "docs/standalone.md",
+];
+
+/// Other lines with such commands: the page, a part of the line, and the words with which the page says where it is possible.
+const POSSIBLE: [(&str, &str, &str); 15] = [
+    (
+        "docs/certificates.md",
+        "kubeadm token create",
+        "a machine that joins by hand",
+    ),
+    (
+        "docs/day-two/certificates.md",
+        "kubeadm certs renew all",
+        "Otherwise it runs `kubeadm certs renew all`",
+    ),
+    (
+        "docs/day-two/certificates.md",
+        "kubeadm init phase certs",
+        "It needs a root shell on each\nnode",
+    ),
+    (
+        "docs/day-two/certificates.md",
+        "kubeadm certs check-expiration",
+        "It needs a root shell on each\nnode",
+    ),
+    (
+        "docs/day-two/upgrade.md",
+        "systemd-sysupdate update",
+        "have two places for an image (A/B)",
+    ),
+    (
+        "docs/day-two/upgrade.md",
+        "ssh root@NODE",
+        "**By hand**, on images with [sshd]",
+    ),
+    (
+        "docs/init.md",
+        "tpm2_readpublic",
+        "In an image with tpm2-tools and a shell",
+    ),
+    (
+        "docs/join.md",
+        "kubeadm token create",
+        "Bootstrap tokens of other programs",
+    ),
+    (
+        "docs/messages.md",
+        "tpm2_getcap",
+        "in an image that has it and a shell",
+    ),
+    (
+        "docs/messages.md",
+        "systemctl stop",
+        "the program got a signal, for example from",
+    ),
+    (
+        "docs/policy.md",
+        "tpm2_pcrread",
+        "in an image that has it and a shell",
+    ),
+    (
+        "docs/services.md",
+        "etcdctl defrag",
+        "in the pod of etcd by `kubectl exec`",
+    ),
+    (
+        "docs/services.md",
+        "ctr --namespace k8s.io",
+        "needs an image with [sshd]",
+    ),
+    (
+        "docs/ssh.md",
+        "root@NODE",
+        "on every node whose image has sshd",
+    ),
+    (
+        "docs/troubleshooting.md",
+        "tpm2_dictionarylockout",
+        "in an image that has tpm2-tools and a shell",
+    ),
+];
+
+/// Nobody can run a program on a node with the image of `make mkosi`: it has no shell and no sshd. So a page that names such a command says
+/// where it is possible.
+#[test]
+fn no_page_tells_an_operator_to_run_a_program_on_the_image() {
+    let mut faults = vec![];
+    let mut unused: BTreeSet<_> = POSSIBLE.iter().collect();
+    let is_of_node = |page: &Page| !OTHER_MACHINES.iter().any(|it| page.path == Path::new(it));
+    for page in pages().into_iter().filter(is_of_node) {
+        let path = page.path.to_str().unwrap();
+        for line in page.command_lines() {
+            if !commands(&line).iter().any(|words| is_by_hand(words)) {
+                continue;
+            }
+            let says_so = |(of, part, words): &&(&str, &str, &str)| {
+                *of == path && line.contains(part) && page.text.contains(words)
+            };
+            let known: Vec<_> = POSSIBLE.iter().filter(says_so).collect();
+            if known.is_empty() {
+                faults.push(format!("{path}: {line}"));
+            }
+            unused.retain(|it| !known.contains(it));
+        }
+    }
+    faults.extend(unused.iter().map(|it| format!("no such line: {it:?}")));
+    no_faults(&faults);
+}
+
+#[test]
+fn a_command_for_a_person_with_a_shell_is_recognized() {
+    let is_it = |line: &str| commands(line).iter().any(|words| is_by_hand(words));
+    for line in [
+        "ssh root@10.0.0.1 cat /proc/cmdline",
+        "firstlight logs NODE | sh -x",
+        "kubectl debug node/NODE --image busybox",
+        "kubectl -n kube-system get pods && systemctl status kubelet",
+        "tpm2_getcap handles-persistent",
+        "kubeadm certs renew all",
+        "systemd-sysupdate update",
+    ] {
+        assert!(is_it(line), "{line}");
+    }
+    for line in [
+        "kubeadm init",
+        "kubectl get nodes",
+        "systemctl",
+        "firstlight node restart NODE --unit containerd",
+    ] {
+        assert!(!is_it(line), "{line}");
+    }
+}
+
+/// Returns whether a person runs this on a machine. A program without an argument is only mentioned.
+fn is_by_hand(words: &[String]) -> bool {
+    let text = words.join(" ");
+    let is_of = |command: &&&str| match command.strip_suffix('_') {
+        Some(_) => text.starts_with(**command),
+        None => text.starts_with(&format!("{command} ")),
+    };
+    let is_login = text.starts_with("ssh ") && text.contains("root@");
+    is_login || words.len() > 1 && BY_HAND.iter().find(is_of).is_some()
+}
+
+/// The programs that bootstrapper runs for an operator's call, each with the package of Debian that has it.
+const OF_CALLS: [(&str, &str); 9] = [
+    ("chronyc", "chrony"),
+    ("df", "coreutils"),
+    ("du", "coreutils"),
+    ("free", "procps"),
+    ("ip", "iproute2"),
+    ("journalctl", "systemd"),
+    ("ls", "coreutils"),
+    ("ps", "procps"),
+    ("systemctl", "systemd"),
+];
+
+/// Packages that each image of Debian has, because others need them.
+const ALWAYS: [&str; 1] = ["coreutils"];
+
+/// Returns the entries of a list in the image's configuration: of `Packages`, or of `RemoveFiles`.
+fn of_image(name: &str) -> BTreeSet<String> {
+    let files = ["mkosi/mkosi.conf", "mkosi/mkosi.conf.d/release.conf"];
+    let read = |path| fs::read_to_string(Path::new(ROOT).join(path)).unwrap();
+    let mut all = BTreeSet::new();
+    for text in files.map(read) {
+        let start = format!("\n{name}=");
+        for list in text.split(&start).skip(1) {
+            let lines = list.lines().enumerate();
+            let lines = lines.take_while(|(index, line)| *index == 0 || line.starts_with(' '));
+            let lines = lines
+                .map(|(_, line)| line.trim())
+                .filter(|it| !it.starts_with('#'));
+            all.extend(lines.filter(|it| !it.is_empty()).map(str::to_owned));
+        }
+    }
+    all
+}
+
+#[test]
+fn the_image_has_the_programs_that_an_operators_calls_run() {
+    let (packages, removed) = (of_image("Packages"), of_image("RemoveFiles"));
+    let mut faults = vec![];
+    let mut unused: BTreeSet<&str> = OF_CALLS.iter().map(|(program, _)| *program).collect();
+    let text = files("src/bootstrapper/operator", &[".rs"])
+        .iter()
+        .map(|path| fs::read_to_string(Path::new(ROOT).join(path)).unwrap())
+        .map(|text| text.split("#[cfg(test)]").next().unwrap().to_owned())
+        .collect::<String>();
+    // `Command::new("df")`, and the tables of support.rs: `&["df", ..`
+    let starts = ["Command::new(\"", "&[\"", "&[\n            \""];
+    for start in starts {
+        for rest in text.split(start).skip(1) {
+            let program = rest.split('"').next().unwrap();
+            match OF_CALLS.iter().find(|(name, _)| *name == program) {
+                Some((_, package)) => {
+                    unused.remove(program);
+                    let is_there = packages.contains(*package) || ALWAYS.contains(package);
+                    if !is_there || removed.contains(&format!("/usr/bin/{program}")) {
+                        faults.push(format!("{program}: not in the image"));
+                    }
+                }
+                None if start.starts_with("Command") => {
+                    faults.push(format!("{program}: of which package?"))
+                }
+                None => {}
+            }
+        }
+    }
+    faults.extend(unused.iter().map(|it| format!("{it}: no call runs it")));
+    // what an image has that was built here
+    let built = Path::new(ROOT).join("target/mkosi").exists();
+    let manifests = built.then(|| files("target/mkosi", &[".manifest"]));
+    for manifest in manifests.into_iter().flatten() {
+        let text = fs::read_to_string(Path::new(ROOT).join(&manifest)).unwrap();
+        if !manifest.to_str().unwrap().contains("firstlight") {
+            continue;
+        }
+        for (program, package) in OF_CALLS {
+            if !text.contains(&format!("\"name\": \"{package}\"")) {
+                faults.push(format!(
+                    "{program}: {} has no {package}",
+                    manifest.display()
+                ));
+            }
+        }
+    }
+    no_faults(&faults);
+}
+
+/// `firstlight logs NODE --unit chrony`: a unit of ours, or of a package of the image.
+#[test]
+fn the_image_has_the_units_that_pages_name() {
+    const OF_PACKAGES: [(&str, &str); 2] = [("chrony", "chrony"), ("containerd", "containerd")];
+    let packages = of_image("Packages");
+    let mut faults = vec![];
+    let mut checked = 0;
+    for page in pages()
+        .iter()
+        .filter(|page| !page.path.ends_with("options.md"))
+    {
+        for line in page
+            .command_lines()
+            .iter()
+            .filter(|it| it.contains("--unit "))
+        {
+            if !line.contains("firstlight logs") && !line.contains("firstlight node") {
+                continue;
+            }
+            checked += 1;
+            let unit = line
+                .split("--unit ")
+                .nth(1)
+                .unwrap()
+                .split(' ')
+                .next()
+                .unwrap();
+            let file = match unit.contains('.') {
+                true => format!("systemd/{unit}"),
+                false => format!("systemd/{unit}.service"),
+            };
+            let is_of_package = OF_PACKAGES
+                .iter()
+                .any(|(name, package)| *name == unit && packages.contains(*package));
+            let is_for_sshd = unit == "ssh" && page.text.contains("sshd");
+            if !is_of_package && !is_for_sshd && !Path::new(ROOT).join(file).exists() {
+                faults.push(format!("{}: {line}", page.path.display()));
+            }
+        }
+    }
+    no_faults(&faults);
+    assert!(checked > 10, "{checked} lines");
+}

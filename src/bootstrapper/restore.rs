@@ -716,7 +716,7 @@ impl Restore<'_> {
             }
             if Instant::now() > end {
                 return Err(objection!(
-                    "{} still runs {} min after its manifest was moved: does the kubelet run? systemctl status kubelet",
+                    "{} still runs {} min after its manifest was moved: does the kubelet run? firstlight logs NODE --unit kubelet",
                     running.map_or(PODS[1], |(pod, _)| *pod),
                     STOPPED.as_secs() / 60
                 ));

@@ -108,7 +108,7 @@ pub const COMMAND: Command = Command {
         "firstlight explain 10.42.1.100 --policy policy.json",
         "firstlight explain refused.json --against good.json --pcrs 4,9,11",
         "firstlight explain binary_bios_measurements --against-image image.raw",
-        "ssh root@10.42.1.100 cat /sys/kernel/security/tpm0/binary_bios_measurements | firstlight explain - -o json",
+        "firstlight explain 10.42.1.100 --policy policy.json -o json",
     ],
     run: |given| run(&options(given)?),
 };

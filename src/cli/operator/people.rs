@@ -33,7 +33,7 @@ pub const COMMAND: Command = Command {
     summary: "let other people call nodes without the master secret, or end that",
     about: &[
         "certify makes a certificate for a person's SSH key: of a file, of an agent, or of a FIDO2 token. With it, this person uses \
-         `firstlight logs`, `support`, `kubeconfig` and `machine` (--certificate and --key); with --read-only only the first two. sshd \
+         `firstlight logs`, `support`, `kubeconfig` and `node` (--certificate and --key); with --read-only only the first two. sshd \
          accepts no such certificate. The comment of the key is the name in the nodes' records. The command needs the master secret, \
          and no connection.",
         "revoke has nodes refuse a key, also with certificates that are still valid; accept ends that. Only nodes that were asked know \
