@@ -512,6 +512,8 @@ fn a_node_whose_disk_is_full_deletes_old_logs_and_says_what_takes_the_rest() {
     cluster
         .node
         .file(&format!("{volume}/data"), vec![7; 17 << 20]);
+    let etcd = "mount/var/lib/etcd/member/snap";
+    cluster.node.file(&format!("{etcd}/db"), vec![7; 40 << 20]);
 
     let (code, out, errors) = cluster.run(&["node", "clean", "cp-0"]);
     assert_eq!(code, 0, "{errors}");
@@ -520,10 +522,20 @@ fn a_node_whose_disk_is_full_deletes_old_logs_and_says_what_takes_the_rest() {
         "deleted rotated logs of containers: 2 files, 6 MiB",
         "this node has no crictl",
         "Avail",
-        "cache (pod web/shop-1)",
     ] {
         assert!(out.contains(line), "{line}: {out}");
     }
+    let (_, folders) = out.split_once("the largest folders, in MiB:\n").unwrap();
+    let shown = |path: &str| cluster.node.path(path).display().to_string();
+    let expected = [
+        shown("mount/var/lib"),
+        shown(etcd),
+        format!("{} (pod web/shop-1)", shown(volume)),
+    ];
+    // without the sizes, which depend on the file system
+    let path = |line: &str| line.split_once(' ').unwrap().1.to_owned();
+    let folders: Vec<_> = folders.lines().take(3).map(path).collect();
+    assert_eq!(folders, expected);
     assert!(gone.iter().all(|path| !path.exists()));
     assert!(kept.iter().all(|path| path.exists()));
     let record = cluster.node.path("mount/firstlight/operator-calls");

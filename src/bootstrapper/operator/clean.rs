@@ -100,7 +100,8 @@ impl OperatorService {
         }
     }
 
-    /// Returns the largest folders with their size, the largest first, and the pod to which one belongs.
+    /// Returns the largest folders with their size, the largest first, and the pod to which one belongs. A folder is omitted if nearly all
+    /// of its content is in one of the folders in it.
     fn largest(&self) -> Vec<String> {
         let pods: Vec<_> = fs::read_dir(self.machine.file(POD_LOGS))
             .into_iter()
@@ -111,25 +112,39 @@ impl OperatorService {
         let mut usage = Command::new("du");
         usage.args(["--one-file-system", "--block-size=1M", "--threshold=16M"]);
         usage.args(["--max-depth=8"]).arg(&self.machine.root);
-        let size = |line: &String| line.split_whitespace().next()?.parse::<u64>().ok();
-        let mut lines = self.lines(&mut usage);
-        lines.sort_by_key(|line| std::cmp::Reverse(size(line)));
-        lines.truncate(FOLDERS);
-        let with_pod = |line: String| {
-            let of = |name: &&String| name.rsplit('_').next().is_some_and(|it| line.contains(it));
+        let lines = self.lines(&mut usage);
+        let sized = |line: &String| {
+            // a tab stands between them, which is no visible character
+            let (size, path) = line.split_at(line.find('/')?);
+            Some((size.trim().parse::<u64>().ok()?, path.to_owned()))
+        };
+        let all: Vec<_> = lines.iter().filter_map(sized).collect();
+        let is_in_one = |(size, path): &&(u64, String)| {
+            let is_inner = |inner: &str| {
+                inner
+                    .strip_prefix(path)
+                    .is_some_and(|it| it.starts_with('/'))
+            };
+            all.iter()
+                .any(|(of, inner)| is_inner(inner) && of * 10 >= size * 9)
+        };
+        let mut shown: Vec<_> = all.iter().filter(|it| !is_in_one(it)).collect();
+        shown.sort_by_key(|(size, _)| std::cmp::Reverse(*size));
+        let with_pod = |(size, path): &(u64, String)| {
+            let of = |name: &&String| name.rsplit('_').next().is_some_and(|it| path.contains(it));
             match pods.iter().find(of).and_then(|it| it.rsplit_once('_')) {
-                Some((pod, _)) => format!("{line} (pod {})", pod.replace('_', "/")),
-                None => line,
+                Some((pod, _)) => format!("{size} {path} (pod {})", pod.replace('_', "/")),
+                None => format!("{size} {path}"),
             }
         };
-        lines.into_iter().map(with_pod).collect()
+        shown.into_iter().take(FOLDERS).map(with_pod).collect()
     }
 
     /// Returns what a program prints, or why it does not.
     fn lines(&self, command: &mut Command) -> Vec<String> {
         let mut lines = vec![];
         command.env("LC_ALL", "C.UTF-8").env_remove("LANGUAGE");
-        let tell = &mut |line: &str| lines.push(line.replace('\t', " "));
+        let tell = &mut |line: &str| lines.push(line.to_owned());
         match child_process::run(command, Stdio::null(), LIMIT, &self.machine.stop, tell) {
             // du also fails if a folder was deleted meanwhile
             Err(error) if !matches!(error.cause, Cause::Failed(_)) => vec![error.to_string()],
