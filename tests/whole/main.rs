@@ -156,9 +156,9 @@ impl Cluster {
 
     /// The operator switches both machines off, the control plane last.
     fn switch_off(&mut self) {
-        self.operator.machine(&self.worker, &["shutdown"]);
+        self.operator.machine(&self.worker, &["shutdown", "--skip-drain", "--yes"]);
         self.worker.wait_for_end();
-        self.operator.machine(&self.first, &["shutdown"]);
+        self.operator.machine(&self.first, &["shutdown", "--skip-drain", "--yes"]);
         self.first.wait_for_end();
     }
 
@@ -224,7 +224,7 @@ fn nobody_needs_a_shell(cluster: &mut Cluster) {
     operator.wait_for_nodes(2);
     operator.machine(worker, &["restart", "--unit", "containerd"]);
     operator.collect_facts(&[first, worker]);
-    operator.machine(worker, &["shutdown"]);
+    operator.machine(worker, &["shutdown", "--skip-drain", "--yes"]);
     worker.wait_for_end();
     worker.power_on();
     worker.wait_for_line(" ready: a member of its cluster");

@@ -45,15 +45,7 @@ pub fn run(word: &str, given: &Given) -> Result<(), Error> {
         }
         _ => String::new(),
     };
-    let mut nodes: Vec<String> = vec![];
-    for node in given.further().iter().cloned().map(program::text) {
-        nodes.push(node?);
-    }
-    if nodes.is_empty() {
-        return Err(Error::Usage(format!(
-            "expected firstlight node {word} NODE.."
-        )));
-    }
+    let nodes = nodes(given, word)?;
     let (operator, output) = (Operator::of(given)?.within(LIMIT), Output::of(given)?);
     if action == Action::Reset && !given.has("yes") {
         let question = format!("Destroy the data of {}?", nodes.join(", "));
@@ -115,4 +107,16 @@ fn ask(
         };
         channel.unary(CONTROL, &request, options)
     })
+}
+
+/// Returns the nodes of the command line.
+fn nodes(given: &Given, word: &str) -> Result<Vec<String>, Error> {
+    let nodes = given.further().iter().cloned().map(program::text);
+    let nodes: Vec<String> = nodes.collect::<Result<_, _>>()?;
+    match nodes.is_empty() {
+        true => Err(Error::Usage(format!(
+            "expected firstlight node {word} NODE.."
+        ))),
+        false => Ok(nodes),
+    }
 }
