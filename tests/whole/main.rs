@@ -156,9 +156,11 @@ impl Cluster {
 
     /// The operator switches both machines off, the control plane last.
     fn switch_off(&mut self) {
-        self.operator.machine(&self.worker, &["shutdown", "--skip-drain", "--yes"]);
+        self.operator
+            .machine(&self.worker, &["shutdown", "--skip-drain", "--yes"]);
         self.worker.wait_for_end();
-        self.operator.machine(&self.first, &["shutdown", "--skip-drain", "--yes"]);
+        self.operator
+            .machine(&self.first, &["shutdown", "--skip-drain", "--yes"]);
         self.first.wait_for_end();
     }
 
