@@ -353,6 +353,9 @@ impl Rollouts {
             let (part, key) = key.split_once('.').unwrap();
             pod[part][key] = value.clone();
         }
+        if let Some(app) = more["metadata.labels"]["k8s-app"].as_str() {
+            pod["spec"]["serviceAccountName"] = app.into();
+        }
         if namespace == "kube-system" && more["metadata.ownerReferences"].is_null() {
             pod["metadata"]["ownerReferences"][0]["kind"] = "DaemonSet".into();
         }
