@@ -23,6 +23,7 @@ mod doctor;
 pub mod drain;
 mod error;
 mod etcd;
+pub mod etcd_members;
 pub mod explain;
 mod files;
 mod hash_secret;

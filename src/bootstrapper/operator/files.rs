@@ -12,8 +12,8 @@ use base::stop::Stop;
 use booted_base::time;
 use rpc::grpc::{Call, Code, Status};
 
-use super::logs::LIMIT;
-
+/// Maximum time of a call that reads logs; the caller may end it before.
+pub const LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// How often a file is looked at that somebody follows.
 const TICK: Duration = Duration::from_millis(500);
 /// Bytes that are sent at once, at least, if there are as many.

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use booted_proto::operator::{Log, LogsRequest, LogsResponse};
 use rpc::grpc::{Call, Code, Status};
@@ -11,14 +10,12 @@ use streaming::Sender;
 
 use super::OperatorService;
 use super::callers::Right;
-use super::files::{self, Files, Wanted};
+use super::files::{self, Files, LIMIT, Wanted};
 use super::program;
 use kubernetes::kubeadm::AUDIT_LOG;
 
 /// The folders of journals, each named after the ID of a machine.
 pub const JOURNALS: &str = "/var/log/journal";
-/// Maximum time of a call; the caller may end it before.
-pub const LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// Maximum length in bytes of the name of a unit (UNIT_NAME_MAX of systemd's sources).
 const MAX_UNIT: usize = 255;
 

@@ -12,10 +12,10 @@ use kubernetes::{services, wrapping_key};
 
 use super::download::Snapshot;
 use crate::error::Error;
+use crate::etcd_members::Etcd;
 use crate::files;
 use crate::init::expected_cluster_id;
 use crate::master_secret::SecretSource;
-use crate::node::etcd::Etcd;
 use crate::state;
 
 /// The key, and the cluster that it is of.

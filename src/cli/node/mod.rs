@@ -1,10 +1,9 @@
 //! `firstlight node remove`: lists the Node, record, tokens and etcd member of each named node, and deletes them. `firstlight node
 //! readmit` lets removed ones join again. The other actions are those of the node itself: [`control`].
 //!
-//! `plan` reads what exists and refuses what would do harm, `remove` has the steps. `etcd` asks etcd for its members, and `power` finds out
-//! by the `kubelet` whether a machine is off.
+//! `plan` reads what exists and refuses what would do harm, `remove` has the steps. `power` finds out by the `kubelet` whether a machine
+//! is off.
 
-pub mod etcd;
 mod kubelet;
 mod plan;
 mod power;

@@ -14,10 +14,10 @@ use kubernetes::services;
 use serde_json::{Value, json};
 use verifier::{KeyName, Policy};
 
-use super::etcd::{Etcd, EtcdPlace, Member, Quorum, host, removal, shown};
 use super::kubelet::Kubelet;
 use crate::drain::{Permitted, Pods};
 use crate::error::Error;
+use crate::etcd_members::{Etcd, EtcdPlace, Member, Quorum, host, removal, shown};
 use crate::objects::{is_silent, list, text};
 use crate::progress::{Progress, printable};
 

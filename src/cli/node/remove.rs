@@ -21,11 +21,11 @@ use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
 use kubernetes::removed_nodes;
 use serde_json::Value;
 
-use super::etcd::{self, shown};
 use super::plan::{Leaving, RemovalPlan};
 use super::power;
 use crate::drain::{self, Drained, Permitted};
 use crate::error::Error;
+use crate::etcd_members::{self as etcd, shown};
 use crate::lock::Lock;
 use crate::objects::text;
 use crate::progress::{Progress, printable};

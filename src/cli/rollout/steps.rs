@@ -22,8 +22,8 @@ use super::record::{Current, Goal, NodeStep, RolloutRecord, RolloutState, Rollou
 use super::view;
 use crate::drain::{self, Drained, Permitted, Pods};
 use crate::error::Error;
+use crate::etcd_members::{Etcd, EtcdPlace, Member, Quorum, shown};
 use crate::lock::Lock;
-use crate::node::etcd::{Etcd, EtcdPlace, Member, Quorum, shown};
 use crate::objects::{condition, text};
 use crate::policy::{both_images, only_images};
 use crate::progress::{Progress, block, human, printable};

@@ -11,7 +11,7 @@ use serde_json::Value;
 use verifier::Policy;
 
 use super::decide::{Cluster, Seen};
-use crate::node::etcd::ETCD;
+use crate::etcd_members::ETCD;
 use crate::objects::{KUBELET_LEASES, condition, list, text};
 
 /// How long after its ticket a machine may become a Node: its token for that is valid for 15 minutes.

@@ -418,11 +418,9 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
             .map_err(Error::Thread)?;
     let approving =
         Approver::start(&cluster, &instances, &audit, migration).map_err(Error::Thread)?;
-    let key = &config.wrapping_key_dir;
-    let watch = config.watch.map(|options| {
-        Watching::start(options, judging, key, (&client, &cluster), &audit, registry)
-    });
-    let watching = watch.transpose().map_err(Error::Thread)?;
+    let (key, at) = (&config.wrapping_key_dir, (&client, &cluster));
+    let watch = |options| Watching::start(options, judging, key, at, &audit, registry);
+    let watching = config.watch.map(watch).transpose().map_err(Error::Thread)?;
     let results = watching.as_ref().map(Watching::serve_results);
     let results = results.transpose()?.flatten();
     let access = ClusterAccess::new(cluster, cleaner.clone());
