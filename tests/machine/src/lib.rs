@@ -26,10 +26,12 @@ pub mod timeline;
 pub mod vm;
 pub mod write_log;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 /// The reason why a test or the demo cannot continue: a sentence for the reader of its output.
 pub struct Failure(pub String);
@@ -131,9 +133,16 @@ pub fn script(path: &str, arguments: &[&Path]) -> Result<String> {
         .to_owned())
 }
 
-/// A port on 127.0.0.1 on which no program listens at this moment. Another process may take it first, so the caller must be ready
-/// to ask for another port.
+/// A port on 127.0.0.1 on which no program listens at this moment, and that this process has not asked for before. Another process
+/// may take it first, so the caller must be ready to ask for another port.
 pub fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a free port")?;
-    Ok(listener.local_addr().context("find a free port")?.port())
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a free port")?;
+        let port = listener.local_addr().context("find a free port")?.port();
+        if given.insert(port) {
+            return Ok(port);
+        }
+    }
 }
