@@ -55,14 +55,48 @@ impl Disk {
         let table = Gpt::read(&mut disk)?;
         let (start, _) = table.esp()?;
         let found = Fat::open(disk, start)
-            .and_then(|mut esp| find(&mut esp, chosen, profile, table.event()));
+            .and_then(|mut esp| find(&mut esp, chosen, None, profile, table.event()));
         found.map_err(|error| error.within("EFI system partition"))
+    }
+
+    /// Returns the paths of the unified kernel images between which systemd-boot chooses on a disk;
+    /// empty if it also has entries of other kinds, or if the disk has no systemd-boot.
+    pub fn choices(mut disk: impl Read + Seek) -> Result<Vec<String>, Error> {
+        let table = Gpt::read(&mut disk)?;
+        let (start, _) = table.esp()?;
+        let mut esp = Fat::open(disk, start)?;
+        let default = esp.read(DEFAULT[0])?.unwrap_or_default();
+        let program = Pe::parse(&default).ok().as_ref().and_then(systemd_program);
+        let is_manager = program.is_some_and(|(name, _)| name == "systemd-boot");
+        match is_manager && names_of(&mut esp, ENTRIES, &[".conf"])?.is_empty() {
+            true => names(&mut esp, IMAGES, &[".efi"]),
+            false => Ok(vec![]),
+        }
+    }
+
+    /// Reads a disk image whose boot manager will start the unified kernel image `added`, which is
+    /// not on it yet.
+    pub fn with(mut disk: impl Read + Seek, added: &[u8]) -> Result<Disk, Error> {
+        let table = Gpt::read(&mut disk)?;
+        let (start, _) = table.esp()?;
+        let path = format!("{IMAGES}/added.efi");
+        let found = Fat::open(disk, start)
+            .and_then(|mut esp| find(&mut esp, Some(&path), Some(added), None, table.event()));
+        let found = found.map_err(|error| error.within("EFI system partition"))?;
+        match found.boot_manager {
+            Some(_) => Ok(found),
+            None => Err(Error::Unsupported(format!(
+                "{} is not systemd-boot, so it starts no other image",
+                DEFAULT[0]
+            ))),
+        }
     }
 }
 
 fn find<D: Read + Seek>(
     esp: &mut Fat<D>,
     chosen: Option<&str>,
+    added: Option<&[u8]>,
     profile: Option<&str>,
     partition_table: Digest,
 ) -> Result<Disk, Error> {
@@ -112,6 +146,10 @@ fn find<D: Read + Seek>(
                 DEFAULT[0]
             )));
         }
+    };
+    let default = match added {
+        Some(bytes) => Some((path.as_str(), bytes.to_vec())),
+        None => default,
     };
     let bytes = match default.filter(|(default, _)| default.eq_ignore_ascii_case(&path)) {
         Some((_, bytes)) => bytes,

@@ -2,7 +2,8 @@
 //! ECMA-107), as in an EFI system partition.
 //!
 //! The crate `fatfs` is not used: it panics on damaged boot sectors (its issue 56), follows a
-//! directory whose clusters form a cycle for ever, and wants to write.
+//! directory whose clusters form a cycle for ever, and wants to write. [`super::slots`] replaces
+//! files in place, for which it needs only where they are.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -74,9 +75,12 @@ pub struct Entry {
     pub is_directory: bool,
     /// Whether the file has the attribute "read-only".
     pub is_read_only: bool,
-    short_name: String,
-    first_cluster: u64,
-    size: u64,
+    /// The short name.
+    pub short_name: String,
+    /// The number of the first cluster.
+    pub first_cluster: u64,
+    /// The size in bytes.
+    pub size: u64,
 }
 
 impl<D: Read + Seek> Fat<D> {
@@ -188,6 +192,31 @@ impl<D: Read + Seek> Fat<D> {
             }
             None => Ok(None),
         }
+    }
+
+    /// Returns where the clusters from this one lie: offsets on the disk and sizes in bytes, with
+    /// neighbours joined.
+    pub fn extents(&mut self, first: u64) -> Result<Vec<(u64, u64)>, Error> {
+        let mut extents: Vec<(u64, u64)> = Vec::new();
+        let mut cluster = first;
+        for _ in 0..self.clusters_on_disk.min(self.clusters) {
+            if !(2..self.clusters_on_disk + 2).contains(&cluster) {
+                return Err(Error::Malformed(format!(
+                    "a file has the cluster {cluster}, which does not exist"
+                )));
+            }
+            let offset = self.data.saturating_add((cluster - 2) * self.cluster_size);
+            match extents.last_mut() {
+                Some((start, size)) if *start + *size == offset => *size += self.cluster_size,
+                _ => extents.push((offset, self.cluster_size)),
+            }
+            match self.next(cluster)? {
+                Some(next) => cluster = next,
+                None => return Ok(extents),
+            }
+        }
+        let text = "the clusters of a file form a cycle";
+        Err(Error::Malformed(text.into()))
     }
 
     fn directory(&mut self, chain: Chain) -> Result<Vec<Entry>, Error> {

@@ -21,6 +21,7 @@ pub mod launch_endorsement;
 mod linux;
 mod pe;
 mod platform;
+pub mod slots;
 pub mod snp;
 pub mod tdx;
 #[cfg(test)]
@@ -93,6 +94,23 @@ impl Image {
         profile: Option<&str>,
     ) -> Result<Image, Error> {
         Disk::read(disk, chosen, profile).map(|disk| Image(Kind::Disk(Box::new(disk))))
+    }
+
+    /// Returns the paths of the unified kernel images on a disk, if systemd-boot chooses between only
+    /// such images.
+    pub fn choices(disk: impl Read + Seek) -> Result<Vec<String>, Error> {
+        Disk::choices(disk)
+    }
+
+    /// Reads a raw disk image whose boot manager will start the unified kernel image `added`, which
+    /// an update writes to it.
+    pub fn added(disk: impl Read + Seek, added: &[u8]) -> Result<Image, Error> {
+        Disk::with(disk, added).map(|disk| Image(Kind::Disk(Box::new(disk))))
+    }
+
+    /// Returns the kernel command line in a unified kernel image.
+    pub fn command_line(uki: &[u8]) -> Result<String, Error> {
+        uki::words(uki)
     }
 
     /// Reads a unified kernel image that the firmware starts from an EFI system partition.

@@ -110,6 +110,18 @@ pub fn has_stub(bytes: &[u8]) -> bool {
     program.is_some_and(|(name, _)| name == "systemd-stub")
 }
 
+/// Returns the kernel command line in an image.
+pub fn words(bytes: &[u8]) -> Result<String, Error> {
+    let pe = Pe::parse(bytes)?;
+    let section = pe
+        .section(".cmdline")
+        .ok_or_else(|| Error::NotFound("the image has no section .cmdline".into()))?;
+    let text = section.in_memory()?;
+    Ok(String::from_utf8_lossy(&text)
+        .trim_end_matches(['\0', '\n'])
+        .into())
+}
+
 /// Returns the first number of a version of systemd.
 pub fn major(version: &str) -> Option<u32> {
     release(version).map(|(major, _)| major)
