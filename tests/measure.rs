@@ -327,21 +327,38 @@ fn what_boots_is_found_on_the_disk_or_asked_for() {
     assert_ne!(managed[&4], direct[&4]);
     assert_eq!((&managed[&9], &managed[&11]), (&direct[&9], &direct[&11]));
 
-    let two = [
+    // the second one is the first one again
+    let other = unified("trixie", b"console=ttyS1");
+    let several = [
         (DEFAULT, &manager[..]),
         ("EFI/Linux/a.efi", &image),
         ("EFI/Linux/b.efi", &image),
+        ("EFI/Linux/c.efi", &other),
     ];
-    disk(&path, 96, 32, &two);
+    disk(&path, 96, 32, &several);
     let said = refusal(&path, None);
     assert!(
-        said.contains("EFI/Linux/a.efi, EFI/Linux/b.efi") && said.contains("--uki"),
+        said.contains("EFI/Linux/a.efi, EFI/Linux/b.efi, EFI/Linux/c.efi")
+            && said.contains("--uki"),
         "{said}"
     );
+    // the policy has each once
+    let options = [
+        "--secure-boot",
+        "off",
+        "--units",
+        "all",
+        "--accept-efi-variables",
+    ];
+    let output = firstlight(&[&[path.to_str().unwrap()], &options[..]].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let policy = Policy::from_json(&String::from_utf8_lossy(&output.stdout)).expect(&said);
+    let names = policy.images().iter().map(|image| image.name());
+    assert!(names.eq(["disk.raw, a.efi", "disk.raw, c.efi"]), "{said}");
     let chosen = values(&open(Some(r"\EFI\Linux\b.efi")), &given);
     assert_eq!(chosen[&4], managed[&4]);
-    let said = refusal(&path, Some("EFI/Linux/c.efi"));
-    assert!(said.contains("there is no EFI/Linux/c.efi"), "{said}");
+    let said = refusal(&path, Some("EFI/Linux/d.efi"));
+    assert!(said.contains("there is no EFI/Linux/d.efi"), "{said}");
 
     disk(&path, 64, 32, &[("EFI/Linux/a.efi", &image[..])]);
     assert!(refusal(&path, None).contains("there is no EFI/BOOT/BOOTX64.EFI"));

@@ -396,13 +396,14 @@ pub fn run(options: &Options) -> Result<(), Error> {
             tdx_firmware,
             signs_sha384,
         } => {
-            let image = measure_image::read(source)?;
-            match source.explain {
-                true => wanted.explain(source, &image),
-                false => {
-                    wanted.measure_image(source, &image, tdx_firmware.as_deref(), *signs_sha384)
-                }
+            if source.explain {
+                return wanted.explain(source, &measure_image::read(source)?);
             }
+            let sources = match wanted.by_launch() {
+                true => vec![source.clone()],
+                false => source.each(),
+            };
+            wanted.measure_images(&sources, tdx_firmware.as_deref(), *signs_sha384)
         }
     }
 }
@@ -519,19 +520,49 @@ impl<'a> Wanted<'a> {
         say_all(&text)
     }
 
-    /// Prints the policy of machines that boot this image.
-    fn measure_image(
+    /// Prints the policy of machines that boot one of these images.
+    fn measure_images(
         mut self,
-        source: &measure_image::Options,
-        image: &Image,
+        sources: &[measure_image::Options],
         tdx_firmware: Option<&Path>,
         signs_sha384: bool,
     ) -> Result<(), Error> {
+        let mut handed_over = None;
+        for (index, source) in sources.iter().enumerate() {
+            let policy = self.with_image(source, index > 0, tdx_firmware, signs_sha384)?;
+            self.present = Some(policy);
+            handed_over = source.handed_over()?;
+        }
+        let policy = self.present.take();
+        let policy = policy.ok_or_else(|| Error::failed("there is no image"))?;
+        say_policy(
+            self.with_firmware(policy, handed_over.as_ref())?,
+            self.options,
+        )
+    }
+
+    /// Returns the policy that also accepts machines that boot this image. It may be equal to an image before it only if that is
+    /// another file of the same disk.
+    fn with_image(
+        &mut self,
+        source: &measure_image::Options,
+        is_further: bool,
+        tdx_firmware: Option<&Path>,
+        signs_sha384: bool,
+    ) -> Result<Policy, Error> {
+        let image = &measure_image::read(source)?;
         let of_image = self.registers_of_image(tdx_firmware.is_some());
         let new = self.of_image(source, image, &of_image, tdx_firmware)?;
-        let name = self.options.name.clone();
-        let name = name.unwrap_or_else(|| source.name_of(image));
+        let name = match &self.options.name {
+            Some(name) if source.is_one_of_several() => source.completed(name, image),
+            Some(name) => name.clone(),
+            None => source.name_of(image),
+        };
         let present = self.present.take();
+        let is_equal = |it: &Policy| it.images().iter().any(|it| has_registers_of(it, &new));
+        if let Some(present) = present.clone().filter(|it| is_further && is_equal(it)) {
+            return Ok(present);
+        }
         let lacks_sha384 = present
             .as_ref()
             .is_some_and(|it| it.cloud().sha384.is_empty());
@@ -551,11 +582,7 @@ impl<'a> Wanted<'a> {
         if self.by_launch() {
             warn_without_cluster(image);
         }
-        let handed_over = source.handed_over()?;
-        say_policy(
-            self.with_firmware(policy, handed_over.as_ref())?,
-            self.options,
-        )
+        Ok(policy)
     }
 
     /// Returns the registers to compute from an image. The firmware of a TDX machine is no part of it.
@@ -608,6 +635,13 @@ impl<'a> Wanted<'a> {
             None => Ok(policy),
         }
     }
+}
+
+/// Returns whether an image has the registers of the image of a policy.
+fn has_registers_of(image: &verifier::Image, policy: &Policy) -> bool {
+    let mut images = policy.images().iter();
+    images
+        .all(|it| it.measurements() == image.measurements() && it.initramfs() == image.initramfs())
 }
 
 /// Returns the policy with the launch digests of these machines added.

@@ -20,9 +20,11 @@ use verifier::{Measured, Measurement, RegisterNames, Registers};
 const PHASES: u32 = 11;
 
 /// The options of the command line.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Options {
     boots: Boots,
+    /// Whether the disk has other images too, so that the name has the path of this one.
+    is_one_of_several: bool,
     /// The profile of a unified kernel image that is booted, by its ID or number.
     profile: Option<String>,
     given: image::Given,
@@ -41,7 +43,7 @@ pub struct Options {
 }
 
 /// What boots.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Boots {
     /// A raw disk image, or a unified kernel image.
     Image { path: PathBuf, uki: Option<String> },
@@ -104,10 +106,46 @@ impl Options {
     /// Returns the name of the image in a policy: the file's name, and the name of the booted
     /// profile.
     pub fn name_of(&self, image: &Image) -> String {
-        match image.profile() {
-            Some(profile) => format!("{}, profile {profile}", self.name()),
-            None => self.name(),
+        self.completed(&self.name(), image)
+    }
+
+    /// Returns this name with what distinguishes the image from others of the same file.
+    pub fn completed(&self, name: &str, image: &Image) -> String {
+        let mut name = name.to_owned();
+        if let (true, Boots::Image { uki: Some(uki), .. }) = (self.is_one_of_several, &self.boots) {
+            let file = uki.rsplit('/').next().unwrap_or_default();
+            name = format!("{name}, {file}");
         }
+        match image.profile() {
+            Some(profile) => format!("{name}, profile {profile}"),
+            None => name,
+        }
+    }
+
+    /// Returns whether the disk has other images too.
+    pub fn is_one_of_several(&self) -> bool {
+        self.is_one_of_several
+    }
+
+    /// Returns the options for each image between which systemd-boot chooses on the disk, or only these if there is no choice.
+    pub fn each(&self) -> Vec<Options> {
+        let Boots::Image { path, uki: None } = &self.boots else {
+            return vec![self.clone()];
+        };
+        // what is wrong with the file is said when the image is read
+        let choices = File::open(path).map_or(vec![], |it| Image::choices(it).unwrap_or_default());
+        if choices.len() < 2 {
+            return vec![self.clone()];
+        }
+        let one = |uki| Options {
+            boots: Boots::Image {
+                path: path.clone(),
+                uki: Some(uki),
+            },
+            is_one_of_several: true,
+            ..self.clone()
+        };
+        choices.into_iter().map(one).collect()
     }
 }
 
@@ -115,6 +153,7 @@ impl Options {
 pub fn of_image(path: PathBuf, uki: Option<String>, profile: Option<String>) -> Options {
     Options {
         boots: Boots::Image { path, uki },
+        is_one_of_several: false,
         profile,
         given: image::Given::default(),
         platform: Platform::Tpm(Bank::Sha256),
@@ -182,6 +221,7 @@ pub fn options(given: &Given) -> Result<Options, Error> {
     let word = |name| given.has(name).then(|| given.text(name)).transpose();
     Ok(Options {
         boots,
+        is_one_of_several: false,
         profile: given.value("profile").map(program::text).transpose()?,
         given: image::Given {
             stage: one_of("stage", word("stage")?, &Stage::ALL, Stage::word)?,
