@@ -2,7 +2,7 @@
 
 use super::Image;
 use machine::flow::Setting;
-use machine::host::{Variable, Vendor, load_option};
+use machine::host::{Variable, Vendor, load_option, utf16};
 use machine::vm::{self, Firmware, Machine, Source};
 use machine::{Context, Result, dist, root, script};
 use std::ffi::OsStr;
@@ -12,12 +12,13 @@ use support::boot_image::{disk, run};
 
 const DISK: u64 = 64 << 20;
 /// The beginnings of the words on the command line without which the image of mkosi does not boot.
-const BARE: [&str; 5] = [
+const BARE: [&str; 6] = [
     "roothash=",
     "console=",
     "panic=",
     "no_timer_check",
     "systemd.volatile=",
+    "systemd.verity_root_",
 ];
 /// The driver of the host, on a disk of the host.
 const DRIVER: &str = "host.efi";
@@ -144,16 +145,39 @@ pub fn add_driver(machine: &mut Machine) -> Result<()> {
     ])
 }
 
-/// Adds a boot option that starts the image with its kernel command line and this word. The stub takes the line of a boot option in place
+/// Has systemd-boot show its menu, and names entries that it should start.
+pub fn choose_entry(machine: &mut Machine) -> Result<()> {
+    let variables = [
+        ("LoaderConfigTimeout", "2"),
+        ("LoaderConfigTimeoutOneShot", "2"),
+        ("LoaderEntryDefault", "SPARE1"),
+        ("LoaderEntryOneShot", "auto-efi-shell"),
+        ("LoaderEntryLastBooted", "host.conf"),
+        (
+            "LoaderDevicePartUUID",
+            "5ec1e7a0-1111-4000-8000-000000000001",
+        ),
+    ];
+    machine.set_variables(&variables.map(|(name, text)| Variable {
+        vendor: Vendor::Loader,
+        name,
+        content: utf16(text),
+    }))
+}
+
+/// Adds a boot option that starts the image, without systemd-boot, with its kernel command line and this word. The stub takes the line of a boot option in place
 /// of its own.
 pub fn add_boot_option(machine: &mut Machine, word: &str) -> Result<()> {
     let image = PathBuf::from(script("tools/mkosi.sh", &[Path::new("release")])?);
     let words = format!("{} {word}", command_line(machine, &image)?);
+    let version = std::fs::read_to_string(image.with_file_name("version"));
+    let version = version.context("read the version of the image")?;
+    let path = format!("\\EFI\\Linux\\firstlight_{}.efi", version.trim());
     machine.set_variables(&[
         Variable {
             vendor: Vendor::Uefi,
             name: "Boot0000",
-            content: load_option("\\EFI\\BOOT\\BOOTX64.EFI", &words),
+            content: load_option(&path, &words),
         },
         Variable {
             vendor: Vendor::Uefi,

@@ -110,6 +110,32 @@ fn a_kernel_command_line_of_the_host_is_refused_by_pcr_12() -> Result<()> {
     refused(&mut setting, "PCR 12").map(drop)
 }
 
+/// systemd-boot adds words from the firmware's tables only to entries that are no unified kernel images: if they got to the stub or the
+/// kernel, PCR 12 and 9 would differ.
+#[test]
+#[ignore = "boots a machine: make test-host"]
+fn words_of_the_host_for_systemd_boot_reach_no_kernel() -> Result<()> {
+    let mut setting = images::node("host-boot-words", Image::Mkosi)?;
+    let word = "io.systemd.boot.kernel-cmdline-extra=host-runs-words";
+    setting.machine.add_smbios_string(word)?;
+    let vm = ready(&mut setting)?;
+    setting.accept(&flow::attestation_key(&vm)?)?;
+    println!("{}", setting.status_of_fresh(&vm, INIT)?);
+    Ok(())
+}
+
+/// The host may choose between the images of the disk: each one is measured, and here there is only one.
+#[test]
+#[ignore = "boots a machine: make test-host"]
+fn variables_of_systemd_boot_choose_only_between_measured_images() -> Result<()> {
+    let mut setting = images::node("host-entries", Image::Mkosi)?;
+    images::choose_entry(&mut setting.machine)?;
+    let vm = ready(&mut setting)?;
+    setting.accept(&flow::attestation_key(&vm)?)?;
+    println!("{}", setting.status_of_fresh(&vm, INIT)?);
+    Ok(())
+}
+
 /// A boot option may have a command line for the image that it starts.
 #[test]
 #[ignore = "boots a machine: make test-host"]
