@@ -65,6 +65,8 @@ package!(
     pub const CONTROL: &str = "/operator.API/Control";,
     /// Restores etcd from a snapshot.
     pub const RESTORE_ETCD: &str = "/operator.API/RestoreEtcd";,
+    /// Brings a newer version of the image.
+    pub const UPDATE: &str = "/operator.API/Update";,
     /// Refuses a key.
     pub const REVOKE: &str = "/operator.API/Revoke";,
     /// Maximum size of a request in bytes: a certificate and a signature of an RSA key with 16 384 bits have 9 KiB together.

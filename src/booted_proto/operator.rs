@@ -147,6 +147,34 @@ pub struct RestoreEtcdResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
+pub struct UpdateRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    /// The name of the node, which the caller means; empty if this machine is a member without Kubernetes, and so has no name.
+    #[prost(string, tag = "2")]
+    pub node: ::prost::alloc::string::String,
+    /// The list of the parts: JSON.
+    #[prost(bytes = "vec", tag = "3")]
+    pub list: ::prost::alloc::vec::Vec<u8>,
+    /// Its signature of the namespace firstlight-update, as ssh-keygen writes it.
+    #[prost(string, tag = "4")]
+    pub signature: ::prost::alloc::string::String,
+    /// A part of the policy of the join services, with which the node compares the registers of the new version.
+    #[prost(string, tag = "5")]
+    pub policy: ::prost::alloc::string::String,
+    /// A part of the content.
+    #[prost(bytes = "vec", tag = "6")]
+    pub content: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct UpdateResponse {
+    /// Text for the operator.
+    #[prost(string, tag = "1")]
+    pub text: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct RevokeRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,

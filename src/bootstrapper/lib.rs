@@ -59,6 +59,7 @@ pub mod state_disk;
 pub mod static_pods;
 pub mod ticket;
 pub mod turn;
+pub mod update;
 pub mod upgrade;
 
 use std::io;

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base::options::{help, of};
 use base::program::{self, Failure};
@@ -21,6 +22,9 @@ use bootstrapper::generation::Generations;
 use bootstrapper::operator::{Machine, OperatorService};
 use bootstrapper::options::{OPTIONS, Settings};
 use bootstrapper::service_trust::ServiceTrust;
+use bootstrapper::update::remote::{self, Remote};
+use bootstrapper::update::trial::{Trial, TrialEnd};
+use bootstrapper::update::{self, ImageDisk, Offer};
 use bootstrapper::{Bootstrapper, Ending, member, peers, renew, restore, upgrade};
 use lexopt::Parser;
 use machines::Cloud;
@@ -43,6 +47,10 @@ Usage: bootstrapper [OPTIONS]      joins a cluster, or starts the member that it
                                    standard input, as `firstlight components` makes it; may be run again
        bootstrapper renew          renews the certificates of this node that end soon, and restarts the programs that use them;
                                    systemd runs it at each boot and once a day
+       bootstrapper update [URL]   brings the release of the image in this folder of a web server (default: --update-url) to the slot that
+                                   does not run, if the policy of the join services accepts it; the next boot tries it
+       bootstrapper trial          keeps a new version of the image if this machine becomes a healthy member with it, or fails; systemd
+                                   runs it at each boot, and restarts the machine if it fails
        bootstrapper restore-etcd SNAPSHOT --etcdutl FILE [--dry-run] [--yes]
        bootstrapper restore-etcd --undo [--dry-run] [--yes]
                                    makes etcd of this control plane, if it is the only one that is left, a cluster with the objects
@@ -63,6 +71,11 @@ Exit codes: 0 the node is a member, and the program was stopped; 1 failed (the l
 3 the disk is marked for reset: reboot the machine; 143 stopped by SIGTERM before the node was a member.
 ";
 
+/// The kubelet of a node of Kubernetes has this file.
+const KUBELET_CONFIG: &str = "/etc/kubernetes/kubelet.conf";
+/// The defaults of `--trial-healthy` and `--trial-limit`.
+const TRIAL_HEALTHY: Duration = Duration::from_secs(300);
+const TRIAL_LIMIT: Duration = Duration::from_secs(1800);
 /// Exit code: the state disk is marked for reset.
 const RESET: u8 = 3;
 
@@ -80,10 +93,21 @@ fn main() -> ExitCode {
         let mut settings = Settings::default();
         let mut words = arguments.raw_args()?;
         let is_renewal = words.next_if(|word| word == "renew").is_some();
-        let is_upgrade = words.next_if(|word| !is_renewal && word == "upgrade");
+        let is_trial = words
+            .next_if(|word| !is_renewal && word == "trial")
+            .is_some();
+        let is_update = words
+            .next_if(|word| !is_renewal && !is_trial && word == "update")
+            .is_some();
+        if is_update {
+            let url = words.next_if(|word| !is_option(word));
+            read_settings(&mut settings, arguments)?;
+            return update(&settings, url.as_deref());
+        }
+        let is_upgrade = words.next_if(|word| !is_renewal && !is_trial && word == "upgrade");
         let mut is_command = is_renewal || is_upgrade.is_some();
         let is_restoration = words
-            .next_if(|word| !is_command && word == "restore-etcd")
+            .next_if(|word| !is_command && !is_trial && word == "restore-etcd")
             .is_some();
         is_command = is_restoration || is_upgrade.is_some();
         let file = words.next_if(|word| is_command && !is_option(word));
@@ -98,14 +122,17 @@ fn main() -> ExitCode {
             settings.parse(arguments, settings::ARGUMENTS)?;
             return renew(&settings.shared);
         }
-        // an upgrade obeys the image's limits on components, and its time limit for kubeadm
-        settings.read = is_upgrade.is_some();
+        // an upgrade obeys the image's limits on components, and its time limit for kubeadm; a trial the image's times
+        settings.read = is_upgrade.is_some() || is_trial;
         settings.parse(arguments, settings::ARGUMENTS)?;
         if settings.read {
             for (source, option) in settings::read(&all(OPTIONS)) {
                 let option = option.map_err(Failure::Usage)?;
                 settings.parse(Parser::from_args([option]), source)?;
             }
+        }
+        if is_trial {
+            return trial(&settings);
         }
         match (is_upgrade, settings.serve_evidence) {
             (Some(_), _) => upgrade(&settings, file.as_deref()),
@@ -149,6 +176,63 @@ fn upgrade(settings: &Settings, list: Option<&OsStr>) -> Result<(), Failure> {
     let (from, to) = upgraded.map_err(Failure::failed)?;
     timeline.event("upgraded", format_args!("{from} -> {to}"));
     Ok(())
+}
+
+/// Reads the arguments and the settings of the image.
+fn read_settings(settings: &mut Settings, arguments: Parser) -> Result<(), Failure> {
+    settings.parse(arguments, settings::ARGUMENTS)?;
+    for (source, option) in settings::read(&all(OPTIONS)) {
+        let option = option.map_err(Failure::Usage)?;
+        settings.parse(Parser::from_args([option]), source)?;
+    }
+    Ok(())
+}
+
+fn update(settings: &Settings, url: Option<&OsStr>) -> Result<(), Failure> {
+    // the boot record stays unchanged; a signal ends the program, and the next run begins again
+    settings.shared.start_log();
+    let timeline = Timeline::new("update");
+    let url = url.map(|it| it.to_string_lossy().into_owned());
+    let url = url.or_else(|| settings.update_url.clone()).ok_or_else(|| {
+        Failure::Usage("expected bootstrapper update URL, or the setting update-url=".into())
+    })?;
+    let run = || -> Result<_, update::Error> {
+        let place = ImageDisk::find(Path::new("/"))?;
+        let remote = Remote::new(&url)?;
+        let (list, signature) = remote.list()?;
+        let policy = remote::policy_in_force(Path::new(KUBELET_CONFIG))?;
+        let offer = Offer {
+            list: &list,
+            signature: &signature,
+            content: &mut remote.content(),
+            policy: policy.as_ref(),
+        };
+        let mut say = |text: &str| timeline.event("update", text);
+        update::run(&place, &settings.update_keys, offer, &mut say)
+    };
+    run().map(drop).map_err(Failure::failed)
+}
+
+fn trial(settings: &Settings) -> Result<(), Failure> {
+    // the boot record stays unchanged; a signal ends the program
+    settings.shared.start_log();
+    let trial = Trial {
+        files: Path::new("/"),
+        record: settings.shared.record(),
+        healthy: settings.trial_healthy.unwrap_or(TRIAL_HEALTHY),
+        limit: settings.trial_limit.unwrap_or(TRIAL_LIMIT),
+    };
+    match trial.run(&Stop::new(), &Timeline::new("trial")) {
+        Ok(TrialEnd::Refused) => Err(Failure::failed(
+            "the new version of the image is not healthy: the machine restarts",
+        )),
+        Ok(_) => Ok(()),
+        // whether there is a trial is not known, and a node that works must not restart because of a damaged EFI system partition
+        Err(error) => {
+            log::warn!("no trial of the image: {error}");
+            Ok(())
+        }
+    }
 }
 
 fn renew(options: &Options) -> Result<(), Failure> {
@@ -228,6 +312,7 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
         let operators = OperatorService::new(Machine {
             root,
             files: "/".into(),
+            update_keys: settings.update_keys,
             disk,
             cloud,
             timeline,

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use base::options::{Opt, Table, put};
 use base::program::{Failure, parsed, text};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use kubernetes::components;
 use lexopt::Parser;
 use node::options;
+use ssh::key::PublicKey;
 use verifier::Policy;
 
 use crate::clock::Sources;
@@ -31,6 +34,14 @@ pub struct Settings {
     pub kubeadm_timeout: Option<Duration>,
     /// What the time service asks; `None`: as the list of machines or the cloud has it.
     pub time_servers: Option<Sources>,
+    /// Who signs updates of the image.
+    pub update_keys: Vec<PublicKey>,
+    /// Where releases of the image are.
+    pub update_url: Option<String>,
+    /// How long a new version of the image must be healthy to be kept, and how long it may take until then; `None`: the defaults.
+    pub trial_healthy: Option<Duration>,
+    /// As [`Settings::trial_healthy`].
+    pub trial_limit: Option<Duration>,
     /// Whether the settings of the image are read as well.
     pub read: bool,
     /// Whether the program only proves this machine.
@@ -51,11 +62,44 @@ pub const OPTIONS: &Table<Settings> = &[
      |it, name, value| put(&mut it.kubeadm_timeout, kubeadm_timeout(name, value).map(Some))),
     (Opt::value("time-servers", "LIST", "what the image's chrony asks for the time, up to 8 separated by commas: HOST, nts:HOST, or /dev/ptp.. for a clock of the host; by default the list's timeServers, then those of the cloud, then public servers with NTS").setting(),
      |it, name, value| put(&mut it.time_servers, parsed(name, value).map(Some))),
+    (Opt::value("update-key", "KEY", "SSH keys that sign updates of the image, as in a .pub file, without the name before the key and the comment behind it, separated by commas; without a key the image accepts no update").setting(),
+     |it, name, value| put(&mut it.update_keys, update_keys(name, value))),
+    (Opt::value("update-url", "URL", "the folder of a web server with the newest release of the image, https://.., for `bootstrapper update` without a URL").setting(),
+     |it, _, value| put(&mut it.update_url, text(value).map(Some))),
+    (Opt::value("trial-healthy", "SECONDS", "how long a new version of the image must run as a healthy member to be kept, 1 to 86400").or("300").setting(),
+     |it, name, value| put(&mut it.trial_healthy, trial(name, value).map(Some))),
+    (Opt::value("trial-limit", "SECONDS", "how long a new version of the image may take until then; after this time the machine restarts, and goes back to the old version when the tries are over").or("1800").setting(),
+     |it, name, value| put(&mut it.trial_limit, trial(name, value).map(Some))),
     (Opt::flag("settings", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)"),
      |it, _, _| put(&mut it.read, Ok(true))),
     (Opt::flag("serve-evidence", "does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends after a minute without a call"),
      |it, _, _| put(&mut it.serve_evidence, Ok(true))),
 ];
+
+/// Parses keys in base64. The name of its kind is also inside of the key.
+fn update_keys(name: &str, value: OsString) -> Result<Vec<PublicKey>, Failure> {
+    let wrong = |key: &str, why: String| Failure::Usage(format!("--{name} {key}: {why}"));
+    let text = text(value)?;
+    let one = |key: &str| {
+        let blob = STANDARD
+            .decode(key)
+            .map_err(|error| wrong(key, error.to_string()))?;
+        let public = PublicKey::from_blob(&blob).map_err(|error| wrong(key, error.to_string()))?;
+        ssh::signature::check_kind(&public).map_err(|error| wrong(key, error.to_string()))?;
+        Ok(public)
+    };
+    text.split(',').map(one).collect()
+}
+
+/// Parses a time of at most a day.
+fn trial(name: &str, value: OsString) -> Result<Duration, Failure> {
+    match parsed(name, value)? {
+        seconds @ 1..=86_400 => Ok(Duration::from_secs(seconds)),
+        other => Err(Failure::Usage(format!(
+            "--{name} {other}: expected 1 to 86400 seconds"
+        ))),
+    }
+}
 
 /// Parses a time that is not shorter than kubeadm's own for the API server, and at most a day.
 fn kubeadm_timeout(name: &str, value: OsString) -> Result<Duration, Failure> {

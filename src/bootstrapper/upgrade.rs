@@ -388,7 +388,8 @@ fn wait_until_healthy(limit: Duration, stop: &Stop) -> Result<(), Step> {
     Ok(())
 }
 
-fn is_healthy() -> io::Result<bool> {
+/// Returns whether the kubelet says that it is healthy.
+pub fn is_healthy() -> io::Result<bool> {
     let mut socket = TcpStream::connect_timeout(&SocketAddr::from(HEALTH), PAUSE)?;
     socket.set_read_timeout(Some(PAUSE * 4))?;
     socket.write_all(b"GET /healthz HTTP/1.0\r\n\r\n")?;

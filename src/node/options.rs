@@ -181,6 +181,11 @@ impl Options {
         Ok((timeline, prepare().map_err(Failure::failed)?))
     }
 
+    /// Returns the file with the record of this boot.
+    pub fn record(&self) -> &Path {
+        &self.record
+    }
+
     /// Starts the log. It begins with the source of each value that is not the default.
     pub fn start_log(&self) {
         let level = match self.debug {

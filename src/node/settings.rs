@@ -33,7 +33,7 @@ const OLD: [(&str, &str); 2] = [
 ];
 /// The settings that only `unlock` or only `bootstrapper` has, with `=` if they have a value. The
 /// other program ignores them. tests/tables.rs compares them with the tables of the programs.
-pub const OF_ONE_PROGRAM: [&str; 9] = [
+pub const OF_ONE_PROGRAM: [&str; 13] = [
     "peers=",
     "timeout=",
     "onfail=",
@@ -43,6 +43,10 @@ pub const OF_ONE_PROGRAM: [&str; 9] = [
     "allow-unverified-components",
     "cloud-controller-manager=",
     "time-servers=",
+    "update-key=",
+    "update-url=",
+    "trial-healthy=",
+    "trial-limit=",
 ];
 
 /// An option `--name=value`, or why a setting is wrong or a source cannot be read.

@@ -14,6 +14,7 @@ mod packages;
 mod pairs;
 mod stages;
 mod traps;
+mod update;
 
 use machine::flow::{FRESH_NODE, Setting};
 use machine::initramfs::{self, Overlay};

@@ -497,3 +497,30 @@ fn a_service_that_may_not_approve_says_so_tries_seldom_and_goes_on_when_it_may()
         .unwrap();
     setup.eventually_decided("not-allowed", "Approved", "recorded");
 }
+
+/// A node compares an update of its image with the policy before it restarts.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_kubelet_reads_the_policy_and_no_other_object_of_the_services() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let setup = Setup::for_renewals(cluster);
+    setup.join_worker();
+    let worker = kubelet(cluster, "worker-0");
+    let map = |name| CONFIG_MAPS.in_namespace("kube-system").named(name);
+    let config = json!({"metadata": {"name": "join-config"}, "data": {"attestationConfig": "{}"}});
+    let here = CONFIG_MAPS.in_namespace("kube-system");
+    if setup.admin.find(&map("join-config")).unwrap().is_none() {
+        setup.admin.create(&here, &config).unwrap();
+    }
+    let read = worker.get(&map("join-config")).unwrap();
+    assert!(read["data"]["attestationConfig"].is_string(), "{read}");
+    let refused = worker.get(&map("join-node-worker-0")).unwrap_err();
+    assert!(refused.to_string().contains("is forbidden"), "{refused}");
+    let change = |map: &mut Value| {
+        map["data"]["attestationConfig"] = json!("{\"measurements\": {}}");
+        true
+    };
+    let refused = worker.modify(&map("join-config"), change).unwrap_err();
+    assert!(refused.to_string().contains("is forbidden"), "{refused}");
+}

@@ -71,6 +71,7 @@ impl Member {
         let address = SocketAddr::new(address.into(), 9000);
         let timeline = Timeline::new("member");
         let operators = OperatorService::new(Machine {
+            update_keys: vec![],
             root: root.into(),
             files: root.into(),
             disk: None,

@@ -52,6 +52,7 @@ pub fn boots(node: &Setting) -> Member {
     let issuer = Arc::new(qemu_vtpm::issuer(location, None));
     let (until, timeline) = (stop.clone(), Timeline::new("run"));
     let operators = OperatorService::new(Machine {
+        update_keys: vec![],
         root: node.path("mount"),
         files: node.path("files"),
         disk: Some(node.path("disk")),

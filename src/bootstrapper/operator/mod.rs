@@ -19,6 +19,7 @@ mod program;
 mod record;
 mod restore;
 mod support;
+mod update;
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,10 +27,11 @@ use std::sync::{Arc, Mutex};
 
 use booted_proto::operator::{
     CONTROL, KUBECONFIG, LOGS, LogsResponse, RESTORE_ETCD, REVOKE, RevokeRequest, RevokeResponse,
-    SUPPORT, SupportResponse,
+    SUPPORT, SupportResponse, UPDATE,
 };
 use machines::Cloud;
 use rpc::grpc::{Call, Router, Status};
+use ssh::key::PublicKey;
 use streaming::{Sender, StreamingMethods};
 
 use base::stop::Stop;
@@ -45,6 +47,8 @@ pub struct Machine {
     pub files: PathBuf,
     /// The state disk, for a reset; `None` finds it by its serial number.
     pub disk: Option<PathBuf>,
+    /// Who signs updates of the image.
+    pub update_keys: Vec<PublicKey>,
     /// The cloud.
     pub cloud: Cloud,
     /// Reports a reset.
@@ -72,6 +76,8 @@ pub struct OperatorService {
     record: CallRecord,
     /// Taken while etcd is restored.
     restoring: Mutex<()>,
+    /// Taken while the image is updated.
+    updating: Mutex<()>,
     machine: Machine,
 }
 
@@ -82,6 +88,7 @@ impl OperatorService {
             callers: Callers::of(&machine.root),
             record: CallRecord::of(&machine.root),
             restoring: Mutex::new(()),
+            updating: Mutex::new(()),
             machine,
         })
     }
@@ -95,6 +102,7 @@ impl OperatorService {
             of_kubeconfig,
             of_control,
             of_revoke,
+            of_update,
         ] = std::array::from_fn(|_| self.clone());
         router
             .server_streaming(
@@ -111,6 +119,9 @@ impl OperatorService {
             )
             .streaming(RESTORE_ETCD, move |call, requests, sender| {
                 of_restore.restore_etcd(call, requests, sender)
+            })
+            .streaming(UPDATE, move |call, requests, sender| {
+                of_update.update(call, requests, sender)
             })
             .unary(KUBECONFIG, move |call, request| {
                 of_kubeconfig.kubeconfig(call, &request)

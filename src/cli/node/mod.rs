@@ -39,21 +39,22 @@ use plan::RemovalPlan;
 use remove::Choices;
 
 /// The actions: nodes leave; removed ones may join again; the others are those of [`control`].
-const ACTIONS: [&str; 7] = [
-    "remove", "readmit", "reboot", "shutdown", "restart", "clean", "reset",
+const ACTIONS: [&str; 8] = [
+    "remove", "readmit", "reboot", "shutdown", "restart", "clean", "reset", "update",
 ];
 /// Options for some of the actions only, and these.
-const ONLY: [(&str, &[&str]); 4] = [
+const ONLY: [(&str, &[&str]); 5] = [
     ("dry-run", &["remove", "readmit"]),
     ("may-return", &["remove"]),
     ("machines-off", &["remove"]),
     ("unit", &["restart"]),
+    ("release", &["update"]),
 ];
 
 /// The command and its options.
 pub const COMMAND: Command = Command {
     name: "node",
-    summary: "remove nodes, or let them join again; restart, clean or reset their machines",
+    summary: "remove nodes, or let them join again; restart, clean, reset or update their machines",
     about: &[
         "remove shows what exists of the nodes, asks, and then: cordons and drains them; removes the members of etcd of control planes; \
          waits until you have powered the machines off; closes their disks, names and machines; and deletes their bootstrap tokens, records and Nodes. \
@@ -67,14 +68,17 @@ pub const COMMAND: Command = Command {
         "restart restarts one unit, as containerd. clean frees space on a disk that is full: it deletes journals of earlier boots, rotated \
          logs and images that no container uses, and shows what takes the rest. reset destroys the data of the machine: its state disk is \
          formatted at the next boot, and it joins as a new node; run remove before.",
-        "For these five the node is verified, and the operator proves to have the master secret, or a certificate by it, as in \
+        "update sends a release of the image, as `make mkosi` makes it: the node verifies its signature and its version, compares the \
+         registers with those of --policy, and writes it to the slot that does not run. The next boot tries it, so reboot follows. A \
+         version with which the node does not become healthy is tried three times, and then the node goes back.",
+        "For these six the node is verified, and the operator proves to have the master secret, or a certificate by it, as in \
          `firstlight logs`. The API server need not run. A machine acts only if it is the node that the command names.",
     ],
     operand: Some(Operand {
-        value: "remove|readmit|reboot|shutdown|restart|clean|reset NAME..",
+        value: "remove|readmit|reboot|shutdown|restart|clean|reset|update NAME..",
         words: &ACTIONS,
         is_needed: true,
-        help: "the names of the nodes, as in kubectl get nodes; for the last five, NAME=HOST[:PORT] names the address, too",
+        help: "the names of the nodes, as in kubectl get nodes; for the last six, NAME=HOST[:PORT] names the address, too",
     }),
     options: &[
         Opt::flag("yes", "do not ask before a change"),
@@ -95,6 +99,7 @@ pub const COMMAND: Command = Command {
             "you have made sure that the machines whose kubelets do not answer are powered off, or deleted",
         ),
         control::UNIT,
+        control::RELEASE,
         KUBECONFIG,
         POLICY,
         VARIANT,
@@ -118,6 +123,7 @@ pub const COMMAND: Command = Command {
         "firstlight node reboot worker-0 worker-1",
         "firstlight node restart worker-0 --unit containerd",
         "firstlight node reset worker-2=10.42.1.102",
+        "firstlight node update worker-0 --release target/mkosi/release/update",
     ],
     run: |given| match action(given)? {
         action if control::ACTIONS.contains(&action) => control::run(action, given),

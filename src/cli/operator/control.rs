@@ -10,6 +10,7 @@ use serde_json::json;
 use super::absence::Absence;
 use super::logs::unit;
 use super::session::Operator;
+use super::update::ImageRelease;
 use crate::consent;
 use crate::error::Error;
 use crate::output::Output;
@@ -17,12 +18,20 @@ use crate::progress::{Progress, lines};
 use crate::usage::Given;
 
 /// The actions, which are the node's own.
-pub const ACTIONS: [&str; 5] = ["reboot", "shutdown", "restart", "clean", "reset"];
+pub const ACTIONS: [&str; 6] = ["reboot", "shutdown", "restart", "clean", "reset", UPDATE];
+/// The action that sends a release of the image.
+const UPDATE: &str = "update";
 /// The unit that an operator restarts.
 pub const UNIT: Opt = Opt::value(
     "unit",
     "UNIT",
     "with restart: the unit of systemd, as containerd or kubelet.service",
+);
+/// The release that an operator sends.
+pub const RELEASE: Opt = Opt::value(
+    "release",
+    "FOLDER",
+    "with update: the release, with the signature of its list",
 );
 /// How long a node may take to answer.
 const LIMIT: Duration = Duration::from_secs(6 * 60);
@@ -30,6 +39,7 @@ const LIMIT: Duration = Duration::from_secs(6 * 60);
 /// Has the nodes do this, one after the other.
 pub fn run(word: &str, given: &Given) -> Result<(), Error> {
     let action = match word {
+        UPDATE => return update(given),
         "reboot" => Action::Reboot,
         "shutdown" => Action::PowerOff,
         "reset" => Action::Reset,
@@ -119,4 +129,23 @@ fn nodes(given: &Given, word: &str) -> Result<Vec<String>, Error> {
         ))),
         false => Ok(nodes),
     }
+}
+
+fn update(given: &Given) -> Result<(), Error> {
+    if !given.has("release") {
+        return Err(Error::Usage("update needs --release FOLDER".into()));
+    }
+    let nodes = nodes(given, UPDATE)?;
+    let release = ImageRelease::read(&given.path("release"), &given.path("policy"))?;
+    let (operator, output) = (Operator::of(given)?, Output::of(given)?);
+    let mut done = vec![];
+    for given in &nodes {
+        let (node, at) = given.split_once('=').unwrap_or((given, given));
+        let progress = Progress::on_stderr();
+        let session = operator.connect(at, &progress)?;
+        drop(progress);
+        release.send(&session, node, output)?;
+        done.push(json!({"name": node, "report": ""}));
+    }
+    output.json(&json!({"action": UPDATE, "nodes": done}))
 }

@@ -11,6 +11,7 @@ pub mod logs;
 pub mod people;
 pub mod session;
 pub mod support;
+mod update;
 
 use crate::usage::Operand;
 

@@ -26,7 +26,7 @@ const OF_START: [&str; 5] = [
     "replaced",
 ];
 /// Brings the next version into the partitions that are not in use.
-pub const UPDATE: &str = "/usr/lib/systemd/systemd-sysupdate update";
+pub const UPDATE: &str = "/usr/bin/bootstrapper update";
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

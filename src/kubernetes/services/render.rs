@@ -458,11 +458,13 @@ mod tests {
                 "roles.rbac.authorization.k8s.io kube-system/key-service",
                 "roles.rbac.authorization.k8s.io kube-system/join-service",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
+                "roles.rbac.authorization.k8s.io kube-system/firstlight-nodes",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-controllers",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-objects",
                 "rolebindings.rbac.authorization.k8s.io kube-system/key-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
+                "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-nodes",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-controllers",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-objects",
                 "services kube-system/key-service",
@@ -599,6 +601,8 @@ Role join-service of kube-system/join-service
   secrets join-attestation-keys: get,update
 Role firstlight-joining-nodes of system:bootstrappers:firstlight:join-ticket
   configmaps kubeadm-config,kubelet-config,kube-proxy: get
+Role firstlight-nodes of system:nodes
+  configmaps join-config: get
 Role firstlight-controllers of system:kube-controller-manager
   accounts.firstlight: assign
   records.firstlight kube-controller-manager: assign

@@ -77,6 +77,8 @@ pub enum Source {
     Unified(PathBuf),
     /// This raw disk image, which the machine does not change.
     Disk(PathBuf),
+    /// This raw disk image, which the machine changes.
+    OwnDisk(PathBuf),
     /// An empty disk, which cannot be booted, and then this disk image.
     SecondDisk(PathBuf),
 }
@@ -348,9 +350,13 @@ impl Machine {
             Source::Unified(path) => {
                 qemu.arg("-kernel").arg(path);
             }
-            Source::Disk(path) | Source::SecondDisk(path) => {
+            Source::Disk(path) | Source::SecondDisk(path) | Source::OwnDisk(path) => {
+                let snapshot = match self.source {
+                    Source::OwnDisk(_) => "off",
+                    _ => "on",
+                };
                 let drive = format!(
-                    "if=none,id=image,format=raw,snapshot=on,file={}",
+                    "if=none,id=image,format=raw,snapshot={snapshot},file={}",
                     path.display()
                 );
                 let device = "virtio-blk-pci,drive=image,bootindex=1";
