@@ -419,6 +419,49 @@ fn the_page_of_options_has_the_help_of_each_program() {
     );
 }
 
+/// Returns the versions of Firstlight that a text names, as in `firstlight:1.2.3`, `firstlight-node_1.2.3` or `firstlight (1.2.3)`.
+fn versions(text: &str) -> BTreeSet<&str> {
+    let is_version = |word: &&str| {
+        let numbers: Vec<&str> = word.split('.').collect();
+        numbers.len() == 3 && numbers.iter().all(|number| number.parse::<u32>().is_ok())
+    };
+    let mut found = BTreeSet::new();
+    for (at, _) in text.match_indices("firstlight") {
+        let rest = text[at..].trim_start_matches(|c: char| c.is_ascii_lowercase() || c == '-');
+        let rest = rest.trim_start_matches([':', '_', ' ', '(']);
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
+        let word = rest[..end.unwrap_or(rest.len())].trim_end_matches('.');
+        found.extend(Some(word).filter(is_version));
+    }
+    found
+}
+
+/// What the lines of examples name is what a reader of this version has.
+#[test]
+fn each_example_names_this_version() {
+    let ends = [".md", ".tf", ".yaml"];
+    let folders = ["docs", "charts", "infra", "packaging"];
+    let mut files: Vec<PathBuf> = folders.iter().flat_map(|it| files(it, &ends)).collect();
+    files.push("packaging/changelog".into());
+    // it says what earlier versions need
+    files.retain(|path| {
+        !["changes.md", "upgrade.md"]
+            .iter()
+            .any(|end| path.ends_with(end))
+    });
+    let mut faults = vec![];
+    for path in files {
+        let text = fs::read_to_string(Path::new(ROOT).join(&path)).unwrap();
+        let text = text.split("\n -- ").next().unwrap();
+        for version in versions(text) {
+            if version != env!("CARGO_PKG_VERSION") {
+                faults.push(format!("{} names {version}", path.display()));
+            }
+        }
+    }
+    no_faults(&faults);
+}
+
 #[test]
 fn each_command_line_is_one_of_the_programs_or_of_make() {
     let makefile = fs::read_to_string(Path::new(ROOT).join("Makefile")).unwrap();

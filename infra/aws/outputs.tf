@@ -17,7 +17,7 @@ output "init" {
   value       = <<-END
     firstlight init --endpoint ${aws_lb.cluster.dns_name} --policy policy.json --attestation-key "$KEY" --init-secret init-secret.txt \
       --kubernetes-version v1.35.4 --components components.json --pod-cidr 10.244.0.0/16 --addons addons.yaml \
-      --cloud-provider aws --image registry.example.com/firstlight:0.1.0
+      --cloud-provider aws --image registry.example.com/firstlight:0.2.0
   END
   description = "The command of docs/clouds/aws.md, step 9."
 }

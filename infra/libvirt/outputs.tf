@@ -25,7 +25,7 @@ output "init" {
   value       = <<-END
     firstlight init --endpoint 10.77.0.10 --policy policy.json --init-secret init-secret.txt \
       --kubernetes-version v1.35.4 --components components.json --pod-cidr 10.244.0.0/16 --addons addons.yaml \
-      --cloud-provider qemu --metadata http://10.77.0.1:8080 --image registry.example.com/firstlight:0.1.0
+      --cloud-provider qemu --metadata http://10.77.0.1:8080 --image registry.example.com/firstlight:0.2.0
   END
   description = "The command of docs/clouds/libvirt.md, step 8."
 }

@@ -89,7 +89,7 @@ pub fn main(
     ExitCode::from(code)
 }
 
-/// Returns the version of a program, and the commit if the build knows it: `firstlight 0.1.0
+/// Returns the version of a program, and the commit if the build knows it: `firstlight 0.2.0
 /// (0123456789ab, 2026-11-22)`.
 pub fn version(name: &str) -> String {
     let commit = option_env!("FIRSTLIGHT_COMMIT").map(|commit| format!(" ({commit})"));

@@ -161,9 +161,9 @@ pub const COMMAND: Command = Command {
         OUTPUT,
     ],
     examples: &[
-        "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0",
-        "firstlight apply --policy policy.json --image example.com/firstlight:0.1.0 --kms 'kms://cluster-kms' --dry-run",
-        "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0 --skip-wait",
+        concat!("firstlight apply --policy policy.json --image registry.example.com/firstlight:", env!("CARGO_PKG_VERSION")),
+        concat!("firstlight apply --policy policy.json --image example.com/firstlight:", env!("CARGO_PKG_VERSION"), " --kms 'kms://cluster-kms' --dry-run"),
+        concat!("firstlight apply --policy policy.json --image registry.example.com/firstlight:", env!("CARGO_PKG_VERSION"), " --skip-wait"),
         "firstlight apply --policy policy-upgrade.json --skip-phases services",
     ],
     run: |given| run(&options(given)?),
