@@ -1,5 +1,5 @@
 //! Helpers of several tests that use our crates: add-ons, attested peers, a host that gives evidence, a real API server with volumes,
-//! servers that publish Kubernetes, a machine on loopback with its environment.
+//! a join service in it, servers that publish Kubernetes, a machine on loopback with its environment.
 
 pub mod addons;
 pub mod area_key;
@@ -9,6 +9,7 @@ pub mod cloud_server;
 pub mod constellation;
 pub mod evidence;
 pub mod forger;
+pub mod join_setup;
 pub mod joining;
 pub mod kube_apiserver;
 pub mod long_certificate;

@@ -17,7 +17,7 @@ use rpc::grpc::Code;
 use serde_json::{Value, json};
 
 use crate::kube_apiserver::Cluster;
-use crate::renewal::{self, kubelet, pkcs10};
+use crate::renewal::{self, Renewals, kubelet, pkcs10};
 use crate::setup::*;
 use crate::swtpm::Swtpm;
 

@@ -24,7 +24,7 @@ use support::ROOT;
 use support::foreign::fetched;
 
 use crate::kube_apiserver::{self, Cluster, PATIENCE, Process};
-use crate::renewal::{SERVING, ask, kubelet, pkcs10};
+use crate::renewal::{Renewals, SERVING, ask, kubelet, pkcs10};
 use crate::setup::*;
 use crate::swtpm::Swtpm;
 

@@ -32,7 +32,7 @@ use crate::faults::{LONG_AGO, set_issued};
 use crate::forger::Forger;
 use crate::kube_apiserver::Cluster;
 use crate::program::{PATIENCE, Program, built};
-use crate::renewal::kubelet;
+use crate::renewal::{Renewals, kubelet};
 use crate::setting::Setting;
 use crate::setup::*;
 use crate::swtpm::{self, PCR_4, Swtpm};
@@ -262,14 +262,12 @@ impl Scene {
     }
 }
 
-impl Setup {
-    /// Returns how often evidence was refused for a reason of this kind.
-    fn refused_evidence(&self, kind: &str) -> u64 {
-        let metrics = self.service().metrics().render();
-        let name = format!("firstlight_join_refused_evidence_total{{kind=\"{kind}\"}} ");
-        let count = metrics.lines().find_map(|line| line.strip_prefix(&*name));
-        count.map_or(0, |count| count.parse().unwrap())
-    }
+/// Returns how often the service refused evidence for a reason of this kind.
+fn refused_evidence(setup: &Setup, kind: &str) -> u64 {
+    let metrics = setup.service().metrics().render();
+    let name = format!("firstlight_join_refused_evidence_total{{kind=\"{kind}\"}} ");
+    let count = metrics.lines().find_map(|line| line.strip_prefix(&*name));
+    count.map_or(0, |count| count.parse().unwrap())
 }
 
 /// Waits until the condition holds.
@@ -394,10 +392,10 @@ fn nothing_joins_with_what_the_management_cluster_has(scene: &Scene, worker: &Ma
     };
     // a refused machine does not learn the reason; the service counts it
     let refused = |issuer, kind: &str| {
-        let counted = setup.refused_evidence(kind);
+        let counted = refused_evidence(setup, kind);
         let why = ask(issuer, &of_worker);
         eventually(&format!("refused as {kind}: {why}"), || {
-            setup.refused_evidence(kind) > counted
+            refused_evidence(setup, kind) > counted
         });
     };
     let proving = |tpm: &Swtpm| -> Option<Arc<dyn Issuer>> {
@@ -443,7 +441,7 @@ fn nothing_joins_with_what_the_management_cluster_has(scene: &Scene, worker: &Ma
     let listed = json!({"Name": PLANE, "ProviderID": format!("in-memory://{PLANE}"), "Role": "ControlPlane", "VPCIP": plane});
     modified.metadata.set_peers(&json!([listed]).to_string());
     modified.metadata.set_endpoint(&plane.to_string());
-    let counted = setup.refused_evidence("measurement");
+    let counted = refused_evidence(setup, "measurement");
     let disk = modified.new_disk();
     let policy = modified.path("service-policy");
     let of_service = json!({"measurements": {"4": {"expected": hex(&PCR_4), "warnOnly": false}}});
@@ -452,7 +450,7 @@ fn nothing_joins_with_what_the_management_cluster_has(scene: &Scene, worker: &Ma
     command.args(["--cluster-id", &scene.cluster_id]);
     let node = Program::start(command.arg("--service-policy").arg(&policy));
     eventually_within(180, "the node is refused", || {
-        setup.refused_evidence("measurement") > counted
+        refused_evidence(setup, "measurement") > counted
     });
     assert!(!node.output().contains("ticket:"), "{}", node.output());
 

@@ -448,40 +448,6 @@ fn the_cleanup_of_a_ticket_does_not_affect_a_later_one() {
     drop(running);
 }
 
-/// Starts the program in this cluster with the files of this directory. Returns the address of its
-/// service.
-pub fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketAddr) {
-    let account = setup.dir.path().join("account");
-    let kubeconfig = format!(
-        "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {{server: '{}', certificate-authority: {}}}\n\
-         users:\n- name: u\n  user: {{tokenFile: {}}}\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\n\
-         current-context: x\n",
-        cluster.server(),
-        account.join("ca.crt").display(),
-        account.join("token").display()
-    );
-    fs::write(setup.dir.path().join("kubeconfig"), kubeconfig).unwrap();
-    let mut command = Command::new(support::program::built("join-service"));
-    command
-        .args([
-            "--key-service",
-            &address(&setup.keys.expect("serving data keys")).to_string(),
-        ])
-        .args([
-            "--key-service-auth=none",
-            "--listen=127.0.0.1:0",
-            "--metrics=127.0.0.1:0",
-            "--cloud-provider=qemu",
-        ])
-        .args(["--metadata", &format!("http://{}", setup.metadata.address)])
-        .args(["--kubeconfig=kubeconfig", "--pki=pki", "--config"])
-        .arg(config)
-        .current_dir(setup.dir.path());
-    let program = Program::start(&mut command);
-    let address = address(&program.expect("serving join requests on"));
-    (program, address)
-}
-
 /// Returns whether a machine is accepted at all: whether it gets the key of this disk.
 fn lets_in(tpm: &Swtpm, address: SocketAddr, disk_number: u8) -> bool {
     let issuer: Arc<dyn verifier::Issuer> =
@@ -567,7 +533,7 @@ fn while_an_image_is_rolled_out_each_replica_goes_by_its_policy_and_takes_the_ne
     setup.record_disk(1);
     let behind_at = Mount::new(setup.dir.path().join("behind"), &before);
     let ahead_at = Mount::new(setup.dir.path().join("ahead"), &both);
-    let (behind, address) = program(&setup, cluster, &behind_at.0);
+    let (behind, address) = service_program(&setup, cluster, &behind_at.0);
     let metrics = behind.expect("metrics on http://");
     let metrics = metrics
         .split_whitespace()
@@ -758,7 +724,7 @@ fn a_service_that_is_killed_at_any_write_of_a_ticket_gives_the_node_one_when_it_
     let cluster = Cluster::shared();
     let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
     let webhook = Webhook::start(&setup.admin);
-    let start = || program(&setup, cluster, setup.dir.path());
+    let start = || service_program(&setup, cluster, setup.dir.path());
     wait_until_asked(&setup, cluster, &webhook);
     for (at, kind) in ["leases", "configmaps", "secrets"].into_iter().enumerate() {
         for done in [false, true] {
@@ -877,7 +843,7 @@ fn a_service_that_is_killed_at_any_moment_of_a_ticket_gives_the_node_one_when_it
     let _alone = alone();
     let cluster = Cluster::shared();
     let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
-    let start = || program(&setup, cluster, setup.dir.path());
+    let start = || service_program(&setup, cluster, setup.dir.path());
     // The duration of a ticket of a service that knows the cluster.
     let mut took = Duration::ZERO;
     for _ in 0..3 {

@@ -2,10 +2,10 @@
 //! kube-apiserver with a real etcd. The service has the account and permissions of the chart (`make kubernetes-api`).
 
 use common::forger;
+use common::join_setup as setup;
 use common::joining;
 use common::kube_apiserver;
 use common::setting;
-use support::metadata;
 use support::program;
 use support::swtpm;
 
@@ -18,7 +18,6 @@ mod renewal;
 mod results;
 mod rights;
 mod rollout;
-mod setup;
 mod watch;
 
 use std::fs;

@@ -77,9 +77,20 @@ fn ask_for(client: &Client, name: &str, node: &str, address: &str) {
     ask(client, name, &request, SERVING);
 }
 
-impl Setup {
+/// A cluster in which kubelets renew their certificates.
+pub trait Renewals {
     /// Starts without earlier requests.
-    pub fn for_renewals(cluster: &Cluster) -> Setup {
+    fn for_renewals(cluster: &Cluster) -> Setup;
+    /// Worker 0 joins, and its kubelet starts.
+    fn join_worker(&self);
+    fn asked(&self, name: &str) -> Value;
+    /// Returns the decision about a request: type and reason of its only condition.
+    fn decision(&self, name: &str) -> Option<(String, String)>;
+    fn eventually_decided(&self, name: &str, kind: &str, reason: &str);
+}
+
+impl Renewals for Setup {
+    fn for_renewals(cluster: &Cluster) -> Setup {
         let setup = Setup::new(cluster);
         for request in setup
             .admin
@@ -95,20 +106,18 @@ impl Setup {
         setup
     }
 
-    /// Worker 0 joins, and its kubelet starts.
-    pub fn join_worker(&self) {
+    fn join_worker(&self) {
         self.join(&Swtpm::start(), &worker()).unwrap();
         self.make_node("worker-0");
     }
 
-    pub fn asked(&self, name: &str) -> Value {
+    fn asked(&self, name: &str) -> Value {
         self.admin
             .get(&CERTIFICATE_SIGNING_REQUESTS.named(name))
             .unwrap()
     }
 
-    /// Returns the decision about a request: type and reason of its only condition.
-    pub fn decision(&self, name: &str) -> Option<(String, String)> {
+    fn decision(&self, name: &str) -> Option<(String, String)> {
         let conditions = self.asked(name)["status"]["conditions"]
             .as_array()
             .cloned()
@@ -118,7 +127,7 @@ impl Setup {
         (!conditions.is_empty()).then(|| (text("type"), text("reason")))
     }
 
-    pub fn eventually_decided(&self, name: &str, kind: &str, reason: &str) {
+    fn eventually_decided(&self, name: &str, kind: &str, reason: &str) {
         eventually(&format!("{name} is {kind}: {reason}"), || {
             self.decision(name).is_some()
         });

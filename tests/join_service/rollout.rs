@@ -28,9 +28,11 @@ use serde_json::{Value, json};
 use support::program::{Program, built};
 use tempfile::TempDir;
 
-use crate::faults::{Mount, program};
+use crate::faults::Mount;
 use crate::kube_apiserver::Cluster;
-use crate::setup::{Setup, alone, channel_from, disk, eventually_within, request, within};
+use crate::setup::{
+    Setup, alone, channel_from, disk, eventually_within, request, service_program, within,
+};
 use crate::swtpm::{PCR_4, Swtpm};
 use common::manifests::settings;
 
@@ -172,7 +174,7 @@ impl Rollouts {
         setup.metadata.set_peers(&json!(peers).to_string());
 
         let mount = Mount::new(setup.dir.path().join("config"), &old);
-        let (running, service) = program(&setup, cluster, &mount.0);
+        let (running, service) = service_program(&setup, cluster, &mount.0);
         let world = Arc::new(World::default());
         locked(&world.offered).0 = NEW;
         let logs = world.clone();

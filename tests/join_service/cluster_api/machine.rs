@@ -19,7 +19,7 @@ use socket2::{Domain, Socket, Type};
 use crate::client_certificates;
 use crate::kube_apiserver::Cluster;
 use crate::program::Program;
-use crate::renewal::kubelet;
+use crate::renewal::{Renewals, kubelet};
 use crate::setting::Setting;
 use crate::setup::{Setup, by_token, eventually};
 use crate::swtpm::{self, Swtpm};

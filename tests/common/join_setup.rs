@@ -9,9 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::kube_apiserver::Cluster;
-use crate::metadata::MetadataServer;
-use crate::program::Program;
-use crate::swtpm::Swtpm;
+use crate::manifests::settings;
 use ::services::join_service::keys::Auth;
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
@@ -22,7 +20,6 @@ use booted_proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
 };
-use common::manifests::settings;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
@@ -33,6 +30,9 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
+use support::metadata::MetadataServer;
+use support::program::Program;
+use support::swtpm::Swtpm;
 use tempfile::TempDir;
 use verifier::qemu_vtpm;
 
@@ -435,6 +435,51 @@ pub fn key_service(dir: &Path, listen: &str) -> (Program, SocketAddr) {
         .current_dir(dir);
     let program = Program::start(&mut command);
     let address = address(&program.expect("serving data keys"));
+    (program, address)
+}
+
+/// Starts the program in this cluster with the files of this directory. Returns the address of its
+/// service.
+pub fn service_program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketAddr) {
+    service_program_at("127.0.0.1:0", setup, cluster, config)
+}
+
+/// The same at this address.
+pub fn service_program_at(
+    listen: &str,
+    setup: &Setup,
+    cluster: &Cluster,
+    config: &Path,
+) -> (Program, SocketAddr) {
+    let account = setup.dir.path().join("account");
+    let kubeconfig = format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {{server: '{}', certificate-authority: {}}}\n\
+         users:\n- name: u\n  user: {{tokenFile: {}}}\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\n\
+         current-context: x\n",
+        cluster.server(),
+        account.join("ca.crt").display(),
+        account.join("token").display()
+    );
+    fs::write(setup.dir.path().join("kubeconfig"), kubeconfig).unwrap();
+    let mut command = Command::new(support::program::built("join-service"));
+    command
+        .args([
+            "--key-service",
+            &address(&setup.keys.expect("serving data keys")).to_string(),
+        ])
+        .args([
+            "--key-service-auth=none",
+            "--listen",
+            listen,
+            "--metrics=127.0.0.1:0",
+            "--cloud-provider=qemu",
+        ])
+        .args(["--metadata", &format!("http://{}", setup.metadata.address)])
+        .args(["--kubeconfig=kubeconfig", "--pki=pki", "--config"])
+        .arg(config)
+        .current_dir(setup.dir.path());
+    let program = Program::start(&mut command);
+    let address = address(&program.expect("serving join requests on"));
     (program, address)
 }
 
