@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-inside test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release test-standalone reproducible reproducible-image deny docs reproducible-kernel
+.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-inside test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release test-upgrade test-standalone reproducible reproducible-image deny docs reproducible-kernel
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -134,6 +134,12 @@ release: deb image ## collect the files of a release, with notes and checksums, 
 test-release: deb image ## make a release, and do what docs/get-started.md says in its folder alone: with a virtual machine; needs root
 	@tools/setup.sh jq skopeo
 	cargo test --locked --test release -- --ignored --nocapture
+
+test-upgrade: setup ## run programs, disks, files, charts and objects of the previous release with those of today, in both directions, with a real API server
+	@tools/setup.sh jq
+	@tools/previous.sh >/dev/null
+	@tools/kubernetes.sh kube-apiserver etcd kubectl >/dev/null
+	cargo test --locked --test upgrade -- --ignored --test-threads=4
 
 test-standalone: deb ## do what docs/standalone.md says on two virtual machines with Debian 12: a key broker, and a machine whose volume opens at each boot; needs root
 	cargo test --locked --test standalone_page -- --ignored --nocapture

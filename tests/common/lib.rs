@@ -1,5 +1,5 @@
 //! Helpers of several tests that use our crates: add-ons, attested peers, a host that gives evidence, a real API server with volumes,
-//! a join service in it, servers that publish Kubernetes, a machine on loopback with its environment.
+//! a join service in it, programs of the previous release, servers that publish Kubernetes, a machine on loopback with its environment.
 
 pub mod addons;
 pub mod area_key;
@@ -14,6 +14,7 @@ pub mod joining;
 pub mod kube_apiserver;
 pub mod long_certificate;
 pub mod manifests;
+pub mod previous;
 pub mod published;
 pub mod setting;
 pub mod volumes;

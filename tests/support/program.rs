@@ -1,5 +1,6 @@
 //! Runs one of our programs: its output line by line, its exit code. The program is killed on drop.
 
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -36,7 +37,13 @@ pub fn cargo() -> Command {
 
 /// Returns the path of one of our programs, in the build profile of the test: `unlock`, `bootstrapper`, `join-service`,
 /// `key-service`, `firstlight`, `firstlight-volume`. Cargo does not build programs of other packages for a test, so the first call builds them.
+/// Below [`with_programs_of`] it is one of that folder.
 pub fn built(name: &str) -> PathBuf {
+    let others = OTHERS.with_borrow(|folder| folder.as_ref().map(|folder| folder.join(name)));
+    if let Some(program) = others {
+        assert!(program.is_file(), "there is no {}", program.display());
+        return program;
+    }
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
         // the running test is .../TARGET/debug/deps/TEST-HASH
@@ -67,6 +74,19 @@ pub fn built(name: &str) -> PathBuf {
         program.display()
     );
     program
+}
+
+thread_local! {
+    /// The folder from which [`built`] takes programs in this thread.
+    static OTHERS: RefCell<Option<PathBuf>> = const { RefCell::new(None) };
+}
+
+/// Calls `make`, which gets programs of this folder from [`built`].
+pub fn with_programs_of<T>(folder: &Path, make: impl FnOnce() -> T) -> T {
+    let before = OTHERS.replace(Some(folder.into()));
+    let made = make();
+    OTHERS.set(before);
+    made
 }
 
 /// A running program. It is killed on drop.
