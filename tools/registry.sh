@@ -6,7 +6,8 @@
 #   tools/registry.sh ADDRESS:PORT ARCHIVE..        serves the images of these archives until it is killed
 #
 # ARCHIVE is one of tools/image.sh. The host is left out of an image's name, as containerd does for a mirror: the image
-# registry.k8s.io/pause:3.10.2 is pause:3.10.2 here. The layers are not compressed: a machine without KVM would need long to unpack them.
+# registry.k8s.io/pause:3.10.2 is pause:3.10.2 here. The layers of most are not compressed: a machine without KVM would need long to unpack
+# them.
 . "$(dirname "$0")/lib.sh"
 
 VERSION=v0.20.6
@@ -32,24 +33,10 @@ mkdir "$work/blobs"
 # it ends with this script, in whichever way that ends
 setpriv --pdeathsig KILL "$crane" registry serve --address "$address" --disk "$work/blobs" >"$work/log" 2>&1 & server=$!
 
-# Adds the file $1 to the blobs of an image layout, and prints how a manifest describes it, as media type $2.
-blob() {
-  local hash size
-  hash=$(sha256sum <"$1" | cut -d' ' -f1) size=$(stat -c %s "$1")
-  mv "$1" "blobs/sha256/$hash"
-  printf '{"mediaType":"application/vnd.oci.image.%s","digest":"sha256:%s","size":%s}' "$2" "$hash" "$size"
-}
 for archive; do
-  rm -rf "$work/image"; mkdir -p "$work/image/blobs/sha256"
+  rm -rf "$work/image"; mkdir "$work/image"
   tar x -C "$work/image" -f "$archive"
   name=$(sed 's/.*"RepoTags":\["\([^"]*\)"\].*/\1/' "$work/image/manifest.json")
-  (
-    cd "$work/image"; rm manifest.json
-    printf '{"imageLayoutVersion":"1.0.0"}' >oci-layout
-    printf '{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":%s,"layers":[%s]}' \
-      "$(blob config.json config.v1+json)" "$(blob layer.tar layer.v1.tar)" >manifest
-    printf '{"schemaVersion":2,"manifests":[%s]}' "$(blob manifest manifest.v1+json)" >index.json
-  )
   "$crane" push --insecure "$work/image" "$address/${name#*/}" >/dev/null 2>"$work/error" ||
     { cat "$work/error" "$work/log" >&2; die "the registry at $address does not take $name"; }
   say "serving $name"
