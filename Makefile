@@ -128,11 +128,12 @@ deb: setup build ## make Debian packages in target/deb, and check them with lint
 	@tools/deb.sh >/dev/null
 	cargo test --locked --test packages -- --ignored
 
-release: deb image ## collect the files of a release, with notes and checksums, in target/firstlight-VERSION (KEY=FILE: sign them with this SSH key)
+release: deb image ## collect the files of a release, with notes and checksums, in target/firstlight-VERSION (KEY=FILE: sign them with this SSH key; KEY_GPG=NAME: sign the apt repository); needs root
+	@tools/setup.sh gpg
 	@tools/release.sh
 
 test-release: deb image ## make a release, and do what docs/get-started.md says in its folder alone: with a virtual machine; needs root
-	@tools/setup.sh jq skopeo
+	@tools/setup.sh jq skopeo gpg gpgv gpgconf gpg-agent
 	cargo test --locked --test release -- --ignored --nocapture
 
 test-upgrade: setup ## run programs, disks, files, charts and objects of the previous release with those of today, in both directions, with a real API server

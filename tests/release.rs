@@ -3,13 +3,18 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 
 use common::published::{Published, VERSION};
+use common::setting::wait_for_port;
 use serde_json::{Value, json};
 use support::ROOT;
 use support::foreign::fetched;
+use support::program::Program;
 use tempfile::TempDir;
 
 const PROGRAMS: [&str; 6] = [
@@ -29,13 +34,18 @@ const PAGES: [&str; 5] = [
     "docs/images/install.md",
 ];
 /// Where the pages write a name or a version.
-const PLACEHOLDERS: [&str; 3] = ["PROGRAM", "VERSION", "FILE"];
+const PLACEHOLDERS: [&str; 4] = ["PROGRAM", "VERSION", "VARIANT", "FILE"];
 
-/// A release in a folder of its own, with the publisher's public key and the documents beside it.
+/// A release in a folder of its own, with the publisher's public keys and the documents beside it.
 struct Release(TempDir);
 
-/// Makes a release.
-fn release() -> Release {
+/// Returns the release that the script makes, once for all tests.
+fn release() -> &'static Release {
+    static RELEASE: OnceLock<Release> = OnceLock::new();
+    RELEASE.get_or_init(make_release)
+}
+
+fn make_release() -> Release {
     let release = Release(TempDir::new().unwrap());
     let key = release.beside("key");
     run(Command::new("ssh-keygen")
@@ -44,8 +54,14 @@ fn release() -> Release {
     let public = fs::read_to_string(key.with_extension("pub")).unwrap();
     let signers = format!("me namespaces=\"firstlight-release\" {public}");
     fs::write(release.beside("allowed_signers"), signers).unwrap();
+    make_gpg_key(&release.beside("gpg"));
     let mut script = Command::new(Path::new(ROOT).join("tools/release.sh"));
-    run(script.env("KEY", &key).env("RELEASE", release.folder()));
+    script.env("KEY", &key).env("RELEASE", release.folder());
+    script
+        .env("GNUPGHOME", release.beside("gpg"))
+        .env("KEY_GPG", "me");
+    run(&mut script);
+    gpg(&release.beside("gpg"), "gpgconf", &["--kill", "all"]);
     let docs = format!("firstlight-docs-{}.tgz", env!("CARGO_PKG_VERSION"));
     run(Command::new("tar")
         .args(["xz", "--strip-components=1", "-C"])
@@ -53,6 +69,22 @@ fn release() -> Release {
         .arg("-f")
         .arg(release.folder().join(docs)));
     release
+}
+
+/// Runs a program of GnuPG with keys in this folder.
+fn gpg(home: &Path, program: &str, arguments: &[&str]) -> Vec<u8> {
+    let mut gpg = Command::new(program);
+    run(gpg.env("GNUPGHOME", home).args(arguments)).stdout
+}
+
+/// Makes a key without a passphrase, and writes its public part beside the folder.
+fn make_gpg_key(home: &Path) {
+    fs::create_dir(home).unwrap();
+    fs::set_permissions(home, fs::Permissions::from_mode(0o700)).unwrap();
+    let alone = ["--batch", "--passphrase", "", "--quick-generate-key", "me"];
+    gpg(home, "gpg", &[&alone[..], &["ed25519", "sign"]].concat());
+    let public = gpg(home, "gpg", &["--export", "me"]);
+    fs::write(home.with_extension("pub"), public).unwrap();
 }
 
 impl Release {
@@ -70,11 +102,24 @@ impl Release {
         path
     }
 
+    /// Returns the names in its folder.
     fn names(&self) -> BTreeSet<String> {
-        let entries = fs::read_dir(self.folder()).unwrap();
-        entries
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        names(&self.folder())
+    }
+
+    /// Returns the reference values, one file for each attestation variant.
+    fn reference_values(&self) -> Vec<String> {
+        let names = self.names().into_iter();
+        names
+            .filter(|name| name.starts_with("firstlight-node-image-") && name.ends_with(".json"))
             .collect()
+    }
+
+    /// Returns the digest of its container image, as its notes name it.
+    fn digest(&self) -> String {
+        let notes = self.page("NOTES.md");
+        let (_, digest) = notes.split_once("`sha256:").unwrap();
+        format!("sha256:{}", digest.split_once('`').unwrap().0)
     }
 
     /// Returns a page of the release's own documents, or a file of the release.
@@ -87,6 +132,13 @@ impl Release {
         })
         .unwrap()
     }
+}
+
+fn names(folder: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 fn run(command: &mut Command) -> Output {
@@ -107,7 +159,11 @@ fn each_file_has_a_hash_that_the_publishers_key_signs() {
     let sums = release.page("SHA256SUMS");
     let hashed: BTreeSet<String> = sums.lines().map(|line| line[66..].to_owned()).collect();
     let mut expected = release.names();
-    expected.retain(|name| !name.starts_with("SHA256SUMS"));
+    expected.remove("apt");
+    let of_apt = names(&release.folder().join("apt")).into_iter();
+    expected.extend(of_apt.map(|name| format!("apt/{name}")));
+    let is_signature = |name: &str| name.ends_with(".sig") || name == "apt/InRelease";
+    expected.retain(|name| !is_signature(name) && name != "SHA256SUMS");
     assert_eq!(hashed, expected);
     // the commands of docs/reproduce.md, with the test's name and key
     let page = release.page("docs/reproduce.md");
@@ -127,13 +183,209 @@ fn each_file_has_a_hash_that_the_publishers_key_signs() {
     assert!(checked.status.success(), "{}", text(&checked.stderr));
     assert!(text(&checked.stdout).contains("firstlight-linux-amd64: OK"));
     assert!(!check("NOTES.md").status.success());
+
+    // each file of reference values alone
+    let verify = commands.iter().find(|line| line.contains("-Y verify"));
+    for name in release.reference_values() {
+        let alone = release.beside("alone");
+        let _ = fs::remove_dir_all(&alone);
+        fs::create_dir(&alone).unwrap();
+        for file in [&name, &format!("{name}.sig")] {
+            fs::copy(release.file(file), alone.join(file)).unwrap();
+        }
+        let check = || {
+            let verify = verify.unwrap().replace("SHA256SUMS", &name);
+            let verify = verify.replace("-f allowed_signers", "-f ../allowed_signers");
+            let verify = verify.replace("releases@example.com", "me");
+            let mut bash = Command::new("bash");
+            bash.args(["-ec", &verify]).current_dir(&alone);
+            bash.output().unwrap().status.success()
+        };
+        assert!(check(), "{name}");
+        let mut changed = fs::read(alone.join(&name)).unwrap();
+        changed[20] ^= 1;
+        fs::write(alone.join(&name), changed).unwrap();
+        assert!(!check(), "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs programs and packages: make test-release"]
+fn the_reference_values_are_those_of_the_node_image() {
+    let release = release();
+    let number = env!("CARGO_PKG_VERSION");
+    let image = release.beside("image.raw");
+    let packed = release.file(&format!("firstlight-node-image-{number}.raw.zst"));
+    run(Command::new("zstd").arg("-dqo").arg(&image).arg(packed));
+    let settings = fs::read_to_string(Path::new(ROOT).join("mkosi/node.conf")).unwrap();
+    let variants = settings
+        .lines()
+        .filter_map(|line| line.strip_prefix("attestation-variant="));
+    let variants: Vec<&str> = variants.collect();
+    assert_eq!(release.reference_values().len(), variants.len());
+    for variant in variants {
+        let mut measure = Command::new(release.file("firstlight-linux-amd64"));
+        measure.arg("measure").arg(&image);
+        measure.args(["--attestation-variant", variant]);
+        let measured = run(measure.args(["--secure-boot", "off", "--units", "all"])).stdout;
+        let mut measured: Value = serde_json::from_slice(&measured).unwrap();
+        let values = release.page(&format!("firstlight-node-image-{variant}.json"));
+        let values: Value = serde_json::from_str(&values).unwrap();
+        let name = values["name"].as_str().unwrap();
+        assert!(name.starts_with(&format!("firstlight-node-image-{number}")));
+        measured["name"] = name.into();
+        assert_eq!(values, measured);
+        assert!(values["measurements"]["4"]["expected"].is_string());
+    }
+    fs::remove_file(image).unwrap();
+}
+
+/// A Debian that knows the publisher's key, and the commands of docs/images/install.md.
+#[test]
+#[ignore = "needs root and Debian's archive: make test-release"]
+fn apt_installs_from_the_release_and_takes_nothing_that_its_publisher_did_not_sign() {
+    let release = release();
+    let root = release.beside("debian");
+    let mut debian = Command::new("mmdebstrap");
+    debian.args(["--quiet", "--variant=minbase", "bookworm"]);
+    run(debian.arg(&root));
+    let repository = root.join("srv/apt");
+    let fresh = || {
+        let _ = fs::remove_dir_all(&repository);
+        let mut copy = Command::new("cp");
+        run(copy
+            .arg("-r")
+            .arg(release.folder().join("apt"))
+            .arg(&repository));
+    };
+    fresh();
+    fs::copy(release.beside("gpg.pub"), root.join("firstlight.gpg")).unwrap();
+    let page = release.page("docs/images/install.md");
+    let commands = block(&page, "With packages", "signed-by");
+    let install = "apt-get install ";
+    assert!(commands.contains(install), "{commands}");
+    let commands = commands
+        .replace("https://example.com/firstlight/apt", "file:/srv/apt")
+        .replace(install, "apt-get install --yes --no-install-recommends ");
+    let in_debian = |commands: &str| {
+        let mut chroot = Command::new("chroot");
+        chroot.arg(&root).args(["sh", "-exc", commands]);
+        chroot.env("DEBIAN_FRONTEND", "noninteractive");
+        chroot.stdin(Stdio::null()).output().unwrap()
+    };
+    let installed = in_debian(&commands);
+    assert!(installed.status.success(), "{}", text(&installed.stderr));
+    for (program, path) in [
+        ("bootstrapper", "usr/bin/bootstrapper"),
+        ("unlock", "usr/lib/firstlight/unlock"),
+    ] {
+        let there = fs::read(root.join(path)).unwrap();
+        let program = release.file(&format!("{program}-linux-amd64"));
+        assert!(there == fs::read(program).unwrap(), "{path}");
+    }
+
+    // only this repository, so that nothing else can fail
+    let only = "-o Dir::Etc::sourcelist=/etc/apt/sources.list.d/firstlight.list -o Dir::Etc::sourceparts=-";
+    let update = format!(
+        "rm -rf /var/lib/apt/lists/*; apt-get {only} -o APT::Update::Error-Mode=any update"
+    );
+    let refused = |what: &str, commands: &str, why: &str| {
+        let output = in_debian(commands);
+        let said = text(&output.stdout) + &text(&output.stderr);
+        let is_refused = !output.status.success() && said.contains(why);
+        assert!(is_refused, "{what}: {said}");
+    };
+    assert!(in_debian(&update).status.success());
+    let package = format!("firstlight_{}_amd64.deb", env!("CARGO_PKG_VERSION"));
+    let download = format!("{update}; cd /tmp; apt-get {only} download firstlight");
+    assert!(in_debian(&download).status.success());
+    let change = |name: &str| {
+        let path = repository.join(name);
+        let mut content = fs::read(&path).unwrap();
+        let middle = content.len() / 2;
+        content[middle] ^= 1;
+        fs::write(path, content).unwrap();
+    };
+    change(&package);
+    refused(
+        "a changed package",
+        &format!("rm -f /tmp/*.deb; {download}"),
+        "Hash Sum mismatch",
+    );
+    fresh();
+    change("Packages");
+    fs::remove_file(repository.join("Packages.gz")).unwrap();
+    refused("a changed list", &update, "Hash Sum mismatch");
+    fresh();
+    change("InRelease");
+    refused("a changed signature", &update, "not signed");
+    fresh();
+    fs::remove_file(repository.join("InRelease")).unwrap();
+    refused("no signature", &update, "not signed");
+}
+
+/// The digest is the one under which a registry has the image, and each place of the release that names the image has it.
+#[test]
+#[ignore = "needs programs and packages: make test-release"]
+fn a_registry_has_the_image_under_the_digest_that_pages_and_chart_name() {
+    let release = release();
+    let digest = release.digest();
+    let number = env!("CARGO_PKG_VERSION");
+    let crane = fetched("registry.sh");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let mut serve = Command::new(&crane);
+    serve.args(["registry", "serve", "--address", &address.to_string()]);
+    let _registry = Program::start(&mut serve);
+    wait_for_port(address);
+    // the command of the page
+    let page = release.page("docs/services.md");
+    let push = block(&page, "From a release", "skopeo copy");
+    let push = push
+        .replace("registry.example.com", &address.to_string())
+        .replace(
+            "skopeo copy",
+            "skopeo --insecure-policy copy --dest-tls-verify=false",
+        );
+    bash(&release.folder(), Command::new("bash"), &push);
+    let name = format!("{address}/firstlight:{number}");
+    let mut asked = Command::new(&crane);
+    let asked = run(asked.args(["digest", "--insecure", &name])).stdout;
+    assert_eq!(text(&asked).trim(), digest);
+
+    let pinned = format!("registry.example.com/firstlight:{number}@{digest}");
+    let mut without = Command::new("grep");
+    without.args([
+        "-rEn",
+        &format!("firstlight:{}", number.replace('.', "\\.")),
+    ]);
+    without.args(["--include=*.md", "--include=*.tf", "."]);
+    let named = run(without.current_dir(release.beside(""))).stdout;
+    let named = text(&named);
+    let lines = named.lines().filter(|line| {
+        let is_ours = [
+            "./docs/",
+            "./infra/",
+            "./charts/",
+            "./README.md",
+            "./CHANGELOG.md",
+        ];
+        is_ours.iter().any(|begin| line.starts_with(begin)) && !line.contains("docker://")
+    });
+    let (with, without): (Vec<_>, Vec<_>) = lines
+        .filter(|line| !line.starts_with("./docs/options.md"))
+        .partition(|line| line.contains(&pinned));
+    assert!(with.len() > 10, "{named}");
+    assert!(without.is_empty(), "{without:?}");
 }
 
 #[test]
 #[ignore = "needs programs and packages: make test-release"]
 fn the_pages_name_each_file_of_a_release_and_no_other() {
     let release = release();
-    let names = release.names();
+    let mut names = release.names();
+    assert!(names.remove("apt"));
     let notes = release.page("NOTES.md");
     let mut patterns = Vec::new();
     for page in PAGES {
@@ -172,6 +424,9 @@ fn file_names(page: &str) -> BTreeSet<String> {
         ".tar",
         ".tgz",
         ".cdx.json",
+        ".raw.zst",
+        "firstlight-node-image-VARIANT.json",
+        ".json.sig",
         "SHA256SUMS",
         "SHA256SUMS.sig",
     ];
@@ -249,7 +504,7 @@ fn packages_image_and_chart_have_the_programs_and_the_version_of_the_release() {
     run(Command::new("skopeo")
         .args(["--insecure-policy", "copy"])
         .arg(format!(
-            "docker-archive:{}",
+            "oci-archive:{}",
             release.file("firstlight-image.tar").display()
         ))
         .arg(format!("dir:{}", image.display())));
@@ -288,7 +543,8 @@ fn packages_image_and_chart_have_the_programs_and_the_version_of_the_release() {
         "--set=measurementSalt=AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",
     ];
     let objects = helm(&[&["template", "firstlight"], &values[..]].concat());
-    let expected = format!("image: \"registry.example.com/firstlight:{number}\"");
+    let digest = release.digest();
+    let expected = format!("image: \"registry.example.com/firstlight@{digest}\"");
     assert!(objects.contains(&expected), "{objects}");
 }
 
@@ -327,8 +583,8 @@ fn get_started_works_in_the_folder_of_a_release_alone() {
     let page = release.page("docs/get-started.md");
     // a copy, since the page writes into the folder
     let folder = TempDir::new().unwrap();
-    for name in release.names() {
-        fs::copy(release.file(&name), folder.path().join(name)).unwrap();
+    for name in release.names().iter().filter(|name| *name != "apt") {
+        fs::copy(release.file(name), folder.path().join(name)).unwrap();
     }
     let mut image = block(&page, "From a release", "mmdebstrap");
     let install = "apt-get install mmdebstrap\n";
