@@ -833,7 +833,7 @@ fn firstlight_apply_keeps_the_values_that_helm_has_set() {
         .filter_map(|object| Some((Object::of(object).ok()?, object)))
         .map(|(at, object)| (client.create(&at.collection(), object).unwrap(), at))
         .collect();
-    assert_eq!(installed.len(), 71, "{installed:#?}");
+    assert_eq!(installed.len(), 73, "{installed:#?}");
 
     let dir = operator();
     fs::write(dir.path().join("admin.conf"), cluster.kubeconfig()).unwrap();

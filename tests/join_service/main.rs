@@ -1165,8 +1165,9 @@ fn beside_the_old_operator_its_resources_are_made_and_heeded() {
 /// roles.
 fn let_kubeadm_in(admin: &Client, endpoint: &str) {
     let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let version = admin.version().unwrap();
     let configuration = format!(
-        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: v1.34.4\ncontrolPlaneEndpoint: {endpoint}\n"
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: {version}\ncontrolPlaneEndpoint: {endpoint}\n"
     );
     let patch = json!({"data": {"ClusterConfiguration": configuration}});
     admin.merge(&maps.named("kubeadm-config"), &patch).unwrap();

@@ -423,7 +423,7 @@ fn a_members_node_shows_what_its_machine_proves_now() {
     // an event for each change, and no further ones
     let after = events_of(&setup, "worker-0");
     let new = [0, 1, 2].map(|at| after[at] - before[at]);
-    assert_eq!(new, [6, 4, 2]);
+    assert_eq!(new, [6, 5, 2]);
 }
 
 #[test]
