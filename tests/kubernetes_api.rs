@@ -553,10 +553,7 @@ fn a_server_that_dies_freezes_and_comes_back_costs_time_and_nothing_else() {
         "etcd and kube-apiserver ready after {:?}, meanwhile: {said:#?}",
         started.elapsed()
     );
-    assert!(
-        said[0].contains("does not answer: Connection refused"),
-        "{said:?}"
-    );
+    assert!(said[0].contains("does not answer: "), "{said:?}");
     assert!(client.version().unwrap().starts_with("v1."));
 
     let maps = config_maps(&client, "faults");

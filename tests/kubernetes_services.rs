@@ -119,7 +119,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         &mut |_| {},
     )
     .unwrap();
-    assert_eq!(first.changed.len(), 66);
+    assert_eq!(first.changed.len(), 68);
     assert_eq!(first.backup, None);
     // The API has the master secret only in encrypted form.
     let content = master_secret::content(&client).unwrap().unwrap();
@@ -1029,7 +1029,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     .unwrap();
     let output = operator.apply(&["--skip-wait"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), "66 objects are new or changed\n");
+    assert_eq!(text(&output.stdout), "68 objects are new or changed\n");
     assert!(
         text(&output.stderr).contains("\ndaemonsets.apps kube-system/join-service: new\n"),
         "{}",
@@ -1135,7 +1135,7 @@ fn without_rights_to_policies_the_services_are_installed_and_what_stays_open_is_
         },
     );
     // all but the policies and their bindings
-    assert_eq!(applied.unwrap().changed.len(), 40);
+    assert_eq!(applied.unwrap().changed.len(), 42);
     for (name, open) in [
         (
             "firstlight-nodes",
