@@ -17,14 +17,16 @@ pub mod trial;
 mod version;
 
 #[cfg(test)]
+mod power_cuts;
+#[cfg(test)]
 mod tests;
 
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Seek};
 use std::path::Path;
 
 use image::Image;
-use image::slots::Slots;
+use image::slots::{Slots, Writable};
 use ssh::key::PublicKey;
 use verifier::Policy;
 
@@ -51,6 +53,17 @@ pub struct Offer<'a> {
 
 /// Writes the update. Returns its version, which the next boot tries.
 pub fn run(
+    place: &ImageDisk,
+    keys: &[PublicKey],
+    offer: Offer<'_>,
+    say: &mut dyn FnMut(&str),
+) -> Result<ImageVersion, Error> {
+    run_on(&open, place, keys, offer, say)
+}
+
+/// `open` opens a partition.
+fn run_on<D: Writable>(
+    open: &dyn Fn(&Path) -> Result<D, Error>,
     place: &ImageDisk,
     keys: &[PublicKey],
     offer: Offer<'_>,
@@ -83,8 +96,9 @@ pub fn run(
 
     slots.keep_only(&mut esp, &old)?;
     say("writing the root file system");
-    write(&place.root, &release.root, offer.content)?;
-    write(&place.hashes, &release.hashes, offer.content)?;
+    let mut write = |path: &Path, part| write(&mut open(path)?, path, part, offer.content);
+    write(&place.root, &release.root)?;
+    write(&place.hashes, &release.hashes)?;
     slots.add(&mut esp, &new, &old, &uki, TRIES)?;
     say(&format!("written: the next boot tries {new}"));
     Ok(release.version)
@@ -120,14 +134,18 @@ fn check_words(place: &ImageDisk, release: &Release, uki: &[u8]) -> Result<(), E
 }
 
 /// Writes a part of the release to a partition.
-fn write(path: &Path, part: &Part, content: &mut dyn Read) -> Result<(), Error> {
-    let mut partition = open(path)?;
+fn write(
+    partition: &mut impl Writable,
+    path: &Path,
+    part: &Part,
+    content: &mut dyn Read,
+) -> Result<(), Error> {
     part.read(content, &mut |bytes| {
         partition
             .write_all(bytes)
             .map_err(|error| Error::io(path, error))
     })?;
-    partition.sync_all().map_err(|error| Error::io(path, error))
+    partition.sync().map_err(|error| Error::io(path, error))
 }
 
 fn size(path: &Path) -> Result<u64, Error> {

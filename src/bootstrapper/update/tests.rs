@@ -1,5 +1,7 @@
 use std::cell::Cell;
 use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -22,20 +24,22 @@ const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 const MIB: u64 = 1 << 20;
 
 /// A machine that runs 0.1.0, and the operator with a key.
-struct Setting {
+pub(super) struct Setting {
     folder: TempDir,
-    place: ImageDisk,
-    keys: Vec<PublicKey>,
-    root: Vec<u8>,
-    hashes: Vec<u8>,
+    pub(super) place: ImageDisk,
+    pub(super) keys: Vec<PublicKey>,
+    pub(super) root: Vec<u8>,
+    pub(super) hashes: Vec<u8>,
+    /// The kernel image of the running version.
+    pub(super) running: Vec<u8>,
 }
 
 /// A release as an operator has it.
-struct Made {
+pub(super) struct Made {
     list: Vec<u8>,
     signature: String,
-    content: Vec<u8>,
-    uki: Vec<u8>,
+    pub(super) content: Vec<u8>,
+    pub(super) uki: Vec<u8>,
 }
 
 fn unified(version: &str) -> Vec<u8> {
@@ -54,8 +58,23 @@ fn unified(version: &str) -> Vec<u8> {
     uki(&boot.join("linuxx64.efi.stub"), &sections)
 }
 
+impl Made {
+    pub(super) fn offer<'a>(
+        &'a self,
+        content: &'a mut &'a [u8],
+        policy: Option<&'a Policy>,
+    ) -> Offer<'a> {
+        Offer {
+            list: &self.list,
+            signature: &self.signature,
+            content,
+            policy,
+        }
+    }
+}
+
 impl Setting {
-    fn new() -> Setting {
+    pub(super) fn new() -> Setting {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let manager = fs::read(systemd_boot("trixie").join("systemd-bootx64.efi")).unwrap();
@@ -95,6 +114,7 @@ impl Setting {
             folder,
             root: (0..200_000u32).map(|it| (it / 7) as u8).collect(),
             hashes: vec![0x55; 40_000],
+            running,
         }
     }
 
@@ -109,7 +129,7 @@ impl Setting {
         fs::read_to_string(self.folder.path().join("list.sig")).unwrap()
     }
 
-    fn release(&self, version: &str) -> Made {
+    pub(super) fn release(&self, version: &str) -> Made {
         let uki = unified(version);
         let part = |bytes: &[u8]| json!({"size": bytes.len(), "sha256": hex(digest(&SHA256, bytes).as_ref())});
         let list = json!({"version": version, "image": part(&uki), "root": part(&self.root), "hashes": part(&self.hashes)});
@@ -122,14 +142,9 @@ impl Setting {
         }
     }
 
-    fn run(&self, made: &Made, policy: Option<&Policy>) -> Result<ImageVersion, Error> {
-        let offer = Offer {
-            list: &made.list,
-            signature: &made.signature,
-            content: &mut &made.content[..],
-            policy,
-        };
-        run_offer(&self.place, &self.keys, offer)
+    pub(super) fn run(&self, made: &Made, policy: Option<&Policy>) -> Result<ImageVersion, Error> {
+        let content = &mut &made.content[..];
+        run_offer(&self.place, &self.keys, made.offer(content, policy))
     }
 
     /// Returns the policy of machines that boot this image from the disk.
@@ -163,9 +178,19 @@ impl Setting {
     }
 
     /// Returns everything that an update may change.
-    fn disks(&self) -> Vec<Vec<u8>> {
-        let paths = [&self.place.disk, &self.place.root, &self.place.hashes];
-        paths.map(|path| fs::read(path).unwrap()).into()
+    pub(super) fn disks(&self) -> Vec<Vec<u8>> {
+        self.paths().map(|path| fs::read(path).unwrap()).into()
+    }
+
+    pub(super) fn restore(&self, disks: &[Vec<u8>]) {
+        for (path, bytes) in self.paths().into_iter().zip(disks) {
+            fs::write(path, bytes).unwrap();
+        }
+    }
+
+    fn paths(&self) -> [&Path; 3] {
+        let place = &self.place;
+        [&place.disk, &place.root, &place.hashes].map(PathBuf::as_path)
     }
 
     fn is_unchanged_by(&self, made: &Made, policy: Option<&Policy>) -> Error {
