@@ -299,7 +299,7 @@ impl TimeService {
         }
         let listed = match &self.setting {
             Some(_) => None,
-            None => self.listed(),
+            None => self.listed(LOOK),
         };
         let cloud = cloud_api::time_source(self.cloud);
         let (sources, from) = match chosen(self.setting.clone(), listed.as_deref(), cloud) {
@@ -318,13 +318,13 @@ impl TimeService {
     }
 
     /// Returns the servers of the list of machines, which a server may have that does not answer yet.
-    fn listed(&self) -> Option<String> {
+    fn listed(&self, pause: Duration) -> Option<String> {
         let mut tries = 0;
         loop {
             match self.metadata.time_servers() {
                 Ok(listed) => return listed,
                 Err(machines::Error::Unreachable { .. })
-                    if tries < TRIES && !self.stop.wait(LOOK) =>
+                    if tries < TRIES && !self.stop.wait(pause) =>
                 {
                     tries += 1;
                 }

@@ -1,6 +1,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use cloud_api::Metadata;
 use machines::{Error, Instance};
@@ -156,7 +157,13 @@ fn a_correction_is_described_if_it_is_a_step() {
     assert_eq!(moved(-2500), ", 2 s back");
 }
 
-struct Listed(Option<&'static str>);
+/// A list of machines, of which so many requests fail with an error.
+struct Listed {
+    servers: Option<&'static str>,
+    failures: AtomicU32,
+    error: fn() -> Error,
+    asked: AtomicU32,
+}
 
 impl Metadata for Listed {
     fn own_instance(&self) -> Result<Instance, Error> {
@@ -175,18 +182,66 @@ impl Service for Listed {
         unreachable!("the clock does not ask")
     }
     fn time_servers(&self) -> Result<Option<String>, Error> {
-        Ok(self.0.map(str::to_owned))
+        self.asked.fetch_add(1, SeqCst);
+        let fails = |left: u32| left.checked_sub(1);
+        match self.failures.fetch_update(SeqCst, SeqCst, fails) {
+            Ok(_) => Err((self.error)()),
+            Err(_) => Ok(self.servers.map(str::to_owned)),
+        }
     }
 }
 
-fn service(listed: Option<&'static str>) -> TimeService {
+fn listed(servers: Option<&'static str>, failures: u32, error: fn() -> Error) -> Arc<Listed> {
+    Arc::new(Listed {
+        servers,
+        failures: failures.into(),
+        error,
+        asked: 0.into(),
+    })
+}
+
+fn unreachable() -> Error {
+    Error::Unreachable {
+        request: "GET http://metadata/peers".into(),
+        error: "connection refused".into(),
+    }
+}
+
+fn service(servers: Option<&'static str>) -> TimeService {
+    service_of(listed(servers, 0, unreachable))
+}
+
+fn service_of(metadata: Arc<Listed>) -> TimeService {
     TimeService {
         setting: None,
-        metadata: Arc::new(Listed(listed)),
+        metadata,
         cloud: Cloud::Static,
         stop: Stop::new(),
         timeline: Timeline::new("run"),
     }
+}
+
+#[test]
+fn a_list_of_machines_that_is_not_reachable_yet_is_asked_again() {
+    let nonsense = || Error::Status {
+        request: "GET http://metadata/peers".into(),
+        status: 404,
+        body: String::new(),
+    };
+    for (failures, error, expected, requests) in [
+        (0, unreachable as fn() -> Error, Some("a"), 1),
+        (TRIES, unreachable, Some("a"), TRIES + 1),
+        (TRIES + 1, unreachable, None, TRIES + 1),
+        (1, nonsense, None, 1),
+    ] {
+        let metadata = listed(Some("a"), failures, error);
+        let found = service_of(metadata.clone()).listed(Duration::ZERO);
+        assert_eq!(found.as_deref(), expected, "{failures}");
+        assert_eq!(metadata.asked.load(SeqCst), requests, "{failures}");
+    }
+    let service = service_of(listed(Some("a"), 1, unreachable));
+    service.stop.stop();
+    assert_eq!(service.listed(LOOK), None);
 }
 
 #[test]
