@@ -164,7 +164,7 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
     let dir = workspace();
     let endpoint = init("http://x/", &[]);
     let timeout = init("x", &["--timeout", "soon"]);
-    let cases: [(&[&str], &str); 27] = [
+    let cases: [(&[&str], &str); 28] = [
         (&[], "a command is missing"),
         (
             &["destroy"],
@@ -172,6 +172,10 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
         ),
         (&["inti"], "no command \"inti\"; did you mean init?"),
         (&["help", "recovr"], "did you mean recover?"),
+        (
+            &["machine", "reboot"],
+            "no command \"machine\"; it is node now",
+        ),
         (&["--fast"], "--fast"),
         (&["migrate", "aply"], "did you mean apply?"),
         (

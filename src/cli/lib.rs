@@ -73,6 +73,9 @@ use sys::process;
 
 pub use error::{ATTESTATION_REFUSED, Error, UNREACHABLE};
 
+/// Commands with another name than before.
+const RENAMED: [(&str, &str); 1] = [("machine", "node")];
+
 /// Returns the text that `--help` prints.
 pub fn help() -> String {
     commands::PROGRAM.help()
@@ -91,7 +94,10 @@ pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         let names = program.commands.iter().map(|command| command.name);
         let found = program.commands.iter().find(|command| command.name == name);
         found.ok_or_else(|| {
-            let suggestion = usage::suggestion("", &name, names);
+            let suggestion = match RENAMED.iter().find(|(former, _)| *former == name) {
+                Some((_, now)) => format!("; it is {now} now"),
+                None => usage::suggestion("", &name, names),
+            };
             Failure::Usage(format!("there is no command {name:?}{suggestion}"))
         })
     };
