@@ -40,8 +40,8 @@ test-images: setup build ## boot images of all kinds: initrds of dracut and init
 	cargo test --locked --test measure -- --ignored
 	cargo test --locked --test hardware_tdx --test hardware_snp --test cloud_vtpm -- --ignored --nocapture
 
-test-powercut: setup build ## boot a machine after power cuts at any write to its disk: 100 each in init, as a member, in a reset, in a migration (an hour; FIRSTLIGHT_POWER_CUTS=N, FIRSTLIGHT_SEED=N)
-	FIRSTLIGHT_POWER_CUTS=$${FIRSTLIGHT_POWER_CUTS:-100} cargo test --locked --test boot -- --ignored --nocapture --test-threads=2 power_cut_at_any
+test-powercut: setup build ## boot a machine after power cuts at any write to its disk: 100 each in init, as a member, in a reset, in a migration, in an update of the image (an hour; needs root for the image; FIRSTLIGHT_POWER_CUTS=N, FIRSTLIGHT_SEED=N)
+	FIRSTLIGHT_POWER_CUTS=$${FIRSTLIGHT_POWER_CUTS:-100} cargo test --locked --test boot --test images -- --ignored --nocapture --test-threads=2 power_cut_at_any
 
 test-host: setup build ## boot every image with all data that a host can pass to a machine, and the same systems without Firstlight (needs root)
 	cargo test --locked --test host -- --ignored --nocapture --test-threads=2

@@ -16,8 +16,6 @@ use machine::initramfs::{self, Overlay};
 use machine::vm::Vm;
 use machine::write_log::{self, WriteLog};
 use machine::{Context, Failure, Result};
-use std::env;
-use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use support::random::Random;
 
@@ -41,7 +39,7 @@ impl Recorded {
         let [before, log, tpm] =
             ["before.disk", "writes.log", "tpm-after"].map(|name| setting.path(name));
         write_log::copy(&setting.machine.disk("state"), &before)?;
-        setting.machine.write_log = Some(log.clone());
+        setting.machine.write_log = Some(("state", log.clone()));
         let given = run(&mut setting)?;
         setting.machine.write_log = None;
         write_log::copy(&setting.machine.tpm_state(), &tpm)?;
@@ -62,10 +60,7 @@ impl Recorded {
         name: &str,
         judge: impl Fn(&Setting, Vm, usize) -> Result<String>,
     ) -> Result<()> {
-        let number = |name: &str| env::var(name).ok().and_then(|text| text.parse().ok());
-        let seed = number("FIRSTLIGHT_SEED")
-            .unwrap_or_else(|| RandomState::new().hash_one(name) % 1_000_000);
-        let cuts = number("FIRSTLIGHT_POWER_CUTS").map_or(SAMPLE, |cuts| cuts as usize);
+        let (seed, cuts) = write_log::chosen(name, SAMPLE);
         let mut random = Random::new(seed);
         for (tried, part) in (1..).zip(order(cuts)) {
             // one in each part of the run

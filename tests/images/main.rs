@@ -15,6 +15,7 @@ mod pairs;
 mod stages;
 mod traps;
 mod update;
+mod update_power_cuts;
 
 use machine::flow::{FRESH_NODE, Setting};
 use machine::initramfs::{self, Overlay};

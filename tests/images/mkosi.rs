@@ -280,6 +280,9 @@ pub fn image() -> Result<PathBuf> {
 
 /// The release of another version of the image.
 pub fn image_of_version(version: &str) -> Result<PathBuf> {
+    if version == env!("CARGO_PKG_VERSION") {
+        return image();
+    }
     let mut build = Command::new(root().join("tools/mkosi.sh"));
     build.env("VERSION", version);
     build.env(

@@ -4,7 +4,7 @@
 //! QEMU ends where a machine restarts, so each boot of these tests is a switching on.
 
 use super::DISK;
-use super::mkosi::{image, image_of_version, said};
+use super::mkosi::{image_of_version, said};
 use machine::flow::{self, INIT, PATIENCE, Setting};
 use machine::vm::{self, Firmware, Machine, Source, Vm};
 use machine::{Context, Failure, Result, dist};
@@ -14,19 +14,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use support::boot_image::run;
 
-const FIRST: &str = "0.1.0";
+pub(super) const FIRST: &str = "0.1.0";
 /// The version whose root file system all updates have.
-const NEXT: &str = "0.2.0";
+pub(super) const NEXT: &str = "0.2.0";
 
 /// A member that runs the first version, and the maker of further ones.
-struct Node {
-    setting: Setting,
-    disk: PathBuf,
+pub(super) struct Node {
+    pub(super) setting: Setting,
+    pub(super) disk: PathBuf,
 }
 
 /// What the kernel command line of an update has in addition.
-struct Update {
-    version: &'static str,
+pub(super) struct Update {
+    pub(super) version: &'static str,
     words: &'static str,
 }
 
@@ -39,7 +39,7 @@ const NEVER_HEALTHY: Update = Update {
     version: "0.3.0",
     words: "firstlight.trial-healthy=86400 firstlight.trial-limit=20",
 };
-const GOOD: Update = Update {
+pub(super) const GOOD: Update = Update {
     version: "0.4.0",
     words: "firstlight.trial-healthy=10 firstlight.trial-limit=600",
 };
@@ -127,7 +127,7 @@ fn a_version_that_is_never_healthy_restarts_its_machine_and_the_old_one_comes_ba
 
 impl Node {
     /// Makes the disk of the first version, whose image has the maker's key, and a policy with it and these updates.
-    fn new(name: &str, updates: &[Update]) -> Result<Node> {
+    pub(super) fn new(name: &str, updates: &[Update]) -> Result<Node> {
         let mut machine = Machine::new(name)?;
         machine.firmware = Firmware::Uefi;
         machine.memory = 1024;
@@ -135,7 +135,7 @@ impl Node {
         run(Command::new("ssh-keygen")
             .args(["-q", "-t", "ed25519", "-N", "", "-f"])
             .arg(folder.join("maker")));
-        let first = image()?;
+        let first = image_of_version(FIRST)?;
         let disk = folder.join("image.raw");
         run(Command::new("cp")
             .arg("--sparse=always")
@@ -179,7 +179,7 @@ impl Node {
     }
 
     /// Boots the fresh machine, and makes it a member.
-    fn member(&mut self) -> Result<Vm> {
+    pub(super) fn member(&mut self) -> Result<Vm> {
         let mut vm = flow::new_machine(&mut self.setting)?;
         println!("{}", self.setting.init(&vm)?);
         said(&mut vm, " member:")?;
@@ -187,7 +187,7 @@ impl Node {
     }
 
     /// Makes and signs the release of an update.
-    fn release(&self, update: &Update) -> Result<PathBuf> {
+    pub(super) fn release(&self, update: &Update) -> Result<PathBuf> {
         let folder = self.setting.machine.folder();
         let release = folder.join("release");
         let _ = fs::remove_dir_all(&release);
@@ -214,7 +214,7 @@ impl Node {
     }
 
     /// `firstlight node update`: returns what it says.
-    fn send(&self, vm: &Vm, release: &Path) -> Result<String> {
+    pub(super) fn send(&self, vm: &Vm, release: &Path) -> Result<String> {
         let port = vm.ports.get(&INIT).copied().unwrap_or_default();
         let output = Command::new(dist("firstlight")?)
             .current_dir(self.setting.machine.folder())
@@ -248,12 +248,12 @@ impl Node {
         }
     }
 
-    fn mtool(&self, name: &str) -> Command {
+    pub(super) fn mtool(&self, name: &str) -> Command {
         mtool(&self.disk, name)
     }
 
     /// Returns the names of the images that systemd-boot finds.
-    fn images(&self) -> Vec<String> {
+    pub(super) fn images(&self) -> Vec<String> {
         let listed = run(self.mtool("mdir").args(["-b", "::EFI/Linux"]));
         let paths = listed.lines().filter(|line| line.ends_with(".efi"));
         let mut names: Vec<String> = paths
@@ -274,7 +274,7 @@ impl Node {
 
 impl Update {
     /// Makes the kernel image, which also accepts updates.
-    fn uki(&self, folder: &Path) -> Result<PathBuf> {
+    pub(super) fn uki(&self, folder: &Path) -> Result<PathBuf> {
         let made = image_of_version(NEXT)?.with_extension("efi");
         let uki = folder.join(format!("{}.efi", self.version));
         // objcopy writes the time into the file, which is measured
@@ -340,7 +340,7 @@ fn measured(disk: &Path, more: &[&OsStr]) -> Result<String> {
     vm::measured(&[&[disk.as_os_str()], &options[..], more].concat())
 }
 
-fn off(mut vm: Vm) -> Result<()> {
+pub(super) fn off(mut vm: Vm) -> Result<()> {
     vm.press_power_button()?;
     vm.wait_off(PATIENCE).map(drop)
 }

@@ -130,8 +130,9 @@ pub struct Machine {
     pub open_ports: Vec<u16>,
     /// Ports of the host as the guest sees it (10.42.0.1), and the loopback port that each leads to.
     pub host_ports: BTreeMap<u16, u16>,
-    /// Where the writes to the disk `state` are recorded; see [`write_log`](crate::write_log). A boot appends to a log that exists.
-    pub write_log: Option<PathBuf>,
+    /// A disk, `state` or `image`, and where its writes are recorded; see [`write_log`](crate::write_log). A boot appends to a log that
+    /// exists.
+    pub write_log: Option<(&'static str, PathBuf)>,
     /// Further arguments for QEMU.
     pub extra: Vec<String>,
     /// The further data of QEMU's DHCP server beside the address, as options of its `-netdev user`.
@@ -355,10 +356,7 @@ impl Machine {
                     Source::OwnDisk(_) => "off",
                     _ => "on",
                 };
-                let drive = format!(
-                    "if=none,id=image,format=raw,snapshot={snapshot},file={}",
-                    path.display()
-                );
+                let drive = self.drive("image", path, &format!("snapshot={snapshot}"))?;
                 let device = "virtio-blk-pci,drive=image,bootindex=1";
                 qemu.args(["-drive", &drive, "-device", device]);
             }
@@ -396,24 +394,7 @@ impl Machine {
             qemu.args(["-device", "virtio-rng-pci"]);
         }
         for serial in &self.disks {
-            let file = self.disk(serial);
-            let file = file.display();
-            let drive = match &self.write_log {
-                // a cache that ignores flushes would not record them
-                Some(log) if serial == "state" => {
-                    let append = if log.exists() { "on" } else { "off" };
-                    let file_of_log = File::options().append(true).create(true).open(log);
-                    file_of_log.context("make the log of writes")?;
-                    format!(
-                        "if=none,id={serial},driver=blklogwrites,file.driver=raw,file.file.driver=file,file.file.filename={file},\
-                         log.driver=raw,log.file.driver=file,log.file.filename={},log-append={append},log-super-update-interval=1,cache=writeback,discard=unmap",
-                        log.display()
-                    )
-                }
-                _ => {
-                    format!("if=none,id={serial},file={file},format=raw,cache=unsafe,discard=unmap")
-                }
-            };
+            let drive = self.drive(serial, &self.disk(serial), "cache=unsafe,discard=unmap")?;
             qemu.args(["-drive", &drive]);
             if !self.unplugged.contains(serial) {
                 qemu.args(["-device", &device(serial)]);
@@ -471,6 +452,23 @@ impl Machine {
             errors,
             monitor,
         })
+    }
+
+    /// QEMU's option for a disk, with these options if its writes are not recorded.
+    fn drive(&self, id: &str, file: &Path, options: &str) -> Result<String> {
+        let file = file.display();
+        let Some((_, log)) = self.write_log.as_ref().filter(|it| it.0 == id) else {
+            return Ok(format!("if=none,id={id},file={file},format=raw,{options}"));
+        };
+        let append = if log.exists() { "on" } else { "off" };
+        let file_of_log = File::options().append(true).create(true).open(log);
+        file_of_log.context("make the log of writes")?;
+        // a cache that ignores flushes would not record them
+        Ok(format!(
+            "if=none,id={id},driver=blklogwrites,file.driver=raw,file.file.driver=file,file.file.filename={file},\
+             log.driver=raw,log.file.driver=file,log.file.filename={},log-append={append},log-super-update-interval=1,cache=writeback,discard=unmap",
+            log.display()
+        ))
     }
 
     /// The file with the firmware's variables.

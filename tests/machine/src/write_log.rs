@@ -2,7 +2,9 @@
 //! discard and flush in the format of Linux's dm-log-writes (Documentation/admin-guide/device-mapper/log-writes.rst, and
 //! struct log_write_super and log_write_entry in drivers/md/dm-log-writes.c).
 
+use std::env;
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -33,6 +35,15 @@ enum Entry {
 pub struct WriteLog {
     file: File,
     entries: Vec<Entry>,
+}
+
+/// Returns the seed of a test's random numbers and the number of its cuts: those of FIRSTLIGHT_SEED and FIRSTLIGHT_POWER_CUTS, or any
+/// seed and `sample` cuts.
+pub fn chosen(name: &str, sample: usize) -> (u64, usize) {
+    let number = |name: &str| env::var(name).ok().and_then(|text| text.parse().ok());
+    let any = || RandomState::new().hash_one(name) % 1_000_000;
+    let cuts = number("FIRSTLIGHT_POWER_CUTS").map_or(sample, |cuts| cuts as usize);
+    (number("FIRSTLIGHT_SEED").unwrap_or_else(any), cuts)
 }
 
 /// Returns the number of entries that the log has now. The machine may be running.
@@ -74,6 +85,14 @@ impl WriteLog {
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Returns where each entry writes: the first byte and the end. A flush has none.
+    pub fn ranges(&self) -> impl Iterator<Item = std::ops::Range<u64>> {
+        self.entries.iter().map(|entry| match *entry {
+            Entry::Flush => 0..0,
+            Entry::Write { at, len, .. } | Entry::Discard { at, len } => at..at + len,
+        })
     }
 
     /// Makes of `disk`, which holds what it held before the log, what it may hold if the power fails after `cut` entries: all
