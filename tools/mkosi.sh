@@ -34,6 +34,7 @@ kubernetes=$("$ROOT/tools/kubernetes.sh" kubeadm kubelet kubectl)
 pause=$("$kubernetes/bin/kubeadm" config images list --kubernetes-version "v${kubernetes##*-v}" | grep /pause:)
 grep -q "\"$pause\"" "$ROOT/mkosi/mkosi.extra/etc/containerd/config.toml" || die "mkosi/mkosi.extra/etc/containerd/config.toml does not name $pause"
 etcdutl=$("$ROOT/tools/etcd-tools.sh")/etcdutl
+containerd=$("$ROOT/tools/containerd.sh")/bin
 programs=("$ROOT/target/dist/unlock" "$ROOT/target/dist/bootstrapper")
 for program in "${programs[@]}"; do [ -x "$program" ] || die "there is no $program: run make build"; done
 
@@ -61,7 +62,7 @@ finish() {
   echo "$image"
 }
 
-inputs=("$ROOT/mkosi" "$ROOT/initramfs" "$ROOT/systemd" "$0" "${programs[@]}" "$kubernetes/bin" "$etcdutl")
+inputs=("$ROOT/mkosi" "$ROOT/initramfs" "$ROOT/systemd" "$0" "${programs[@]}" "$kubernetes/bin" "$etcdutl" "$containerd")
 image=$out/$name.raw
 if [ -e "$image" ] && [ "$(cat "$out/version" 2>/dev/null)" = "$version" ] && [ -z "$(find "${inputs[@]}" -newer "$image" -print -quit)" ]; then finish; exit; fi
 
@@ -109,6 +110,7 @@ for program in kubeadm kubelet kubectl; do
   arguments+=(--extra-tree "$kubernetes/bin/$program:/usr/lib/firstlight/components/$program")
 done
 arguments+=(--extra-tree "$etcdutl:/usr/lib/firstlight/etcdutl")
+for program in containerd containerd-shim-runc-v2; do arguments+=(--extra-tree "$containerd/$program:/usr/bin/$program"); done
 # the modules of initramfs/kernel-modules; a module's file may have - for _
 . "$ROOT/initramfs/kernel-modules"
 for module in $FIRSTLIGHT_LOADED $FIRSTLIGHT_DEVICES; do
@@ -130,5 +132,5 @@ cp "$out/$name.efi" "$update/firstlight.efi"
 [ -z "${KEY:-}" ] || ssh-keygen -q -Y sign -n firstlight-update -f "$KEY" "$update/release.json"
 echo "$version" >"$out/version"
 "$ROOT/tools/image-sbom.py" "$image" "$CACHE/mkosi-packages/cache/apt/archives" "$kernel" "$out"/{$name,initrd}.manifest -- \
-  "${programs[@]}" "$etcdutl" "$kubernetes"/bin/{kubeadm,kubelet,kubectl} >"$out/$name.cdx.json"
+  "${programs[@]}" "$etcdutl" "$containerd"/containerd{,-shim-runc-v2} "$kubernetes"/bin/{kubeadm,kubelet,kubectl} >"$out/$name.cdx.json"
 finish

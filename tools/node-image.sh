@@ -42,7 +42,7 @@ system() {
   systemctl --root "$root" --quiet preset-all
   BUILDROOT=$root "$mkosi/mkosi.finalize"
   cp -r --no-preserve=ownership "$settings/." "$root/"
-  sed -i '/sandbox_image/a restrict_oom_score_adj = true' "$root/etc/containerd/config.toml"
+  printf '[plugins."io.containerd.cri.v1.runtime"]\n  restrict_oom_score_adj = true\n' >>"$root/etc/containerd/config.toml"
 }
 
 case ${1:-} in
@@ -53,6 +53,7 @@ esac
 [ "$(id -u)" = 0 ] || die "making the node's disk needs root"
 
 kubernetes=$("$ROOT/tools/kubernetes.sh")
+containerd=$("$ROOT/tools/containerd.sh")/bin
 
 recipe=$(printf '%s\n' "$SUITE" "$PACKAGES" "$PLUGINS" | sha256sum | cut -c1-12)
 debian=$CACHE/node-debian-$recipe
@@ -71,7 +72,7 @@ if [ ! -e "$debian.tar" ]; then
 fi
 if [ "${1:-}" = debian ]; then echo "$debian.tar"; exit; fi
 
-recipe=$({ echo "$debian $kubernetes"; stat -c '%s %Y' "$kubernetes"/bin/*
+recipe=$({ echo "$debian $kubernetes $containerd"; stat -c '%s %Y' "$kubernetes"/bin/*
   cd "$ROOT"; find systemd mkosi initramfs/dracut "${settings#"$ROOT"/}" -type f | sort | xargs sha256sum
   cat "$ROOT"/tools/{node-image,kubernetes-images,etcd-tools,flannel,image,lib}.sh; } | sha256sum | cut -c1-12)
 image=$CACHE/node-$recipe
@@ -91,8 +92,9 @@ pause=$(grep /pause: "$images/names")
 
 system "$root"
 # no registry has that of another version
-sed -i "s|sandbox_image = .*|sandbox_image = \"$pause\"|" "$root/etc/containerd/config.toml"
+sed -i "s|sandbox = .*|sandbox = \"$pause\"|" "$root/etc/containerd/config.toml"
 install -D -m755 -t "$root/usr/lib/firstlight/components" "$kubernetes"/bin/{kubeadm,kubelet,kubectl}
+install -m755 -t "$root/usr/bin" "$containerd"/{containerd,containerd-shim-runc-v2,ctr}
 mkdir "$work/image"
 cp "$root/cni-plugins.tgz" "$work/image/"
 mv "$root/cni-plugins.tgz" "$root/usr/lib/firstlight/components/"
@@ -112,7 +114,7 @@ mount -t proc proc "$root/proc"; mount -t tmpfs tmpfs "$root/run"; mount -t tmpf
 mount --rbind /dev "$root/dev"; mount -t sysfs sysfs "$root/sys"
 mount --bind "$root/state/var" "$root/var"
 unset TMPDIR # a folder of this machine
-printf 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n' >"$root/tmp/import.toml"
+printf 'version = 4\ndisabled_plugins = ["io.containerd.cri.v1.runtime"]\n' >"$root/tmp/import.toml"
 chroot "$root" containerd --config /tmp/import.toml --log-level error & daemon=$!
 for _ in $(seq 300); do [ ! -S "$root/run/containerd/containerd.sock" ] || break; sleep 0.1; done
 for archive in "$root"/images/*.tar; do
@@ -122,7 +124,7 @@ kill $daemon; wait $daemon || true
 SH
 nice -n 10 unshare --mount --pid --net --fork --kill-child bash "$work/import" "$root" >&2 ||
   die "the images cannot be unpacked"
-rm -rf "$root/images"
+rm -rf "$root/images" "$root/usr/bin/ctr"
 
 for path in $(removed); do rm -rf "$root"$path; done
 

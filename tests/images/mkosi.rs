@@ -230,7 +230,7 @@ fn the_bill_of_materials_of_the_image_is_complete() -> Result<()> {
             assert!(linked.iter().any(|it| it["name"] == library), "{library}");
         }
     }
-    let others = ["kubeadm", "kubelet", "kubectl"].map(named);
+    let others = ["kubeadm", "kubelet", "kubectl", "containerd"].map(named);
     assert!(others.iter().all(|it| it.is_some_and(has_hash)));
     let hash = run(Command::new("sha256sum").arg(&image));
     assert_eq!(
