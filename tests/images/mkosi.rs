@@ -18,6 +18,9 @@ const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 /// Text that a person at the console could type, and the answer that only a shell would give.
 const TYPED: &str = "echo shell-$((6*7))";
 const ANSWER: &str = "shell-42";
+/// Limits of the root file system and of the kernel image, in MB.
+const ROOT_LIMIT: u64 = 455;
+const UKI_LIMIT: u64 = 42;
 
 #[test]
 #[ignore = "boots a machine: make test-images"]
@@ -237,6 +240,22 @@ fn the_bill_of_materials_of_the_image_is_complete() -> Result<()> {
         bill["metadata"]["component"]["hashes"][0]["content"],
         hash[..64]
     );
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the image of make mkosi: make test-images"]
+fn the_image_is_not_larger_than_promised() -> Result<()> {
+    let image = image()?;
+    for (file, limit) in [
+        ("update/root.img", ROOT_LIMIT),
+        ("firstlight.efi", UKI_LIMIT),
+    ] {
+        let size = std::fs::metadata(image.with_file_name(file)).context("read a size")?;
+        let size = size.len() / 1_000_000;
+        println!("  {file}: {size} MB, at most {limit}");
+        assert!(size <= limit, "{file}: {size} MB, at most {limit}");
+    }
     Ok(())
 }
 
