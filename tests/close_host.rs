@@ -14,7 +14,10 @@ fn run(shell: &str, command_line: &str, before: &str, look: &str) -> Output {
          echo host >/sys/firmware/efi/efivars/SystemdOptions-8cf2644b-4b0b-428f-9387-6d876050dc67
          mount -t tmpfs tmpfs /run
          printf '%s\\n' '{command_line}' >/run/cmdline; mount --bind /run/cmdline /proc/cmdline
-         echo 438 >/run/sysrq; [ ! -e {SYSRQ} ] || mount --bind /run/sysrq {SYSRQ}
+         for setting in sysrq=438 panic_on_oops=0 panic=0; do
+           file=${{setting%=*}}; echo ${{setting#*=}} >/run/$file
+           [ ! -e {KERNEL}/$file ] || mount --bind /run/$file {KERNEL}/$file
+         done
          {before}
          {shell} {}
          {look}",
@@ -31,8 +34,8 @@ fn text(output: &Output) -> String {
     String::from_utf8(all).unwrap()
 }
 
-/// Not every kernel has this file.
-const SYSRQ: &str = "/proc/sys/kernel/sysrq";
+/// Not every kernel has each file of this folder.
+const KERNEL: &str = "/proc/sys/kernel";
 const SHELLS: [&str; 3] = ["dash", "bash", "busybox sh"];
 
 #[test]
@@ -40,14 +43,16 @@ fn systemd_gets_no_variables_and_no_credentials_of_the_host() {
     let line = r"console=ttyS0 rd.auto=1 a\nb noresume";
     for shell in SHELLS {
         let look = format!(
-            "cat /proc/cmdline; cat {SYSRQ} || echo 0; ls -A /sys/firmware/efi/efivars /run"
+            "cat /proc/cmdline
+             for setting in sysrq=0 panic_on_oops=1 panic=10; do cat {KERNEL}/${{setting%=*}} || echo ${{setting#*=}}; done
+             ls -A /sys/firmware/efi/efivars /run"
         );
         let output = run(shell, line, "", &look);
         let text = text(&output);
         assert!(output.status.success(), "{shell}: {text}");
         // an option that the kernel command line already has is not added, and its value there takes effect
         let expected = format!(
-            "systemd.import_credentials=no systemd.gpt_auto=no systemd.ssh_auto=no systemd.getty_auto=no rd.nonvmf=1 cloud-init=disabled {line}\n0\n"
+            "systemd.import_credentials=no systemd.gpt_auto=no systemd.ssh_auto=no systemd.getty_auto=no rd.nonvmf=1 cloud-init=disabled {line}\n0\n1\n10\n"
         );
         assert!(text.starts_with(&expected), "{shell}: {text}");
         assert!(!text.contains("SystemdOptions"), "{shell}: {text}");
@@ -72,6 +77,14 @@ fn the_command_line_can_keep_the_variables() {
         "{}",
         text(&output)
     );
+}
+
+#[test]
+fn the_time_until_a_restart_stays_as_the_command_line_sets_it() {
+    let before = format!("[ ! -e {KERNEL}/panic ] || echo -1 >/run/panic");
+    let look = format!("cat {KERNEL}/panic || echo -1");
+    let output = run("busybox sh", "quiet panic=-1", &before, &look);
+    assert_eq!(text(&output), "-1\n");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::control::{Audience, Control, Device, kernel, refused, table_name};
 use super::error::Error;
 use super::integrity::Lower;
 use super::mapping::{HMAC_SHA256_LEN, Mapping, SECTOR};
-use crate::luks::SECTOR_SIZE;
+use crate::luks::{DATA_OFFSET, SECTOR_SIZE};
 use sys::block;
 use sys::keyring::LogonKey;
 
@@ -27,7 +27,7 @@ pub(super) fn map_disk<'c>(control: &'c Control, mapping: &Mapping) -> Result<De
         std::fs::File::open(mapping.device).map_err(|error| failed("open the disk", error))?;
     let bytes = block::size(&file).map_err(|error| failed("read the size of the disk", error))?;
     let sector_size = u64::from(SECTOR_SIZE);
-    let data = bytes.saturating_sub(mapping.geometry.data_offset) / sector_size * sector_size;
+    let data = bytes.saturating_sub(DATA_OFFSET) / sector_size * sector_size;
     if data == 0 {
         let error = io::Error::new(
             io::ErrorKind::UnexpectedEof,
@@ -39,7 +39,7 @@ pub(super) fn map_disk<'c>(control: &'c Control, mapping: &Mapping) -> Result<De
         control,
         mapping,
         data / SECTOR,
-        &format!("{} {}", table_name(number), mapping.start()),
+        &format!("{} {}", table_name(number), DATA_OFFSET / SECTOR),
     )
 }
 

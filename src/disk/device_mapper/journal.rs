@@ -25,9 +25,6 @@ const ENTRIES_PER_SECTOR: usize = 4;
 /// The first commit ID. Each sector of the journal ends with 8 bytes: the commit ID of the round in
 /// which it was written, combined with the numbers of section and sector.
 const FIRST_COMMIT_ID: u64 = 0x1111_1111_1111_1111;
-/// Maximum number of sections of a journal that the kernel makes by default: 131 072 sectors
-/// (DEFAULT_MAX_JOURNAL_SECTORS).
-const SECTIONS_MAX: u64 = 131_072 / SECTION_SECTORS;
 /// Bytes at the end of the disk that must be zeros. mke2fs clears the last 64 KiB, the other
 /// programs more.
 const TAIL: u64 = 1 << 20;
@@ -41,20 +38,14 @@ pub fn may_hold_data(
     data_offset: u64,
 ) -> io::Result<Option<String>> {
     let size = disk.seek(SeekFrom::End(0))?;
-    let available = size.saturating_sub(data_offset + TAIL) / SECTOR;
     let mut superblock = vec![0; SUPERBLOCK_LEN.min(size.saturating_sub(data_offset) as usize)];
     read_at(disk, data_offset, &mut superblock)?;
-    let sections = match Superblock::parse(&superblock) {
+    let sections = match Superblock::parse(&superblock, size, data_offset) {
         // nobody can judge what is behind the present end of a disk that was larger
-        Ok(it) if !(1..=(size - data_offset) / SECTOR).contains(&it.recorded_sectors) => {
+        Ok(it) if !(1..=it.usable_sectors).contains(&it.recorded_sectors) => {
             return Ok(Some("its superblock is of a larger disk".into()));
         }
-        Ok(superblock) if superblock.has_plain_journal => u64::from(superblock.journal_sections),
-        Ok(_) => {
-            return Ok(Some(
-                "its dm-integrity superblock has options that Constellation does not use".into(),
-            ));
-        }
+        Ok(it) => it.journal_sections,
         Err(Unfit(reason)) => {
             return Ok(Some(format!(
                 "its dm-integrity superblock is not one that a format writes: {reason}"
@@ -62,13 +53,6 @@ pub fn may_hold_data(
         }
     };
     let journal = data_offset + SUPERBLOCK_LEN as u64;
-    if !(1..=SECTIONS_MAX).contains(&sections)
-        || sections * SECTION_SECTORS + ENTRY_SECTORS > available
-    {
-        return Ok(Some(format!(
-            "its dm-integrity journal has {sections} sections, which no format makes"
-        )));
-    }
     let mut section = vec![0; (SECTION_SECTORS * SECTOR) as usize];
     for number in 0..sections {
         let offset = journal + number * SECTION_SECTORS * SECTOR;
@@ -81,7 +65,7 @@ pub fn may_hold_data(
         }
     }
     let mut tail = vec![0; TAIL as usize];
-    read_at(disk, size - TAIL, &mut tail)?;
+    read_at(disk, size.saturating_sub(TAIL), &mut tail)?;
     let is_written = tail.iter().any(|byte| *byte != 0);
     Ok(is_written.then(|| "the end of the disk was written to".into()))
 }
@@ -182,7 +166,7 @@ mod tests {
                 &u32::MAX.to_le_bytes(),
                 "journal has 4294967295 sections",
             ),
-            (24, &[0x0c], "options"),
+            (24, &[0x0c], "its byte 24 is 0x0c"),
             (28, &[0], "not one that a format writes"),
         ];
         for (at, bytes, expected) in cases {

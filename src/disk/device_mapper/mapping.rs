@@ -42,9 +42,4 @@ impl Mapping<'_> {
     pub(super) fn plain_uuid(&self) -> String {
         self.geometry.uuid.replace('-', "")
     }
-
-    /// Returns the start of the segment in sectors.
-    pub(super) fn start(&self) -> u64 {
-        self.geometry.data_offset / SECTOR
-    }
 }

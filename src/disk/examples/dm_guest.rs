@@ -20,9 +20,6 @@ const USAGE: &str = "usage:
   dm_guest mount MAPPED DIRECTORY rw|ro
   dm_guest unmount DIRECTORY";
 
-/// The data offset of cryptsetup's default header, in bytes.
-const DATA_OFFSET: u64 = 16 << 20;
-
 fn main() -> ExitCode {
     log::set_logger(&Stderr).expect("the first logger");
     log::set_max_level(log::LevelFilter::Info);
@@ -48,7 +45,6 @@ fn run(arguments: &[&str]) -> Result<String, String> {
             let has_integrity = *integrity == "integrity";
             let geometry = Geometry {
                 uuid: (*uuid).into(),
-                data_offset: DATA_OFFSET,
                 has_integrity,
                 key_size: if has_integrity { 96 } else { 64 },
                 digest_id: 0,

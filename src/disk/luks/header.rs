@@ -64,8 +64,6 @@ pub struct Header {
     pub(super) good: [bool; 2],
     /// Whether a write failed: then no copy may be written before the disk is probed again.
     pub(super) failed: bool,
-    /// Size of the device in bytes when it was probed.
-    pub(super) device_size: u64,
 }
 
 /// The fields of the binary header that are equal in both copies.

@@ -101,15 +101,13 @@ pub enum Integrity {
     Optional,
 }
 
-/// The parameters for the kernel's mapping of the data segment. Its sectors have 4096 bytes, and its
-/// cipher is `aes-xts-plain64`. `Header::geometry` makes it from checked fields, and nothing checks
+/// The parameters for the kernel's mapping of the data segment. It extends from [`DATA_OFFSET`] to the
+/// end of the device, its sectors have 4096 bytes, and its cipher is `aes-xts-plain64`. `Header::geometry` makes it from checked fields, and nothing checks
 /// them again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     /// UUID of the header, in lower case.
     pub uuid: String,
-    /// Start of the segment in bytes. The segment extends to the end of the device.
-    pub data_offset: u64,
     /// Whether its sectors are authenticated (`hmac(sha256)`).
     pub has_integrity: bool,
     /// Length of the volume key in bytes: 96 with integrity, else 64.
@@ -204,7 +202,6 @@ impl Header {
         let metadata = self.checked(Integrity::Optional)?;
         Ok(Geometry {
             uuid: self.uuid(),
-            data_offset: metadata.segment.offset.0,
             key_size: metadata.key_size,
             has_integrity: metadata.segment.integrity.is_some(),
             digest_id: metadata.digest_id,
@@ -288,7 +285,7 @@ pub(super) struct Kdf {
 pub(super) struct Segment {
     #[serde(rename = "type")]
     kind: String,
-    offset: Decimal,
+    offset: String,
     size: String,
     #[serde(default)]
     flags: Vec<String>,
@@ -405,39 +402,36 @@ fn check_header(header: &Header) -> Result<(), Fault> {
         &header.metadata,
         &["keyslots", "tokens", "segments", "digests", "config"],
     )?;
-    // flags: options of cryptsetup's own mappings (--persistent), which we do not use
     let config = &header.metadata["config"];
     let known = ["json_size", "keyslots_size", "flags", "requirements"];
     only("config", config, &known)?;
-    let required = config["requirements"]["mandatory"].as_array();
-    ensure(required.is_none_or(Vec::is_empty), Foreign, || {
-        let required = &config["requirements"]["mandatory"];
-        format!(
-            "config: the requirements are {required}, expected none: finish or undo what cryptsetup began (cryptsetup reencrypt)"
-        )
-    })
+    let required = &config["requirements"]["mandatory"];
+    let advice = match required.to_string().contains("reencrypt") {
+        true => "finish or undo what cryptsetup began (cryptsetup reencrypt)",
+        false => {
+            "no node formats a disk with them (luksFormat --hw-opal, --integrity-inline): attach the right disk"
+        }
+    };
+    for (name, list, advice) in [
+        ("requirements", required, advice),
+        (
+            "flags",
+            &config["flags"],
+            "`cryptsetup open --persistent` without other options removes them",
+        ),
+    ] {
+        let is_empty = list.as_array().is_none_or(Vec::is_empty);
+        ensure(is_empty, Foreign, || {
+            format!("config: the {name} are {list}, expected none: {advice}")
+        })?;
+    }
+    Ok(())
 }
 
 fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, Fault> {
     check_header(header)?;
     let (areas_start, areas_end) = keyslots_area(&header.metadata);
     let segment = check_segment(&header.metadata["segments"], integrity)?;
-    let data_offset = segment.offset.0;
-    ensure(areas_end <= data_offset, Malformed, || {
-        format!(
-            "segment 0: it starts at byte {data_offset}, within the keyslots area, which ends at {areas_end}"
-        )
-    })?;
-    ensure(
-        data_offset.is_multiple_of(u64::from(SECTOR_SIZE)) && data_offset < header.device_size,
-        Malformed,
-        || {
-            format!(
-                "segment 0: it starts at byte {data_offset}, but the device has {} bytes",
-                header.device_size
-            )
-        },
-    )?;
     let key_size = if segment.integrity.is_some() {
         VOLUME_KEY_LEN
     } else {
@@ -487,6 +481,7 @@ fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, Faul
         .ok_or_else(|| "no segment 0".to_owned())?;
     let fields = [
         ("type", &*segment.kind, "crypt"),
+        ("offset", &*segment.offset, &*DATA_OFFSET.to_string()),
         ("size", &*segment.size, "dynamic"),
         ("iv_tweak", &*segment.iv_tweak, "0"),
         ("encryption", &*segment.encryption, CIPHER),

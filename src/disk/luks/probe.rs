@@ -58,7 +58,7 @@ fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
             return Ok(Probe::Unknown(what.into()));
         }
     }
-    if let Some(header) = newer(&primary, &secondary, size) {
+    if let Some(header) = newer(&primary, &secondary) {
         return Ok(Probe::Luks(header));
     }
     if is_unfinished(dev, size)? {
@@ -181,7 +181,7 @@ fn read_secondary(dev: &mut (impl Read + Seek), size: u64, primary: &Found) -> i
 
 /// Returns the header of the newer valid copy, or the primary header if both are equal, as in
 /// libcryptsetup.
-fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header> {
+fn newer(primary: &Found, secondary: &Found) -> Option<Header> {
     let (binary, metadata, good) = match (primary, secondary) {
         (Found::Whole(first, json), Found::Whole(second, _)) if first.seqid > second.seqid => {
             log::warn!(
@@ -217,7 +217,6 @@ fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header>
         metadata: metadata.clone(),
         good,
         failed: false,
-        device_size,
     })
 }
 

@@ -101,7 +101,6 @@ pub fn format(
         // the valid copy of an old header is written last
         good: old.as_ref().map_or([false; 2], |old| old.good),
         failed: false,
-        device_size: size,
     };
     let uuid = header::random_uuid();
     header.binary.uuid[..uuid.len()].copy_from_slice(uuid.as_bytes());

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::Error;
 use crate::device_mapper::may_hold_data;
-use crate::luks::{DiskState, Header, Integrity, Probe, probe};
+use crate::luks::{DATA_OFFSET, DiskState, Header, Integrity, Probe, probe};
 
 /// The kind of a disk.
 pub enum Disk {
@@ -68,10 +68,7 @@ fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<Disk, Erro
             "its header is not what a format writes".into(),
         ));
     }
-    let geometry = header
-        .geometry()
-        .map_err(|error| Error::Luks(path.into(), error))?;
-    match may_hold_data(device, geometry.data_offset) {
+    match may_hold_data(device, DATA_OFFSET) {
         Ok(None) => Ok(Disk::Interrupted(Box::new(header))),
         Ok(Some(why)) => Err(Error::Unmarked(path.into(), why)),
         Err(error) => Err(Error::Io("reading", path.into(), error)),
