@@ -10,12 +10,14 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::error::Error;
-use super::header::{CIPHERS, weakness};
+use super::header::{CIPHERS, decimal, weakness};
 use base::child_process::{self, Cause};
 use base::crypto::{KEY_LEN, Secret};
 use base::stop::Stop;
 use booted_base::uuid::Uuid;
+use disk::device_mapper::{SUPERBLOCK_LEN, foreign_byte};
 use serde_json::{Value, json};
+use sys::block::PageBuffer;
 
 /// The type of our token in the header.
 pub const TOKEN: &str = "firstlight-volume";
@@ -117,7 +119,7 @@ impl Luks {
                 let text = format!("{place} has the LUKS2 UUID {found}, expected {uuid}");
                 return Err(Error::Device(text));
             }
-            copy.metadata().map(drop)
+            self.check_superblock(&copy.metadata()?)
         };
         if let Err(why) = check() {
             remove()?;
@@ -215,6 +217,37 @@ impl Luks {
         match weakness(&metadata) {
             Some(why) => Err(self.refused(&why)),
             None => Ok(metadata),
+        }
+    }
+
+    /// Refuses a superblock of dm-integrity that cryptsetup does not write: nobody authenticates it, and the
+    /// kernel obeys its flags.
+    fn check_superblock(&self, metadata: &Value) -> Result<(), Error> {
+        let segment = &metadata["segments"]["0"];
+        let (Some(offset), Some(sector)) =
+            (decimal(segment, "offset"), segment["sector_size"].as_u64())
+        else {
+            return Err(self.refused(&"segment 0 has no offset or no size of its sectors"));
+        };
+        if segment["integrity"].is_null() {
+            return Ok(());
+        }
+        let mut page = PageBuffer::new(SUPERBLOCK_LEN);
+        let mut options = OpenOptions::new();
+        if !self.device.is_file() {
+            // as the kernel reads it, not as the page cache may have it
+            options.custom_flags(libc::O_DIRECT);
+        }
+        let file = options.read(true).open(&self.device);
+        file.and_then(|file| file.read_exact_at(page.bytes_mut(), offset))
+            .map_err(|error| Error::File(self.device.clone(), error))?;
+        let superblock = page.bytes().first_chunk().expect("a page");
+        match foreign_byte(superblock, sector) {
+            None => Ok(()),
+            Some(at) => Err(self.refused(&format!(
+                "byte {at} of dm-integrity's superblock is {:#04x}, which cryptsetup does not write",
+                superblock[at]
+            ))),
         }
     }
 
@@ -387,6 +420,31 @@ fn code(error: &child_process::Error) -> Option<i32> {
 mod tests {
     use super::*;
     use support::mutation::mutations;
+
+    #[test]
+    fn a_superblock_that_cryptsetup_does_not_write_is_refused() {
+        let device = tempfile::NamedTempFile::new().unwrap();
+        let luks = Luks::new(device.path(), &Stop::new());
+        let segment = |integrity: Value| json!({"segments": {"0": {"offset": "16777216", "sector_size": 4096, "integrity": integrity}}});
+        let with = segment(json!({"type": "hmac(sha256)"}));
+        assert!(luks.check_superblock(&segment(Value::Null)).is_ok());
+        // the device ends before it
+        assert!(matches!(luks.check_superblock(&with), Err(Error::File(..))));
+        let disk = support::cut_off::disk();
+        let write = |at: usize, byte: u8| {
+            let mut disk = disk.clone();
+            disk[support::cut_off::SUPERBLOCK + at] = byte;
+            fs::write(device.path(), disk).unwrap();
+        };
+        write(0, b'i');
+        luks.check_superblock(&with).unwrap();
+        for (at, byte) in [(24, 0x0c), (24, 0), (0, 0), (36, 1), (2048, 1)] {
+            write(at, byte);
+            let why = luks.check_superblock(&with).unwrap_err().to_string();
+            let expected = format!("byte {at} of dm-integrity's superblock is {byte:#04x}");
+            assert!(why.contains(&expected), "{why}");
+        }
+    }
 
     #[test]
     fn our_tokens_name_our_keyslots() {

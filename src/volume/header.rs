@@ -31,6 +31,20 @@ const MAX_CPUS: u64 = 4;
 const MAX_PASSES: u64 = 16 << 20;
 /// The maximum number of iterations of PBKDF2: half a minute on a fast core.
 const MAX_ITERATIONS: u64 = 64 << 20;
+/// The size in bytes of the binary header, which the JSON area follows.
+const BINARY: u64 = 4096;
+/// The hashes of cryptsetup's options --hash and --pbkdf-hash. With a weak one, the host could know what a
+/// derivation of a key returns.
+const HASHES: [&str; 8] = [
+    "sha256",
+    "sha512",
+    "sha384",
+    "sha1",
+    "sha3-256",
+    "sha3-512",
+    "ripemd160",
+    "whirlpool",
+];
 /// The stripes of the anti-forensic splitter, which is constant (LUKS2 specification §3.2).
 const STRIPES: u64 = 4000;
 
@@ -52,6 +66,29 @@ pub fn weakness(metadata: &Value) -> Option<String> {
         .or_else(|| segment(segments))
         .or_else(digests)
         .or_else(|| config(&metadata["config"]))
+        .or_else(|| place(metadata))
+}
+
+/// Returns a number that LUKS2 writes as a text.
+pub fn decimal(object: &Value, name: &str) -> Option<u64> {
+    object[name].as_str()?.parse().ok()
+}
+
+/// Checks that the data is behind the header: a detached header, as the copy is one, may have it anywhere.
+fn place(metadata: &Value) -> Option<String> {
+    let config = |name| decimal(&metadata["config"], name);
+    let offset = decimal(&metadata["segments"]["0"], "offset");
+    let end = || {
+        let copy = config("json_size")?.checked_add(BINARY)?;
+        copy.checked_mul(2)?.checked_add(config("keyslots_size")?)
+    };
+    let is_behind = end()
+        .zip(offset)
+        .is_some_and(|(end, offset)| offset >= end && offset.is_multiple_of(512));
+    (!is_behind).then(|| {
+        let offset = &metadata["segments"]["0"]["offset"];
+        format!("segment 0 has offset {offset}, expected a sector behind the header")
+    })
 }
 
 fn keyslot(number: &str, keyslot: &Value) -> Option<String> {
@@ -65,6 +102,9 @@ fn keyslot(number: &str, keyslot: &Value) -> Option<String> {
         ));
     }
     let splitter = &keyslot["af"];
+    if let Some(why) = hash(&format!("keyslot {number}"), &splitter["hash"]) {
+        return Some(why);
+    }
     if area["type"] != "raw" || splitter["type"] != "luks1" || splitter["stripes"] != STRIPES {
         return Some(format!(
             "keyslot {number} has another area or splitter than cryptsetup writes"
@@ -73,8 +113,23 @@ fn keyslot(number: &str, keyslot: &Value) -> Option<String> {
     costs(&format!("keyslot {number}"), &keyslot["kdf"])
 }
 
-/// Checks what the derivation of a key costs, of a keyslot or a digest.
+fn hash(what: &str, hash: &Value) -> Option<String> {
+    let is_known = HASHES.iter().any(|known| hash == known);
+    (!is_known).then(|| {
+        format!(
+            "{what} has the hash {hash}, expected one of {}",
+            HASHES.join(", ")
+        )
+    })
+}
+
+/// Checks what the derivation of a key costs, of a keyslot or a digest, and its hash.
 fn costs(what: &str, kdf: &Value) -> Option<String> {
+    if kdf["type"] == "pbkdf2"
+        && let Some(why) = hash(what, &kdf["hash"])
+    {
+        return Some(why);
+    }
     let number = |field: &str| kdf[field].as_u64().filter(|number| *number > 0);
     let is_affordable = match kdf["type"].as_str() {
         Some("pbkdf2") => number("iterations").is_some_and(|it| it <= MAX_ITERATIONS),
@@ -291,6 +346,25 @@ mod tests {
                 r#"{"type":"crc32","meta_device":"/dev/sdb"}"#,
                 "meta_device",
             ),
+            ("/segments/0/offset", "\"0\"", "segment 0 has offset \"0\""),
+            ("/segments/0/offset", "\"16777215\"", "segment 0 has offset"),
+            ("/segments/0/offset", "\"16777217\"", "segment 0 has offset"),
+            ("/segments/0/offset", "16777216", "segment 0 has offset"),
+            (
+                "/keyslots/0/af/hash",
+                "\"null\"",
+                "keyslot 0 has the hash \"null\"",
+            ),
+            (
+                "/keyslots/1/kdf/hash",
+                "\"crc32\"",
+                "keyslot 1 has the hash \"crc32\"",
+            ),
+            (
+                "/digests/0/hash",
+                "\"md5\"",
+                "digest 0 has the hash \"md5\"",
+            ),
             ("/segments/1", "{}", "it has 2 segments"),
             ("/segments", "{}", "no keyslot or no segment"),
             ("/keyslots", "null", "no keyslot or no segment"),
@@ -338,6 +412,8 @@ mod tests {
             ("/segments/0/sector_size", "512"),
             ("/keyslots/0/kdf/memory", "1048576"),
             ("/keyslots/0/key_size", "96"),
+            ("/segments/0/offset", "\"33554432\""),
+            ("/keyslots/1/kdf/hash", "\"sha512\""),
             ("/keyslots/1", "null"),
             ("/tokens/0", "null"),
         ] {
