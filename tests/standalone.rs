@@ -822,6 +822,169 @@ fn a_volume_can_be_taken_back_and_enrolled_with_another_key() {
     assert!(machine.opens(&second) && second != first, "{log}");
 }
 
+/// Returns how many disks the broker has recorded.
+fn recorded(broker: &Broker) -> usize {
+    let names = fs::read_dir(broker.path("disks")).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".json")).count()
+}
+
+#[test]
+fn a_refused_enrolment_leaves_no_record_no_keyslot_and_no_other_settings() {
+    let broker = Broker::start();
+    let (_service, at) = broker.serve(&[ALWAYS]);
+    let machine = Machine::new(&broker, at);
+    let refused = |arguments: &[&str], input: &[u8], expected: &str| {
+        let output = machine.enroll(arguments, input);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(text(&output.stderr).contains(expected), "{output:?}");
+    };
+    assert!(machine.cryptsetup(FORMAT, PASSPHRASE).status.success());
+    refused(&[], b"", "--key-file is missing");
+    fs::create_dir_all(machine.dir.path().join("volumes/data")).unwrap();
+    refused(
+        &["--key-file=-"],
+        PASSPHRASE,
+        "volumes/data: Is a directory",
+    );
+    fs::remove_dir(machine.dir.path().join("volumes/data")).unwrap();
+    assert_eq!(recorded(&broker), 0);
+
+    // no token fits into the header any more, so the keyslot goes again
+    for number in 0..32 {
+        let import = ["token", "import", "--json-file=-"];
+        let foreign = format!(r#"{{"type":"other{number}","keyslots":[]}}"#);
+        let output = machine.cryptsetup(&import, foreign.as_bytes());
+        assert!(output.status.success(), "{output:?}");
+    }
+    let before = machine.header();
+    refused(&["--key-file=-"], PASSPHRASE, "cryptsetup token");
+    assert_eq!(machine.header(), before);
+    assert!(!machine.dir.path().join("volumes/data").exists());
+    let remove = ["token", "remove", "--token-id=3"];
+    assert!(machine.cryptsetup(&remove, b"").status.success());
+    let arguments = ["--key-file=-", "--timeout=90"];
+    let output = machine.enroll(&arguments, PASSPHRASE);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(recorded(&broker), 1);
+    let settings = fs::read_to_string(machine.dir.path().join("volumes/data")).unwrap();
+    assert!(
+        settings.contains("keyslot=1\n") && !settings.contains("timeout"),
+        "{settings}"
+    );
+
+    // the name is that of the first volume, whatever the second device holds
+    for content in [&[0; 64][..], b"LUKS\xba\xbe\x00\x02"] {
+        let mut other = fs::File::create(machine.dir.path().join("other")).unwrap();
+        other.write_all(content).unwrap();
+        other.set_len(32 << 20).unwrap();
+        refused(&["--device=other", "--format"], b"", "data is the volume");
+    }
+    let mut format = Command::new("cryptsetup");
+    format.arg("--batch-mode").args(FORMAT).arg("other");
+    let output = run_with(format.current_dir(machine.dir.path()), PASSPHRASE);
+    assert!(output.status.success(), "{output:?}");
+    let arguments = ["--device=other", "--key-file=-"];
+    refused(
+        &arguments,
+        PASSPHRASE,
+        "other is another one: choose another --name",
+    );
+    let path = machine.dir.path().join("volumes/data");
+    assert_eq!(fs::read_to_string(path).unwrap(), settings);
+    assert_eq!(recorded(&broker), 1);
+}
+
+#[test]
+fn a_new_volume_that_was_not_made_yet_is_asked_for_by_the_same_uuid() {
+    let broker = Broker::start();
+    let (service, at) = broker.serve(&[]);
+    let machine = Machine::new(&broker, at);
+    let asked = |output: &Output| {
+        let said = text(&output.stderr);
+        let (_, uuid) = said.split_once("asking for the key of ").expect(&said);
+        uuid[..36].to_owned()
+    };
+    let first = asked(&machine.enroll(&["--format", "--timeout=1"], b""));
+    assert_eq!(
+        asked(&machine.enroll(&["--format", "--timeout=1"], b"")),
+        first
+    );
+    drop(service);
+    let (service, _) = broker.join_service(&[&format!("--listen={at}:30090"), ALWAYS]);
+    // it ends between the record and the format: nobody reads the recovery key
+    let mut program = machine.program("enroll");
+    program.args([
+        "--name=data",
+        "--device=device",
+        "--folder=volumes",
+        "--headers=headers",
+        "--format",
+    ]);
+    program
+        .arg(format!("--broker={at}"))
+        .arg(format!("--cluster-id={}", machine.id));
+    program.arg(format!("--tpm={}", machine.tpm.location()));
+    program.stdout(fs::File::options().write(true).open("/dev/full").unwrap());
+    let output = program.output().unwrap();
+    assert!(
+        text(&output.stderr).contains("the recovery key cannot be written"),
+        "{output:?}"
+    );
+    assert_eq!((asked(&output), recorded(&broker)), (first.clone(), 1));
+    let output = machine.enroll(&["--format"], b"");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!((uuid_of(&machine), recorded(&broker)), (first, 1));
+    let left = fs::read_dir(machine.dir.path().join("volumes")).unwrap();
+    assert_eq!(left.count(), 1);
+    drop(service);
+}
+
+/// A host can write any token, also one that names the keyslot of the recovery key.
+#[test]
+fn remove_kills_no_keyslot_but_the_one_that_was_enrolled() {
+    let broker = Broker::start();
+    let (_service, at) = broker.serve(&[ALWAYS]);
+    let machine = Machine::new(&broker, at);
+    assert!(machine.cryptsetup(FORMAT, PASSPHRASE).status.success());
+    let output = machine.enroll(&["--key-file=-"], PASSPHRASE);
+    assert!(output.status.success(), "{output:?}");
+    let (key, log) = machine.open(5);
+    assert!(machine.opens(&key), "{log}");
+    let settings = machine.dir.path().join("volumes/data");
+    let recorded = fs::read_to_string(&settings).unwrap();
+    let token = |keyslots: &str| {
+        let remove = ["token", "remove", "--token-id=0"];
+        assert!(machine.cryptsetup(&remove, b"").status.success());
+        let ours = format!(r#"{{"type":"firstlight-volume","keyslots":{keyslots}}}"#);
+        let import = ["token", "import", "--token-id=0", "--json-file=-"];
+        let output = machine.cryptsetup(&import, ours.as_bytes());
+        assert!(output.status.success(), "{output:?}");
+    };
+    let unrecorded = recorded.replace("keyslot=1\n", "");
+    for (keyslots, settings_now) in [
+        (r#"["0","1"]"#, &recorded),
+        (r#"["0"]"#, &recorded),
+        (r#"["1","0"]"#, &unrecorded),
+    ] {
+        token(keyslots);
+        fs::write(&settings, settings_now).unwrap();
+        let output = machine.manage("remove", &[]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = text(&output.stderr);
+        assert!(said.contains("Nothing was removed"), "{said}");
+        assert!(
+            machine.opens(PASSPHRASE) && machine.opens(&key),
+            "{keyslots}"
+        );
+        assert!(settings.exists());
+    }
+    token(r#"["1"]"#);
+    let output = machine.manage("remove", &[]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(machine.opens(PASSPHRASE) && !machine.opens(&key));
+}
+
 /// A standby of the key broker on another host: it has the same secrets and a copy of the records, and accepts no new disk.
 #[test]
 fn a_standby_with_a_copy_of_the_records_opens_the_known_disks_only() {

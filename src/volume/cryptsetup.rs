@@ -277,27 +277,44 @@ impl Luks {
         Ok(())
     }
 
-    /// Removes our keyslots and tokens. Refuses to remove the last keyslot.
-    pub fn unmark(&self) -> Result<(), Error> {
+    /// Removes our keyslot, which `enroll` has recorded, and our token. A host can write any token, so
+    /// nothing is removed if it names other keyslots. Refuses to remove the last keyslot.
+    pub fn unmark(&self, recorded: Option<u32>) -> Result<(), Error> {
         let metadata = self.metadata()?;
-        let keyslots = metadata["keyslots"].as_object();
-        let (ours, others): (Vec<&String>, Vec<&String>) = keyslots
-            .into_iter()
-            .flat_map(|keyslots| keyslots.keys())
-            .partition(|number| keyslots_of(&metadata).any(|ours| ours == number.as_str()));
-        if others.is_empty() {
-            let place = self.device.display();
-            return Err(Error::Key(format!(
-                "only the key of the key broker opens {place}: first add another one with cryptsetup luksAddKey"
-            )));
+        let keyslots = &metadata["keyslots"];
+        let mut named: Vec<&str> = keyslots_of(&metadata).collect();
+        named.dedup();
+        let place = self.device.display();
+        if let [ours] = named[..] {
+            if keyslots.as_object().is_none_or(|all| all.len() == 1) {
+                return Err(Error::Key(format!(
+                    "only the key of the key broker opens {place}: first add another one with cryptsetup luksAddKey"
+                )));
+            }
+            let is_recorded = recorded.is_none_or(|number| ours == number.to_string());
+            if is_recorded && is_cheap(&keyslots[ours]) {
+                self.kill(ours)?;
+                named.clear();
+            }
         }
-        for number in ours {
-            let operand = [number.as_str()];
-            self.run(&["luksKillSlot", "--batch-mode"], &[], &operand)?;
+        // a remove that was interrupted has left a token without a keyslot
+        if !named.is_empty() {
+            let expected = recorded.map_or("one".into(), |number| format!("keyslot {number}"));
+            let named = named.join(", ");
+            return Err(Error::Key(format!(
+                "the token {TOKEN} in the header of {place} names the keyslots {named}, expected {expected}, as enroll has made it: the host or \
+                 another program has changed the header. Nothing was removed: find the keyslot with cryptsetup luksDump, and remove it with luksKillSlot"
+            )));
         }
         for (id, _) in tokens(&metadata) {
             self.remove_token(id)?;
         }
+        Ok(())
+    }
+
+    /// Removes a keyslot.
+    pub fn kill(&self, number: &str) -> Result<(), Error> {
+        self.run(&["luksKillSlot", "--batch-mode"], &[], &[number])?;
         Ok(())
     }
 
@@ -337,6 +354,11 @@ impl Luks {
         child_process::run(&mut command, stdin, LIMIT, &self.stop, &mut tell)?;
         Ok(said)
     }
+}
+
+/// Returns whether a keyslot has the key derivation of those that we add.
+fn is_cheap(keyslot: &Value) -> bool {
+    keyslot["kdf"]["type"] == CHEAP[1] && keyslot["kdf"]["iterations"].to_string() == CHEAP[3]
 }
 
 /// Returns the header's tokens of our type, with their numbers.

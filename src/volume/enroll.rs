@@ -8,7 +8,8 @@
 //! The keyslot is made for the volume key that this program has made, or has read from the checked copy of the header: a host can
 //! show the next program another header, whose volume key it knows.
 //!
-//! Nothing is written before the key is there. If the power fails afterwards, a present volume is
+//! Nothing is written to the device before the key is there, and what can be refused is refused before the broker is asked, which then
+//! records the disk. A failure or a signal removes the new keyslot of a present volume. If the power fails afterwards, a present volume is
 //! enrolled by the same command: it leaves out what is done. So is a new volume, with its recovery key,
 //! which is shown before it is used.
 
@@ -22,7 +23,7 @@ use booted_base::uuid::Uuid;
 use zeroize::Zeroizing;
 
 use super::broker;
-use super::cryptsetup::{Luks, VolumeKey};
+use super::cryptsetup::{Luks, VolumeKey, keyslots_of};
 use super::error::Error;
 use super::recovery_key;
 use super::settings::{self, Folders, Volume};
@@ -65,60 +66,89 @@ impl Enrollment {
         let device = self.volume.device.clone();
         let device = device.ok_or_else(|| Error::Setting("--device is missing".into()))?;
         let luks = Luks::new(&device, stop);
-        let uuid = self.uuid(&luks)?;
-        let key_file = self.key_file.as_deref();
-        let own = key_file.map(read_key).transpose()?;
-        // names of volumes do not begin with a dot
-        let temporary = |what| self.folders.headers.join(format!(".{}.{what}", self.name));
-        let header = Removed(temporary("header"));
+        let before = Volume::find(&self.folders.volumes, &self.name)?;
+        let uuid = self.uuid(&luks, before.as_ref())?;
+        let own = self.key_file.as_deref().map(read_key).transpose()?;
+        let header = Removed(self.temporary("header"));
         let copy = match self.format {
             true => None,
             false => Some(luks.copy(&header.0, &uuid)?),
         };
-        if let (Some(own), Some(copy)) = (&own, &copy)
-            && copy.keyslot(own)?.is_none()
-        {
-            let place = device.display();
-            let text = format!("the key of --key-file does not open {place}");
-            return Err(Error::Key(text));
+        if let Some(copy) = &copy {
+            check_key(copy, &device, own.as_deref())?;
         }
         self.volume.uuid = Some(uuid.clone());
         log::info!("asking for the key of {uuid}");
         let key = broker::key(&self.volume, Box::new(|_| Ok(())), stop)?;
-        let volume_key = temporary("key");
-        let keyslot = match (&copy, &own) {
-            (None, _) => {
-                let recovery = recovery_key::new();
-                let volume_key = VolumeKey::new(&volume_key)?;
-                // the device may have been used while the broker was asked
-                self.check_blank(&luks)?;
-                // before the volume has this key, so that no failure leaves a key that nobody knows
-                tell(&recovery).map_err(Error::Output)?;
-                luks.format(&uuid, &volume_key, recovery.as_bytes())?;
-                add(&luks, &volume_key, &key)?
-            }
-            (Some(copy), own) => match (copy.keyslot(key.expose())?, own) {
+        let mut added = None;
+        let keyslot = match &copy {
+            None => self.make(&luks, &uuid, &key, tell)?,
+            Some(copy) => match (copy.keyslot(key.expose())?, &own) {
                 // the command was run before
                 (Some(keyslot), _) => keyslot,
-                (None, Some(own)) => add(&luks, &copy.volume_key(own, &volume_key)?, &key)?,
-                (None, None) => {
-                    let place = device.display();
-                    let text = format!("--key-file is missing: a key that opens {place} now");
-                    return Err(Error::Key(text));
+                (None, Some(own)) => {
+                    let volume_key = copy.volume_key(own, &self.temporary("key"))?;
+                    added = Some(Added::new(&device, &key));
+                    add(&luks, &volume_key, &key)?
                 }
+                (None, None) => return Err(key_file_is_missing(&device)),
             },
         };
         luks.mark(keyslot)?;
         self.keep_device(&device);
+        self.volume.keyslot = Some(keyslot);
+        // how long this command waits says nothing about a boot
+        self.volume.timeout = before.and_then(|before| before.timeout);
         self.volume.write(&self.folders.volumes, &self.name)?;
+        added.into_iter().for_each(Added::keep);
         Ok(Enrolled { uuid, keyslot })
     }
 
+    /// Makes the new volume, and returns the keyslot with the broker's key.
+    fn make(
+        &self,
+        luks: &Luks,
+        uuid: &Uuid,
+        key: &Secret,
+        tell: impl FnOnce(&str) -> io::Result<()>,
+    ) -> Result<u32, Error> {
+        let recovery = recovery_key::new();
+        let volume_key = VolumeKey::new(&self.temporary("key"))?;
+        // the device may have been used while the broker was asked
+        self.check_blank(luks)?;
+        // before the volume has this key, so that no failure leaves a key that nobody knows
+        tell(&recovery).map_err(Error::Output)?;
+        luks.format(uuid, &volume_key, recovery.as_bytes())?;
+        // the header has it from here on
+        drop(Removed(self.planned()));
+        add(luks, &volume_key, key)
+    }
+
+    /// Returns the path of a file in memory. Names of volumes do not begin with a dot.
+    fn temporary(&self, what: &str) -> PathBuf {
+        self.folders.headers.join(format!(".{}.{what}", self.name))
+    }
+
+    /// Returns the file with the UUID of a new volume that is not made yet.
+    fn planned(&self) -> PathBuf {
+        self.folders.volumes.join(format!(".{}.uuid", self.name))
+    }
+
     /// Returns the UUID of the present volume, or a new one. Refuses a device that does not fit the
-    /// command.
-    fn uuid(&self, luks: &Luks) -> Result<Uuid, Error> {
+    /// command, and a name whose settings are those of another volume.
+    fn uuid(&self, luks: &Luks, before: Option<&Volume>) -> Result<Uuid, Error> {
         let place = luks.device().display();
-        let refused = match (luks.uuid()?, self.format) {
+        let found = luks.uuid()?;
+        if let Some(other) = before.and_then(|before| before.uuid.as_ref())
+            && found.as_ref() != Some(other)
+        {
+            let name = &self.name;
+            return Err(Error::Setting(format!(
+                "{name} is the volume {other} already, and {place} is another one: choose another --name, or first run \
+                 firstlight-volume remove --name {name}"
+            )));
+        }
+        let refused = match (found, self.format) {
             (Some(uuid), false) => return Ok(uuid),
             (Some(uuid), true) => format!(
                 "{place} is the LUKS2 volume {uuid} already: without --format, and with --key-file, it gets a further keyslot"
@@ -128,7 +158,7 @@ impl Enrollment {
             ),
             (None, true) => {
                 self.check_blank(luks)?;
-                return new_uuid();
+                return new_uuid(&self.planned());
             }
         };
         Err(Error::Device(refused))
@@ -163,6 +193,43 @@ impl Drop for Removed {
     }
 }
 
+/// A keyslot that was added to a present volume. It is removed on drop, unless [`Added::keep`] was called.
+struct Added<'a> {
+    device: &'a Path,
+    key: Option<&'a Secret>,
+}
+
+impl<'a> Added<'a> {
+    fn new(device: &'a Path, key: &'a Secret) -> Added<'a> {
+        let key = Some(key);
+        Added { device, key }
+    }
+
+    fn keep(mut self) {
+        self.key = None;
+    }
+
+    fn remove(&self, key: &Secret) -> Result<(), Error> {
+        // a signal may have stopped the program
+        let luks = Luks::new(self.device, &Stop::new());
+        luks.metadata()?;
+        match luks.keyslot(key.expose())? {
+            Some(number) => luks.kill(&number.to_string()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Added<'_> {
+    fn drop(&mut self) {
+        if let Some(key) = self.key
+            && let Err(error) = self.remove(key)
+        {
+            log::warn!("the new keyslot may be left: {error}");
+        }
+    }
+}
+
 /// Adds a keyslot with the broker's key. Returns its number.
 fn add(luks: &Luks, volume_key: &VolumeKey, key: &Secret) -> Result<u32, Error> {
     luks.add_key(volume_key, key)?;
@@ -193,10 +260,39 @@ fn read_key(file: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     }
 }
 
-/// Returns a random UUID, which the kernel makes (random(4)).
-fn new_uuid() -> Result<Uuid, Error> {
-    let path = Path::new("/proc/sys/kernel/random/uuid");
-    let failed = |error| Error::File(path.into(), error);
-    let text = fs::read_to_string(path).map_err(failed)?;
-    Uuid::parse(text.trim_end()).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))
+/// Fails if this key does not open the volume. Without a key, the volume must have our keyslot.
+fn check_key(copy: &Luks, device: &Path, own: Option<&Vec<u8>>) -> Result<(), Error> {
+    match own {
+        None if keyslots_of(&copy.metadata()?).next().is_none() => Err(key_file_is_missing(device)),
+        Some(own) if copy.keyslot(own)?.is_none() => Err(Error::Key(format!(
+            "the key of --key-file does not open {}",
+            device.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn key_file_is_missing(device: &Path) -> Error {
+    let place = device.display();
+    Error::Key(format!(
+        "--key-file is missing: a key that opens {place} now"
+    ))
+}
+
+/// Returns the UUID in this file, or makes it: a random one of the kernel (random(4)). The broker records a
+/// disk before it gives the key, so each try asks with the same UUID.
+fn new_uuid(planned: &Path) -> Result<Uuid, Error> {
+    let random = Path::new("/proc/sys/kernel/random/uuid");
+    let read = |path: &Path| fs::read_to_string(path).map(|text| Uuid::parse(text.trim_end()));
+    if let Ok(Some(uuid)) = read(planned) {
+        return Ok(uuid);
+    }
+    let failed = |path: &Path, error| Error::File(path.into(), error);
+    let uuid = read(random).map_err(|error| failed(random, error))?;
+    let uuid = uuid.ok_or_else(|| failed(random, io::ErrorKind::InvalidData.into()))?;
+    let folder = planned.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)
+        .and_then(|()| booted_base::file::replace(planned, uuid.to_string().as_bytes(), 0o644))
+        .map_err(|error| failed(planned, error))?;
+    Ok(uuid)
 }

@@ -24,7 +24,9 @@ pub fn names(folders: &Folders) -> Result<Vec<String>, Error> {
     let names = entries.map(|entry| entry.map(|entry| entry.file_name()));
     let names: Result<Vec<_>, _> = names.collect();
     let names = names.map_err(failed)?.into_iter();
-    let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
+    let names = names.filter_map(|name| name.into_string().ok());
+    // that of a new volume that is not made yet
+    let mut names: Vec<String> = names.filter(|name| !name.starts_with('.')).collect();
     names.sort();
     Ok(names)
 }
@@ -70,7 +72,7 @@ pub fn status(
 /// Removes the keyslot and the token of the key broker, and then the settings of the volume. After a power failure it continues.
 pub fn remove(folders: &Folders, name: &str, stop: &Stop) -> Result<Volume, Error> {
     let volume = Volume::read(&folders.volumes, name)?;
-    Luks::new(&volume.header(), stop).unmark()?;
+    Luks::new(&volume.header(), stop).unmark(volume.keyslot)?;
     let path = folders.volumes.join(name);
     fs::remove_file(&path).map_err(|error| Error::File(path, error))?;
     Ok(volume)

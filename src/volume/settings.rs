@@ -51,6 +51,8 @@ impl Folders {
 pub struct Volume {
     /// The LUKS UUID, which the key belongs to.
     pub uuid: Option<Uuid>,
+    /// The keyslot of the key broker.
+    pub keyslot: Option<u32>,
     /// The device, if it is not found by its UUID.
     pub device: Option<PathBuf>,
     /// The hosts of the key broker.
@@ -102,6 +104,10 @@ pub const OPTIONS: &Table<Volume> = &[
         |it, name, value| put(&mut it.uuid, uuid(name, &text(value)?).map(Some)),
     ),
     (
+        Opt::value("keyslot", "NUMBER", "the keyslot of the key broker; `enroll` makes it"),
+        |it, name, value| put(&mut it.keyslot, parsed(name, value).map(Some)),
+    ),
+    (
         Opt::value(
             "attestation-variant",
             "NAME",
@@ -123,7 +129,7 @@ pub const OPTIONS: &Table<Volume> = &[
         Opt::value(
             "timeout",
             "SECONDS",
-            "how long to wait for the key; 0: without end",
+            "how long to wait for the key; 0: without end. `enroll` does not write it into the file of the volume",
         )
         .or("0"),
         |it, name, value| {
@@ -158,6 +164,14 @@ impl Volume {
         };
         let text = read().map_err(|error| Error::File(path.clone(), error))?;
         Volume::parse(&text).map_err(|error| Error::Line(path, Box::new(error)))
+    }
+
+    /// Reads the settings of a volume; `None` if there are none.
+    pub fn find(folder: &Path, name: &str) -> Result<Option<Volume>, Error> {
+        match Volume::read(folder, name) {
+            Err(Error::File(_, error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            read => read.map(Some),
+        }
     }
 
     /// Parses the content of the file.
@@ -208,6 +222,9 @@ impl Volume {
         let mut add = |name: &str, value: String| lines += &format!("{name}={value}\n");
         if let Some(uuid) = &self.uuid {
             add("uuid", uuid.to_string());
+        }
+        if let Some(keyslot) = self.keyslot {
+            add("keyslot", keyslot.to_string());
         }
         if let Some(device) = &self.device {
             add("device", device.display().to_string());
@@ -287,6 +304,7 @@ mod tests {
     use support::mutation::mutations;
 
     const VALID: &str = "# comment\nuuid=0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22\nbroker=10.0.0.5,keys.example\n\
+        keyslot=1\n\
         cluster-id=00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\ntpm=swtpm:host=127.0.0.1,port=7\ntimeout=30\n";
 
     #[test]
