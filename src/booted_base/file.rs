@@ -4,18 +4,16 @@
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Replaces the file at `path` durably with this content and mode (fsync(2)). Its directory must
 /// exist; the old file need not.
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
+    let fresh = PathBuf::from(fresh);
     // A previous run that was interrupted may have left this file.
-    match fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove_if_present(&fresh)?;
     let write = || {
         let mut file = OpenOptions::new()
             .write(true)
@@ -29,6 +27,14 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     };
     write().inspect_err(|_| drop(fs::remove_file(&fresh)))?;
     sync_directory(path)
+}
+
+/// Removes the file at `path`, if there is one.
+pub fn remove_if_present(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Makes the directory entry of `path` durable; fsync(2) of the file itself does not guarantee

@@ -9,7 +9,6 @@
 //! Each step can be repeated. A step that fails ends the join: the disk is reset, and the node
 //! starts over at its next boot.
 
-use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,6 +23,7 @@ use base::backoff::Backoff;
 use base::child_process::Cause;
 use base::crypto::CLUSTER_ID_LEN;
 use base::stop::Stop;
+use booted_base::file;
 use disk::state_disk::NodeState;
 use kubernetes::kubeadm::{self, Trust};
 use kubernetes::parameters;
@@ -137,7 +137,7 @@ impl Join {
             setup::write(&path, 0o600, content.expose())?;
         }
         job.phase("emergency SSH");
-        self.certify_host(&node.root, stop)?;
+        self.certify_host(node, stop)?;
         job.phase("components");
         install_components(&self.ticket.components, &node.settings, stop, job)?;
         job.phase("kubeadm join");
@@ -146,13 +146,13 @@ impl Join {
         node.complete()
     }
 
-    fn certify_host(&self, root: &Path, stop: &Stop) -> Result<(), Error> {
-        ssh::host::install(
-            root,
-            &self.ticket.ssh_authority,
-            &self.ticket.ssh_certificate,
-        )
-        .map_err(|error| Error::Ssh("the SSH host certificate", error.into()))?;
+    fn certify_host(&self, node: &Node, stop: &Stop) -> Result<(), Error> {
+        let (authority, certificate) = (&self.ticket.ssh_authority, &self.ticket.ssh_certificate);
+        ssh::host::install(&node.root, authority, certificate)
+            .map_err(|error| Error::Ssh("the SSH host certificate", error.into()))?;
+        if let Some(missing) = missing_for_ssh(authority, certificate) {
+            node.timeline.event("ssh", missing);
+        }
         ssh::host::reload_sshd(stop);
         Ok(())
     }
@@ -205,6 +205,15 @@ impl Join {
             control_plane: self.role == Role::ControlPlane,
         };
         KUBEADM.configure(&kubeadm::join_configuration(&settings, &self.node))
+    }
+}
+
+/// Returns what emergency SSH lacks after a ticket of an earlier release of Constellation.
+fn missing_for_ssh(authority: &[u8], certificate: &[u8]) -> Option<&'static str> {
+    match (authority, certificate) {
+        ([], _) => Some("the ticket has no authority: emergency SSH does not work on this node"),
+        (_, []) => Some("the ticket has no host certificate: SSH clients cannot verify this node"),
+        _ => None,
     }
 }
 
@@ -265,11 +274,8 @@ struct TokenFiles;
 impl Drop for TokenFiles {
     fn drop(&mut self) {
         for path in [KUBEADM.0, kubeadm::DISCOVERY] {
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    log::warn!("{path}, which has the bootstrap token, cannot be removed: {error}")
-                }
-                _ => {}
+            if let Err(error) = file::remove_if_present(Path::new(path)) {
+                log::warn!("{path}, which has the bootstrap token, cannot be removed: {error}");
             }
         }
     }

@@ -3,7 +3,6 @@
 
 use std::env;
 use std::fs;
-use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -302,12 +301,7 @@ pub fn write_client_certificate(certificate: Option<&KubeletCertificate>) -> Res
     match certificate {
         Some(certificate) => kubelet_certificate::place_client(link, &certificate.in_one())
             .map_err(Error::Certificate),
-        None => match fs::remove_file(link) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(Error::Io(link.into(), error))
-            }
-            _ => Ok(()),
-        },
+        None => file::remove_if_present(link).map_err(|error| Error::Io(link.into(), error)),
     }
 }
 

@@ -14,7 +14,7 @@
 //! | `node_files` | at most 64 files and 256 KiB, each once by a name without a path |
 //! | `kubernetes_components` | as for an init |
 //! | `kubernetes_version` | supported; if it is missing, as in Constellation's tickets, the version in kubeadm's URL |
-//! | `authorized_ca_public_key`, `host_certificate` | one line each; a certificate of this node's host key |
+//! | `authorized_ca_public_key`, `host_certificate` | one line each; a certificate of this node's host key. Tickets of Constellation have no certificate before v2.24.0, and neither of them before v2.21.0 |
 
 use std::fmt;
 
@@ -89,9 +89,9 @@ pub struct Ticket {
     pub node_files: Vec<(String, Secret)>,
     /// The components to install.
     pub components: Vec<Component>,
-    /// The line of the SSH authority.
+    /// The line of the SSH authority; empty from a join service of Constellation before v2.21.0.
     pub ssh_authority: Vec<u8>,
-    /// The line of the SSH host certificate.
+    /// The line of the SSH host certificate; empty from a join service of Constellation before v2.24.0.
     pub ssh_certificate: Vec<u8>,
 }
 
@@ -611,9 +611,14 @@ mod tests {
             ("kubernetes_components: 65 components", |ticket| {
                 ticket.kubernetes_components = vec![Wire::default(); MAX_COMPONENTS + 1];
             }),
-            ("authorized_ca_public_key", |ticket| {
-                ticket.authorized_ca_public_key.clear()
-            }),
+            (
+                "the ticket's SSH authority is not a single line",
+                |ticket| ticket.authorized_ca_public_key.clear(),
+            ),
+            (
+                "the ticket's SSH host certificate is not a single line",
+                |ticket| ticket.host_certificate = b"\n".to_vec(),
+            ),
             ("authorized_ca_public_key", |ticket| {
                 ticket.authorized_ca_public_key.extend(b"second\n")
             }),
@@ -652,6 +657,29 @@ mod tests {
                 error.starts_with("kubernetes_components: ") && error.contains(why),
                 "{why} is not in {error}"
             );
+        }
+    }
+
+    #[test]
+    fn tickets_of_earlier_releases_have_no_ssh_certificate_or_nothing_of_ssh() {
+        type Change = fn(&mut IssueJoinTicketResponse);
+        let releases: [(&str, Change, usize); 2] = [
+            ("v2.21.0 to v2.23.1", |_| {}, 1),
+            (
+                "v2.16.0 to v2.20.1",
+                |ticket| ticket.authorized_ca_public_key.clear(),
+                0,
+            ),
+        ];
+        for (releases, change, lines) in releases {
+            let ticket = with(|ticket| {
+                ticket.host_certificate.clear();
+                change(ticket);
+            });
+            let ticket = check(ticket, false).unwrap_or_else(|why| panic!("{releases}: {why}"));
+            assert!(ticket.ssh_certificate.is_empty(), "{releases}");
+            let authority = str::from_utf8(&ticket.ssh_authority).unwrap();
+            assert_eq!(authority.lines().count(), lines, "{releases}");
         }
     }
 

@@ -96,16 +96,19 @@ pub fn install_host_certificate(
     install(root, users.line().as_bytes(), certificate.as_bytes())
 }
 
-/// Writes the public key of the user authority and the host certificate that a join service sent.
+/// Writes the public key of the user authority and the host certificate that a join service sent. An empty one is removed.
 pub fn install(root: &Path, authority: &[u8], certificate: &[u8]) -> Result<(), Error> {
-    let authority = one_line(authority).ok_or(Error::Ticket("SSH authority"))?;
-    let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
+    let authority = optional_line(authority, "SSH authority")?;
+    let certificate = optional_line(certificate, "SSH host certificate")?;
     let directory = directory(root)?;
     // the certificate first: the authority permits logins
     for (name, line) in [(HOST_CERTIFICATE, certificate), (AUTHORITY, authority)] {
         let path = directory.join(name);
-        file::replace(&path, format!("{line}\n").as_bytes(), PUBLIC)
-            .map_err(|error| Error::Io(path, error))?;
+        let written = match line {
+            Some(line) => file::replace(&path, format!("{line}\n").as_bytes(), PUBLIC),
+            None => file::remove_if_present(&path),
+        };
+        written.map_err(|error| Error::Io(path, error))?;
     }
     Ok(())
 }
@@ -121,15 +124,18 @@ pub fn renew(root: &Path, certificate: &[u8]) -> Result<(), Error> {
         .map_err(|error| Error::Io(path, error))
 }
 
-/// Checks that [`install`] and sshd accept these lines: one authority, and a certificate for this node's host key.
+/// Checks that [`install`] and sshd accept these lines: one authority, and a certificate for this node's host key. Join services of
+/// Constellation before v2.24.0 send no certificate, and before v2.21.0 no authority.
 pub fn check(authority: &[u8], certificate: &[u8], key: &PublicKey) -> Result<(), Error> {
-    let authority = one_line(authority).ok_or(Error::Ticket("SSH authority"))?;
-    let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
-    PublicKey::from_line(authority).map_err(Error::Authority)?;
-    if key.is_certified_in(certificate) {
-        Ok(())
-    } else {
-        Err(Error::Foreign)
+    let certificate = optional_line(certificate, "SSH host certificate")?;
+    match optional_line(authority, "SSH authority")? {
+        Some(authority) => drop(PublicKey::from_line(authority).map_err(Error::Authority)?),
+        None if certificate.is_some() => return Err(Error::Ticket("SSH authority")),
+        None => {}
+    }
+    match certificate.is_none_or(|line| key.is_certified_in(line)) {
+        true => Ok(()),
+        false => Err(Error::Foreign),
     }
 }
 
@@ -146,6 +152,14 @@ fn one_line(line: &[u8]) -> Option<&str> {
     let line = std::str::from_utf8(line).ok()?;
     let line = line.strip_suffix('\n').unwrap_or(line);
     (!line.is_empty() && !line.contains(char::is_control)).then_some(line)
+}
+
+/// Returns the only line of a field of a ticket that may be empty.
+fn optional_line<'a>(line: &'a [u8], what: &'static str) -> Result<Option<&'a str>, Error> {
+    match line {
+        [] => Ok(None),
+        line => one_line(line).map(Some).ok_or(Error::Ticket(what)),
+    }
 }
 
 /// Returns the public part of this node's host key; creates the key if it does not exist.
@@ -300,7 +314,7 @@ mod tests {
     #[test]
     fn a_ticket_brings_one_authority_and_not_more() {
         let disk = tempfile::tempdir().unwrap();
-        for bad in [&b""[..], b"\n", b"a\nb\n", b"a\r\nb", b"\xff"] {
+        for bad in [&b"\n"[..], b"a\nb\n", b"a\r\nb", b"\xff"] {
             assert!(
                 matches!(install(disk.path(), bad, b"ok"), Err(Error::Ticket(_))),
                 "{bad:?}"
@@ -352,6 +366,28 @@ mod tests {
         for mutant in support::mutation::mutations(certificate(&own).as_bytes(), 10_000) {
             let _ = check(line.as_bytes(), &mutant, &own);
         }
+    }
+
+    #[test]
+    fn what_a_ticket_of_an_earlier_release_lacks_is_not_on_the_disk_either() {
+        let (disk, key) = (tempfile::tempdir().unwrap(), key::generate().1);
+        let line = format!("{}\n", authority().public_line());
+        for (before, certificate) in [(&line[..], &b""[..]), ("", b"")] {
+            check(before.as_bytes(), certificate, &key).unwrap();
+            // of an attempt to join another cluster
+            install(disk.path(), b"one", b"two").unwrap();
+            install(disk.path(), before.as_bytes(), certificate).unwrap();
+            let there = |name: &str| disk.path().join("ssh").join(name).exists();
+            assert_eq!(
+                (there(AUTHORITY), there(HOST_CERTIFICATE)),
+                (!before.is_empty(), false)
+            );
+        }
+        // a certificate without an authority is of no release
+        assert!(matches!(
+            check(b"", b"ssh-ed25519", &key),
+            Err(Error::Ticket("SSH authority"))
+        ));
     }
 
     #[test]

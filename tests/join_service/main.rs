@@ -914,6 +914,57 @@ fn a_disk_without_a_record_is_opened_only_while_migration_is_on_and_remembered()
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_node_of_constellation_before_v2_24_joins_only_while_migration_is_on() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let (mut setup, tpm, plane) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
+    // the fields of the requests of v2.16.0 to v2.23.1
+    let of_earlier_release = |request: IssueJoinTicketRequest| IssueJoinTicketRequest {
+        disk_uuid: request.disk_uuid,
+        certificate_request: request.certificate_request,
+        is_control_plane: request.is_control_plane,
+        ..IssueJoinTicketRequest::default()
+    };
+    let old = of_earlier_release(worker());
+    for migration in [Migration::default(), "2026-01-01".parse().unwrap()] {
+        setup.migration = migration;
+        setup.start(cluster);
+        let status = refused(setup.join(&tpm, &old));
+        assert_eq!(
+            (status.code(), setup.count("join", "host-key")),
+            (Code::InvalidArgument, 1)
+        );
+        assert!(status.message().contains("--migrate-until"), "{status}");
+    }
+    setup.migration = "2099-12-31".parse().unwrap();
+    setup.start(cluster);
+    let ticket = setup.join(&tpm, &old).unwrap();
+    let authority = str::from_utf8(&ticket.authorized_ca_public_key).unwrap();
+    assert!(authority.starts_with("ssh-ed25519 ") && ticket.host_certificate.is_empty());
+    assert_eq!(ticket.state_disk_key.len(), 32);
+    // after a reboot with an image of Firstlight it still has none
+    eventually("the disk is opened", || {
+        setup
+            .rejoin(&tpm, &disk(1))
+            .is_ok_and(|ticket| ticket.host_certificate.is_empty())
+    });
+    let old = of_earlier_release(request("plane-0", &["127.42.1.100"], 2, true));
+    let ticket = setup.join(&plane, &old).unwrap();
+    assert_eq!(ticket.control_plane_files.len(), 8);
+    assert!(ticket.host_certificate.is_empty());
+    // a broken key is refused also now
+    let broken = IssueJoinTicketRequest {
+        host_public_key: vec![0],
+        ..of_earlier_release(worker())
+    };
+    assert_eq!(
+        refused(setup.join(&tpm, &broken)).code(),
+        Code::InvalidArgument
+    );
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() {
     let _alone = alone();
     let (mut setup, tpm) = (Setup::new(Cluster::shared()), Swtpm::start());

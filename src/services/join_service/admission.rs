@@ -175,7 +175,10 @@ impl<'a> Admission<'a> {
             direct: claimant.direct,
             control_plane: asked.control_plane,
             addresses: asked.addresses().to_vec(),
-            host_key: asked.host_key.line(),
+            host_key: asked
+                .host_key
+                .as_ref()
+                .map_or_else(String::new, |key| key.line()),
             client_key: asked.client_key(),
             principals: principals.to_vec(),
             image: image_of(self.call),

@@ -22,8 +22,9 @@ pub struct JoinRequest {
     pub certificate: CertificateRequest,
     /// Whether the machine joins as a control plane.
     pub control_plane: bool,
-    /// The public host key of the machine's sshd.
-    pub host_key: PublicKey,
+    /// The public host key of the machine's sshd; `None` of a machine that runs Constellation before
+    /// v2.24.0.
+    pub host_key: Option<PublicKey>,
     /// Host names and addresses for the SSH host certificate. Each has a valid form.
     pub principals: Vec<String>,
     /// Whether the machine trusts the API server by the CA certificate in the ticket, and needs no
@@ -34,8 +35,12 @@ pub struct JoinRequest {
 }
 
 impl JoinRequest {
-    /// Validates every field of the request.
-    pub fn validate(request: &IssueJoinTicketRequest) -> Result<JoinRequest, TicketRefusal> {
+    /// Validates every field of the request. Only while a cluster moves from Constellation, the SSH
+    /// host key may be missing.
+    pub fn validate(
+        request: &IssueJoinTicketRequest,
+        is_migrating: bool,
+    ) -> Result<JoinRequest, TicketRefusal> {
         let disk = disk(&request.disk_uuid)?;
         let certificate =
             CertificateRequest::parse(&request.certificate_request).map_err(|error| {
@@ -52,9 +57,7 @@ impl JoinRequest {
             );
             return Err(TicketRefusal::invalid("certificate-request", message));
         }
-        let host_key = PublicKey::from_blob(&request.host_public_key).map_err(|error| {
-            TicketRefusal::invalid("host-key", format!("host_public_key: {error}"))
-        })?;
+        let host_key = host_key(&request.host_public_key, is_migrating)?;
         let principals = request.host_certificate_principals.clone();
         if principals.len() > MAX_PRINCIPALS {
             let message = format!(
@@ -101,6 +104,19 @@ impl JoinRequest {
     /// Returns the addresses of the kubelet's serving certificate.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.certificate.addresses
+    }
+}
+
+fn host_key(blob: &[u8], is_migrating: bool) -> Result<Option<PublicKey>, TicketRefusal> {
+    let refuse = |why: &str| TicketRefusal::invalid("host-key", format!("host_public_key: {why}"));
+    match blob {
+        [] if is_migrating => Ok(None),
+        [] => Err(refuse(
+            "it is missing, as in requests of Constellation before v2.24.0, which are served only through the day of --migrate-until",
+        )),
+        blob => PublicKey::from_blob(blob)
+            .map(Some)
+            .map_err(|error| refuse(&error.to_string())),
     }
 }
 

@@ -90,6 +90,7 @@ struct Signed {
     kubelet: Vec<u8>,
     /// Empty for a machine of an earlier version.
     kubelet_client: Vec<u8>,
+    /// The SSH host certificate; empty for a machine that sent no host key.
     host: String,
     /// The names and addresses in the SSH host certificate.
     principals: Vec<String>,
@@ -172,13 +173,18 @@ impl Tickets {
                 return Err(status.with_retry_after(pause));
             }
         };
-        let asked = JoinRequest::validate(request);
+        let is_migrating = self.migration.is_on(SystemTime::now());
+        let asked = JoinRequest::validate(request, is_migrating);
         let issued = asked
             .as_ref()
             .map_err(TicketRefusal::clone)
             .and_then(|asked| {
                 (subject.node, subject.disk) = (asked.node(), asked.disk.as_str());
-                Ok((self.issue_join(call, asked)?, ""))
+                let note = match asked.host_key {
+                    Some(_) => "",
+                    None => "without an SSH host certificate: the machine sent no host key",
+                };
+                Ok((self.issue_join(call, asked)?, note))
             });
         if issued.is_ok() {
             slot.ticket_issued();
@@ -457,6 +463,27 @@ fn kubeadm(asked: &JoinRequest, cluster: &Cluster) -> Result<Kubeadm, TicketRefu
 }
 
 fn sign(asked: &JoinRequest, inputs: &Inputs) -> Result<Signed, TicketRefusal> {
+    let (host, principals) = match &asked.host_key {
+        Some(key) => certify_host(key, asked, inputs)?,
+        None => (String::new(), vec![]),
+    };
+    Ok(Signed {
+        kubelet: inputs.ca.certify(&asked.certificate)?,
+        kubelet_client: match asked.has_client_key {
+            true => inputs.ca.certify_client(&asked.certificate)?,
+            false => vec![],
+        },
+        host,
+        principals,
+    })
+}
+
+/// Returns the SSH host certificate of a machine, and the names in it.
+fn certify_host(
+    key: &PublicKey,
+    asked: &JoinRequest,
+    inputs: &Inputs,
+) -> Result<(String, Vec<String>), TicketRefusal> {
     let mut principals = asked.principals.clone();
     // Control planes also have the names of the API server. A wildcard is valid in TLS certificates
     // only.
@@ -475,21 +502,11 @@ fn sign(asked: &JoinRequest, inputs: &Inputs) -> Result<Signed, TicketRefusal> {
     }
     let mut seen = HashSet::new();
     principals.retain(|name| seen.insert(name.clone()));
-    let host = inputs
-        .ssh
-        .hosts
-        .host_certificate(&asked.host_key, &principals, SystemTime::now());
-    let host =
-        host.map_err(|error| TicketRefusal::invalid("principals", error.to_string()))? + "\n";
-    Ok(Signed {
-        kubelet: inputs.ca.certify(&asked.certificate)?,
-        kubelet_client: match asked.has_client_key {
-            true => inputs.ca.certify_client(&asked.certificate)?,
-            false => vec![],
-        },
-        host,
-        principals,
-    })
+    let hosts = &inputs.ssh.hosts;
+    match hosts.host_certificate(key, &principals, SystemTime::now()) {
+        Ok(line) => Ok((line + "\n", principals)),
+        Err(error) => Err(TicketRefusal::invalid("principals", error.to_string())),
+    }
 }
 
 fn ticket(
