@@ -813,6 +813,83 @@ fn a_cluster_moves_continues_after_a_failure_ends_by_another_operator_and_goes_b
     assert!(is_free, "{plan:#}");
 }
 
+/// Moves the cluster of each release in this cloud: a step that fails restores everything, and `undo` goes back after the end.
+fn each_release_moves_and_goes_back(cloud: &str) {
+    let platform = constellation::PLATFORMS.iter().find(|it| it.cloud == cloud);
+    let platform = platform.unwrap();
+    let mut old = Old::new(platform.has_operator);
+    let driver = format!("kube-system/{}", platform.driver);
+    let mut options = WANTED.to_vec();
+    if platform.has_operator {
+        options.extend(["--node-image", NEW_IMAGE]);
+    }
+    let moved: &[&str] = match platform.has_operator {
+        true => &[],
+        false => &["--nodes-moved"],
+    };
+    let run = |old: &Old, words: &[&str]| {
+        let all = [&["migrate"], words, &["--timeout", "1m"], moved].concat();
+        with_controllers(old, platform.has_operator, || old.done(&all))
+    };
+    for release in &constellation::RELEASES {
+        let name = release.name;
+        constellation::install(&old.client, release, platform);
+        old.folder = tempfile::tempdir().unwrap();
+        constellation::write_workspace(old.folder.path(), &old.cluster.kubeconfig());
+        fs::write(old.folder.path().join("new.json"), NEW_POLICY).unwrap();
+        let before = old.specifications();
+
+        // the driver loses its access to keys, and the operator decides about it first
+        let (plan, is_free) = old.plan(&[]);
+        assert!(!is_free, "{cloud} {name}: {plan:#}");
+        let blocks = blocks(&plan);
+        assert!(
+            matches!(&blocks[..], [one] if one.contains(&driver)),
+            "{cloud} {name}: {blocks:?}"
+        );
+
+        let failing = [&["migrate", "apply", "--timeout", "1s"], &options[..]].concat();
+        let failed = old.failed(&failing);
+        assert!(
+            failed.contains("everything was restored"),
+            "{cloud} {name}: {failed}"
+        );
+        assert_eq!(old.specifications(), before, "{cloud} {name}: restored");
+
+        run(&old, &[&["apply"], &options[..]].concat());
+        assert_eq!(old.policy_images(), ["5198", "4444"], "{cloud} {name}");
+        let ended = run(&old, &["apply", "--end"]);
+        assert!(ended.contains(&driver), "{cloud} {name}: {ended}");
+        assert_eq!(old.policy_images(), ["4444"], "{cloud} {name}");
+        run(&old, &["undo"]);
+        assert_eq!(old.specifications(), before, "{cloud} {name}: undone");
+    }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn each_release_in_aws_moves_and_goes_back() {
+    each_release_moves_and_goes_back("AWS");
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn each_release_in_azure_moves_and_goes_back() {
+    each_release_moves_and_goes_back("Azure");
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn each_release_in_google_cloud_moves_and_goes_back() {
+    each_release_moves_and_goes_back("GCP");
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn each_release_in_openstack_moves_and_goes_back() {
+    each_release_moves_and_goes_back("OpenStack");
+}
+
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn without_a_node_operator_the_command_says_which_nodes_the_operator_starts() {

@@ -19,6 +19,7 @@ use kubernetes::client::{
 };
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::node_version;
+use kubernetes::services::drivers::CSI_DRIVERS;
 use serde_json::{Value, json};
 
 /// The attestation policy in `join-config`, as Constellation's command writes it.
@@ -32,6 +33,106 @@ const GROUPS: [(&str, &str); 2] = [("ControlPlane", "plane-group"), ("Worker", "
 /// The ConfigMap with the components of this version.
 const COMPONENTS: &str = "k8s-components-sha256-00";
 const NAMESPACE: &str = "kube-system";
+
+/// A form of the objects of Constellation's charts. Rendering the charts of v2.16.0 to v2.24.0 and of the last state of the repository
+/// gives four forms of the objects that a move reads.
+pub struct Release {
+    /// The last release of this form.
+    pub name: &'static str,
+    /// The index in [`Platform::driver_versions`].
+    driver: usize,
+    /// Whether the join service can read the key of Google's service account (since v2.22.0).
+    has_google_key: bool,
+    /// Whether the join service certifies SSH host keys (since v2.24.0).
+    certifies_hosts: bool,
+}
+
+const fn release(name: &'static str, driver: usize, since: usize) -> Release {
+    Release {
+        name,
+        driver,
+        has_google_key: since > 0,
+        certifies_hosts: since > 1,
+    }
+}
+
+/// v2.16.0 to v2.16.4, v2.17.0 to v2.21.1, v2.22.0 to v2.23.1, and v2.24.0.
+pub const RELEASES: [Release; 4] = [
+    release("v2.16.4", 0, 0),
+    release("v2.21.1", 1, 0),
+    release("v2.23.1", 1, 1),
+    release("v2.24.0", 2, 2),
+];
+
+/// A cloud, and the CSI driver of its charts.
+pub struct Platform {
+    /// The cloud's name, as Constellation's chart writes it.
+    pub cloud: &'static str,
+    /// Whether the node operator knows the cloud.
+    pub has_operator: bool,
+    variant: &'static str,
+    /// The DaemonSet of the driver.
+    pub driver: &'static str,
+    container: &'static str,
+    image: &'static str,
+    account: &'static str,
+    /// The name of the CSIDriver.
+    csi_driver: &'static str,
+    driver_versions: [&'static str; 3],
+    /// From which of these versions on the driver has no argument `--kms-addr`.
+    without_address_since: usize,
+}
+
+pub const PLATFORMS: [Platform; 4] = [
+    Platform {
+        cloud: "AWS",
+        has_operator: true,
+        variant: "aws-nitro-tpm",
+        driver: "ebs-csi-node",
+        container: "ebs-plugin",
+        image: "aws-csi-driver",
+        account: "ebs-csi-node-sa",
+        csi_driver: "aws.csi.confidential.cloud",
+        driver_versions: ["v1.1.0", "v1.2.0", "v1.3.0"],
+        without_address_since: 1,
+    },
+    Platform {
+        cloud: "Azure",
+        has_operator: true,
+        variant: "azure-trustedlaunch",
+        driver: "csi-azuredisk-node",
+        container: "azuredisk",
+        image: "azure-csi-driver",
+        account: "csi-azuredisk-node-sa",
+        csi_driver: "azuredisk.csi.confidential.cloud",
+        driver_versions: ["v1.3.0", "v1.4.0", "v1.5.0"],
+        without_address_since: 3,
+    },
+    Platform {
+        cloud: "GCP",
+        has_operator: true,
+        variant: "gcp-sev-es",
+        driver: "csi-gce-pd-node",
+        container: "gce-pd-driver",
+        image: "gcp-csi-driver",
+        account: "csi-gce-pd-node-sa",
+        csi_driver: "gcp.csi.confidential.cloud",
+        driver_versions: ["v1.3.0", "v1.4.0", "v1.5.0"],
+        without_address_since: 3,
+    },
+    Platform {
+        cloud: "OpenStack",
+        has_operator: false,
+        variant: "qemu-vtpm",
+        driver: "openstack-cinder-csi-nodeplugin",
+        container: "cinder-csi-plugin",
+        image: "cinder-csi-plugin",
+        account: "csi-cinder-node-sa",
+        csi_driver: "cinder.csi.confidential.cloud",
+        driver_versions: ["v1.0.2"; 3],
+        without_address_since: 3,
+    },
+];
 const DEFINITIONS: Resource =
     Resource::cluster("apiextensions.k8s.io", "v1", "customresourcedefinitions");
 
@@ -189,10 +290,10 @@ pub fn make(client: &Client, version: &str, in_known_cloud: bool) {
     }
     let sets = in_kube_system(DAEMON_SETS);
     for set in [
-        join_service(),
+        join_service(&RELEASES[3], "QEMU", "qemu-vtpm"),
         key_service(),
         daemon("cilium", "cilium", json!([])),
-        csi_driver(),
+        csi_driver(&RELEASES[3], &PLATFORMS[0]),
         daemon("verification-service", "verification-service", json!([])),
     ] {
         client.create(&sets, &set).unwrap();
@@ -223,6 +324,25 @@ pub fn make(client: &Client, version: &str, in_known_cloud: bool) {
             version,
         );
     }
+}
+
+/// Replaces the join service and the CSI driver of [`make`] by those of this release in this cloud.
+pub fn install(client: &Client, release: &Release, platform: &Platform) {
+    let sets = DAEMON_SETS.in_namespace(NAMESPACE);
+    for name in ["join-service", PLATFORMS[0].driver, platform.driver] {
+        if client.find(&sets.named(name)).unwrap().is_some() {
+            client.delete(&sets.named(name)).unwrap();
+        }
+    }
+    let join_service = join_service(release, platform.cloud, platform.variant);
+    client.create(&sets, &join_service).unwrap();
+    client
+        .create(&sets, &csi_driver(release, platform))
+        .unwrap();
+    let driver = json!({"metadata": {"name": platform.csi_driver}, "spec": {"attachRequired": true, "podInfoOnMount": true}});
+    client
+        .create_if_absent(&CSI_DRIVERS.all(), &driver)
+        .unwrap();
 }
 
 /// As kubeadm keeps it, in the form of Constellation's bootstrapper.
@@ -269,27 +389,41 @@ fn on_control_planes(name: &str, arguments: Value, mounts: Value, volumes: Value
     set
 }
 
-fn join_service() -> Value {
+fn join_service(release: &Release, cloud: &str, variant: &str) -> Value {
     let arguments = json!([
-        "--cloud-provider=QEMU",
+        format!("--cloud-provider={cloud}"),
         "--key-service-endpoint=key-service.kube-system:9000",
-        "--attestation-variant=qemu-vtpm",
+        format!("--attestation-variant={variant}"),
     ]);
-    let mounts = json!([
-        {"mountPath": "/var/config", "name": "config", "readOnly": true},
-        {"mountPath": "/etc/kubernetes", "name": "kubeadm", "readOnly": true},
-        {"mountPath": "/var/secrets/google", "name": "gcekey", "readOnly": true},
-        {"mountPath": "/var/run/state/ssh", "name": "ssh"},
-    ]);
-    let volumes = json!([
-        {"name": "gcekey", "secret": {"secretName": "gcekey", "optional": true}},
-        {"name": "config", "projected": {"sources": [{"configMap": {"name": "join-config"}}, {"configMap": {"name": "internal-config"}}]}},
-        {"name": "kubeadm", "hostPath": {"path": "/etc/kubernetes"}},
-        {"name": "ssh", "hostPath": {"path": "/var/run/state/ssh"}},
-    ]);
-    let mut set = on_control_planes("join-service", arguments, mounts, volumes);
+    let mut mounts = vec![
+        json!({"mountPath": "/var/config", "name": "config", "readOnly": true}),
+        json!({"mountPath": "/etc/kubernetes", "name": "kubeadm", "readOnly": true}),
+    ];
+    let mut volumes = vec![
+        json!({"name": "config", "projected": {"sources": [{"configMap": {"name": "join-config"}}, {"configMap": {"name": "internal-config"}}]}}),
+        json!({"name": "kubeadm", "hostPath": {"path": "/etc/kubernetes"}}),
+    ];
+    if release.has_google_key {
+        mounts
+            .push(json!({"mountPath": "/var/secrets/google", "name": "gcekey", "readOnly": true}));
+        volumes.insert(
+            0,
+            json!({"name": "gcekey", "secret": {"secretName": "gcekey", "optional": true}}),
+        );
+    }
+    if release.certifies_hosts {
+        mounts.push(
+            json!({"mountPath": "/var/kubeadm-config", "name": "kubeadm-config", "readOnly": true}),
+        );
+        mounts.push(json!({"mountPath": "/var/run/state/ssh", "name": "ssh"}));
+        volumes.push(json!({"name": "kubeadm-config", "configMap": {"name": "kubeadm-config"}}));
+        volumes.push(json!({"name": "ssh", "hostPath": {"path": "/var/run/state/ssh"}}));
+    }
+    let mut set = on_control_planes("join-service", arguments, mounts.into(), volumes.into());
     let container = &mut set["spec"]["template"]["spec"]["containers"][0];
-    container["env"] = json!([{"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": "/var/secrets/google/key.json"}]);
+    if release.has_google_key {
+        container["env"] = json!([{"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": "/var/secrets/google/key.json"}]);
+    }
     container["ports"] = json!([{"containerPort": 9090, "name": "tcp"}]);
     container["securityContext"] = json!({"privileged": true});
     set
@@ -305,16 +439,28 @@ fn key_service() -> Value {
     on_control_planes("key-service", json!(["--port=9000"]), mounts, volumes)
 }
 
-fn csi_driver() -> Value {
-    // chart 1.2.0 leaves the address of the key service to the program
-    let arguments = json!([
-        "node",
-        "--endpoint=$(CSI_ENDPOINT)",
-        "--logging-format=text",
-        "--v=2"
-    ]);
-    let plugin = json!([{"name": "ebs-plugin", "image": "ghcr.io/edgelesssys/constellation/aws-csi-driver:v1.2.0", "args": arguments}]);
-    daemon("ebs-csi-node", "node-driver-registrar", plugin)
+fn csi_driver(release: &Release, platform: &Platform) -> Value {
+    let mut arguments = vec!["--endpoint=$(CSI_ENDPOINT)", "--v=2"];
+    // else the address of the key service is the program's default
+    if release.driver < platform.without_address_since {
+        arguments.push("--kms-addr=key-service.kube-system:9000");
+    }
+    let version = platform.driver_versions[release.driver];
+    let image = format!(
+        "ghcr.io/edgelesssys/constellation/{}:{version}@sha256:{:064}",
+        platform.image, 0
+    );
+    let plugin = json!([{"name": platform.container, "image": image, "args": arguments}]);
+    let mut set = daemon(platform.driver, "node-driver-registrar", plugin);
+    let pod = &mut set["spec"]["template"]["spec"];
+    if platform.has_operator {
+        pod["serviceAccountName"] = platform.account.into();
+    } else {
+        // the chart of Cinder's driver uses the older field
+        pod["serviceAccount"] = platform.account.into();
+        pod["hostNetwork"] = true.into();
+    }
+    set
 }
 
 fn node_operator() -> Value {
