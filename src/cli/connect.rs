@@ -312,7 +312,7 @@ impl Node {
             any: judge(policy.clone().of_any_cluster())?,
             noted: noted.clone(),
         });
-        let validator = endorsement::certifying(judged, policy).map_err(Error::failed)?;
+        let validator = endorsement::certifying(judged, policy, &sources).map_err(Error::failed)?;
         Ok(Node::judged_by(endpoint, validator))
     }
 

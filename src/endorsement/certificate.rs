@@ -44,6 +44,13 @@ pub fn verify<'a>(
     Ok((key, root))
 }
 
+/// Returns whether this is a certificate of an endorsement key, whoever signed it.
+pub fn is_of_endorsement_key(endorsement: &Endorsement) -> bool {
+    let fields = Certificate::parse(&endorsement.certificate);
+    endorsement.certificate.len() <= MAX_CERTIFICATE
+        && fields.is_ok_and(|fields| check_usage(endorsement.kind, &fields).is_ok())
+}
+
 /// Returns the name of the root that certifies a key.
 fn find_root<'a>(
     certificate: &[u8],
@@ -117,6 +124,7 @@ fn check_usage(kind: EndorsementKind, certificate: &Certificate<'_>) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
     use rcgen::{
@@ -126,6 +134,9 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
     use support::mutation::mutations;
     use support::openssl::openssl;
+    use verifier::sources::Sources;
+    use verifier::sources::Unavailable;
+    use verifier::{Challenge, Evidence, Identified, Identity, Policy, Properties, Validator};
 
     const ENDORSEMENT: &[u64] = &[2, 23, 133, 8, 1];
     const ATTESTATION: &[u64] = &[2, 23, 133, 8, 3];
@@ -216,6 +227,95 @@ mod tests {
             assert!(matches!(key, EndorsementKey::P256(_)));
             assert_eq!(found, roots[1].name);
             assert_eq!(found.len(), 64, "a root without a name has its fingerprint");
+        }
+    }
+
+    /// Sources with the certificate of one authority, which count the requests and what is kept.
+    #[derive(Default)]
+    struct Published(Option<Vec<u8>>, Mutex<(usize, usize)>);
+
+    impl Sources for Published {
+        fn issuer(&self, _: &[u8]) -> Result<Option<Vec<u8>>, Unavailable> {
+            self.1.lock().unwrap().0 += 1;
+            Ok(self.0.clone())
+        }
+
+        fn keep_issuer(&self, _: &[u8]) {
+            self.1.lock().unwrap().1 += 1;
+        }
+    }
+
+    struct Any;
+
+    impl Validator for Any {
+        fn properties(&self) -> Properties {
+            unreachable!()
+        }
+
+        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+            unreachable!()
+        }
+
+        fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+            None
+        }
+
+        fn judge(&self, _: &Evidence<'_>) -> Result<Identified, Refusal> {
+            unreachable!()
+        }
+    }
+
+    /// As machines of Google, whose authorities are replaced.
+    #[test]
+    fn an_authority_that_the_machine_does_not_send_is_fetched_for_an_endorsement_key_only() {
+        let root = Authority::root();
+        let between = root.below(authority_params("CA", BasicConstraints::Constrained(0)));
+        let strange = root.below(authority_params("CA", BasicConstraints::Constrained(0)));
+        let endorsed = between.endorse(endorsement_params(), &[]);
+        let mut params = endorsement_params();
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        let of_signing_key = between.endorse(params, &[]);
+        let pem = root
+            .certificate
+            .pem()
+            .replace('\n', "\\n")
+            .replace('\r', "");
+        let policy = format!(
+            r#"{{"measurements": {{"15": {{"expected": "{}"}}}}, "endorsementRoots": ["{pem}"]}}"#,
+            "00".repeat(32)
+        );
+        let policy = Policy::from_json(&policy).unwrap();
+        let of = |one: &Authority| Some(one.certificate.der().to_vec());
+        for (endorsement, published, expected, counts) in [
+            (&endorsed, of(&between), Ok(()), (1, 1)),
+            (&endorsed, of(&strange), Err("a signature is wrong"), (1, 0)),
+            (&endorsed, None, Err("none of the roots"), (1, 0)),
+            (
+                &of_signing_key,
+                of(&between),
+                Err("none of the roots"),
+                (0, 0),
+            ),
+        ] {
+            let sources = Arc::new(Published(published, Mutex::default()));
+            let shared: Arc<dyn Sources> = sources.clone();
+            let judge = crate::validator::certifying(Arc::new(Any), &policy, &shared).unwrap();
+            let made = judge.challenge(&Identity {
+                key: crate::attestation_key::tests::rsa(0x0005_0072, 0x0b, 0x14, 0x0b),
+                endorsements: vec![endorsement.clone()],
+                ..Identity::default()
+            });
+            match (made, expected) {
+                (Ok(Some(_)), Ok(())) => {}
+                (Err(why), Err(expected)) => {
+                    assert!(
+                        why.to_string().contains(expected),
+                        "{why}, expected {expected}"
+                    )
+                }
+                (made, expected) => panic!("{:?}, expected {expected:?}", made.map(drop)),
+            }
+            assert_eq!(*sources.1.lock().unwrap(), counts);
         }
     }
 

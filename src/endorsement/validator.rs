@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustls::pki_types::UnixTime;
 use zeroize::Zeroizing;
 
-use tpm::EndorsementKind;
+use tpm::{Endorsement, EndorsementKind};
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::stage::validator_at_any_stage;
@@ -14,6 +14,7 @@ use verifier::{
     Validator, Variant,
 };
 
+use crate::credential::EndorsementKey;
 use crate::roots::Root;
 use crate::{attestation_key, certificate};
 
@@ -35,7 +36,7 @@ pub fn validator(
     sources: &Arc<dyn Sources>,
 ) -> Result<Arc<dyn Validator>, PolicyError> {
     let judge = validator_at_any_stage(variant, policy.clone(), sources)?;
-    certifying(judge, &policy)
+    certifying(judge, &policy, sources)
 }
 
 /// Returns a validator that judges like `inner`, and also requires that the roots in `policy`
@@ -43,6 +44,7 @@ pub fn validator(
 pub fn certifying(
     inner: Arc<dyn Validator>,
     policy: &Policy,
+    sources: &Arc<dyn Sources>,
 ) -> Result<Arc<dyn Validator>, PolicyError> {
     if policy.endorsement_roots().is_empty() {
         return Ok(inner);
@@ -56,6 +58,7 @@ pub fn certifying(
     Ok(Arc::new(Certifying {
         inner,
         roots,
+        sources: sources.clone(),
         keys: policy.keys().iter().copied().collect(),
     }))
 }
@@ -63,6 +66,7 @@ pub fn certifying(
 struct Certifying {
     inner: Arc<dyn Validator>,
     roots: Vec<Root>,
+    sources: Arc<dyn Sources>,
     /// The listed keys, which need no certificate.
     keys: Vec<KeyName>,
 }
@@ -82,7 +86,7 @@ impl Certifying {
         let mut why = vec![];
         for kind in PREFERRED {
             for endorsement in peer.endorsements.iter().filter(|one| one.kind == kind) {
-                match certificate::verify(endorsement, &self.roots, time) {
+                match self.verify(endorsement, time) {
                     Ok((key, root)) => {
                         let secret = Zeroizing::new(base::crypto::random::<32>());
                         return Ok(Some(Challenge {
@@ -106,6 +110,31 @@ impl Certifying {
                      TPM gets one from swtpm_setup --create-ek-cert; else add the name of its attestation key to the policy \
                      (attestationKeys)",
         ))
+    }
+}
+
+impl Certifying {
+    /// Verifies the certificate of an endorsement key, if necessary with the certificate of its
+    /// issuer from the sources.
+    fn verify(
+        &self,
+        endorsement: &Endorsement,
+        time: UnixTime,
+    ) -> Result<(EndorsementKey, &str), Refusal> {
+        let refused = match certificate::verify(endorsement, &self.roots, time) {
+            Err(refused) if certificate::is_of_endorsement_key(endorsement) => refused,
+            result => return result,
+        };
+        let issuer = match self.sources.issuer(&endorsement.certificate) {
+            Ok(Some(issuer)) => issuer,
+            Ok(None) => return Err(refused),
+            Err(missing) => return Err(refused.reworded(|why| format!("{why}; {missing}"))),
+        };
+        let mut with_issuer = endorsement.clone();
+        with_issuer.chain.push(issuer);
+        let verified = certificate::verify(&with_issuer, &self.roots, time)?;
+        self.sources.keep_issuer(&endorsement.certificate);
+        Ok(verified)
     }
 }
 

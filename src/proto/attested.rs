@@ -90,8 +90,8 @@ pub struct Proof {
     #[prost(uint32, tag = "15")]
     pub alert: u32,
 }
-/// What the validation of a document needs, and the document does not contain. The document does not cover it, because AMD or Intel signed
-/// it: whoever brings it can only leave it out, or choose an older one that is still valid.
+/// What the validation of a document needs, and the document does not contain. The document does not cover it, because AMD, Intel or
+/// Google signed it: whoever brings it can only leave it out, or choose an older one that is still valid.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct Collateral {
@@ -107,4 +107,7 @@ pub struct Collateral {
     /// Intel's collateral of the platform, JSON (docs/collateral.md).
     #[prost(bytes = "vec", tag = "4")]
     pub intel: ::prost::alloc::vec::Vec<u8>,
+    /// The certificate of the authority that certified the attestation key, X.509, DER; empty if the document has it.
+    #[prost(bytes = "vec", tag = "5")]
+    pub key_authority: ::prost::alloc::vec::Vec<u8>,
 }

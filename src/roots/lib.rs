@@ -206,8 +206,8 @@ pub const GOOGLE_2022: Root = Root {
     name: "google-2022",
     vendor: "Google",
     purpose: Purpose::TpmKeys,
-    source: "the Go module github.com/google/go-tpm-tools v0.4.11 (server/ca-certs), and for the authority of 2024 \
-             http://privateca-content-65d1688e-0000-2203-850e-30fd381456f8.storage.googleapis.com/810af313406ad3e2079b/ca.crt",
+    source: "the Go module github.com/google/go-tpm-tools v0.4.11 (server/ca-certs), and for the authorities of 2024 the \
+             URLs in certificates of machines, http://privateca-content-ID.storage.googleapis.com/ID/ca.crt",
     root: Certificate {
         subject: "EK/AK CA Root",
         sha256: "594759594b9b61524f6c8ef668f7177f7b9066bc0674f2f49fe9e052be78beb2",
@@ -222,12 +222,19 @@ pub const GOOGLE_2022: Root = Root {
             expires: "2122-07-08",
             der: include_bytes!("google/ek-ak-intermediate.der"),
         },
-        // since February 2024
+        // since February 2024 a pool of at least three issues the certificates, also those of one machine; these two, and one
+        // with the key ID 04:6E:73:58
         Certificate {
             subject: "EK/AK CA Intermediate",
             sha256: "02f507068014de60d15fee5901513a03040baa922143143bc50288b55b24bceb",
             expires: "2122-07-08",
-            der: include_bytes!("google/ek-ak-intermediate-2024.der"),
+            der: include_bytes!("google/ek-ak-intermediate-2024-0f21.der"),
+        },
+        Certificate {
+            subject: "EK/AK CA Intermediate",
+            sha256: "890a2385c112b40c1b61229104bc366a79a415891402ffd70f6325f87dcd9d5f",
+            expires: "2122-07-08",
+            der: include_bytes!("google/ek-ak-intermediate-2024-67c3.der"),
         },
     ],
 };
@@ -380,6 +387,20 @@ mod tests {
                 assert_eq!(said.trim(), "one.pem: OK", "{}", certificate.subject);
             }
         }
+    }
+
+    /// The same machine can have certificates of two of these authorities.
+    #[test]
+    fn googles_pool_of_authorities_is_built_in() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut keys = vec![];
+        for certificate in GOOGLE_2022.between {
+            fs::write(folder.path().join("one.der"), certificate.der).unwrap();
+            let shown = "x509 -inform DER -in one.der -noout -ext subjectKeyIdentifier".to_owned();
+            let shown = openssl(folder.path(), &shown);
+            keys.push(shown.lines().last().unwrap().trim()[..11].to_owned());
+        }
+        assert_eq!(keys, ["E9:66:73:54", "0F:21:9D:56", "67:C3:BB:DE"]);
     }
 
     #[test]

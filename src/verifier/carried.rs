@@ -1,6 +1,6 @@
 //! Collateral that a peer sends with its document, for a program that fetches none.
 //!
-//! AMD or Intel signed it, so the sender need not be trusted: it can only omit the collateral, or
+//! AMD, Intel or Google signed it, so the sender need not be trusted: it can only omit the collateral, or
 //! send an older one that is still valid.
 
 use std::sync::{Arc, OnceLock};
@@ -81,5 +81,10 @@ impl Sources for Carried {
         _signer: Signer,
     ) -> Result<Arc<Fetched>, Unavailable> {
         self.of_amd(None)
+    }
+
+    fn issuer(&self, _certificate: &[u8]) -> Result<Option<Vec<u8>>, Unavailable> {
+        let brought = self.0.get().map(|brought| &brought.key_authority);
+        Ok(brought.filter(|one| !one.is_empty()).cloned())
     }
 }

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
+use hardware::Cause;
+pub use hardware::Unavailable;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote};
-use hardware::{Cause, Unavailable};
 
 use super::instance::Instance;
 use super::maa::{Question, Word};

@@ -10,13 +10,18 @@ use base::der::{self, context, element};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use booted_base::x509::Certificate;
+use bootstrapper::evidence::Attester;
+use bootstrapper::service_trust::{self, ServiceTrust};
+use common::evidence::{self, Bringing};
 use hardware::{Cause, Unavailable};
+use proto::attested::Collateral;
 use rcgen::{CertificateParams, CustomExtension, KeyUsagePurpose};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use serde_json::{Value, json};
+use services::join_service::evidence::RemoteIssuer;
 use support::foreign::go_module;
-use tpm::KeySource;
+use tpm::{KeySource, Tpm};
 use verifier::ak_certificate::{self, Root};
 use verifier::gcp_sev_es::{CERTIFICATE_INDEX, Firmware, GoogleMachine, ROOTS, VARIANT, instance};
 use verifier::instance::CloudRequirements;
@@ -28,6 +33,7 @@ use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{ATTRIBUTES_OF_GCE, CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
 use crate::meeting::{Correct, prove, validator, validator_with};
+use crate::sev_snp::with;
 
 const KEY: KeySource = KeySource::Template(0x01c1_0001);
 
@@ -483,6 +489,66 @@ fn a_machine_without_metadata_says_so() {
     host.set("GET /computeMetadata/v1/instance/zone", b"\x1b[2J");
     let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
     assert!(error.contains("expected a name"), "{error}");
+}
+
+/// A fresh node fetches nothing, and has the authorities that its version has built in: the join service brings the others.
+#[test]
+fn a_node_takes_the_authority_of_google_that_a_join_service_brings() {
+    let (machine, node) = (Machine::start(&events("1", 1)), CloudTpm::gce());
+    let (authority, strange) = (Authority::new(), Authority::new());
+    let key = PublicKey::of_tpm(&machine.cloud.key(KEY));
+    machine.store(&authority.certify(&good(), &key));
+    Tpm::open(&machine.cloud.location())
+        .unwrap()
+        .measure_cluster_id(&[7; 32])
+        .unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let policy = with(
+        roots(&authority),
+        &json!({"measurements": {"8": "00".repeat(32)}}),
+    );
+    let file = dir.path().join("service-policy");
+    fs::write(&file, policy.to_string()).unwrap();
+    let policy = service_trust::read_policy(&file).unwrap();
+    let trust = ServiceTrust::new(Default::default(), Some(policy), &VARIANT, node.location());
+    let socket = dir.path().join("evidence");
+    let host = Attester {
+        issuer: machine.issuer(),
+        tpm: machine.cloud.location(),
+    };
+    evidence::give(host, &socket);
+    let service = Arc::new(RemoteIssuer::new(&VARIANT, socket));
+    let join = |key_authority: Vec<u8>| {
+        let client = atls::Client::new(None, None)
+            .verify_strong(Some(verifier::judge(trust.judge().unwrap())))
+            .to_join_service()
+            .require_strong();
+        let collateral = Collateral {
+            key_authority,
+            ..Collateral::default()
+        };
+        let issuer = Arc::new(Bringing {
+            issuer: service.clone(),
+            collateral,
+        });
+        evidence::meet(&client, issuer)
+    };
+    join(authority.between().to_vec()).unwrap();
+    for (brought, why) in [
+        (vec![], "leads to none of the accepted roots"),
+        (strange.between().to_vec(), "a signature is wrong"),
+        (vec![0x30; 5000], "longer than 4096 bytes"),
+    ] {
+        let refused = join(brought).unwrap_err();
+        assert!(refused.contains(why), "{refused}, expected {why}");
+    }
+    // what the service brings: the authority that its sources have
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    let published = Published::new(Ok(Some(authority.between().to_vec())));
+    let find = VARIANT.collateral.unwrap();
+    let brought = find(&document, &*published).unwrap();
+    assert_eq!(brought.key_authority, authority.between());
+    assert!(find(&document, &*Published::new(Ok(None))).is_none());
 }
 
 fn go_tpm_tools() -> PathBuf {

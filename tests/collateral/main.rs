@@ -391,7 +391,7 @@ fn roots_of_google() -> Vec<Vec<u8>> {
     };
     vec![
         between("ek-ak-intermediate"),
-        between("ek-ak-intermediate-2024"),
+        between("ek-ak-intermediate-2024-0f21"),
     ]
 }
 

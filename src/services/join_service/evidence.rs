@@ -94,6 +94,22 @@ impl RemoteIssuer {
         Ok((identity, document))
     }
 
+    /// Adds the issuers of the certificates of endorsement keys that the TPM does not hold. A node
+    /// fetches none.
+    fn with_issuers(&self, mut identity: Identity) -> Identity {
+        let Some(sources) = &self.sources else {
+            return identity;
+        };
+        for endorsement in &mut identity.endorsements {
+            if endorsement.chain.is_empty()
+                && let Ok(Some(issuer)) = sources.issuer(&endorsement.certificate)
+            {
+                endorsement.chain.push(issuer);
+            }
+        }
+        identity
+    }
+
     /// Returns a document of Constellation's verification service for a nonce of 16 to 32 bytes.
     pub fn verification(&self, nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         let request = EvidenceRequest {
@@ -156,15 +172,14 @@ impl Issuer for RemoteIssuer {
     fn identity(&self) -> Result<Identity, IssueError> {
         match self.known_identity() {
             Some(identity) => Ok(identity),
-            None => Ok(self.ask(&EvidenceRequest::default())?.0),
+            None => Ok(self.with_issuers(self.ask(&EvidenceRequest::default())?.0)),
         }
     }
 
     fn known_identity(&self) -> Option<Identity> {
-        let known = self.known();
-        let (identity, told) = known.as_ref()?;
+        let (identity, told) = self.known().clone()?;
         let holds = !identity.endorsements.is_empty() || told.elapsed() < MAX_AGE;
-        holds.then(|| identity.clone())
+        holds.then(|| self.with_issuers(identity))
     }
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {

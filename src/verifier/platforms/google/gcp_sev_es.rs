@@ -8,9 +8,11 @@
 
 use std::sync::Arc;
 
+use attest::document::Document;
 pub use attest::gcp_sev_es::*;
 use base::der::{self, context};
 use booted_base::x509::Certificate;
+use proto::attested::Collateral;
 use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
@@ -30,7 +32,7 @@ pub const VARIANT: Variant = Variant {
     key: Some(KEY),
     launch: None,
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
-    collateral: None,
+    collateral: Some(collateral),
     measure: vtpm::measure,
 };
 
@@ -49,6 +51,22 @@ const SEPARATORS: [[u8; 4]; 3] = [[0; 4], [0xff; 4], [1, 0, 0, 0]];
 /// about the host.
 const FIRMWARE: &str = "GCE Virtual Firmware v";
 const NONHOST_INFO: &[u8] = b"GCE NonHostInfo\0";
+
+/// Returns the collateral for a document, or `None` if these sources do not have it.
+fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> {
+    let key_authority = key_authority(document, sources)?;
+    Some(Collateral {
+        key_authority,
+        ..Collateral::default()
+    })
+}
+
+/// Returns the certificate of the authority that certified the attestation key of a document: its
+/// machine does not send it.
+pub(crate) fn key_authority(document: &[u8], sources: &dyn Sources) -> Option<Vec<u8>> {
+    let document: Document = serde_json::from_slice(document).ok()?;
+    sources.issuer(&document.attestation.ak_cert.0).ok()?
+}
 
 /// Makes a validator that accepts documents that meet `policy`.
 fn validator(

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 pub use attest::gcp_sev_snp::*;
+use proto::attested::Collateral;
 
 use crate::gcp_sev_es::{self, Firmware, GoogleAuthority};
 use crate::judged::{CLOUD, KEYS, OF_GOOGLE, SNP};
@@ -20,9 +21,19 @@ pub const VARIANT: Variant = Variant {
     key: Some(gcp_sev_es::KEY),
     launch: None,
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
-    collateral: Some(snp::collateral),
+    collateral: Some(collateral),
     measure: vtpm::measure,
 };
+
+/// Returns the collateral for a document, or `None` if these sources do not have it.
+fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> {
+    let of_chip = snp::collateral(document, sources);
+    let key_authority = gcp_sev_es::key_authority(document, sources);
+    (of_chip.is_some() || key_authority.is_some()).then(|| Collateral {
+        key_authority: key_authority.unwrap_or_default(),
+        ..of_chip.unwrap_or_default()
+    })
+}
 
 /// Makes a validator that accepts documents that meet `policy`.
 fn validator(
