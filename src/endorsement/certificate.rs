@@ -74,16 +74,17 @@ fn find_root<'a>(
         });
         let refused = match verified {
             Ok(()) => return Ok(&root.name),
-            Err(error) if is_of_policies(&error, &between) => {
+            Err(error)
+                if error == webpki::Error::UnknownIssuer || is_of_policies(&error, &between) =>
+            {
                 match path::verify(certificate, &between, &root.anchor, time.as_secs()) {
                     Ok(()) => return Ok(&root.name),
+                    // Keep trying. Remember other errors: if the root issued the certificate, they
+                    // are the useful ones.
                     Err(NoPath::UnknownIssuer) => continue,
                     Err(NoPath::Refused(why)) => why,
                 }
             }
-            // Keep trying. Remember other errors: if the root issued the certificate, they are the
-            // useful ones.
-            Err(webpki::Error::UnknownIssuer) => continue,
             Err(error) => roots::chain::kind(&error).because(in_words(&error)),
         };
         why = why.or(Some((root, refused)));
@@ -128,8 +129,9 @@ mod tests {
     use std::time::Duration;
 
     use rcgen::{
-        BasicConstraints, Certificate, CertificateParams, CustomExtension, DnType,
-        ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P384_SHA384,
+        BasicConstraints, Certificate, CertificateParams, CustomExtension, DistinguishedName,
+        DnType, DnValue, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+        PKCS_ECDSA_P384_SHA384,
     };
     use rustls::pki_types::pem::PemObject;
     use support::mutation::mutations;
@@ -393,6 +395,50 @@ mod tests {
         many.chain = vec![vec![0; MAX_CERTIFICATE + 1]];
         let error = refusal(&many, &roots);
         assert!(error.contains("4097 bytes"), "{error}");
+    }
+
+    /// Returns the authority that writes its name in this form as the issuer.
+    fn renamed(authority: Authority, params: CertificateParams, name: DnValue) -> Authority {
+        let mut params = params;
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::from_pem(&authority.issuer.key().serialize_pem()).unwrap();
+        Authority {
+            certificate: authority.certificate,
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    #[test]
+    fn the_encoding_of_an_issuers_name_does_not_matter() {
+        let of = |name| authority_params(name, BasicConstraints::Unconstrained);
+        let printable = |name: &str| DnValue::PrintableString(name.try_into().unwrap());
+        let root = renamed(Authority::root(), of("root"), printable("Root"));
+        let roots = root.as_roots();
+        let direct = root.endorse(endorsement_params(), &[]);
+        let between = renamed(root.below(of("CA 1")), of("CA 1"), printable("CA  1"));
+        let longer = between.endorse(endorsement_params(), &[&between]);
+        for endorsement in [direct, longer] {
+            verify(&endorsement, &roots, now()).unwrap();
+        }
+        // what is checked of others is checked of these
+        let mut expired = endorsement_params();
+        expired.not_after = rcgen::date_time_ymd(2029, 12, 31);
+        let mut attesting = endorsement_params();
+        attesting.extended_key_usages = vec![ExtendedKeyUsagePurpose::Other(ATTESTATION.to_vec())];
+        for (params, why) in [
+            (expired, "has expired"),
+            (attesting, "(extended key usage)"),
+        ] {
+            let error = refusal(&root.endorse(params, &[]), &roots);
+            assert!(error.contains(why), "{error}, expected {why}");
+        }
+        let other = renamed(Authority::root(), of("root"), printable("Root 2"));
+        let error = refusal(&other.endorse(endorsement_params(), &[]), &roots);
+        assert!(error.contains("none of the roots"), "{error}");
+        let same_name = renamed(Authority::root(), of("root"), printable("ROOT"));
+        let error = refusal(&same_name.endorse(endorsement_params(), &[]), &roots);
+        assert!(error.contains("a signature is wrong"), "{error}");
     }
 
     /// Marks the policies of a certificate as critical: any-policy, as STM writes them.

@@ -14,6 +14,7 @@
 pub mod attestation_key;
 pub mod certificate;
 pub mod credential;
+mod name;
 mod path;
 pub mod roots;
 mod validator;

@@ -1,6 +1,7 @@
-//! The path from the certificate of an endorsement key to a root, for certificates with the
-//! critical extension certificatePolicies. STM, Infineon and Intel use this extension, and the
-//! library that verifies chains (webpki) refuses it.
+//! The path from the certificate of an endorsement key to a root, for certificates that the library
+//! that verifies chains (webpki) refuses: those with the critical extension certificatePolicies, as
+//! STM, Infineon and Intel issue them, and those whose issuer's name is encoded differently in its own
+//! certificate ([`name`]).
 //!
 //! This program requires no policy: it starts with any-policy, and nothing requires an explicit one
 //! (RFC 5280 §6.1.1). Then a certificate's policies have no effect (§6.1.3 d, §6.1.5 g). A
@@ -14,6 +15,7 @@ use base::der::{
 use booted_base::x509::{Certificate, KEY_CERT_SIGN};
 use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor};
 
+use crate::name;
 use verifier::refusal::{Kind, Refusal};
 use webpki::ring as algorithms;
 
@@ -104,9 +106,18 @@ struct Search<'a> {
 impl Search<'_> {
     /// Checks that a certificate, with this many CAs between it and the leaf, leads to the root.
     fn issued(&mut self, link: &Link<'_>, below: usize) -> Result<(), NoPath> {
+        let is_by_root = name::equal(link.issuer, self.root.subject.as_ref());
+        let issuers = self.issuers;
+        let mut issuers = issuers
+            .iter()
+            .filter(|one| name::equal(one.subject, link.issuer))
+            .peekable();
+        if !is_by_root && issuers.peek().is_none() {
+            return Err(NoPath::UnknownIssuer);
+        }
         link.check(self.time)?;
         let mut why = NoPath::UnknownIssuer;
-        if link.issuer == self.root.subject.as_ref() {
+        if is_by_root {
             match (
                 &self.root.name_constraints,
                 self.signed(link, &self.root.subject_public_key_info),
@@ -118,8 +129,7 @@ impl Search<'_> {
                 }
             }
         }
-        let issuers = self.issuers;
-        for issuer in issuers.iter().filter(|one| one.subject == link.issuer) {
+        for issuer in issuers {
             if below == MAX_CHAIN {
                 return Err(refused("the chain is too long"));
             }
@@ -347,11 +357,27 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
     use support::mutation::mutations;
 
-    /// Two certificates that STMicroelectronics publishes (technical note TN1330): the root of its
-    /// RSA endorsement keys, and a CA below it, whose policies are critical.
+    /// Certificates that STMicroelectronics publishes (technical note TN1330): the roots of its RSA and
+    /// of its ECC endorsement keys, and a CA below each.
     fn of_stm(name: &str) -> CertificateDer<'static> {
         let path = format!("{}/tests/data/{name}.pem", support::ROOT);
         CertificateDer::from_pem_file(path).unwrap()
+    }
+
+    /// The authority writes the name of its issuer as UTF8String, and the root its own as PrintableString.
+    #[test]
+    fn an_authority_of_stm_whose_issuer_is_encoded_differently_leads_to_its_root() {
+        let (root, authority) = (of_stm("stm-ecc-root-01"), of_stm("stm-ecc-intermediate-02"));
+        let anchor = webpki::anchor_from_trusted_cert(&root).unwrap();
+        let link = Link::parse(&authority).unwrap();
+        assert_ne!(link.issuer, anchor.subject.as_ref());
+        let mut search = Search {
+            issuers: &[],
+            root: &anchor,
+            time: TIME,
+            signatures: MAX_SIGNATURES,
+        };
+        assert_eq!(search.issued(&link, 1), Ok(()));
     }
 
     /// 2030-01-01
@@ -389,6 +415,16 @@ mod tests {
             let expected = NoPath::Refused(Kind::Expired.because(why));
             assert_eq!(issued(&link, time), Err(expected));
         }
+        // without its root, an expired certificate is one of an unknown issuer
+        let ecc = of_stm("stm-ecc-root-01");
+        let ecc = webpki::anchor_from_trusted_cert(&ecc).unwrap();
+        let mut search = Search {
+            issuers: &[],
+            root: &ecc,
+            time: 2 * TIME,
+            signatures: MAX_SIGNATURES,
+        };
+        assert_eq!(search.issued(&link, 1), Err(NoPath::UnknownIssuer));
         for altered in mutations(&authority, 5000) {
             if let Ok(link) = Link::parse(&altered)
                 && altered != *authority
