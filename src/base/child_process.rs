@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
@@ -113,34 +113,6 @@ pub fn run(
         move |pipe| send_lines(pipe, &of_stderr),
     )?;
     running.finish(lines, limit, stop, tell)
-}
-
-/// Runs `command` in the foreground, so that it may ask a person at the terminal, until it succeeds. `input` is its standard input. Returns
-/// its standard output; the standard error is this program's.
-pub fn in_foreground(command: &mut Command, input: &[u8]) -> Result<Vec<u8>, Error> {
-    let failed = |program, cause| Error {
-        program,
-        cause,
-        last_lines: vec![],
-    };
-    let name = name(command);
-    let started = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| failed(name.clone(), Cause::Start(error)));
-    let mut child = started?;
-    if let Some(mut pipe) = child.stdin.take() {
-        // a program that ends early says why
-        let _ = pipe.write_all(input);
-    }
-    let output = child
-        .wait_with_output()
-        .map_err(|error| failed(name.clone(), Cause::Output(error)))?;
-    match output.status.success() {
-        true => Ok(output.stdout),
-        false => Err(failed(name, Cause::Failed(output.status))),
-    }
 }
 
 /// A program that runs. Dropping it ends the program and its process group.

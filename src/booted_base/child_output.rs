@@ -1,7 +1,7 @@
 //! The output of other programs, such as kubectl and Helm. [`base::child_process`] has the rules for
 //! child processes.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -14,6 +14,34 @@ use base::stop::Stop;
 const MAX_OUTPUT: usize = 1 << 20;
 /// Bytes that are reserved for the output: a vector that grows leaves copies of a secret behind.
 const USUAL_OUTPUT: usize = 64 << 10;
+
+/// Runs `command` in the foreground, so that it may ask a person at the terminal, until it succeeds. `input` is its standard input. Returns
+/// its standard output; the standard error is this program's.
+pub fn in_foreground(command: &mut Command, input: &[u8]) -> Result<Vec<u8>, Error> {
+    let failed = |program, cause| Error {
+        program,
+        cause,
+        last_lines: vec![],
+    };
+    let name = child_process::name(command);
+    let started = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| failed(name.clone(), Cause::Start(error)));
+    let mut child = started?;
+    if let Some(mut pipe) = child.stdin.take() {
+        // a program that ends early says why
+        let _ = pipe.write_all(input);
+    }
+    let output = child
+        .wait_with_output()
+        .map_err(|error| failed(name.clone(), Cause::Output(error)))?;
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(failed(name, Cause::Failed(output.status))),
+    }
+}
 
 /// Runs `command` like [`child_process::run`] without a standard input, but returns its standard
 /// output, which may be secret; `tell` gets only standard error.

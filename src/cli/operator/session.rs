@@ -5,9 +5,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use base::child_process;
 use base::crypto::{CLUSTER_ID_LEN, SSH_USER_CA_SEED_ID};
 use base::options::Opt;
+use booted_base::child_output;
 use booted_base::time::seconds;
 use booted_proto::init;
 use booted_proto::operator::Caller;
@@ -220,7 +220,7 @@ fn sign(key: &Path, message: &[u8]) -> Result<Vec<u8>, Error> {
         .args(["-q", "-Y", "sign", "-n", OPERATOR_NAMESPACE, "-f"])
         .arg(key);
     let failed = |why: String| Error::failed(format!("no signature by {}: {why}", key.display()));
-    let output = child_process::in_foreground(&mut command, message)
+    let output = child_output::in_foreground(&mut command, message)
         .map_err(|error| failed(error.to_string()))?;
     signature::blob_of_file(&String::from_utf8_lossy(&output))
         .map_err(|error| failed(error.to_string()))
