@@ -197,11 +197,14 @@ impl Unlock {
         self.check_cluster_register()?;
         let opened = self.wait_for_key(device, &header)?;
         // an outdated header copy must not become the only valid one
-        self.waiting_for_disk(device, "to be repaired", || {
-            header
-                .repair(&mut handover::open(device, true)?)
-                .map_err(|error| state_disk::Error::Luks(device.into(), error))
+        let repaired = self.waiting_for_disk(device, "to be repaired", || {
+            Ok::<_, state_disk::Error>(header.repair(&mut handover::open(device, true)?))
         })?;
+        if let Err(error) = repaired {
+            log::warn!(
+                "one copy of the disk's header stays damaged, and the boot goes on with the other one: {error}"
+            );
+        }
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
         // PCR 15 is extended before the kernel or any program reads the content of the disk
         let cluster = cluster_id(&opened.measurement_secret, &opened.measurement_salt);

@@ -50,11 +50,16 @@ pub fn probe(dev: &mut (impl Read + Seek)) -> Result<Probe, Error> {
 
 fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
     let size = dev.seek(SeekFrom::End(0))?;
-    let primary = read_copy(dev, size, Copy::Primary, 0)?;
-    let secondary = read_secondary(dev, size, &primary)?;
+    let primary = read_copy(dev, size, Copy::Primary, 0);
+    let secondary = read_secondary(dev, size, &primary);
     if !primary.is_whole() {
         // only in the area of the headers: the random bytes of a keyslot may contain any signature
-        if let Some(what) = signature(&head(dev, size, FIRST_AREA)?) {
+        let head = match head(dev, size, FIRST_AREA) {
+            // what can be read of the primary header is LUKS, or nothing can
+            Err(_) if !primary.is_absent() && secondary.is_whole() => vec![],
+            head => head?,
+        };
+        if let Some(what) = signature(&head) {
             return Ok(Probe::Unknown(what.into()));
         }
     }
@@ -69,7 +74,8 @@ fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
     }
     if !(primary.is_absent() && secondary.is_absent()) {
         let what = format!(
-            "a LUKS header of which no copy is usable (primary: {primary}; secondary: {secondary})"
+            "a LUKS header of which no copy is usable (primary: {primary}; secondary: {secondary}): its data is lost unless you restore \
+             the header (cryptsetup luksHeaderRestore)"
         );
         return Ok(Probe::Unknown(what));
     }
@@ -92,7 +98,7 @@ fn head(dev: &mut (impl Read + Seek), size: u64, len: u64) -> io::Result<Vec<u8>
 enum Found {
     /// No LUKS magic.
     Absent,
-    /// The magic is present; the text says what is wrong with the rest.
+    /// The magic is present, or cannot be read; the text says what is wrong with the rest.
     Damaged(Fault),
     /// The checksum is correct, but the metadata is invalid; the text gives the reason.
     Invalid(Binary, Fault),
@@ -127,7 +133,20 @@ impl fmt::Display for Found {
     }
 }
 
-fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io::Result<Found> {
+/// Reads a copy. One that cannot be read is damaged: the other one may be whole.
+fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> Found {
+    let read = try_read_copy(dev, size, copy, at);
+    read.unwrap_or_else(|error| {
+        Found::Damaged(Fault::Malformed(format!("it cannot be read: {error}")))
+    })
+}
+
+fn try_read_copy(
+    dev: &mut (impl Read + Seek),
+    size: u64,
+    copy: Copy,
+    at: u64,
+) -> io::Result<Found> {
     if size < at + BINARY_LEN as u64 {
         return Ok(Found::Absent);
     }
@@ -162,21 +181,21 @@ fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io
 
 /// Finds the secondary header in the same way as libcryptsetup: at the offset that a primary header
 /// with correct checksum gives; else the first one with correct checksum, or the first damaged one.
-fn read_secondary(dev: &mut (impl Read + Seek), size: u64, primary: &Found) -> io::Result<Found> {
+fn read_secondary(dev: &mut (impl Read + Seek), size: u64, primary: &Found) -> Found {
     if let Some(binary) = primary.binary() {
         return read_copy(dev, size, Copy::Secondary, binary.hdr_size);
     }
     let mut best = Found::Absent;
     for at in secondary_offsets() {
-        let found = read_copy(dev, size, Copy::Secondary, at)?;
+        let found = read_copy(dev, size, Copy::Secondary, at);
         if found.binary().is_some() {
-            return Ok(found);
+            return found;
         }
         if best.is_absent() {
             best = found;
         }
     }
-    Ok(best)
+    best
 }
 
 /// Returns the header of the newer valid copy, or the primary header if both are equal, as in

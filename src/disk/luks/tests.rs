@@ -20,6 +20,8 @@ struct Sparse {
     head: Vec<u8>,
     size: u64,
     at: u64,
+    /// Bytes that cannot be read.
+    bad: Vec<std::ops::Range<u64>>,
 }
 
 impl Sparse {
@@ -28,6 +30,7 @@ impl Sparse {
             head,
             size: DISK_SIZE,
             at: 0,
+            bad: vec![],
         }
     }
 
@@ -39,6 +42,14 @@ impl Sparse {
 impl Read for Sparse {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let len = buf.len().min((self.size - self.at.min(self.size)) as usize);
+        let read = self.at..self.at + len as u64;
+        if self
+            .bad
+            .iter()
+            .any(|bad| bad.start < read.end && read.start < bad.end)
+        {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         let stored = self.head.get(self.at as usize..).unwrap_or_default();
         let copied = len.min(stored.len());
         buf[..copied].copy_from_slice(&stored[..copied]);
@@ -883,6 +894,37 @@ fn reseal(whole: &mut [u8]) {
 }
 
 #[test]
+fn a_copy_that_cannot_be_read_is_damaged_and_the_other_one_is_used() {
+    const COPY: u64 = HDR_SIZE;
+    let sector = |at: u64| at..at + 512;
+    let probed = |bad: &[std::ops::Range<u64>], change: &dyn Fn(&mut Vec<u8>)| {
+        let mut disk = Sparse::of(formatted().0.clone());
+        change(&mut disk.head);
+        disk.bad = bad.to_vec();
+        probe(&mut disk)
+    };
+    let same = |_: &mut Vec<u8>| ();
+    for (bad, good) in [
+        (sector(0), [false, true]),
+        (sector(8192), [false, true]),
+        (sector(COPY), [true, false]),
+        (sector(2 * COPY - 512), [true, false]),
+    ] {
+        let Probe::Luks(header) = probed(std::slice::from_ref(&bad), &same).unwrap() else {
+            panic!("no header: {bad:?}")
+        };
+        assert_eq!(header.good, good, "{bad:?}");
+        assert_eq!(header.fingerprint(), formatted().1.fingerprint(), "{bad:?}");
+        header.check_ours(Integrity::Required).unwrap();
+    }
+    let both = probed(&[sector(0), sector(COPY)], &same).unwrap_err();
+    assert!(both.to_string().contains("cannot read the disk"), "{both}");
+    // no LUKS is at its start: what the disk holds now cannot be read
+    let other = |head: &mut Vec<u8>| head[..6].fill(0);
+    assert!(probed(&[sector(8192)], &other).is_err());
+}
+
+#[test]
 fn random_bytes_and_short_devices_never_panic() {
     let mut random = Random::new(0x1095_0004);
     let (head, _) = formatted();
@@ -894,19 +936,22 @@ fn random_bytes_and_short_devices_never_panic() {
             head: vec![],
             size,
             at: 0,
+            bad: vec![],
         };
         assert!(matches!(disk.probe(), Probe::Blank), "{size}");
         let mut disk = Sparse {
             head: head[..size as usize].to_vec(),
             size,
             at: 0,
+            bad: vec![],
         };
         exercise(&mut disk);
         let noise = (0..size).map(|_| random.next() as u8).collect();
         assert!(!exercise(&mut Sparse {
             head: noise,
             size,
-            at: 0
+            at: 0,
+            bad: vec![],
         }));
     }
 }
