@@ -79,14 +79,19 @@ fn volume_name_in(answer: &[u8; nvme::ANSWER]) -> Option<String> {
 /// Returns the device name of a persistent disk: from its NVMe namespace, or the identification of
 /// a SCSI disk.
 fn device_name(block_devices: &Path, disk: &str) -> Option<String> {
-    if let Some(number) = disk.strip_prefix("nvme") {
-        let (_, namespace) = number.split_once('n')?;
+    if disk.starts_with("nvme") {
         let device = Path::new("/dev").join(disk);
-        return name_in_namespace(
-            &nvme::identify_namespace(&device, namespace.parse().ok()?).ok()?,
-        );
+        let answer = nvme::identify_namespace(&device, namespace(block_devices, disk)?);
+        return name_in_namespace(&answer.ok()?);
     }
     name_in_page(&fs::read(block_devices.join(disk).join("device/vpd_pg83")).ok()?)
+}
+
+/// Returns the identifier of an NVMe namespace. The number in the name of the disk is another one, as soon as
+/// an identifier is left out.
+fn namespace(block_devices: &Path, disk: &str) -> Option<u32> {
+    let nsid = fs::read_to_string(block_devices.join(disk).join("nsid"));
+    nsid.ok()?.trim().parse().ok()
 }
 
 /// Returns the device name in the answer to Identify Namespace: JSON in the area of the vendor
@@ -123,8 +128,7 @@ fn data_disk(block_devices: &Path, disk: &str) -> Option<String> {
     let read = |name: &str| fs::read_to_string(folder.join(name));
     if disk.starts_with("nvme") {
         let model = read("device/model").ok()?;
-        let namespace: u32 = read("nsid").ok()?.trim().parse().ok()?;
-        let lun = namespace.checked_sub(2)?;
+        let lun = namespace(block_devices, disk)?.checked_sub(2)?;
         return model
             .starts_with("MSFT NVMe Accelerator")
             .then(|| format!("lun{lun}"));
@@ -204,6 +208,23 @@ mod tests {
     }
 
     #[test]
+    fn a_namespace_has_its_own_number_and_not_that_of_its_name() {
+        let blocks = tempfile::tempdir().unwrap();
+        for (name, nsid) in [("nvme0n1", "1\n"), ("nvme0n2", "7\n"), ("nvme1n1", "x\n")] {
+            fs::create_dir(blocks.path().join(name)).unwrap();
+            fs::write(blocks.path().join(name).join("nsid"), nsid).unwrap();
+        }
+        for (name, expected) in [
+            ("nvme0n1", Some(1)),
+            ("nvme0n2", Some(7)),
+            ("nvme1n1", None),
+            ("nvme2n1", None),
+        ] {
+            assert_eq!(namespace(blocks.path(), name), expected, "{name}");
+        }
+    }
+
+    #[test]
     fn the_data_disk_has_its_number_by_scsi_and_by_nvme() {
         let sys = tempfile::tempdir().unwrap();
         let blocks = sys.path().join("block");
@@ -218,7 +239,7 @@ mod tests {
         add("sda", "f8b3781a", 0);
         add("sdb", "f8b3781b", 0);
         add("sdc", "f8b3781b", 3);
-        for (name, namespace) in [("nvme0n1", "1\n"), ("nvme0n2", "2\n")] {
+        for (name, namespace) in [("nvme0n1", "1\n"), ("nvme0n2", "2\n"), ("nvme0n3", "5\n")] {
             fs::create_dir_all(blocks.join(name).join("device")).unwrap();
             fs::write(blocks.join(name).join("nsid"), namespace).unwrap();
             let model = blocks.join(name).join("device/model");
@@ -230,6 +251,8 @@ mod tests {
             ("sdc", Some("lun3")),
             ("nvme0n1", None),
             ("nvme0n2", Some("lun0")),
+            // the disks with the numbers 1 and 2 were detached
+            ("nvme0n3", Some("lun3")),
             ("sdz", None),
         ] {
             assert_eq!(data_disk(&blocks, name).as_deref(), expected, "{name}");
