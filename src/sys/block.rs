@@ -15,6 +15,8 @@ pub const DIRECT_ALIGNMENT: usize = 4096;
 
 // _IOR(0x12, 114, size_t) of linux/fs.h; libc lacks it for musl.
 const BLKGETSIZE64: u32 = 0x8008_1272;
+// _IO(0x12, 94) of linux/fs.h
+const BLKROGET: u32 = 0x125e;
 
 /// Returns the size in bytes of a block device or regular file.
 pub fn size(file: &File) -> io::Result<u64> {
@@ -27,6 +29,15 @@ pub fn size(file: &File) -> io::Result<u64> {
     // architecture).
     check(unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64 as _, &mut bytes) })?;
     Ok(bytes)
+}
+
+/// Returns whether the kernel refuses to write to a block device. A write would fail with `EPERM` only.
+pub fn is_read_only(file: &File) -> bool {
+    let mut read_only: libc::c_int = 0;
+    // SAFETY: BLKROGET writes one int to the given pointer.
+    let asked = check(unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &mut read_only) });
+    // a file that is no block device has no such answer
+    asked.is_ok() && read_only != 0
 }
 
 /// Returns `(major, minor)` of the block device at `path`; `InvalidInput` for any other kind of

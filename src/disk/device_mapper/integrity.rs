@@ -313,6 +313,19 @@ mod tests {
         );
     }
 
+    /// As the kernel makes the journal.
+    fn usable_when_new(disk_len: u64) -> u64 {
+        let sections =
+            ((disk_len / SECTOR / JOURNAL_PART).min(JOURNAL_MAX) / SECTION_SECTORS).max(1);
+        usable_sectors(sections, (disk_len - DATA_OFFSET) / SECTOR).unwrap() * SECTOR
+    }
+
+    #[test]
+    fn the_smallest_state_disk_has_room_for_a_file_system() {
+        assert!(usable_when_new(49 << 20) >= 32 << 20);
+        assert!(usable_when_new(48 << 20) < 32 << 20);
+    }
+
     #[test]
     fn a_superblock_that_no_format_makes_is_refused_with_the_reason() {
         let with = |at: usize, value: u8| {

@@ -3,11 +3,13 @@
 //! not complete. Any other disk that is not a state disk is refused with the reason.
 
 use std::fs::File;
+use std::io;
 use std::path::Path;
 
-use super::Error;
+use super::{Error, filesystem};
 use crate::device_mapper::may_hold_data;
 use crate::luks::{DATA_OFFSET, DiskState, Header, Integrity, Probe, probe};
+use sys::block;
 
 /// The kind of a disk.
 pub enum Disk {
@@ -20,8 +22,29 @@ pub enum Disk {
     Initialized(Box<Header>),
 }
 
-/// Classifies the disk that is open as `device`; `path` appears in errors.
+/// The minimum size of a state disk in bytes: header, superblock, journal and tags, and a file system.
+const MIN_SIZE: u64 = DATA_OFFSET + (1 << 20) + filesystem::MIN_SIZE;
+
+/// Classifies the disk that is open as `device`; `path` appears in errors. Refuses a disk on which no boot
+/// can succeed before it is written, and before the node asks for its key.
 pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
+    let unusable = |why: String| Error::Io("using", path.into(), io::Error::other(why));
+    if block::is_read_only(device) {
+        return Err(unusable(
+            "the disk is read-only: attach it for writing".into(),
+        ));
+    }
+    let disk = classify_content(device, path)?;
+    let size = block::size(device).map_err(|error| Error::Io("reading", path.into(), error))?;
+    match disk {
+        Disk::New(_) | Disk::Interrupted(_) if size < MIN_SIZE => Err(unusable(format!(
+            "the disk has {size} bytes, and a state disk needs at least {MIN_SIZE}: attach a larger one"
+        ))),
+        disk => Ok(disk),
+    }
+}
+
+fn classify_content(device: &mut File, path: &Path) -> Result<Disk, Error> {
     match probe(device).map_err(|error| Error::Luks(path.into(), error))? {
         Probe::Blank => Ok(Disk::New("blank")),
         Probe::Unfinished => Ok(Disk::New("an earlier format was interrupted")),
@@ -72,5 +95,50 @@ fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<Disk, Erro
         Ok(None) => Ok(Disk::Interrupted(Box::new(header))),
         Ok(Some(why)) => Err(Error::Unmarked(path.into(), why)),
         Err(error) => Err(Error::Io("reading", path.into(), error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_is_too_small_is_refused_before_it_is_written() {
+        for (mib, fits) in [
+            (18, false),
+            (24, false),
+            (32, false),
+            (48, false),
+            (49, true),
+        ] {
+            let mut file = tempfile::tempfile().unwrap();
+            file.set_len(mib << 20).unwrap();
+            match (classify(&mut file, Path::new("/dev/x")), fits) {
+                (Ok(Disk::New("blank")), true) => {}
+                (Err(why), false) => {
+                    let expected = format!(
+                        "using /dev/x: the disk has {} bytes, and a state disk needs at least 51380224",
+                        mib << 20
+                    );
+                    assert!(why.to_string().starts_with(&expected), "{why}");
+                }
+                (other, _) => panic!("{mib} MiB: {:?}", other.map(drop)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_small_disk_with_other_content_is_refused_for_its_content() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.set_len(18 << 20).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"XFSB", 0).unwrap();
+        let why = classify(&mut file, Path::new("/dev/x"))
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            why.contains("holds an XFS file system. Nothing was written"),
+            "{why}"
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! Finds the state disk.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -34,9 +35,11 @@ pub fn find(
     let start = Instant::now();
     let mut next_report = REPORT_INTERVAL;
     loop {
-        let disk = wanted.map(PathBuf::from).or_else(|| {
-            Some(Path::new("/dev").join(state_disk_in(Path::new(BLOCK_DEVICES), usual)?))
-        });
+        let disk = match wanted {
+            Some(path) => Some(path.into()),
+            None => state_disk_in(Path::new(BLOCK_DEVICES), usual)?
+                .map(|name| Path::new("/dev").join(name)),
+        };
         if let Some(disk) = disk.filter(|disk| disk.exists()) {
             return Ok(disk);
         }
@@ -79,16 +82,30 @@ fn describe(wanted: Option<&Path>, usual: &Mark) -> String {
 
 /// Returns the name of the state disk in the directory `block_devices`. A disk without the mark is
 /// never the state disk, even if it is the only one: the state disk may not have appeared yet.
-fn state_disk_in(block_devices: &Path, usual: &Mark) -> Option<String> {
+///
+/// # Errors
+/// [`Error::Ambiguous`] if several disks have the mark: one may be a copy.
+fn state_disk_in(block_devices: &Path, usual: &Mark) -> Result<Option<String>, Error> {
     let is_usual = |name: &String| {
         (usual.label_of)(block_devices, name).is_some_and(|label| label == usual.label)
     };
-    let names = sysfs::names(block_devices);
-    names
-        .iter()
-        .find(|name| serial(block_devices, name) == SERIAL)
-        .or_else(|| names.iter().find(|name| is_usual(name)))
-        .cloned()
+    // one of several paths to a disk of NVMe
+    let is_hidden = |name: &String| {
+        let hidden = fs::read_to_string(block_devices.join(name).join("hidden"));
+        hidden.is_ok_and(|hidden| hidden.trim() == "1")
+    };
+    let mut names = sysfs::names(block_devices);
+    names.retain(|name| !is_hidden(name));
+    let (mut marked, others): (Vec<String>, Vec<String>) = names
+        .into_iter()
+        .partition(|name| serial(block_devices, name) == SERIAL);
+    if marked.is_empty() {
+        marked = others.into_iter().filter(is_usual).collect();
+    }
+    match marked.len() {
+        0 | 1 => Ok(marked.pop()),
+        _ => Err(Error::Ambiguous(marked.join(", "), describe(None, usual))),
+    }
 }
 
 /// Returns the disks in the directory `block_devices` with their serial numbers and the labels of
@@ -111,13 +128,48 @@ fn seen_in(block_devices: &Path, usual: &Mark) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     /// The state disk of machines whose disks have no labels.
     fn usual() -> &'static Mark {
         mark(Cloud::Qemu)
+    }
+
+    fn found(block_devices: &Path, usual: &Mark) -> Option<String> {
+        state_disk_in(block_devices, usual).unwrap()
+    }
+
+    #[test]
+    fn of_several_disks_with_the_mark_none_is_taken() {
+        let sys = tempfile::tempdir().unwrap();
+        let add = |name: &str, file: &str, content: &str| {
+            fs::create_dir_all(sys.path().join(name)).unwrap();
+            fs::write(sys.path().join(name).join(file), content).unwrap();
+        };
+        add("vdb", "serial", "state");
+        add("vdc", "serial", "state");
+        let why = state_disk_in(sys.path(), usual()).unwrap_err().to_string();
+        assert!(
+            why.contains("each of the disks vdb, vdc is a disk with serial number \"state\""),
+            "{why}"
+        );
+        // a disk of another serial number, and another path to the same disk
+        add("vdc", "serial", "copy");
+        add("vdd", "serial", "state");
+        add("vdd", "hidden", "1\n");
+        assert_eq!(found(sys.path(), usual()).as_deref(), Some("vdb"));
+        // the labels of a cloud
+        let labelled = Mark {
+            description: "the disk with the label state-disk",
+            label: "state-disk",
+            label_of: |_, name| name.starts_with("nvme").then(|| "state-disk".into()),
+        };
+        add("nvme0n1", "size", "1");
+        assert_eq!(found(sys.path(), &labelled).as_deref(), Some("vdb"));
+        add("vdb", "serial", "");
+        assert_eq!(found(sys.path(), &labelled).as_deref(), Some("nvme0n1"));
+        add("nvme0n2", "size", "1");
+        assert!(state_disk_in(sys.path(), &labelled).is_err());
     }
 
     #[test]
@@ -136,12 +188,12 @@ mod tests {
             seen_in(sys.path(), &labelled),
             "sda (serial number \"vol01\") sdb (label \"state-disk\")"
         );
-        assert_eq!(state_disk_in(sys.path(), &labelled).as_deref(), Some("sdb"));
+        assert_eq!(found(sys.path(), &labelled).as_deref(), Some("sdb"));
         assert_eq!(
             seen_in(sys.path(), usual()),
             "sda (serial number \"vol01\") sdb"
         );
-        assert_eq!(state_disk_in(sys.path(), usual()), None);
+        assert_eq!(found(sys.path(), usual()), None);
     }
 
     #[test]
@@ -165,11 +217,11 @@ mod tests {
             fs::write(sys.path().join(name).join("serial"), serial).unwrap();
         };
         add("vda", "");
-        assert_eq!(state_disk_in(sys.path(), usual()), None);
+        assert_eq!(found(sys.path(), usual()), None);
         add("vdb", "data");
-        assert_eq!(state_disk_in(sys.path(), usual()), None);
+        assert_eq!(found(sys.path(), usual()), None);
         add("vdc", "state\n");
-        assert_eq!(state_disk_in(sys.path(), usual()).as_deref(), Some("vdc"));
+        assert_eq!(found(sys.path(), usual()).as_deref(), Some("vdc"));
     }
 
     #[test]
@@ -178,7 +230,7 @@ mod tests {
         for name in ["vda", "vdb", "vdc"] {
             fs::create_dir(sys.path().join(name)).unwrap();
         }
-        assert_eq!(state_disk_in(sys.path(), usual()).as_deref(), Some("vdb"));
+        assert_eq!(found(sys.path(), usual()).as_deref(), Some("vdb"));
     }
 
     #[test]

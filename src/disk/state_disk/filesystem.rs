@@ -43,7 +43,7 @@ use sys::mount as sys_mount;
 /// encryption sector and the page size.
 const BLOCK: u64 = 4096;
 /// Minimum size of the mapping in bytes: a journal and some space for data.
-const MIN_SIZE: u64 = 32 << 20;
+pub(super) const MIN_SIZE: u64 = 32 << 20;
 /// Maximum size of the journal. mke2fs uses up to 1 GiB on a large disk, and all of it would have
 /// to be written (see above).
 const JOURNAL_MAX_MIB: u64 = 32;

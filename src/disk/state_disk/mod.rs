@@ -38,6 +38,8 @@ pub enum Error {
         /// How long the program waited.
         waited: Duration,
     },
+    /// Several disks have the mark of the state disk: the disks, and the mark.
+    Ambiguous(String, String),
     /// The disk holds something else, which must not be formatted.
     Foreign(PathBuf, String),
     /// A LUKS2 disk with the layout of a state disk but without a token, and why it may hold data.
@@ -69,10 +71,15 @@ impl std::fmt::Display for Error {
                  --disk",
                 waited.as_secs()
             ),
+            Error::Ambiguous(disks, wanted) => write!(
+                f,
+                "each of the disks {disks} is {wanted}, so the state disk may be any: detach all but one (a copy shows old data), or name \
+                 it with --disk"
+            ),
             Error::Foreign(device, what) => write!(
                 f,
-                "{} holds {what}. Nothing was written to it: attach the right disk, or wipe this disk to use it as the \
-                 state disk",
+                "{} holds {what}. Nothing was written to it: attach the right disk. If nobody needs this content, wipe the disk to \
+                 use it as the state disk",
                 device.display()
             ),
             Error::Unmarked(device, why) => write!(

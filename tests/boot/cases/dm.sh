@@ -189,9 +189,9 @@ must dd if=/dev/mapper/state of=$T/read bs=1M count=8 iflag=direct
 verdict plain-reads-cryptsetups "the same bytes" cmp $T/data $T/read
 verdict plain-closes "close" dm_guest close state
 
-# ---- the first file system, on 64 MiB and on 1, 8 and 64 GiB
+# ---- the first file system, on the smallest state disk (49 MiB) and on 1, 8 and 64 GiB
 files() { for i in $(seq 400); do mkdir $1/d$i && echo "content $i" >$1/d$i/f || return 1; done; cp $T/big $1/big; sync; }
-must dmsetup create small --table "0 131072 linear $D1 0"
+must dmsetup create small --table "0 100352 linear $D1 0"
 must dmsetup mknodes small
 for d in /dev/mapper/small $D1 $D8 $D64; do
   g=$(($(blockdev --getsize64 $d) / 1073741824))

@@ -50,6 +50,14 @@ for event in start: disk: formatted: mapped: file-system:; do
   done
 done
 
+# ---- a disk that nobody can write is refused by that name
+blank
+blockdev --setro $DISK
+if unlock >$T/ro 2>&1; then echo "FAIL read-only disk: it ended well"
+elif grep -q 'the disk is read-only' $T/ro; then echo "PASS a read-only disk is refused by that name"
+else echo "FAIL read-only disk: $(cat $T/ro)"; fi
+blockdev --setrw $DISK
+
 # ---- unlock again while the disk is in use: it gives an error, and the disk does not change
 blank
 ends_mounted "first boot"
