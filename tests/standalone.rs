@@ -158,14 +158,19 @@ fn a_disk_opens_only_in_the_machine_that_its_record_names() {
     assert_eq!(hex(&ask(&one, at, UUID).unwrap().state_disk_key), DISK_KEY);
     assert!(refused(ask(&clone, at, UUID)).contains("belongs to another machine"));
     assert!(refused(ask(&clone, at, OTHER_UUID)).contains("there is no record of this disk"));
-    let line = program.expect("\"disk-unknown\"");
-
-    // what the operator writes counts at once: the line has the command for this machine
-    let (_, command) = line.split_once("to give it to this machine: ").unwrap();
-    let command = command.split_once(".json").unwrap().0.replace("\\\"", "\"") + ".json";
-    let mut shell = Command::new("sh");
-    let shell = shell.args(["-c", &command]).current_dir(broker.dir.path());
-    assert!(shell.status().unwrap().success(), "{command}");
+    // what the operator does counts at once: a line, which is no JSON, has the command for this machine, and it can be pasted twice
+    let line = program.expect("to give the disk ");
+    let audited = program.expect("\"disk-unknown\"");
+    assert!(!audited.contains("--accept"), "{audited}");
+    let (_, command) = line.split_once("refused: ").unwrap();
+    for _ in 0..2 {
+        let mut shell = Command::new("sh");
+        let folder = program::built("join-service");
+        let path = format!("{}:/usr/bin:/bin", folder.parent().unwrap().display());
+        let shell = shell.args(["-c", command]).env("PATH", path);
+        let output = shell.current_dir(broker.dir.path()).output().unwrap();
+        assert!(output.status.success(), "{command}: {output:?}");
+    }
     assert!(refused(ask(&one, at, OTHER_UUID)).contains("belongs to another machine"));
     ask(&clone, at, OTHER_UUID).unwrap();
     fs::write(broker.record(UUID), "").unwrap();

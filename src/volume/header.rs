@@ -219,7 +219,12 @@ fn config(config: &Value) -> Option<String> {
     };
     let other = fields.iter().find(|field| !is_usual(field));
     other.map(|(field, value)| {
-        format!("it has the {field} {value}, expected none: give options such as discard in /etc/crypttab")
+        let advice = match field.as_str() {
+            "flags" => "give options such as discard in /etc/crypttab",
+            _ if value.to_string().contains("reencrypt") => "finish or undo what cryptsetup reencrypt began",
+            _ => "a volume needs a drive without abilities of its own (luksFormat --hw-opal, --integrity-inline)",
+        };
+        format!("it has the {field} {value}, expected none: {advice}")
     })
 }
 
@@ -383,12 +388,12 @@ mod tests {
             (
                 "/config/requirements",
                 "{\"mandatory\":[\"online-reencrypt\"]}",
-                "the requirements",
+                "expected none: finish or undo what cryptsetup reencrypt began",
             ),
             (
                 "/config/requirements",
                 "{\"mandatory\":[\"opal\"]}",
-                "the requirements",
+                "expected none: a volume needs a drive without abilities",
             ),
             ("/config/requirements", "[\"opal\"]", "the requirements"),
             ("/config/other", "1", "the other 1"),

@@ -12,6 +12,7 @@ use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
+use booted_base::uuid::Uuid;
 use booted_sys::keeping::Keeping;
 use collateral::Fetching;
 use kubernetes::client;
@@ -21,7 +22,7 @@ use machines::Cloud;
 use services::check;
 use services::join_service::keys::{self, Flags};
 use services::join_service::watch::flags;
-use services::join_service::{self, Config, JoinService, own_node};
+use services::join_service::{self, Config, JoinService, file_records, own_node};
 use services::key_service::tokens;
 use sys::signal::StopSignals;
 use verifier::{Variant, variant};
@@ -55,9 +56,10 @@ Callers prove themselves by attested TLS. They must meet the attestation policy,
 
 Usage: join-service --key-service HOST:PORT [OPTION]..
        join-service --check HOST:PORT..
+       join-service --accept UUID=MACHINE --records DIR
 
 {options}
-Exit codes: 0 after SIGTERM or SIGINT, or all are healthy; 1 failed; 2 invalid arguments.
+Exit codes: 0 after SIGTERM or SIGINT, all are healthy, or the disk is accepted; 1 failed; 2 invalid arguments.
 
 Example:
   join-service --key-service 127.0.0.1:9000 --config ./config --listen '*:30090'
@@ -81,6 +83,9 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
     let given = Given::parse(args)?;
     if !given.checked.is_empty() {
         return check(&given.checked);
+    }
+    if let Some((disk, machine)) = &given.accepted {
+        return accept(given.records.as_deref(), disk, machine);
     }
     let has_verification = given.verification.or(given.verification_http).is_some();
     if has_verification && given.evidence.is_none() {
@@ -145,6 +150,8 @@ struct Given {
     kubeconfig: Option<PathBuf>,
     records: Option<PathBuf>,
     enrolling: Migration,
+    /// The disk to give to this machine, and serve nothing.
+    accepted: Option<(Uuid, String)>,
     migration: Migration,
     evidence: Option<PathBuf>,
     verification: Option<SocketAddr>,
@@ -174,6 +181,7 @@ impl Default for Given {
             kubeconfig: None,
             records: None,
             enrolling: Migration::default(),
+            accepted: None,
             migration: Migration::default(),
             evidence: None,
             verification: None,
@@ -218,6 +226,8 @@ const OPTIONS: &Table<Given> = &[
      |it, _, value| put(&mut it.records, Ok(Some(value.into())))),
     (Opt::value("enroll-until", "DATE", "with --records: records each new disk for the machine that asks first, through the end of this day in UTC [off]"),
      |it, name, value| put(&mut it.enrolling, parsed(name, value))),
+    (Opt::value("accept", "UUID=MACHINE", "serves nothing: gives this disk to this machine in the records of --records, and ends"),
+     |it, name, value| put(&mut it.accepted, owner(name, value).map(Some))),
     (Opt::value("migrate-until", "DATE", "also open disks without a record, such as those of Constellation, through the end of this day in UTC; for example 2027-01-31 [off]"),
      |it, name, value| put(&mut it.migration, parsed(name, value))),
     (Opt::value("pki", "DIR", "directory with the cluster's CA and the files for control planes").or(join_service::PKI_DIR),
@@ -229,6 +239,19 @@ const OPTIONS: &Table<Given> = &[
     (services::LOG_FORMAT, |it, name, value| put(&mut it.log_format, parsed(name, value))),
     (services::VERBOSITY, |it, name, value| put(&mut it.verbosity, parsed(name, value))),
 ];
+
+/// Parses the value of `--accept`.
+fn owner(name: &str, value: OsString) -> Result<(Uuid, String), Failure> {
+    let value = text(value)?;
+    let (disk, machine) = value.split_once('=').unwrap_or((&value, ""));
+    let is_word = !machine.is_empty() && machine.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    match (Uuid::parse(disk), is_word) {
+        (Some(disk), true) => Ok((disk, machine.into())),
+        _ => Err(Failure::Usage(format!(
+            "--{name} {value:?}: expected the UUID of a disk, '=', and the machine as the log names it"
+        ))),
+    }
+}
 
 /// Parses the value of `--require`. The chart passes an empty one if the option is not set.
 fn strong(name: &str, value: OsString) -> Result<bool, Failure> {
@@ -324,6 +347,18 @@ impl Given {
             watch,
         })
     }
+}
+
+/// Gives a disk to a machine in the records of a folder.
+fn accept(records: Option<&Path>, disk: &Uuid, machine: &str) -> Result<(), Failure> {
+    let records = records.ok_or_else(|| Failure::Usage("--accept: it needs --records".into()))?;
+    let path = file_records::accept(records, disk, machine)
+        .map_err(|error| Failure::failed(format!("{}: {error}", records.display())))?;
+    println!(
+        "{} gives the disk {disk} to the machine {machine}",
+        path.display()
+    );
+    Ok(())
 }
 
 /// Asks services for their health, and prints which addresses answered.

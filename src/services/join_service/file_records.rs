@@ -32,6 +32,26 @@ const MAX_LEN: u64 = 16 << 10;
 /// The mode of a record, which contains no secret: its owner and group may read it.
 const MODE: u32 = 0o640;
 
+/// The mode of a record that root writes: the service is another user.
+const OPERATORS_MODE: u32 = 0o644;
+
+/// Records this machine as the owner of this disk, whatever the record said. Its other fields stay. A join
+/// service may use the folder meanwhile.
+pub fn accept(dir: &Path, disk: &Uuid, machine: &str) -> io::Result<PathBuf> {
+    let path = dir.join(format!("{disk}{SUFFIX}"));
+    let found = match fs::read(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        read => Some(read?),
+    };
+    // a damaged record opens nothing, and has nothing to keep
+    let found = found.and_then(|bytes| fields(&bytes, disk).ok());
+    let mut fields = found.unwrap_or_else(|| json!({}));
+    fields["disk"] = disk.as_str().into();
+    fields["machine"] = machine.into();
+    booted_base::file::replace(&path, format!("{fields}\n").as_bytes(), OPERATORS_MODE)?;
+    Ok(path)
+}
+
 /// The records in a folder.
 pub struct FileRecords {
     dir: PathBuf,
@@ -99,16 +119,15 @@ impl FileRecords {
         }
         let accepts_new = self.enrolling.is_on(SystemTime::now());
         if !accepts_new && self.read(disk)?.is_none() {
-            let path = self.path(disk);
+            // not in the refusal: its line is JSON, whose quotes and escapes a shell reads in another way
+            log::info!(
+                "to give the disk {disk} to the machine that was refused: join-service --accept {disk}={} --records {}",
+                machine.unwrap_or_default(),
+                self.dir.display()
+            );
             let message = "there is no record of this disk: if it is a new disk, its key broker's operator accepts it (see \
                            \"A new disk\" in docs/standalone.md)";
-            return Err(
-                TicketRefusal::denied("disk-unknown", message).with_details(format!(
-                    "to give it to this machine: echo '{{\"machine\":\"{}\"}}' > {}",
-                    machine.unwrap_or_default(),
-                    path.display()
-                )),
-            );
+            return Err(TicketRefusal::denied("disk-unknown", message));
         }
         records::check_rejoin(self, disk, machine, accepts_new)
     }
@@ -286,6 +305,31 @@ mod tests {
         assert_eq!(claim(&records, &disk(3), "b"), Err("disk-of-other"));
         write(r#"{"machine": "b", "refused": "2026-11-27T00:00:00Z"}"#);
         assert_eq!(claim(&records, &disk(3), "b"), Err("refused-before"));
+    }
+
+    #[test]
+    fn an_operator_accepts_a_disk_by_the_program_whatever_its_record_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = FileRecords::open(dir.path(), until("")).unwrap();
+        let path = dir.path().join(format!("{}.json", disk(4)));
+        for (before, note) in [
+            (None, Value::Null),
+            // what a shell makes of a command inside a JSON line
+            (Some("{\\\"machine\\\":\\\"a\\\"}\n"), Value::Null),
+            (Some(""), Value::Null),
+            (Some(r#"{"machine": "b", "note": "moved"}"#), "moved".into()),
+        ] {
+            let _ = fs::remove_file(&path);
+            if let Some(text) = before {
+                fs::write(&path, text).unwrap();
+            }
+            assert!(claim(&records, &disk(4), "a").is_err(), "{before:?}");
+            assert_eq!(accept(dir.path(), &disk(4), "a").unwrap(), path);
+            assert_eq!(claim(&records, &disk(4), "a"), Ok(()), "{before:?}");
+            assert_eq!(claim(&records, &disk(4), "b"), Err("disk-of-other"));
+            assert_eq!(records.read(&disk(4)).unwrap().unwrap()["note"], note);
+        }
+        assert!(accept(&dir.path().join("none"), &disk(4), "a").is_err());
     }
 
     #[test]
