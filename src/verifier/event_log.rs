@@ -4,6 +4,7 @@
 //! person, and never decides whether a value is accepted. Only [`super::gcp_sev_es`] reads from it
 //! what a register contains.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 pub use attest::event_log::*;
@@ -190,8 +191,8 @@ fn replay(pcr: u32, events: &[Event]) -> Option<[u8; 32]> {
 }
 
 /// Returns the name of an event's type.
-pub fn kind_name(kind: u32) -> &'static str {
-    match kind {
+pub fn kind_name(kind: u32) -> Cow<'static, str> {
+    let name = match kind {
         0x0 => "EV_PREBOOT_CERT",
         0x1 => "EV_POST_CODE",
         0x4 => "EV_SEPARATOR",
@@ -213,8 +214,9 @@ pub fn kind_name(kind: u32) -> &'static str {
         0x8000_0008 => "EV_EFI_PLATFORM_FIRMWARE_BLOB",
         0x8000_0009 => "EV_EFI_HANDOFF_TABLES",
         0x8000_00e0 => "EV_EFI_VARIABLE_AUTHORITY",
-        _ => "EV_OTHER",
-    }
+        _ => return format!("type {kind:#x}").into(),
+    };
+    name.into()
 }
 
 /// Returns the longest run of printable ASCII in the data of an entry, or in the name of its
@@ -260,6 +262,17 @@ fn variable_name(kind: u32, data: &[u8]) -> Option<&[u8]> {
 mod tests {
     use super::super::{excerpt::excerpt, unhex};
     use super::*;
+
+    #[test]
+    fn a_type_without_a_name_has_its_number() {
+        for (kind, name) in [
+            (0x4, "EV_SEPARATOR"),
+            (0x8401, "type 0x8401"),
+            (0x8000_00e2, "type 0x800000e2"),
+        ] {
+            assert_eq!(kind_name(kind), name);
+        }
+    }
     use support::mutation::mutations;
 
     /// From OVMF and the EFI stub of Linux 6.1 in QEMU, with kernel, command line and initrd from

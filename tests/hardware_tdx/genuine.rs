@@ -117,6 +117,7 @@ fn both_generations_of_azures_machines_meet_one_policy() {
 fn collateral_is_valid_for_its_time_and_its_platform_only() {
     let (quote, collateral) = sample("tdx_quote");
     let (_, other) = sample("tdx_quote_outdated");
+    let (_, of_sgx) = sample("sgx_quote");
     for (collateral, now, why) in [
         (&collateral, 1_750_000_000, "not valid yet"),
         (&collateral, OCTOBER_2026, "expired"),
@@ -124,6 +125,11 @@ fn collateral_is_valid_for_its_time_and_its_platform_only() {
             &other,
             MARCH_2026,
             "the TCB information is of platforms with FMSPC 90C06F000000",
+        ),
+        (
+            &of_sgx,
+            JULY_2025,
+            "the TCB information cannot be read: it is that of SGX, expected that of TDX",
         ),
     ] {
         let error = verify(&quote, collateral, now).unwrap_err();

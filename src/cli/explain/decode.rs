@@ -34,10 +34,7 @@ pub fn type_name(kind: u32) -> String {
         0x8000_0010 => "EV_EFI_HCRTM_EVENT",
         0x8000_00e1 => "EV_EFI_SPDM_FIRMWARE_BLOB",
         0x8000_00e2 => "EV_EFI_SPDM_FIRMWARE_CONFIG",
-        _ => match event_log::kind_name(kind) {
-            "EV_OTHER" => return format!("type {kind:#x}"),
-            name => name,
-        },
+        _ => return event_log::kind_name(kind).into(),
     };
     rare.into()
 }

@@ -457,8 +457,18 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
 }
 
 fn read<'a, T: Deserialize<'a>>(name: &str, text: &'a str) -> Result<T, Refusal> {
+    /// The member that both have for SGX and for TDX.
+    #[derive(Deserialize)]
+    struct Of {
+        id: String,
+    }
+
     serde_json::from_str(text).map_err(|error| {
-        let why = text::of_error(error);
+        let of = serde_json::from_str::<Of>(text).map_or(String::new(), |it| it.id);
+        let why = match &*of {
+            "SGX" | "QE" => "it is that of SGX, expected that of TDX".into(),
+            _ => text::of_error(error),
+        };
         Kind::Malformed.because(format!("the {name} cannot be read: {why}"))
     })
 }

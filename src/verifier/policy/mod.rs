@@ -82,6 +82,7 @@ use hardware::json::is_default;
 use hardware::tdx::TdxRequirements;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::refusal::{Kind, Refusal};
 use crate::{ClusterRegister, KeyName, RegisterNames, Registers, Stage, unhex};
@@ -532,8 +533,14 @@ impl Policy {
 
     /// Parses the JSON. An unknown field is an error.
     pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
-        let json = words::check(text).and_then(|()| serde_json::from_str(text));
-        let json: Json = json.map_err(|error| Fault::Json.because(error.to_string()))?;
+        let wrong = |why: String| Fault::Json.because(why);
+        words::check(text).map_err(|error| wrong(error.to_string()))?;
+        let read = |value: &Value| Json::deserialize(value).err().map(|it| it.to_string());
+        let json = serde_json::from_str::<Json>(text);
+        let json = json.map_err(|error| match words::of_other_type(text, read) {
+            Some(field) => wrong(format!("{}: {error}", quoted(&field, 120))),
+            None => wrong(error.to_string()),
+        })?;
         let first = Image::from_json(
             &json.name,
             json.measurements,

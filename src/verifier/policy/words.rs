@@ -4,10 +4,11 @@
 //!
 //! Every word of Constellation's policies is known and enforced. None is ignored.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use base::text::quoted;
@@ -29,18 +30,76 @@ const WORDS: &str = r#"{
 "bootloaderVersion":0,"teeVersion":0,"snpVersion":0,"microcodeVersion":0,
 "firmwareSignerConfig":{"acceptedKeyDigests":[],"enforcementPolicy":0,"maaURL":0},"amdRootKey":0,"amdSigningKey":0}"#;
 
-/// Checks the words of a policy. An error names the path of the word, such as
-/// `snp.floors[0].minimum.bootloder`.
+/// Checks the words of a policy. An error names the paths of all unknown words, such as
+/// `snp.floors[0].minimum.bootloder`, or that of the first other error.
 pub fn check(policy: &str) -> Result<(), serde_json::Error> {
-    let mut json = serde_json::Deserializer::from_str(policy);
-    let (words, path) = (&serde_json::from_str(WORDS)?, "");
-    Place { words, path }.deserialize(&mut json)
+    let words = serde_json::from_str(WORDS)?;
+    let unknown = RefCell::default();
+    let check = |unknown| {
+        let (words, path) = (&words, "");
+        let mut json = serde_json::Deserializer::from_str(policy);
+        let place = Place {
+            words,
+            path,
+            unknown,
+        };
+        place.deserialize(&mut json)
+    };
+    let checked = check(Some(&unknown));
+    match unknown.take() {
+        all if all.is_empty() => checked,
+        // the error about a single word says its line
+        all if all.len() == 1 => check(None),
+        all => Err(Error::custom(all.join("; also "))),
+    }
 }
+
+/// Returns the path of the member that has another type than its requirement, such as a list in
+/// place of a number: without it, the error is another one or none. `read` reads a policy, and fails for this
+/// one.
+pub fn of_other_type(policy: &str, read: impl Fn(&Value) -> Option<String>) -> Option<String> {
+    let policy: Value = serde_json::from_str(policy).ok()?;
+    let why = read(&policy)?;
+    let mut places = vec![];
+    members(&policy, String::new(), &mut places);
+    places.into_iter().find_map(|place| {
+        let (parent, name) = place.rsplit_once('/')?;
+        let mut without = policy.clone();
+        without.pointer_mut(parent)?.as_object_mut()?.remove(name)?;
+        let is_changed = match read(&without) {
+            Some(error) => error != why && !error.starts_with("missing field"),
+            None => true,
+        };
+        is_changed.then(|| place.trim_start_matches('/').replace('/', "."))
+    })
+}
+
+/// Collects the JSON pointers of all members, each behind the members below it.
+fn members(value: &Value, path: String, places: &mut Vec<String>) {
+    match value {
+        Value::Object(all) => {
+            for (name, value) in all {
+                members(value, format!("{path}/{name}"), places);
+            }
+        }
+        Value::Array(all) => {
+            for (index, value) in all.iter().enumerate() {
+                members(value, format!("{path}/{index}"), places);
+            }
+        }
+        _ => {}
+    }
+    places.push(path);
+}
+
+/// The texts about unknown words; `None` if the first one is an error.
+type Unknown<'a> = Option<&'a RefCell<Vec<String>>>;
 
 /// A position in a policy, and the words that are allowed there.
 struct Place<'a> {
     words: &'a Value,
     path: &'a str,
+    unknown: Unknown<'a>,
 }
 
 impl<'de> DeserializeSeed<'de> for Place<'_> {
@@ -78,11 +137,19 @@ impl<'de> Visitor<'de> for Place<'_> {
             let path = format!("{}.{word}", self.path);
             let path = path.trim_start_matches('.');
             let known = self.words.get("").or_else(|| self.words.get(&word));
-            let words = known.ok_or_else(|| {
-                let shown = quoted(path, 120);
-                A::Error::custom(format!("unknown field {shown}{}", self.nearest(&word)))
-            })?;
-            map.next_value_seed(Place { words, path })?;
+            let unknown = self.unknown;
+            match (known, unknown) {
+                (Some(words), _) => map.next_value_seed(Place {
+                    words,
+                    path,
+                    unknown,
+                })?,
+                (None, None) => return Err(A::Error::custom(self.about_unknown(path, &word))),
+                (None, Some(all)) => {
+                    all.borrow_mut().push(self.about_unknown(path, &word));
+                    let IgnoredAny = map.next_value()?;
+                }
+            }
             if !seen.insert(word) {
                 let shown = quoted(path, 120);
                 return Err(A::Error::custom(format!("{shown} appears twice")));
@@ -97,7 +164,12 @@ impl<'de> Visitor<'de> for Place<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         for index in 0.. {
             let (words, path) = (self.words, &*format!("{}[{index}]", self.path));
-            match (list.next_element_seed(Place { words, path })?, index) {
+            let place = Place {
+                words,
+                path,
+                unknown: self.unknown,
+            };
+            match (list.next_element_seed(place)?, index) {
                 (None, 0) => return Err(self.requires_nothing()),
                 (None, _) => break,
                 (Some(()), _) => {}
@@ -119,6 +191,11 @@ impl Place<'_> {
         E::custom(format!(
             "{shown} is empty or null, so it would require nothing: give a value, or omit the field"
         ))
+    }
+
+    fn about_unknown(&self, path: &str, word: &str) -> String {
+        let shown = quoted(path, 120);
+        format!("unknown field {shown}{}", self.nearest(word))
     }
 
     /// Returns the end of the error about an unknown word: the most similar known word.
@@ -209,6 +286,55 @@ mod tests {
         }
         let text = policy("").replace("measurements", "measurments");
         assert!(refusal(&text).contains(r#"did you mean "measurements"?"#));
+    }
+
+    #[test]
+    fn all_unknown_words_are_named_at_once() {
+        let error = refusal(&policy(
+            r#","atestationKeys":["000b"],"snp":{"hostdata":["00"],"chip":[]},"alsoAccepted":[{"nam":"b"}]"#,
+        ));
+        for word in [
+            r#""atestationKeys"; did you mean "attestationKeys"?"#,
+            r#"; also unknown field "snp.hostdata"; did you mean "hostData"?"#,
+            r#""snp.chip""#,
+            r#""alsoAccepted[0].nam""#,
+        ] {
+            assert!(error.contains(word), "{word}: {error}");
+        }
+        // another error does not hide them
+        let error = refusal(&policy(r#","snp":{"a":1,"b":2,"chips":[]}"#));
+        assert!(
+            error.contains(r#""snp.a""#) && error.contains(r#""snp.b""#),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_value_of_another_type_is_named_by_its_field() {
+        for (members, field) in [
+            (r#","tdx":{"xfam":["0x3"]}"#, "tdx.xfam"),
+            (r#","snp":{"chips":"00","maximumVmpl":0}"#, "snp.chips"),
+            (
+                r#","snp":{"floors":[{"product":"Milan","minimum":{"fmc":"1"}}]}"#,
+                "snp.floors.0.minimum.fmc",
+            ),
+            (r#","cloud":{"zones":{"a":1}}"#, "cloud.zones"),
+            (
+                r#","attestationKeys":"000b","qeSVN":"0""#,
+                "attestationKeys",
+            ),
+        ] {
+            let error = refusal(&policy(members));
+            assert!(
+                error.contains(&format!(": {field:?}: ")),
+                "{members}: {error}"
+            );
+        }
+        let error = refusal("[]");
+        assert!(
+            error.contains("invalid type: sequence") || error.contains("empty"),
+            "{error}"
+        );
     }
 
     #[test]
