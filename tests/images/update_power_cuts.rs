@@ -4,15 +4,19 @@
 
 use super::mkosi::{image_of_version, said};
 use super::update::{FIRST, GOOD, NEXT, Node, off};
+use bootstrapper::update::{self, ImageDisk, ImageVersion, Offer, Words};
 use image::slots::Slots;
 use machine::flow::PATIENCE;
 use machine::write_log::{self, WriteLog};
 use machine::{Context, Failure, Result};
+use ssh::key::PublicKey;
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
+use std::time::Duration;
 use support::boot_image::run;
 use support::random::Random;
 
@@ -42,21 +46,64 @@ fn a_node_comes_back_from_a_power_cut_at_any_write_of_an_update() -> Result<()> 
     let [before, log] = ["before.raw", "writes.log"].map(|name| node.setting.path(name));
     write_log::copy(&node.disk, &before)?;
     let (written, kept) = record(&mut node, &log)?;
-    let log = WriteLog::read(&log)?;
+    try_cuts(&mut node, [&before, &log], [written, kept], BOOTS)
+}
+
+/// The update of the test before, by this machine's kernel in place of a node's: QEMU's storage daemon shows the disk as a file.
+#[test]
+#[ignore = "needs the image of make mkosi, and root: make test-images, make test-powercut"]
+fn an_update_by_this_kernel_survives_a_power_cut_at_any_write() -> Result<()> {
+    let mut node = Node::new("update-power-host", &[GOOD])?;
+    let [before, log] = ["before.raw", "writes.log"].map(|name| node.setting.path(name));
+    write_log::copy(&node.disk, &before)?;
+    let release = node.release(&GOOD)?;
+    let disk = RecordedDisk::new(&node.disk, &log)?;
     let parts = Parts::of(&node, &before)?;
+    let part = |index: usize| disk.part(&parts.partitions[index]);
+    let place = ImageDisk {
+        running: Words {
+            version: ImageVersion::parse(FIRST).unwrap(),
+            root: "UUID=of-the-running-version".to_owned(),
+        },
+        disk: before.clone(),
+        esp: (part(0)?, 0),
+        root: part(3)?,
+        hashes: part(4)?,
+    };
+    update_here(&place, &node.setting.path("maker.pub"), &release)?;
+    let written = write_log::len(&log)?;
+    let mut esp = File::options().read(true).write(true).open(&place.esp.0);
+    let esp = esp.as_mut().unwrap();
+    let kept = Slots::read(esp, 0).and_then(|mut slots| slots.bless(esp, GOOD.version));
+    kept.context("keep the update")?;
+    let kept = write_log::len(&log)?;
+    drop(disk);
+    try_cuts(&mut node, [&before, &log], [written, kept], 0)
+}
+
+/// Looks at the disk after a cut at each of some instants: of the disk `before` and its later writes, of which the first so many write the
+/// update, and so many keep it. Boots it after so many of the cuts.
+fn try_cuts(
+    node: &mut Node,
+    [before, log]: [&Path; 2],
+    [written, kept]: [usize; 2],
+    boots: usize,
+) -> Result<()> {
+    let log = WriteLog::read(log)?;
+    let parts = Parts::of(node, before)?;
     parts.are_the_only_ones_written(&log)?;
 
     let (seed, cuts) = write_log::chosen("update", SAMPLE);
     let mut random = Random::new(seed);
     let instants = instants(&log, &parts.partitions[0], cuts, &mut random);
     for (tried, cut) in (1..).zip(instants) {
-        write_log::copy(&before, &node.disk)?;
+        write_log::copy(before, &node.disk)?;
         let lost = log.cut(&node.disk, cut, &mut random)?;
         let at = format!(
             "{tried} of {cuts}: the power failed after {cut} of {} writes, {lost} of them lost or torn (FIRSTLIGHT_SEED={seed})",
             log.len()
         );
-        let found = parts.complete(&node).context(&at)?;
+        let found = parts.complete(node).context(&at)?;
         let has = |name: &str| found.iter().any(|it| it.contains(name));
         let update = format!("firstlight_{}", GOOD.version);
         let is_lost =
@@ -66,7 +113,7 @@ fn a_node_comes_back_from_a_power_cut_at_any_write_of_an_update() -> Result<()> 
         }
         let mut said = found.join(" ");
         let mut running = FIRST;
-        if tried * BOOTS / cuts > (tried - 1) * BOOTS / cuts {
+        if tried * boots / cuts > (tried - 1) * boots / cuts {
             let mut vm = node.setting.machine.boot()?;
             let line = vm.console.wait_for(" member:", PATIENCE).context(&at)?;
             said = format!("{said}; {}", line.text);
@@ -75,7 +122,7 @@ fn a_node_comes_back_from_a_power_cut_at_any_write_of_an_update() -> Result<()> 
         if node.images().contains(&format!("{update}.efi")) {
             running = GOOD.version;
         }
-        parts.accept_another(&node, running).context(&at)?;
+        parts.accept_another(node, running).context(&at)?;
         println!("{at}: {said}");
     }
     Ok(())
@@ -222,4 +269,89 @@ impl Parts {
         }
         Ok(is_equal)
     }
+}
+
+/// A disk whose writes are recorded, as block devices of this machine.
+struct RecordedDisk {
+    daemon: Child,
+    file: PathBuf,
+    devices: RefCell<Vec<PathBuf>>,
+}
+
+impl RecordedDisk {
+    fn new(disk: &Path, log: &Path) -> Result<RecordedDisk> {
+        let file = disk.with_extension("fuse");
+        File::create(&file).context("make a mount point")?;
+        File::create(log).context("make the log of writes")?;
+        let node = format!(
+            "driver=blklogwrites,node-name=disk,file.driver=file,file.filename={},log.driver=file,log.filename={},log-super-update-interval=1",
+            disk.display(),
+            log.display()
+        );
+        let export = format!(
+            "type=fuse,id=disk,node-name=disk,mountpoint={},writable=on",
+            file.display()
+        );
+        let mut daemon = Command::new("qemu-storage-daemon");
+        daemon.args(["--blockdev", &node, "--export", &export]);
+        let daemon = daemon.spawn().context("start qemu-storage-daemon")?;
+        for _ in 0..100 {
+            if fs::metadata(&file).is_ok_and(|it| it.len() > 0) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(RecordedDisk {
+            daemon,
+            file,
+            devices: RefCell::default(),
+        })
+    }
+
+    /// Returns the device of a partition.
+    fn part(&self, range: &Range<u64>) -> Result<PathBuf> {
+        let size = (range.end - range.start).to_string();
+        let device = run(Command::new("/sbin/losetup")
+            .args(["--find", "--show", "--offset", &range.start.to_string()])
+            .args(["--sizelimit", &size])
+            .arg(&self.file));
+        let device = PathBuf::from(device.trim());
+        self.devices.borrow_mut().push(device.clone());
+        Ok(device)
+    }
+}
+
+impl Drop for RecordedDisk {
+    fn drop(&mut self) {
+        for device in self.devices.take() {
+            run(Command::new("/sbin/losetup").arg("--detach").arg(device));
+        }
+        let _ = Command::new("kill")
+            .arg(self.daemon.id().to_string())
+            .status();
+        let _ = self.daemon.wait();
+    }
+}
+
+/// Writes the release in this folder as a node does.
+fn update_here(place: &ImageDisk, key: &Path, release: &Path) -> Result<()> {
+    let read = |name: &str| fs::read(release.join(name)).context("read a release");
+    let key = fs::read_to_string(key).context("read a key")?;
+    let key = PublicKey::from_line(&key).context("read a key")?;
+    let open = |name: &str| File::open(release.join(name)).context("open a release");
+    let mut content = open("firstlight.efi")?
+        .chain(open("root.img")?)
+        .chain(open("hashes.img")?);
+    let signature = read("release.json.sig")?;
+    let signature = String::from_utf8_lossy(&signature);
+    let offer = Offer {
+        list: &read("release.json")?,
+        signature: &signature,
+        content: &mut content,
+        policy: None,
+    };
+    let say = &mut |text: &str| println!("{text}");
+    update::run(place, &[key], offer, say)
+        .map(drop)
+        .context("update")
 }

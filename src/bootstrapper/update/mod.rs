@@ -31,8 +31,8 @@ use ssh::key::PublicKey;
 use verifier::Policy;
 
 pub use error::Error;
-pub use place::ImageDisk;
 use place::open;
+pub use place::{ImageDisk, Words};
 pub use release::{MAX_LIST, Part, Release};
 pub use version::{ImageVersion, NAMESPACE};
 
