@@ -43,12 +43,11 @@ FIRSTLIGHT_COMMIT=$(source_commit)
 if [ -n "$FIRSTLIGHT_COMMIT" ]; then export FIRSTLIGHT_COMMIT; else unset FIRSTLIGHT_COMMIT; fi
 
 say "building ${PROGRAMS[*]} for $target"
-# unlock has a call of its own. In one call with the other programs, Cargo would give its rustls a feature that only their HTTPS client
-# needs: the logging of handshakes
-# It makes one connection for each join service in a boot, so rustls is optimized for size there, and for speed in the services
+# unlock and firstlight-volume have calls of their own. In one call with the other programs, Cargo would give their rustls a feature that
+# only an HTTPS client needs: the logging of handshakes
+# They make a few connections in a boot, so rustls is optimized for size there, and for speed in the services
 cargo build --locked --release --target "$target" --package unlock --config 'profile.release.package.rustls.opt-level="z"'
-# the same for firstlight-volume, which asks nobody over HTTPS either
-cargo build --locked --release --target "$target" --package volume
+cargo build --locked --release --target "$target" --package volume --config 'profile.release.package.rustls.opt-level="z"'
 # one call for the others, because it links two programs at once; tools/check-deps.sh checks that no program gets features of another
 cargo build --locked --release --target "$target" "${TOGETHER[@]/#/--bin=}"
 mkdir -p "$dist"

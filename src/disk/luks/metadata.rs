@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -364,15 +365,31 @@ fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), Fault> {
     }
 }
 
-/// Returns an error that names the field unless `got` equals `expected`.
-fn equal<T: PartialEq + fmt::Debug>(
+/// Returns an error that names the field unless `got` equals `expected`. The texts are compared: one
+/// function for all types is much smaller than one for each.
+fn equal(
     what: &str,
     field: &str,
-    got: T,
-    expected: T,
+    got: &dyn fmt::Debug,
+    expected: &dyn fmt::Debug,
 ) -> Result<(), Fault> {
+    let (got, expected) = (format!("{got:?}"), format!("{expected:?}"));
     ensure(got == expected, Foreign, || {
-        format!("{what}: {field} is {got:?}, expected {expected:?}")
+        format!("{what}: {field} is {got}, expected {expected}")
+    })
+}
+
+/// Returns an error of this kind that names the field unless the number is within the range.
+fn within(
+    what: &str,
+    field: &str,
+    kind: fn(String) -> Fault,
+    got: u32,
+    range: RangeInclusive<u32>,
+) -> Result<(), Fault> {
+    ensure(range.contains(&got), kind, || {
+        let (least, most) = (range.start(), range.end());
+        format!("{what}: {field} is {got}, expected {least} to {most}")
     })
 }
 
@@ -391,8 +408,8 @@ fn check_header(header: &Header) -> Result<(), Fault> {
     equal(
         "binary header",
         "the size",
-        header.binary.hdr_size,
-        HDR_SIZE,
+        &header.binary.hdr_size,
+        &HDR_SIZE,
     )?;
     ensure(header.binary.seqid <= MAX_SEQID, Foreign, || {
         format!("its sequence id {} is too large", header.binary.seqid)
@@ -473,12 +490,11 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
 }
 
 fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, Fault> {
-    let mut segments: BTreeMap<u32, Segment> = objects("segment", segments)?;
-    let ids: Vec<u32> = segments.keys().copied().collect();
-    equal("segments", "the list of ids", ids, vec![0])?;
-    let segment = segments
-        .remove(&0)
-        .ok_or_else(|| "no segment 0".to_owned())?;
+    let segments = objects("segment", segments)?;
+    let ids: Vec<u32> = segments.iter().map(|(id, _)| *id).collect();
+    equal("segments", "the list of ids", &ids, &[0])?;
+    let (_, segment) = segments[0];
+    let segment: Segment = typed("segment", 0, segment)?;
     let fields = [
         ("type", &*segment.kind, "crypt"),
         ("offset", &*segment.offset, &*DATA_OFFSET.to_string()),
@@ -487,8 +503,13 @@ fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, Faul
         ("encryption", &*segment.encryption, CIPHER),
     ];
     all_equal("segment 0", &fields)?;
-    equal("segment 0", "flags", &segment.flags, &vec![])?;
-    equal("segment 0", "sector_size", segment.sector_size, SECTOR_SIZE)?;
+    equal("segment 0", "flags", &segment.flags, &[""; 0])?;
+    equal(
+        "segment 0",
+        "sector_size",
+        &segment.sector_size,
+        &SECTOR_SIZE,
+    )?;
     let Some(of_data) = &segment.integrity else {
         ensure(integrity == Integrity::Optional, Foreign, || {
             format!(
@@ -509,8 +530,8 @@ fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, Faul
     equal(
         it,
         "key_size (luksFormat --integrity-key-size)",
-        size,
-        least,
+        &size,
+        &least,
     )?;
     Ok(segment)
 }
@@ -552,14 +573,21 @@ fn check_keyslots(
             slot["area"]["key_size"]
         )
     })?;
-    let keyslots: BTreeMap<u32, Keyslot> = objects("keyslot", &own)?;
+    let mut keyslots = BTreeMap::new();
+    for (id, keyslot) in objects("keyslot", &own)? {
+        let keyslot: Keyslot = typed("keyslot", id, keyslot)?;
+        keyslots.insert(id, keyslot);
+    }
     for (id, keyslot) in &keyslots {
         let it = format!("keyslot {id}");
-        equal(&it, "type", keyslot.kind.as_str(), "luks2")?;
-        equal(&it, "af type", keyslot.af.kind.as_str(), "luks1")?;
-        equal(&it, "area type", keyslot.area.kind.as_str(), "raw")?;
-        equal(&it, "key_size", keyslot.key_size, key_size)?;
-        equal(&it, "af stripes", keyslot.af.stripes, STRIPES)?;
+        let fields = [
+            ("type", &*keyslot.kind, "luks2"),
+            ("af type", &*keyslot.af.kind, "luks1"),
+            ("area type", &*keyslot.area.kind, "raw"),
+        ];
+        all_equal(&it, &fields)?;
+        equal(&it, "key_size", &keyslot.key_size, &key_size)?;
+        equal(&it, "af stripes", &keyslot.af.stripes, &STRIPES)?;
         let (size, least) = (keyslot.area.size.0, (keyslot.key_size * STRIPES) as u64);
         ensure(size >= least, Malformed, || {
             format!("{it}: its area has {size} bytes, expected at least {least}")
@@ -571,55 +599,58 @@ fn check_keyslots(
             salt,
             ..
         } = &keyslot.kdf;
-        equal(&it, "length of the kdf salt", salt.0.len(), SALT_LEN)?;
-        ensure((1..=MAX_KDF_CPUS).contains(cpus), Costly, || {
-            format!("{it}: kdf cpus is {cpus}, expected 1 to {MAX_KDF_CPUS}")
-        })?;
+        equal(&it, "length of the kdf salt", &salt.0.len(), &SALT_LEN)?;
+        within(&it, "kdf cpus", Costly, *cpus, 1..=MAX_KDF_CPUS)?;
         // the minimum of argon2 (RFC 9106 §3.1)
-        let is_enough = (8 * cpus..=MAX_KDF_MEMORY_KIB).contains(memory);
-        ensure(is_enough, Costly, || {
-            format!(
-                "{it}: kdf memory is {memory} KiB, expected {} to {MAX_KDF_MEMORY_KIB}",
-                8 * cpus
-            )
-        })?;
-        ensure(*time >= 1, Malformed, || {
-            format!("{it}: kdf time is {time}, expected at least 1")
-        })?;
+        let memories = 8 * cpus..=MAX_KDF_MEMORY_KIB;
+        within(&it, "kdf memory", Costly, *memory, memories)?;
+        within(&it, "kdf time", Malformed, *time, 1..=u32::MAX)?;
     }
     Ok(keyslots)
 }
 
 /// Checks the digest of the volume key. Other digests belong to unbound keyslots.
 fn check_digest(digests: &Value) -> Result<(u32, Digest), Fault> {
-    let mut digests: BTreeMap<u32, Digest> = objects("digest", digests)?;
-    digests.retain(|_, digest| !digest.segments.is_empty());
-    let count = digests.len();
-    let (id, digest) = digests
-        .pop_first()
-        .filter(|_| count == 1)
-        .ok_or(format!("{count} digests, expected 1"))?;
+    let mut of_data = Vec::new();
+    for (id, digest) in objects("digest", digests)? {
+        let digest: Digest = typed("digest", id, digest)?;
+        if !digest.segments.is_empty() {
+            of_data.push((id, digest));
+        }
+    }
+    let count = of_data.len();
+    let of_data = of_data.pop().filter(|_| count == 1);
+    let (id, digest) = of_data.ok_or(format!("{count} digests, expected 1"))?;
     let it = format!("digest {id}");
-    equal(&it, "type", digest.kind.as_str(), "pbkdf2")?;
-    equal(&it, "hash", digest.hash.as_str(), HASH)?;
-    equal(&it, "segments", &digest.segments, &vec!["0".to_string()])?;
-    equal(&it, "length of the salt", digest.salt.0.len(), SALT_LEN)?;
-    equal(&it, "length of the digest", digest.digest.0.len(), SALT_LEN)?;
-    ensure(digest.iterations >= 1, Malformed, || {
-        format!("{it}: iterations is 0, expected at least 1")
-    })?;
+    let fields = [
+        ("type", &*digest.kind, "pbkdf2"),
+        ("hash", &*digest.hash, HASH),
+    ];
+    all_equal(&it, &fields)?;
+    equal(&it, "segments", &digest.segments, &["0"])?;
+    equal(&it, "length of the salt", &digest.salt.0.len(), &SALT_LEN)?;
+    equal(
+        &it,
+        "length of the digest",
+        &digest.digest.0.len(),
+        &SALT_LEN,
+    )?;
+    let iterations = 1..=u32::MAX;
+    within(&it, "iterations", Malformed, digest.iterations, iterations)?;
     Ok((id, digest))
 }
 
 /// Checks the tokens. Other tokens are free-form, but token 0 must be that of a state disk.
 fn check_tokens(tokens: &Value) -> Result<(), Fault> {
-    let tokens: BTreeMap<u32, Value> = objects("token", tokens)?;
-    if let Some(token) = tokens.get(&TOKEN) {
+    if let Some((_, token)) = objects("token", tokens)?
+        .iter()
+        .find(|(id, _)| *id == TOKEN)
+    {
         equal(
             "token 0",
             "type",
-            token["type"].as_str().unwrap_or_default(),
-            TOKEN_TYPE,
+            &token["type"].as_str().unwrap_or_default(),
+            &TOKEN_TYPE,
         )?;
         let initialized = &token["diskIsInitialized"];
         ensure(initialized.is_boolean(), Foreign, || {
@@ -629,30 +660,27 @@ fn check_tokens(tokens: &Value) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Returns the objects of a section by their number; `what` is the name of one object.
-fn objects<T: de::DeserializeOwned>(
-    what: &str,
-    section: &Value,
-) -> Result<BTreeMap<u32, T>, Fault> {
+/// Returns the objects of a section with their numbers; `what` is the name of one object.
+fn objects<'a>(what: &str, section: &'a Value) -> Result<Vec<(u32, &'a Value)>, Fault> {
     let section = section
         .as_object()
         .ok_or(format!("{what}s is not an object"))?;
     ensure(section.len() <= MAX_OBJECTS, Costly, || {
         format!("{} {what}s, expected at most {MAX_OBJECTS}", section.len())
     })?;
-    let mut objects = BTreeMap::new();
+    let mut objects = Vec::new();
     for (id, object) in section {
         let number: u32 = id
             .parse()
             .map_err(|_| format!("{what} id {id:?} is not a number"))?;
-        equal(what, "id", id.as_str(), &number.to_string())?;
-        objects.insert(number, typed(&format!("{what} {id}"), object)?);
+        equal(what, "id", id, &number.to_string())?;
+        objects.push((number, object));
     }
     Ok(objects)
 }
 
-fn typed<T: de::DeserializeOwned>(what: &str, value: &Value) -> Result<T, Fault> {
-    T::deserialize(value).map_err(|e| Foreign(format!("{what}: {e}")))
+fn typed<T: de::DeserializeOwned>(what: &str, id: u32, value: &Value) -> Result<T, Fault> {
+    T::deserialize(value).map_err(|e| Foreign(format!("{what} {id}: {e}")))
 }
 
 impl Metadata {
