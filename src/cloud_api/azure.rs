@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
-use super::answer::parsed;
+use super::answer::{Entries, Lost, nullable, parsed};
 use super::bearer::{Bearer, Token, message};
 use super::https::api as api_at;
 use super::pages;
@@ -64,7 +64,7 @@ pub struct Client {
 #[derive(Debug, Clone, Deserialize)]
 pub struct Document {
     compute: Compute,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     network: Network,
 }
 
@@ -74,10 +74,10 @@ struct Compute {
     resource_id: String,
     subscription_id: String,
     resource_group_name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     az_environment: String,
     os_profile: Profile,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     tags_list: Vec<Tag>,
 }
 
@@ -95,20 +95,23 @@ struct Tag {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 struct Network {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     interface: Vec<Interface>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct Interface {
+    #[serde(deserialize_with = "nullable")]
     ipv4: Addresses,
+    #[serde(deserialize_with = "nullable")]
     ipv6: Addresses,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Addresses {
+    #[serde(deserialize_with = "nullable")]
     ip_address: Vec<Address>,
 }
 
@@ -121,7 +124,7 @@ struct Address {
 impl Document {
     fn tag(&self, name: &str) -> Option<&str> {
         let mut tags = self.compute.tags_list.iter();
-        let found = tags.find(|tag| tag.name == name)?;
+        let found = tags.find(|tag| tag.name.eq_ignore_ascii_case(name))?;
         Some(found.value.trim())
     }
 
@@ -142,11 +145,25 @@ impl Document {
     }
 }
 
+/// The tags of a resource. Azure compares their names without regard to case.
+#[derive(Default, Deserialize)]
+#[serde(transparent)]
+struct Tags(BTreeMap<String, String>);
+
+impl Tags {
+    fn get(&self, name: &str) -> Option<&String> {
+        let mut tags = self.0.iter();
+        let found = tags.find(|(other, _)| other.eq_ignore_ascii_case(name))?;
+        Some(found.1)
+    }
+}
+
 /// A page of a list.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[serde(bound = "T: DeserializeOwned")]
 struct Page<T> {
-    value: Vec<T>,
+    value: Entries<T>,
     next_link: Option<String>,
 }
 
@@ -154,16 +171,16 @@ struct Page<T> {
 #[derive(Deserialize)]
 struct ScaleSet {
     name: String,
-    #[serde(default)]
-    tags: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "nullable")]
+    tags: Tags,
 }
 
 /// A machine of a scale set, without its address.
 #[derive(Deserialize)]
 struct Machine {
     id: String,
-    #[serde(default)]
-    tags: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "nullable")]
+    tags: Tags,
     properties: MachineProperties,
 }
 
@@ -171,7 +188,7 @@ struct Machine {
 #[serde(rename_all = "camelCase")]
 struct MachineProperties {
     os_profile: Profile,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     provisioning_state: String,
 }
 
@@ -186,7 +203,7 @@ struct MachineInterface {
 struct InterfaceProperties {
     primary: Option<bool>,
     virtual_machine: Option<Id>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     ip_configurations: Vec<Configuration>,
 }
 
@@ -214,7 +231,7 @@ struct ConfigurationProperties {
 /// A public address.
 #[derive(Deserialize)]
 struct Public {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     id: String,
     properties: PublicProperties,
 }
@@ -229,14 +246,18 @@ struct PublicProperties {
 /// A load balancer.
 #[derive(Deserialize)]
 struct LoadBalancer {
-    #[serde(default)]
-    tags: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "nullable")]
+    tags: Tags,
     properties: LoadBalancerProperties,
 }
 
 #[derive(Deserialize)]
 struct LoadBalancerProperties {
-    #[serde(rename = "frontendIPConfigurations", default)]
+    #[serde(
+        rename = "frontendIPConfigurations",
+        default,
+        deserialize_with = "nullable"
+    )]
     frontends: Vec<Configuration>,
 }
 
@@ -339,6 +360,7 @@ impl Client {
         document: &Document,
         path: &str,
         version: &str,
+        lost: Lost,
     ) -> Result<Vec<T>, Error> {
         let api = self.api(document)?;
         let path = format!("{path}?api-version={version}");
@@ -348,7 +370,7 @@ impl Client {
             expected: "a list",
             got,
         };
-        pages::all(
+        let entries = pages::all(
             |link| {
                 let (request, body) = match link {
                     None => self.get(document, &path)?,
@@ -362,10 +384,11 @@ impl Client {
                     },
                 };
                 let page: Page<T> = parsed(&request, "a page of a list", &body)?;
-                Ok((page.value, page.next_link))
+                Ok((page.value.0, page.next_link))
             },
             nonsense,
-        )
+        )?;
+        Entries(entries).read(&request, lost)
     }
 
     /// Returns the machines of the cluster's scale sets. `join` makes them from the path of one set, and the API's lists of it: its
@@ -373,12 +396,13 @@ impl Client {
     fn machines<T>(
         &self,
         document: &Document,
+        lost: Lost,
         join: impl Fn(&str, Vec<Machine>, Vec<MachineInterface>) -> Result<Vec<T>, Error>,
     ) -> Result<Vec<T>, Error> {
         let uid = self.uid(document)?;
         let compute = format!("{}/providers/Microsoft.Compute", document.group());
         let path = format!("{compute}/virtualMachineScaleSets");
-        let sets: Vec<ScaleSet> = self.list(document, &path, COMPUTE_VERSION)?;
+        let sets: Vec<ScaleSet> = self.list(document, &path, COMPUTE_VERSION, lost)?;
         let mut found = vec![];
         for set in sets {
             if set.tags.get(UID) != Some(&uid) {
@@ -386,9 +410,9 @@ impl Client {
             }
             let path = format!("{path}/{}", encoded(&set.name));
             let machines = format!("{path}/virtualMachines");
-            let machines: Vec<Machine> = self.list(document, &machines, COMPUTE_VERSION)?;
+            let machines: Vec<Machine> = self.list(document, &machines, COMPUTE_VERSION, lost)?;
             let interfaces = format!("{path}/networkInterfaces");
-            let interfaces = self.list(document, &interfaces, INTERFACES_VERSION)?;
+            let interfaces = self.list(document, &interfaces, INTERFACES_VERSION, lost)?;
             found.extend(join(&path, machines, interfaces)?);
         }
         Ok(found)
@@ -398,7 +422,7 @@ impl Client {
     /// permission.
     fn public_addresses(&self, document: &Document, set: &str) -> Result<Vec<Public>, Error> {
         let path = format!("{set}/publicipaddresses");
-        match self.list(document, &path, INTERFACES_VERSION) {
+        match self.list(document, &path, INTERFACES_VERSION, Lost::LeftOut) {
             Err(error @ Error::Denied { .. }) => {
                 log::debug!("{error}: the public addresses of machines are not known");
                 Ok(vec![])
@@ -421,7 +445,7 @@ impl Metadata for Client {
 
     fn peers(&self) -> Result<Vec<Instance>, Error> {
         let document = self.document()?;
-        let peers = self.machines(&document, |_, machines, interfaces| {
+        let peers = self.machines(&document, Lost::LeftOut, |_, machines, interfaces| {
             Ok(join(machines, interfaces))
         })?;
         Ok(in_network_of(&document.compute.resource_id, peers))
@@ -434,7 +458,8 @@ impl Metadata for Client {
             "{}/providers/Microsoft.Network/loadBalancers",
             document.group()
         );
-        let balancers: Vec<LoadBalancer> = self.list(&document, &path, NETWORK_VERSION)?;
+        let balancers: Vec<LoadBalancer> =
+            self.list(&document, &path, NETWORK_VERSION, Lost::LeftOut)?;
         let missing = |why: &str| Error::Denied {
             request: format!("GET {path}"),
             why: why.to_owned(),
@@ -458,7 +483,7 @@ impl Metadata for Client {
 impl Service for Client {
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
         let document = self.document()?;
-        self.machines(&document, |set, machines, interfaces| {
+        self.machines(&document, Lost::Refused, |set, machines, interfaces| {
             let public = self.public_addresses(&document, set)?;
             Ok(join_aliases(machines, interfaces, public))
         })
@@ -566,7 +591,12 @@ fn join(machines: Vec<Machine>, interfaces: Vec<MachineInterface>) -> Vec<Placed
     };
     machines
         .into_iter()
-        .filter(|machine| machine.properties.provisioning_state != "Deleting")
+        .filter(|machine| {
+            !machine
+                .properties
+                .provisioning_state
+                .eq_ignore_ascii_case("Deleting")
+        })
         .map(&mut of_machine)
         .filter(|(machine, _)| !machine.name.is_empty())
         .collect()
@@ -636,7 +666,9 @@ pub fn parse_machines(
 ) -> Result<Vec<Instance>, Error> {
     let machines: Page<Machine> = parsed(request, "a page of machines", machines)?;
     let interfaces: Page<MachineInterface> = parsed(request, "a page of interfaces", interfaces)?;
-    let placed = join(machines.value, interfaces.value);
+    let machines = machines.value.read(request, Lost::LeftOut)?;
+    let interfaces = interfaces.value.read(request, Lost::LeftOut)?;
+    let placed = join(machines, interfaces);
     Ok(placed.into_iter().map(|(machine, _)| machine).collect())
 }
 
@@ -664,7 +696,7 @@ pub fn parse_load_balancers(
     body: &[u8],
 ) -> Result<Option<Frontend>, Error> {
     let page: Page<LoadBalancer> = parsed(request, "a page of load balancers", body)?;
-    let mut all = page.value.into_iter();
+    let mut all = page.value.read(request, Lost::LeftOut)?.into_iter();
     let found = all.find(|one| one.tags.get(UID).is_some_and(|other| other == uid));
     Ok(found.and_then(frontend))
 }
@@ -687,6 +719,7 @@ mod tests {
     use support::mutation::mutations;
 
     use super::*;
+    use crate::answer::tests::with_wrong_fields;
 
     /// The metadata of a machine of a scale set, in the form of "Azure Instance Metadata Service for Linux virtual machines".
     const DOCUMENT: &str = r#"{"compute":{"azEnvironment":"AzurePublicCloud","location":"westeurope","name":"constell-scale-set_0",
@@ -731,11 +764,11 @@ mod tests {
 
     #[test]
     fn a_machine_has_the_addresses_of_all_configurations() {
-        let machines: Page<Machine> = parsed("GET x", "", MACHINES.as_bytes()).unwrap();
-        let interfaces: Page<MachineInterface> =
-            parsed("GET x", "", INTERFACES.as_bytes()).unwrap();
-        let public: Page<Public> = parsed("GET x", "", PUBLIC.as_bytes()).unwrap();
-        let aliases = join_aliases(machines.value, interfaces.value, public.value);
+        fn all<T: DeserializeOwned>(body: &str) -> Vec<T> {
+            let page: Page<T> = parsed("GET x", "", body.as_bytes()).unwrap();
+            page.value.read("GET x", Lost::Refused).unwrap()
+        }
+        let aliases = join_aliases(all(MACHINES), all(INTERFACES), all(PUBLIC));
         let addresses = ["10.9.0.9", "10.9.0.4", "203.0.113.9"];
         let addresses = addresses.map(|text| text.parse::<IpAddr>().unwrap());
         assert_eq!(aliases[0].machine, "w000000");
@@ -755,6 +788,53 @@ mod tests {
                 vpc_ip: Some("10.9.0.4".parse().unwrap()),
             }]
         );
+    }
+
+    #[test]
+    fn an_entry_with_a_wrong_field_does_not_hide_the_others() {
+        let other = r#"{"id":"/x/2","tags":{"constellation-role":"worker"},"properties":{"osProfile":{"computerName":"w000002"}}}"#;
+        let list = MACHINES.replace("]}", &format!(",{other}]}}"));
+        for list in with_wrong_fields(&list, "/value/0") {
+            let found = parse_machines("GET x", list.as_bytes(), INTERFACES.as_bytes());
+            let found = found.unwrap_or_else(|error| panic!("{list}: {error}"));
+            assert!(found.iter().any(|one| one.name == "w000002"), "{list}");
+            let page: Page<Machine> = parsed("GET x", "", list.as_bytes()).unwrap();
+            // names and addresses say which machines are gone, so this list must be complete
+            let all = page.value.read("GET x", Lost::Refused);
+            assert!(all.map_or(true, |all| all.len() == 3), "{list}");
+        }
+        for list in with_wrong_fields(INTERFACES, "/value/0") {
+            parse_machines("GET x", MACHINES.as_bytes(), list.as_bytes()).unwrap();
+        }
+        for list in with_wrong_fields(BALANCERS, "/value/0") {
+            let found = parse_load_balancers("GET x", "constell1", list.as_bytes()).unwrap();
+            assert!(found.is_some(), "{list}");
+        }
+        // a machine without a profile is named
+        let without = list.replace(r#""osProfile":{"computerName":"w000000"},"#, "");
+        let page: Page<Machine> = parsed("GET x", "", without.as_bytes()).unwrap();
+        let error = page.value.read("GET x", Lost::Refused).err().unwrap();
+        let error = error.to_string();
+        assert!(
+            error.contains("w_0") && error.contains("osProfile"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn names_of_tags_are_compared_without_regard_to_case() {
+        let machines = MACHINES.replace("constellation-role", "Constellation-Role");
+        let found = parse_machines("GET x", machines.as_bytes(), INTERFACES.as_bytes()).unwrap();
+        assert_eq!(found[0].role, Role::Worker);
+        let document = DOCUMENT.replace("constellation-role", "CONSTELLATION-ROLE");
+        let document = parse_document("GET x", document.as_bytes()).unwrap();
+        assert_eq!(document.tag(ROLE), Some("worker"));
+        let balancers = BALANCERS.replace("constellation-uid", "constellation-UID");
+        let found = parse_load_balancers("GET x", "constell1", balancers.as_bytes()).unwrap();
+        assert!(found.is_some());
+        // and their values are not
+        let other = parse_load_balancers("GET x", "CONSTELL1", balancers.as_bytes()).unwrap();
+        assert!(other.is_none());
     }
 
     #[test]

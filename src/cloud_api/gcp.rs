@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use super::answer::parsed;
+use super::answer::{Entries, Lost, nullable, parsed};
 use super::bearer::{Bearer, Token};
 use super::https::api;
 use super::pages;
@@ -57,28 +57,28 @@ struct Own {
 #[serde(rename_all = "camelCase")]
 struct Described {
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     status: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     labels: BTreeMap<String, String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     network_interfaces: Vec<Interface>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Interface {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     network: String,
     #[serde(rename = "networkIP", default)]
     network_ip: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     ipv6_address: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     access_configs: Vec<Access>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     ipv6_access_configs: Vec<Access>,
 }
 
@@ -385,7 +385,7 @@ pub fn parse_instances(
     member: &Member,
     body: &[u8],
 ) -> Result<(Vec<Instance>, Option<String>), Error> {
-    let (members, next) = parse_page(request, region, member, body)?;
+    let (members, next) = parse_page(request, region, member, body, Lost::LeftOut)?;
     let running = (members.into_iter()).filter(|(described, _)| described.status == "RUNNING");
     let described = running.filter_map(|(described, zone)| {
         instance(described, project, &zone)
@@ -404,7 +404,7 @@ pub fn parse_aliases(
     member: &Member,
     body: &[u8],
 ) -> Result<(Vec<Alias>, Option<String>), Error> {
-    let (members, next) = parse_page(request, region, member, body)?;
+    let (members, next) = parse_page(request, region, member, body, Lost::Refused)?;
     let aliases = members.into_iter().map(|(described, zone)| {
         let name = described.name;
         let addresses = described.network_interfaces.into_iter().flat_map(|nic| {
@@ -432,23 +432,29 @@ pub fn parse_aliases(
 /// The instances of the cluster on a page with their zones, and the token of the next page.
 type Members = (Vec<(Described, String)>, Option<String>);
 
-fn parse_page(request: &str, region: &str, member: &Member, body: &[u8]) -> Result<Members, Error> {
+fn parse_page(
+    request: &str,
+    region: &str,
+    member: &Member,
+    body: &[u8],
+    lost: Lost,
+) -> Result<Members, Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Page {
-        #[serde(default)]
+        #[serde(default, deserialize_with = "nullable")]
         items: BTreeMap<String, Zone>,
         next_page_token: Option<String>,
     }
     #[derive(Deserialize)]
     struct Zone {
-        #[serde(default)]
-        instances: Vec<Described>,
+        #[serde(default, deserialize_with = "nullable")]
+        instances: Entries<Described>,
         warning: Option<Warning>,
     }
     #[derive(Deserialize)]
     struct Warning {
-        #[serde(default)]
+        #[serde(default, deserialize_with = "nullable")]
         code: String,
     }
     const EXPECTED: &str = "a list of instances by zone";
@@ -464,7 +470,7 @@ fn parse_page(request: &str, region: &str, member: &Member, body: &[u8]) -> Resu
             let code = excerpt(code.as_bytes());
             return Err(nonsense(request, EXPECTED, format!("{code:?} for {zone}")));
         }
-        for described in content.instances {
+        for described in content.instances.read(request, lost)? {
             let network = described.network_interfaces.first().map(|nic| &nic.network);
             let is_member = described.labels.get(LABELS[0]) == Some(&member.uid);
             if !is_member || network != Some(&member.network) {
@@ -485,8 +491,8 @@ pub fn parse_forwarding_rules(
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Page {
-        #[serde(default)]
-        items: Vec<Rule>,
+        #[serde(default, deserialize_with = "nullable")]
+        items: Entries<Rule>,
         next_page_token: Option<String>,
     }
     #[derive(Deserialize)]
@@ -495,11 +501,12 @@ pub fn parse_forwarding_rules(
         #[serde(rename = "IPAddress")]
         address: Option<String>,
         port_range: Option<String>,
-        #[serde(default)]
+        #[serde(default, deserialize_with = "nullable")]
         labels: BTreeMap<String, String>,
     }
     let page: Page = parsed(request, "a list of forwarding rules", body)?;
-    let addresses = page.items.into_iter().filter_map(|rule| {
+    let rules = page.items.read(request, Lost::LeftOut)?;
+    let addresses = rules.into_iter().filter_map(|rule| {
         let label = |name: &str| rule.labels.get(name).map(String::as_str);
         let is_wanted = label(LABELS[0]) == Some(uid)
             && label("constellation-use") == Some("kubernetes")
@@ -514,6 +521,7 @@ mod tests {
     use support::mutation::mutations;
 
     use super::*;
+    use crate::answer::tests::with_wrong_fields;
 
     const NETWORK: &str =
         "https://www.googleapis.com/compute/v1/projects/p-1/global/networks/constell-net";
@@ -572,6 +580,37 @@ mod tests {
             parse_aliases("GET x", "p-1", "europe-west3", &member(), page.as_bytes()).unwrap();
         assert_eq!(aliases[0].machine, "w-1");
         assert_eq!(instances(&page).unwrap().0, []);
+    }
+
+    #[test]
+    fn an_entry_with_a_wrong_field_does_not_hide_the_others() {
+        for page in with_wrong_fields(&page_of_two(), "/items/zones~1europe-west3-b/instances/0") {
+            let (found, _) = instances(&page).unwrap_or_else(|error| panic!("{page}: {error}"));
+            assert!(found.iter().any(|one| one.name == "w-2"), "{page}");
+        }
+        let rule = r#"{"name":"lb","IPAddress":"203.0.113.4","portRange":"6443-6443","labels":{"constellation-uid":"constell1","constellation-use":"kubernetes"}}"#;
+        let page = format!(r#"{{"items":[{rule},{rule}]}}"#);
+        for page in with_wrong_fields(&page, "/items/0") {
+            let (found, _) = parse_forwarding_rules("GET x", "constell1", page.as_bytes()).unwrap();
+            assert!(!found.is_empty(), "{page}");
+        }
+        // names and addresses say which machines are gone, so this list must be complete
+        let nameless = page_of_two().replacen(r#""name":"w-1","#, "", 1);
+        let aliases = parse_aliases(
+            "GET x",
+            "p-1",
+            "europe-west3",
+            &member(),
+            nameless.as_bytes(),
+        );
+        let error = aliases.unwrap_err().to_string();
+        assert!(error.contains("missing field `name`"), "{error}");
+    }
+
+    fn page_of_two() -> String {
+        let [one, other] = ["w-1", "w-2"]
+            .map(|name| described(name, "RUNNING", "192.168.178.2", NETWORK, "constell1"));
+        format!(r#"{{"items":{{"zones/europe-west3-b":{{"instances":[{one},{other}]}}}}}}"#)
     }
 
     #[test]

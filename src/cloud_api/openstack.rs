@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use super::answer::parsed;
+use super::answer::{Entries, Lost, nullable, parsed};
 use super::bearer::{Bearer, Token, message};
 use super::https::api as api_at;
 use super::pages;
@@ -58,9 +58,9 @@ pub struct Client {
 pub struct Description {
     uuid: String,
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     project_id: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     meta: BTreeMap<String, String>,
 }
 
@@ -91,13 +91,13 @@ pub struct Catalog {
 struct Server {
     id: String,
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     status: String,
     #[serde(rename = "OS-EXT-STS:task_state")]
     task: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     tags: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     addresses: BTreeMap<String, Vec<Address>>,
     /// An address of the server that an administrator set.
     #[serde(rename = "accessIPv4")]
@@ -105,14 +105,14 @@ struct Server {
     #[serde(rename = "accessIPv6")]
     access_ipv6: Option<String>,
     /// Properties that an administrator set.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
     metadata: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Address {
     addr: String,
-    #[serde(rename = "OS-EXT-IPS:type", default)]
+    #[serde(rename = "OS-EXT-IPS:type", default, deserialize_with = "nullable")]
     kind: String,
 }
 
@@ -448,14 +448,14 @@ pub fn parse_token(
     #[derive(Deserialize)]
     struct Given {
         expires_at: String,
-        #[serde(default)]
+        #[serde(default, deserialize_with = "nullable")]
         catalog: Vec<Service>,
     }
     #[derive(Deserialize)]
     struct Service {
         #[serde(rename = "type")]
         kind: String,
-        #[serde(default)]
+        #[serde(default, deserialize_with = "nullable")]
         endpoints: Vec<Endpoint>,
     }
     #[derive(Deserialize)]
@@ -521,7 +521,7 @@ pub fn parse_servers(
     subnet: &Range,
     body: &[u8],
 ) -> Result<(Vec<Instance>, Option<String>), Error> {
-    let (servers, next) = parse_page(request, tag, body)?;
+    let (servers, next) = parse_page(request, tag, body, Lost::LeftOut)?;
     let machines = servers.into_iter().filter_map(|server| {
         let mut roles = server.tags.iter();
         let role = roles.find_map(|tag| tag.strip_prefix("constellation-role-"));
@@ -556,7 +556,7 @@ pub fn parse_aliases(
     tag: &str,
     body: &[u8],
 ) -> Result<(Vec<Alias>, Option<String>), Error> {
-    let (servers, next) = parse_page(request, tag, body)?;
+    let (servers, next) = parse_page(request, tag, body, Lost::Refused)?;
     let aliases = servers.into_iter().map(|mut server| {
         let in_networks = server.addresses.values().flatten();
         let all = (in_networks.map(|address| &address.addr)).chain(
@@ -583,11 +583,12 @@ fn parse_page(
     request: &str,
     tag: &str,
     body: &[u8],
+    lost: Lost,
 ) -> Result<(Vec<Server>, Option<String>), Error> {
     #[derive(Deserialize)]
     struct Page {
-        servers: Vec<Server>,
-        #[serde(default)]
+        servers: Entries<Server>,
+        #[serde(default, deserialize_with = "nullable")]
         servers_links: Vec<Link>,
     }
     #[derive(Deserialize)]
@@ -597,13 +598,17 @@ fn parse_page(
     let page: Page = parsed(request, "a page of servers", body)?;
     // use only the marker in the link: behind a proxy the host in the link may be another one
     let has_next = page.servers_links.iter().any(|link| link.rel == "next");
-    let last = page.servers.last().map(|server| server.id.clone());
+    let last = page.servers.0.last().and_then(|server| match server {
+        Ok(server) => Some(server.id.clone()),
+        Err(unread) => unread.id.clone(),
+    });
     let is_member = |server: &Server| {
         let is_deleted = matches!(&*server.status, "DELETED" | "SOFT_DELETED")
             || server.task.as_deref() == Some("deleting");
         !is_deleted && !server.name.is_empty() && server.tags.iter().any(|other| other == tag)
     };
-    let members = page.servers.into_iter().filter(is_member);
+    let servers = page.servers.read(request, lost)?;
+    let members = servers.into_iter().filter(is_member);
     Ok((members.collect(), last.filter(|_| has_next)))
 }
 
@@ -634,6 +639,7 @@ mod tests {
     use support::mutation::mutations;
 
     use super::*;
+    use crate::answer::tests::with_wrong_fields;
 
     const DESCRIPTION: &str = r#"{"uuid":"d8e02d56-2648-49a3-bf97-6be8f1204f38","name":"control-plane-0","project_id":"p1","availability_zone":"nova",
         "meta":{"constellation-uid":"constell1","constellation-role":"control-plane"},"hostname":"control-plane-0.novalocal"}"#;
@@ -683,6 +689,30 @@ mod tests {
     fn servers(body: &str) -> Result<(Vec<Instance>, Option<String>), Error> {
         let subnet = Range::parse("192.168.178.0/24").unwrap();
         parse_servers("GET x", "constellation-uid-u", &subnet, body.as_bytes())
+    }
+
+    #[test]
+    fn an_entry_with_a_wrong_field_does_not_hide_the_others() {
+        let tags = r#""constellation-role-worker","constellation-uid-u""#;
+        let [one, other] =
+            ["w-1", "w-2"].map(|name| server(name, "ACTIVE", tags, "192.168.178.4", "fixed"));
+        let next = r#""servers_links":[{"rel":"next","href":"http://x"}]"#;
+        let page = format!(r#"{{"servers":[{one},{other}],{next}}}"#);
+        for page in with_wrong_fields(&page, "/servers/0") {
+            let (found, _) = servers(&page).unwrap_or_else(|error| panic!("{page}: {error}"));
+            assert!(found.iter().any(|one| one.name == "w-2"), "{page}");
+        }
+        // the next page begins behind the last server, also behind one that cannot be read
+        let page = page.replace(r#""name":"w-2","#, "");
+        let (found, next) = servers(&page).unwrap();
+        assert_eq!((found.len(), next.as_deref()), (1, Some("id-w-2")));
+        // names and addresses say which machines are gone, so this list must be complete
+        let error = parse_aliases("GET x", "constellation-uid-u", page.as_bytes()).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("id-w-2") && error.contains("missing field `name`"),
+            "{error}"
+        );
     }
 
     #[test]
