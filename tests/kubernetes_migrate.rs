@@ -18,7 +18,7 @@ use common::volumes;
 use kube_apiserver::Cluster;
 use kubernetes::client::{
     CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, LEASES, NODES, Object,
-    Resource, SECRETS, SERVICE_ACCOUNTS, SERVICES, Selector, VALIDATING_ADMISSION_POLICIES,
+    PODS, Resource, SECRETS, SERVICE_ACCOUNTS, SERVICES, Selector, VALIDATING_ADMISSION_POLICIES,
     VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
 use kubernetes::node_version;
@@ -1014,6 +1014,26 @@ fn a_node_operator_that_is_stopped_would_replace_no_node_when_it_starts_again() 
     );
 }
 
+/// Makes the mirror pod of etcd on the first control plane, as its kubelet does.
+fn set_etcd(client: &Client, image: &str) {
+    let pods = PODS.in_namespace("kube-system");
+    let node = client.get(&NODES.named("plane-0")).unwrap();
+    let pod = json!({
+        "metadata": {
+            "name": "etcd-plane-0", "annotations": {"kubernetes.io/config.mirror": "00"}, "labels": {"component": "etcd"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "plane-0", "uid": node["metadata"]["uid"], "controller": true}],
+        },
+        "spec": {"nodeName": "plane-0", "hostNetwork": true, "containers": [{"name": "etcd", "image": image}]},
+    });
+    let at = pods.named("etcd-plane-0");
+    if client.find(&at).unwrap().is_some() {
+        let change = json!({"spec": {"containers": [{"name": "etcd", "image": image}]}});
+        client.merge(&at, &change).unwrap();
+    } else {
+        client.create(&pods, &pod).unwrap();
+    }
+}
+
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn an_upgrade_of_kubernetes_drives_node_version_as_the_nodes_can_follow() {
@@ -1065,6 +1085,27 @@ fn an_upgrade_of_kubernetes_drives_node_version_as_the_nodes_can_follow() {
     client
         .delete(&secrets.named("firstlight-migration"))
         .unwrap();
+
+    // etcd 3.6 may not follow each etcd 3.5: refused before a change
+    let lists = || {
+        let maps = client.list(
+            &CONFIG_MAPS.in_namespace("kube-system"),
+            &Selector::default(),
+        );
+        maps.unwrap().items.len()
+    };
+    let before = lists();
+    set_etcd(client, "registry.example/etcd:3.5.25-0");
+    let output = upgrade(&later(1), &[]);
+    let refused = text(&output.stderr);
+    assert!(
+        refused.contains("may follow only etcd 3.5.26 or later: plane-0 (3.5.25-0)")
+            && refused.contains("Nothing was changed")
+            && !output.status.success(),
+        "{refused}"
+    );
+    assert_eq!(lists(), before);
+    set_etcd(client, "registry.example/etcd:3.5.26-0");
 
     // nodes of Constellation have upgrade agents
     let before = spec();

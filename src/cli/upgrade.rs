@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use kubernetes::client::{CONFIG_MAPS, Client, NODES};
+use kubernetes::control_planes::{ControlPlane, StaticPod};
 use kubernetes::node_version::{
     self, CLUSTER_VERSION, COMPONENTS, COMPONENTS_ANNOTATION, IMAGE_VERSION, NodeVersion,
 };
@@ -32,6 +33,12 @@ use base::options::Opt;
 /// kubeadm does not upgrade a cluster if a kubelet is older by more than this number of minor
 /// versions (its MaximumAllowedMinorVersionKubeletSkew).
 const KUBELET_SKEW: u32 = 3;
+
+/// The first minor version of Kubernetes whose kubeadm installs etcd 3.6.
+const WITH_ETCD_3_6: u32 = 34;
+/// The first version of etcd from which 3.6 may follow: with an earlier one a member that was removed
+/// can come back (etcd's documentation, "Upgrade etcd from v3.5 to v3.6").
+const BEFORE_ETCD_3_6: [u32; 3] = [3, 5, 26];
 
 /// The command and its options.
 pub const COMMAND: Command = Command {
@@ -130,6 +137,7 @@ pub fn publish(options: &Options, client: &Client, progress: &Progress) -> Resul
     from.check_upgrade(&to).map_err(Error::failed)?;
     let mut nodes = listed(client)?;
     check_kubelets(&nodes, &to)?;
+    check_etcd(client, &nodes, &to)?;
     let driver = Driver::of(client, from == to)?;
 
     let map = kubernetes::components::config_map(&to, &list);
@@ -313,6 +321,57 @@ fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Error> {
     }
 }
 
+/// Refuses an upgrade from a version of etcd that must not be followed by etcd 3.6. A version that the
+/// tag of the image does not tell, and an etcd outside of the cluster, are not checked.
+fn check_etcd(client: &Client, nodes: &[Listed], to: &Version) -> Result<(), Error> {
+    if to.minor < WITH_ETCD_3_6 {
+        return Ok(());
+    }
+    let mut old = vec![];
+    for node in nodes.iter().filter(|node| node.is_control_plane) {
+        let plane = ControlPlane {
+            name: node.name.clone(),
+            uid: node.uid.clone(),
+            ..ControlPlane::default()
+        };
+        if let StaticPod::Real(pod) = plane.static_pod(client, "etcd")? {
+            let image = pod["spec"]["containers"][0]["image"].as_str();
+            let tag = image.and_then(tag).unwrap_or_default();
+            if is_before_etcd_3_6(tag) {
+                old.push(printable(&format!("{} ({tag})", node.name)));
+            }
+        }
+    }
+    match old.is_empty() {
+        true => Ok(()),
+        false => Err(Error::failed(format!(
+            "Kubernetes {to} brings etcd 3.6, which may follow only etcd {ETCD_STEP} or later: {}. Nothing was changed; {ETCD_ADVICE}",
+            old.join(", ")
+        ))),
+    }
+}
+
+/// The version in [`BEFORE_ETCD_3_6`].
+pub const ETCD_STEP: &str = "3.5.26";
+/// How the operator gets this version of etcd.
+pub const ETCD_ADVICE: &str = "first upgrade to a patch of the present minor version with etcd 3.5.26: firstlight components VERSION --etcd 3.5.26-0 (docs/day-two/upgrade.md)";
+
+fn tag(image: &str) -> Option<&str> {
+    let name = image.split('@').next()?.rsplit('/').next()?;
+    Some(name.split_once(':')?.1)
+}
+
+/// Returns whether the tag of etcd's image, such as `3.5.21-0`, names a version that etcd 3.6 must not
+/// follow.
+pub fn is_before_etcd_3_6(tag: &str) -> bool {
+    let version = tag.trim_start_matches('v').split(['-', '+']).next();
+    let numbers = version.unwrap_or_default().split('.').map(str::parse);
+    let numbers: Result<Vec<u32>, _> = numbers.collect();
+    numbers.is_ok_and(|numbers| {
+        numbers.len() == 3 && numbers[0] == 3 && numbers[..] < BEFORE_ETCD_3_6[..]
+    })
+}
+
 /// The result of the command.
 pub struct Upgrade {
     /// The version of the control plane.
@@ -395,5 +454,33 @@ impl Upgrade {
             "nodeVersion": self.driver.name(),
             "left": nodes.collect::<Vec<Value>>(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn etcd_3_6_may_follow_3_5_26_and_later() {
+        for (tag, is_old) in [
+            ("3.5.21-0", true),
+            ("3.5.25-0", true),
+            ("3.5.26-0", false),
+            ("v3.5.27", false),
+            ("3.6.4-0", false),
+            ("3.4.13-0", true),
+            ("1.34.0", false),
+            ("latest", false),
+            ("3.5", false),
+            ("", false),
+        ] {
+            assert_eq!(is_before_etcd_3_6(tag), is_old, "{tag}");
+        }
+        let digest = format!("mirror:5000/etcd:3.5.21-0@sha256:{}", "0".repeat(64));
+        assert_eq!(tag(&digest), Some("3.5.21-0"));
+        assert_eq!(tag("mirror:5000/etcd"), None);
+        let step = BEFORE_ETCD_3_6.map(|number| number.to_string());
+        assert_eq!(step.join("."), ETCD_STEP);
     }
 }

@@ -126,7 +126,9 @@ pub(super) fn azure(metadata: &Http) -> Result<Vec<u8>, Error> {
     let path = "metadata/instance/compute/tagsList?api-version=2021-02-01&format=json";
     let fields = [("Metadata", "true")];
     let tags: Vec<Entry> = metadata.get_json(path, &fields, "a list of tags")?;
-    let found = tags.into_iter().find(|tag| tag.name.eq_ignore_ascii_case(TAG));
+    let found = tags
+        .into_iter()
+        .find(|tag| tag.name.eq_ignore_ascii_case(TAG));
     Ok(found.map_or(vec![], |tag| tag.value.into_bytes()))
 }
 

@@ -11,6 +11,7 @@ use super::super::gathered::Gathered;
 use crate::status::objects::List;
 use crate::status::served::{Served, ServedError};
 use crate::status::view::{Cause, NodeView};
+use crate::upgrade::{ETCD_ADVICE, ETCD_STEP, is_before_etcd_3_6};
 
 /// How many minor versions a kubelet may be older than an API server (Kubernetes, "Version Skew
 /// Policy").
@@ -253,6 +254,20 @@ pub fn etcd(facts: &Gathered) -> Vec<Diagnosis> {
             pod.node
         );
         found.push(Diagnosis::error(&pod.node, text, advice));
+    }
+    let old: Vec<_> = (members.iter())
+        .filter(|pod| is_before_etcd_3_6(&pod.version))
+        .map(|pod| format!("{} ({})", pod.node, pod.version))
+        .collect();
+    if !old.is_empty() {
+        found.push(Diagnosis::note(
+            "etcd",
+            format!(
+                "etcd 3.6, which comes with Kubernetes v1.34, may follow only {ETCD_STEP} or later: {}",
+                old.join(", ")
+            ),
+            ETCD_ADVICE,
+        ));
     }
     match members.len() {
         1 => found.push(Diagnosis::note(

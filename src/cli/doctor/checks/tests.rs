@@ -490,6 +490,15 @@ const OF_CONTROL_PLANE: &[Fault] = &[
             it.view.objects.records.remove(2);
         },
     ),
+    (
+        &[("etcd", Note)],
+        "etcd 3.6, which comes with Kubernetes v1.34, may follow only 3.5.26 or later: cp-1 (3.5.24-0)",
+        |it| {
+            let mut pods = it.view.objects.control_plane.iter_mut();
+            let pod = pods.find(|pod| pod.component == "etcd" && pod.node == "cp-1");
+            pod.unwrap().version = "3.5.24-0".into();
+        },
+    ),
     (&[("etcd", Note)], "it has one member", |it| {
         it.view
             .objects
