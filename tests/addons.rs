@@ -2,15 +2,18 @@
 //! controllers, so the tests report in a controller's place whether a workload is ready.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use base::stop::Stop;
 use common::addons::{self, failed, folder_sha256, sha256, succeeded, tool};
-use common::kube_apiserver::Cluster;
-use kubernetes::client::{CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Selector};
+use common::kube_apiserver::{self, Cluster};
+use kubernetes::client::{
+    CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Resource, Selector,
+};
 use kubernetes::services::outside;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const CHART: &str = "apiVersion: v2\nname: plugin\nversion: 1.2.3\n";
 const TEMPLATE: &str = r#"
@@ -106,6 +109,33 @@ impl Operator {
     }
 }
 
+fn widgets() -> Resource {
+    Resource::namespaced("example.com", "v1", "widgets")
+}
+
+/// Defines a custom resource in two versions, and makes two objects of it.
+fn define_widgets(client: &Client) {
+    let any = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+    let version = |name: &str, is_stored: bool| json!({"name": name, "served": true, "storage": is_stored, "schema": any});
+    let definition = json!({"metadata": {"name": "widgets.example.com"}, "spec": {
+        "group": "example.com", "scope": "Namespaced", "names": {"kind": "Widget", "plural": "widgets"},
+        "versions": [version("v1beta1", false), version("v1", true)],
+    }});
+    let definitions = Resource::cluster("apiextensions.k8s.io", "v1", "customresourcedefinitions");
+    client
+        .create_if_absent(&definitions.all(), &definition)
+        .unwrap();
+    let at = widgets().in_namespace("default");
+    for name in ["a", "b"] {
+        let widget = json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": name}, "spec": {"size": 7}});
+        let end = std::time::Instant::now() + kube_apiserver::PATIENCE;
+        while let Err(error) = client.create_if_absent(&at, &widget) {
+            assert!(std::time::Instant::now() < end, "{error}");
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
 fn addons_are_installed_kept_changed_and_named_when_the_list_drops_them() {
@@ -133,6 +163,14 @@ fn addons_are_installed_kept_changed_and_named_when_the_list_drops_them() {
     assert_eq!(result, "nothing had to be changed\n");
     assert!(told.contains("add-on kept: stays as it is"), "{told}");
 
+    let saved = || {
+        let files = fs::read_dir(operator.at("")).unwrap();
+        let files = files.map(|file| file.unwrap().path());
+        let is_it = |path: &PathBuf| path.to_str().unwrap().contains("custom-resources");
+        files.filter(is_it).collect::<Vec<_>>()
+    };
+    assert!(saved().is_empty(), "a new add-on changes nothing of others");
+    define_widgets(&operator.client);
     operator.list("kept", "2", false);
     let changed = operator.applied_with_controller("kept", &[]);
     let (result, told) = succeeded(&changed);
@@ -141,6 +179,33 @@ fn addons_are_installed_kept_changed_and_named_when_the_list_drops_them() {
         told.contains("add-on kept-dashboard is not in addons.yaml any more, and stays: `helm uninstall kept-dashboard --namespace kept`"),
         "{told}"
     );
+    let [file] = &saved()[..] else {
+        panic!("{:?}", saved())
+    };
+    assert!(
+        told.contains("the custom resources are saved in firstlight-custom-resources-"),
+        "{told}"
+    );
+    let mode = fs::metadata(file).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o600);
+    let list: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    let kinds: Vec<_> = (list["items"].as_array().unwrap().iter())
+        .map(|item| item["kind"].as_str().unwrap())
+        .collect();
+    assert!(kinds.contains(&"CustomResourceDefinition") && kinds.ends_with(&["Widget"; 2]));
+    // what was lost comes back from the file
+    let widgets = widgets();
+    let names = ["a", "b"].map(|name| widgets.in_namespace("default").named(name));
+    for name in &names {
+        operator.client.delete(name).unwrap();
+    }
+    for item in &list["items"].as_array().unwrap()[kinds.len() - 2..] {
+        operator
+            .client
+            .create(&widgets.in_namespace("default"), item)
+            .unwrap();
+    }
+    assert_eq!(operator.client.get(&names[1]).unwrap()["spec"]["size"], 7);
     assert_eq!(operator.image("kept").unwrap(), "example.com/plugin:2");
     assert!(operator.client.find(&map).unwrap().is_some());
 }

@@ -5,6 +5,7 @@
 //!  check      Helm renders each for the cluster's version ([`helm`]): before the first change
 //!    ▼
 //!  for each   in the order of the list; those `before-services`, then the join service and the key service, then the rest:
+//!    save     the custom resources, before the first release that changes ([`save`])
 //!    install  unless its release has the same digest
 //!    wait     until its workloads are ready, and each node has a network if it is `before-services`
 //!             ── refused, or not ready in time ─► undo: as it was before, or removed; end with the reason
@@ -14,9 +15,12 @@
 
 mod file;
 mod helm;
+mod save;
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -44,6 +48,8 @@ pub struct Addons {
     path: PathBuf,
     list: Vec<Addon>,
     helm: Helm,
+    /// Whether the custom resources were saved.
+    is_saved: OnceCell<()>,
 }
 
 /// Which of the add-ons.
@@ -78,6 +84,8 @@ pub enum Error {
     Helm(helm::Error),
     /// The API server refused a request or did not answer.
     Api(client::Error),
+    /// The file for the custom resources cannot be written.
+    Save(PathBuf, io::Error),
     /// An earlier run of Helm on the add-on was interrupted.
     Unfinished(String, String, Release),
     /// The add-on did not become ready: its name, what is missing, how long it was waited for.
@@ -103,6 +111,11 @@ impl fmt::Display for Error {
             Error::List(error) => error.fmt(f),
             Error::Helm(error) => error.fmt(f),
             Error::Api(error) => error.fmt(f),
+            Error::Save(path, error) => write!(
+                f,
+                "the custom resources cannot be saved in {}: {error}; the add-on was not changed",
+                path.display()
+            ),
             Error::Unfinished(name, namespace, release) => {
                 let first = release.revision == 1 || release.status == "uninstalling";
                 let command = if first { "uninstall" } else { "rollback" };
@@ -155,6 +168,7 @@ impl Addons {
             path: path.into(),
             list,
             helm,
+            is_saved: OnceCell::new(),
         })
     }
 
@@ -178,6 +192,9 @@ impl Addons {
             if how.is_dry_run {
                 continue;
             }
+            if is_new && before.is_some() {
+                self.save(how)?;
+            }
             let state = match is_new {
                 true => {
                     let brought = self.bring(addon, how);
@@ -192,6 +209,24 @@ impl Addons {
             how.progress.line(format!("add-on {}: {state}", addon.name));
         }
         Ok(changed)
+    }
+
+    /// Saves the custom resources of the cluster, once.
+    fn save(&self, how: &How) -> Result<(), Error> {
+        if self.is_saved.set(()).is_err() {
+            return Ok(());
+        }
+        how.progress.phase("saving the custom resources");
+        match save::custom_resources(how.client) {
+            Ok(Some(path)) => how.progress.line(format!(
+                "the custom resources are saved in {}: it may contain credentials",
+                path.display()
+            )),
+            Ok(None) => {}
+            Err(save::Error::Api(error)) => return Err(Error::Api(error)),
+            Err(save::Error::Io(path, error)) => return Err(Error::Save(path, error)),
+        }
+        Ok(())
     }
 
     /// Returns the release of an add-on; an error if a run of Helm has not ended.
