@@ -12,6 +12,7 @@ pub mod options;
 pub mod pool;
 pub mod program;
 pub mod request;
+pub mod resolver;
 pub mod stop;
 pub mod sync;
 pub mod sysfs;

@@ -2,6 +2,7 @@
 //! it.
 
 pub mod child_output;
+pub mod dial;
 pub mod file;
 pub mod phases;
 pub mod plain;

@@ -1,12 +1,12 @@
 //! Connects to a node over attested TLS, and waits for a node that is still booting.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, TcpStream};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use std::{fmt, io, thread};
+use std::{fmt, thread};
 
 use super::files;
 use super::progress::{Progress, human};
@@ -16,6 +16,7 @@ use crate::error::Error;
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::options::Opt;
+use booted_base::dial::{self, DialError};
 use rpc::grpc::Channel;
 use transport::Transport;
 use verifier::stage::validator_at_any_stage;
@@ -118,25 +119,20 @@ impl Endpoint {
 
     /// Opens a TCP connection.
     pub fn dial(&self, deadline: Instant) -> Result<TcpStream, Unreached> {
-        let addresses = (self.host.as_str(), self.port).to_socket_addrs();
-        let addresses = addresses
-            .map_err(|error| Unreached::from(format!("cannot resolve its name: {error}")))?;
-        let mut failure = Unreached::from("its name has no address");
-        for address in addresses {
-            let left = deadline
-                .saturating_duration_since(Instant::now())
-                .max(Duration::from_millis(1));
-            match TcpStream::connect_timeout(&address, left.min(CONNECT_TIMEOUT)) {
-                Ok(socket) => return Ok(socket),
-                Err(error) => {
-                    failure = Unreached {
-                        text: format!("cannot connect to {address}: {error}"),
-                        is_closed: error.kind() == io::ErrorKind::ConnectionRefused,
-                    }
-                }
-            }
-        }
-        Err(failure)
+        dial::dial(&self.host, self.port, deadline, CONNECT_TIMEOUT).map_err(|error| Unreached {
+            is_closed: error.is_refused(),
+            is_nameless: matches!(error, DialError::Name(_)),
+            text: error.to_string(),
+        })
+    }
+
+    /// Checks that the host has an address.
+    pub fn check_name(&self, deadline: Instant) -> Result<(), Unreached> {
+        dial::check(&self.host, deadline).map_err(|error| Unreached {
+            text: error.to_string(),
+            is_closed: false,
+            is_nameless: true,
+        })
     }
 }
 
@@ -498,6 +494,8 @@ pub struct Unreached {
     pub text: String,
     /// Whether its machine answered that no program listens on the port.
     pub is_closed: bool,
+    /// Whether its name has no address.
+    pub is_nameless: bool,
 }
 
 impl<T: Into<String>> From<T> for Unreached {
@@ -505,6 +503,7 @@ impl<T: Into<String>> From<T> for Unreached {
         Unreached {
             text: text.into(),
             is_closed: false,
+            is_nameless: false,
         }
     }
 }

@@ -1,13 +1,19 @@
 //! A list of machines as a metadata service: it shows which of its machines this one is.
 
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
+use base::resolver;
+use booted_base::dial;
 use cloud::r#static::{ListedMetadata, Machine};
 use cloud::{Machines, Problem};
 use machines::{Error, Instance, Role};
 
 use crate::service::is_bcrypt;
 use crate::{Metadata, Service};
+
+/// How long name servers may take.
+const TIME_OF_NAME: Duration = Duration::from_secs(10);
 
 impl Metadata for ListedMetadata {
     fn own_instance(&self) -> Result<Instance, Error> {
@@ -100,10 +106,10 @@ fn address(Machine { name, address, .. }: &Machine) -> Option<IpAddr> {
     if let Ok(address) = address.parse::<IpAddr>() {
         return Some(address.to_canonical());
     }
-    match (address.as_str(), 0).to_socket_addrs() {
-        Ok(mut found) => found.next().map(|address| address.ip()),
+    match resolver::resolve(address, Instant::now() + TIME_OF_NAME) {
+        Ok(found) => dial::best(&found),
         Err(error) => {
-            log::warn!("{name}: {address} has no address: {error}");
+            log::warn!("{name}: {error}");
             None
         }
     }

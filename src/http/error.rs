@@ -2,6 +2,8 @@
 
 use std::{fmt, io};
 
+use booted_base::dial::DialError;
+
 /// Why a request has no answer. No text contains the value of a header field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
@@ -105,15 +107,17 @@ fn of_tls(error: &rustls::Error) -> ErrorKind {
 
 fn of_io(error: &io::Error) -> ErrorKind {
     use io::ErrorKind::*;
-    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    let inner = error.get_ref();
+    match inner.and_then(|inner| inner.downcast_ref()) {
+        Some(DialError::Name(_)) => return ErrorKind::Name,
+        Some(DialError::Addresses(_)) => return ErrorKind::Connection,
+        None => {}
+    }
+    let inner = inner.and_then(|inner| inner.downcast_ref());
     match error.kind() {
         _ if inner.is_some() => inner.map_or(ErrorKind::Tls, of_tls),
         ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable
         | NotConnected => ErrorKind::Connection,
-        // the error of the resolver has no kind of its own in Rust
-        _ if (error.to_string()).starts_with("failed to lookup address information") => {
-            ErrorKind::Name
-        }
         _ => ErrorKind::Cut,
     }
 }

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod connector;
 mod error;
 mod roots;
 
@@ -26,7 +27,7 @@ pub use roots::{CA_BUNDLES, CertificateError, ClientCertificate, Roots};
 use std::io::Read;
 use std::time::{Duration, SystemTime};
 
-use base::request::{CONNECT_TIMEOUT, NoAnswer, Request, Response, Transport, USER_AGENT};
+use base::request::{NoAnswer, Request, Response, Transport, USER_AGENT};
 use ureq::http::HeaderValue;
 use ureq::tls::TlsConfig;
 use ureq::{Agent, Body};
@@ -120,8 +121,6 @@ impl Client {
             .max_redirects(policy.redirects)
             .max_redirects_will_error(policy.redirects > 0)
             .http_status_as_error(false)
-            .timeout_resolve(Some(CONNECT_TIMEOUT))
-            .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_per_read(policy.silence)
             .timeout_per_write(policy.silence)
             .max_idle_connections(policy.connections.max(10))
@@ -131,7 +130,7 @@ impl Client {
             config = config.proxy(None);
         }
         Client {
-            agent: config.build().into(),
+            agent: connector::agent(config.build()),
             time,
         }
     }

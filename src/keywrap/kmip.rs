@@ -11,7 +11,6 @@
 //! server's answer to Encrypt in KMIP's encoding: the key's identifier, the ciphertext, the initialization vector, the tag.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +22,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use zeroize::Zeroizing;
 
 use base::crypto::Secret;
+use booted_base::dial::dial;
 use booted_base::timed::Timed;
 
 use super::error::{Error, said};
@@ -224,7 +224,7 @@ impl<'a> Connection<'a> {
         let name = ServerName::try_from(host.clone()).expect("checked by split_address");
         let session = ClientConnection::new(Arc::new(config), name)
             .map_err(|error| Error::Credentials(format!("{host}: {error}")))?;
-        let socket = connect(host, service.port, deadline)
+        let socket = dial(host, service.port, deadline, CONNECT_TIMEOUT)
             .map_err(|error| Error::Away(format!("{host}:{}: {error}", service.port)))?;
         let mut connection = Connection {
             service,
@@ -321,25 +321,6 @@ impl Kmip {
             .with_client_auth_cert(chain, key)
             .map_err(unusable)
     }
-}
-
-/// Connects to the first address that answers.
-fn connect(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in (host, port).to_socket_addrs()? {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
-        }
-        match TcpStream::connect_timeout(&address, left.min(CONNECT_TIMEOUT)) {
-            Ok(socket) => {
-                socket.set_nodelay(true)?;
-                return Ok(socket);
-            }
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 fn version((major, minor): Version) -> Encoded {

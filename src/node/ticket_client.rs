@@ -27,6 +27,7 @@ use prost::Message;
 
 use attest::{Issuer, Judge};
 use base::backoff::Backoff;
+use base::resolver;
 use base::stop::{OnStop, Stop};
 use proto::join::{MAX_TICKET, NODE_PORT};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
@@ -51,8 +52,6 @@ const LASTING_PAUSE: Duration = Duration::from_secs(60);
 const REFUSED_PAUSE: Duration = Duration::from_secs(15);
 /// Interval between two listings of the join services: services come and go while a node waits.
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
-/// Where the resolver of the C library finds its DNS servers.
-const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Maximum number of threads of forgotten hosts that have not ended yet. They end at once, unless
 /// they wait for the TPM.
 const MAX_ENDING: usize = MAX_HOSTS;
@@ -459,28 +458,10 @@ fn resolve_all(source: &Source, answer: &mut Answer, requester: &impl TicketRequ
     is_complete.unwrap_or_default()
 }
 
-/// Returns the addresses of a host name. The error says which DNS servers were asked, and for how
-/// long.
+/// Returns the addresses of a host name.
 pub fn resolve(host: &str) -> Result<Vec<IpAddr>, Failure> {
-    let start = Instant::now();
-    sys::net::resolve(host).map_err(|error| {
-        let file = std::fs::read_to_string(RESOLV_CONF).unwrap_or_default();
-        let servers = dns_servers(&file);
-        let asked = match servers.is_empty() {
-            true => format!("{RESOLV_CONF} names no DNS server"),
-            false => format!("asked DNS server {}", servers.join(", ")),
-        };
-        let seconds = start.elapsed().as_secs();
-        format!("cannot resolve the name {host}: {asked}, waited {seconds} s: {error}").into()
-    })
-}
-
-/// Returns the DNS servers of a resolv.conf(5).
-fn dns_servers(file: &str) -> Vec<&str> {
-    let lines = file.lines().map(str::split_ascii_whitespace);
-    let servers = lines
-        .filter_map(|mut words| (words.next() == Some("nameserver")).then_some(words.next())?);
-    servers.collect()
+    let addresses = resolver::resolve(host, Instant::now() + LIST_INTERVAL);
+    addresses.map_err(|error| error.to_string().into())
 }
 
 /// Asks one source, and records the wait and the result; `None` after an error.
@@ -534,13 +515,6 @@ mod tests {
             );
             assert!(failure.text.contains("why"));
         }
-    }
-
-    #[test]
-    fn the_dns_servers_are_those_that_the_resolver_reads() {
-        let file = "# nameserver 192.0.2.1\nsearch example\n nameserver\t192.0.2.2 x\nnameserver\nnameserver fd42::3\n";
-        assert_eq!(dns_servers(file), ["192.0.2.2", "fd42::3"]);
-        assert!(dns_servers("").is_empty());
     }
 
     #[test]

@@ -1,17 +1,20 @@
 //! Asks services for their health, as a kubelet does: the test of an installation (`helm test`).
 
 use std::fmt;
-use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::resolver::Unresolved;
+use booted_base::dial;
 use rpc::grpc::Status;
 
 use crate::probe;
 
 /// How long one server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long name servers may take.
+const TIME_OF_NAME: Duration = Duration::from_secs(10);
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -19,7 +22,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub enum Error {
     /// The name has no address.
-    Name(String, io::Error),
+    Name(String, Unresolved),
     /// A server of the name does not tell its health.
     Server(String, SocketAddr, Status),
 }
@@ -27,10 +30,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Name(name, error) => write!(
-                f,
-                "{name}: the name has no address: {error}; see whether the pods run"
-            ),
+            Error::Name(name, error) => write!(f, "{name}: {error}; see whether the pods run"),
             Error::Server(name, address, status) => write!(
                 f,
                 "{name}: {address} does not answer whether it is healthy: {status}; see the log of its pod"
@@ -58,11 +58,8 @@ pub fn health(name: &str, patience: Duration) -> Result<Vec<SocketAddr>, Error> 
 }
 
 fn ask(name: &str) -> Result<Vec<SocketAddr>, Error> {
-    let addresses = name.to_socket_addrs();
+    let addresses = dial::resolve_server(name, Instant::now() + TIME_OF_NAME);
     let addresses = addresses.map_err(|error| Error::Name(name.into(), error))?;
-    let mut addresses: Vec<SocketAddr> = addresses.collect();
-    addresses.sort();
-    addresses.dedup();
     for address in &addresses {
         probe::check_health(*address, TIMEOUT)
             .map_err(|status| Error::Server(name.into(), *address, status))?;

@@ -1,15 +1,57 @@
-//! Sockets: connect(2) with a deadline that another thread can cut short, and the size of send
-//! buffers.
+//! Sockets: connect(2) with a deadline that another thread can cut short, waiting for several
+//! sockets, names, and the size of send buffers.
 
+use std::ffi::CString;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use super::check;
 
 /// Maximum time until a cancelled connect notices the cancellation.
 const TICK: Duration = Duration::from_millis(100);
+
+/// A TCP connection that is being made.
+pub struct Connecting(OwnedFd);
+
+impl Connecting {
+    /// Begins to connect. Errors are those of connect(2) that it reports at once.
+    pub fn begin(address: SocketAddr) -> io::Result<Connecting> {
+        let family = if address.is_ipv4() {
+            libc::AF_INET
+        } else {
+            libc::AF_INET6
+        };
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: socket(2) takes no pointers.
+        let fd = check(unsafe { libc::socket(family, kind, 0) })?;
+        // SAFETY: `fd` is a new descriptor without another owner.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        match start_connect(&socket, address) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+            _ => Ok(Connecting(socket)),
+        }
+    }
+
+    /// Returns the connection after the socket became writable, or the error of connect(2). Its reads
+    /// and writes block.
+    pub fn finish(self) -> io::Result<TcpStream> {
+        let stream = TcpStream::from(self.0);
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+}
+
+impl AsFd for Connecting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 /// Connects to `address` before `deadline`. Unlike [`TcpStream::connect_timeout`], it checks
 /// `cancelled` ten times per second. Errors are those of connect(2), `TimedOut`, or `Interrupted`
@@ -19,30 +61,64 @@ pub fn connect(
     deadline: Instant,
     cancelled: &dyn Fn() -> bool,
 ) -> io::Result<TcpStream> {
-    let family = if address.is_ipv4() {
-        libc::AF_INET
-    } else {
-        libc::AF_INET6
-    };
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: socket(2) takes no pointers.
-    let fd = check(unsafe { libc::socket(family, kind, 0) })?;
-    // SAFETY: `fd` is a new descriptor without another owner.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    match start_connect(&socket, address) {
-        Ok(()) => {}
-        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
-            wait_connected(&socket, deadline, cancelled)?
+    let connecting = Connecting::begin(address)?;
+    loop {
+        if cancelled() {
+            return Err(io::Error::new(
+                io::ErrorKind::Interrupted,
+                "connecting was stopped",
+            ));
         }
-        Err(error) => return Err(error),
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"));
+        }
+        if wait(&[Wait::ToWrite(connecting.as_fd())], left.min(TICK))?[0] {
+            return connecting.finish();
+        }
     }
-    let stream = TcpStream::from(socket);
-    if let Some(error) = stream.take_error()? {
-        return Err(error);
+}
+
+/// What a thread waits for.
+pub enum Wait<'a> {
+    /// Until a socket has data or an error.
+    ToRead(BorrowedFd<'a>),
+    /// Until a socket is connected or has an error.
+    ToWrite(BorrowedFd<'a>),
+}
+
+/// Waits until one of these is ready or `timeout` has passed. Returns which are ready.
+pub fn wait(waits: &[Wait<'_>], timeout: Duration) -> io::Result<Vec<bool>> {
+    let mut polled: Vec<libc::pollfd> = waits.iter().map(Wait::polled).collect();
+    let milliseconds = timeout.as_micros().div_ceil(1000).min(i32::MAX as u128) as libc::c_int;
+    // SAFETY: `polled` has this number of valid, writable entries.
+    let ready = unsafe {
+        libc::poll(
+            polled.as_mut_ptr(),
+            polled.len() as libc::nfds_t,
+            milliseconds,
+        )
+    };
+    match check(ready) {
+        Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+        // after an error poll(2) has not written what is ready
+        Err(_) => Ok(vec![false; waits.len()]),
+        Ok(_) => Ok(polled.iter().map(|it| it.revents != 0).collect()),
     }
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
+}
+
+impl Wait<'_> {
+    fn polled(&self) -> libc::pollfd {
+        let (fd, events) = match self {
+            Wait::ToRead(fd) => (fd, libc::POLLIN),
+            Wait::ToWrite(fd) => (fd, libc::POLLOUT),
+        };
+        libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events,
+            revents: 0,
+        }
+    }
 }
 
 fn start_connect(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
@@ -79,38 +155,79 @@ fn start_connect(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-fn wait_connected(
-    socket: &OwnedFd,
-    deadline: Instant,
-    cancelled: &dyn Fn() -> bool,
-) -> io::Result<()> {
-    loop {
-        if cancelled() {
-            return Err(io::Error::new(
-                io::ErrorKind::Interrupted,
-                "connecting was stopped",
-            ));
+/// A version of IP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// IPv4: records of type A.
+    V4,
+    /// IPv6: records of type AAAA.
+    V6,
+}
+
+/// Why the C library's resolver found no address of one IP version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LookupError {
+    /// A name server answered that the name does not exist, or has no such address.
+    Nothing,
+    /// No name server gave a usable answer.
+    NoAnswer,
+    /// The text is not a name.
+    Invalid,
+}
+
+/// Returns the addresses of a host of one IP version (getaddrinfo(3)). Blocks for as long as the C
+/// library waits for name servers.
+///
+/// musl fails if the answer for one of two versions is wrong, so each version needs a call of its own.
+pub fn lookup(host: &str, version: Version) -> Result<Vec<SocketAddr>, LookupError> {
+    let name = CString::new(host.as_bytes().to_vec()).map_err(|_| LookupError::Invalid)?;
+    // SAFETY: addrinfo is integers and pointers, for all of which zero is valid.
+    let mut hints: libc::addrinfo = unsafe { std::mem::zeroed() };
+    hints.ai_socktype = libc::SOCK_STREAM;
+    hints.ai_family = match version {
+        Version::V4 => libc::AF_INET,
+        Version::V6 => libc::AF_INET6,
+    };
+    let mut list = std::ptr::null_mut();
+    // SAFETY: `name` and `hints` are valid and outlive the call, which sets `list` if it returns 0.
+    let code = unsafe { libc::getaddrinfo(name.as_ptr(), std::ptr::null(), &hints, &mut list) };
+    match code {
+        0 => {}
+        libc::EAI_NONAME | libc::EAI_NODATA => return Err(LookupError::Nothing),
+        _ => return Err(LookupError::NoAnswer),
+    }
+    let mut found = vec![];
+    let mut next = list;
+    // SAFETY: each entry is valid until freeaddrinfo, and the last one's `ai_next` is null.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        // SAFETY: the entries have addresses of the family of `hints`.
+        found.push(unsafe { socket_address(entry.ai_addr, version) });
+        next = entry.ai_next;
+    }
+    // SAFETY: `list` comes from getaddrinfo, and no entry of it is used any more.
+    unsafe { libc::freeaddrinfo(list) };
+    Ok(found)
+}
+
+/// Converts an address, with port 0.
+///
+/// # Safety
+///
+/// `address` points to a sockaddr_in or a sockaddr_in6, as `version` says.
+unsafe fn socket_address(address: *const libc::sockaddr, version: Version) -> SocketAddr {
+    match version {
+        Version::V4 => {
+            // SAFETY: the caller passes a sockaddr_in.
+            let name = unsafe { &*address.cast::<libc::sockaddr_in>() };
+            (Ipv4Addr::from(name.sin_addr.s_addr.to_ne_bytes()), 0).into()
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"));
-        }
-        let mut poll = libc::pollfd {
-            fd: socket.as_raw_fd(),
-            events: libc::POLLOUT,
-            revents: 0,
-        };
-        let milliseconds = left.min(TICK).as_millis().max(1) as libc::c_int;
-        // SAFETY: `poll` is one valid, writable pollfd.
-        let ready = unsafe { libc::poll(&mut poll, 1, milliseconds) };
-        match ready {
-            0 => {}
-            n if n > 0 => return Ok(()),
-            _ => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
+        Version::V6 => {
+            // SAFETY: the caller passes a sockaddr_in6.
+            let name = unsafe { &*address.cast::<libc::sockaddr_in6>() };
+            let address = Ipv6Addr::from(name.sin6_addr.s6_addr);
+            match address.to_ipv4_mapped() {
+                Some(address) => (address, 0).into(),
+                None => SocketAddrV6::new(address, 0, 0, name.sin6_scope_id).into(),
             }
         }
     }
@@ -133,14 +250,6 @@ pub fn limit_send_buffer(socket: &impl AsRawFd, bytes: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the addresses of a host name; one that is mapped into IPv6 becomes an IPv4 address. Blocks
-/// for as long as the system's resolver takes.
-pub fn resolve(host: &str) -> io::Result<Vec<IpAddr>> {
-    let addresses = (host, 0).to_socket_addrs()?;
-    let addresses = addresses.map(|address| address.ip().to_canonical());
-    Ok(addresses.collect())
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -154,9 +263,14 @@ mod tests {
 
     #[test]
     fn one_address_has_one_form() {
-        for host in ["192.0.2.1", "::ffff:192.0.2.1", "::ffff:c000:201"] {
-            assert_eq!(resolve(host).unwrap(), [IpAddr::from([192, 0, 2, 1])]);
+        let v4 = Ok(vec!["192.0.2.1:0".parse().unwrap()]);
+        assert_eq!(lookup("192.0.2.1", Version::V4), v4);
+        for mapped in ["::ffff:192.0.2.1", "::ffff:c000:201"] {
+            assert_eq!(lookup(mapped, Version::V6), v4);
         }
+        let v6 = Ok(vec!["[2001:db8::1]:0".parse().unwrap()]);
+        assert_eq!(lookup("2001:db8::1", Version::V6), v6);
+        assert_eq!(lookup("a\0b", Version::V4), Err(LookupError::Invalid));
     }
 
     #[test]

@@ -253,7 +253,7 @@ fn says_what_is_strange(name: &str, maker: Maker) -> Result<()> {
     setting.metadata.set_peers("[]");
     forget_peers(&setting)?;
     let gives_up = "firstlight.timeout=35 firstlight.onfail=poweroff";
-    let named = "load balancer: cannot resolve the name lb.invalid: asked DNS server 10.42.0.3, ";
+    let named = "load balancer: cannot resolve the name lb.invalid: no usable answer: asked name server 10.42.0.3, ";
     let no_key = "error: no key for the state disk in time: ";
     stays_closed(&mut setting, gives_up, &[named, no_key])?;
     setting.metadata.set_endpoint(HOST);

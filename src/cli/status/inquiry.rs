@@ -61,6 +61,17 @@ impl Inquiry<'_> {
         };
         let endpoints = endpoints(address)?;
         let servers: Vec<Asked> = endpoints.iter().map(asked).collect::<Result<_, Error>>()?;
+        let report = |answers| Report {
+            address: address.to_owned(),
+            answers,
+            cluster: self.cluster,
+            names_no_keys: self.policy.believes_any_key(),
+        };
+        if let Some(first) = endpoints.first()
+            && let Err(why) = first.check_name(self.deadline)
+        {
+            return Ok(report(vec![(first.clone(), Answer::Nobody(why))]));
+        }
         let started = Instant::now();
         let answers = loop {
             let answers = self.ask_all(&servers);
@@ -70,12 +81,7 @@ impl Inquiry<'_> {
             }
             thread::sleep(PAUSE);
         };
-        Ok(Report {
-            address: address.to_owned(),
-            answers: endpoints.into_iter().zip(answers).collect(),
-            cluster: self.cluster,
-            names_no_keys: self.policy.believes_any_key(),
-        })
+        Ok(report(endpoints.into_iter().zip(answers).collect()))
     }
 
     fn ask_all(&self, servers: &[Asked]) -> Vec<Answer> {

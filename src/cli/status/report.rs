@@ -1,5 +1,6 @@
 //! What `firstlight status` found: text for people, JSON for programs, and the exit code.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::iter;
 
@@ -37,13 +38,13 @@ pub struct Report {
 pub struct State {
     pub name: &'static str,
     pub code: u8,
-    pub text: &'static str,
+    pub text: Cow<'static, str>,
 }
 
 const MEMBER: State = State {
     name: "member",
     code: 0,
-    text: "it is a member of the cluster",
+    text: Cow::Borrowed("it is a member of the cluster"),
 };
 
 /// Why a node's evidence could not be judged, which says nothing against the node.
@@ -91,7 +92,11 @@ impl Report {
                 .any(|service| service.port == recoverproto::PORT),
             _ => false,
         };
-        let state = |name, code, text| State { name, code, text };
+        let state = |name, code, text: &'static str| State {
+            name,
+            code,
+            text: text.into(),
+        };
         if has(|answer| matches!(answer, Answer::Refused(_))) {
             state(
                 "refused",
@@ -114,6 +119,12 @@ impl Report {
         } else if has(|answer| matches!(answer, Answer::Guarded)) {
             let text = "only the join service answers, which proves nothing about its node";
             state("unproven", UNPROVEN, text)
+        } else if let Some(text) = self.nameless() {
+            State {
+                name: "unreachable",
+                code: UNREACHABLE,
+                text: text.to_owned().into(),
+            }
         } else {
             let text = "no server answers: the node is off, still booting, or cannot be reached";
             state("unreachable", UNREACHABLE, text)
@@ -124,7 +135,7 @@ impl Report {
     pub fn reason(&self) -> String {
         match self.refusal() {
             Some(why) => why.to_string(),
-            None => self.state().text.to_owned(),
+            None => self.state().text.into_owned(),
         }
     }
 
@@ -147,6 +158,14 @@ impl Report {
         } else {
             None
         }
+    }
+
+    /// Returns why the node's name has no address.
+    fn nameless(&self) -> Option<&str> {
+        self.answers.iter().find_map(|(_, answer)| match answer {
+            Answer::Nobody(why) if why.is_nameless => Some(&*why.text),
+            _ => None,
+        })
     }
 
     /// Returns whether the machine has said for each port that no program listens there.

@@ -23,9 +23,7 @@ mod resource;
 mod watch;
 
 use std::fmt;
-use std::net::ToSocketAddrs;
-use std::sync::{Arc, Mutex, mpsc};
-use std::thread;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -34,6 +32,7 @@ use zeroize::{Zeroize, Zeroizing};
 use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
 use base::sync::lock;
+use booted_base::dial;
 use http::{Answer, ClientPolicy, ErrorKind};
 
 pub use config::{Config, SERVICE_ACCOUNT};
@@ -503,24 +502,11 @@ impl Client {
     /// person may have mistyped it. Nodes do not call this: their name service may start later.
     pub fn resolve(&self) -> Result<(), Error> {
         let server = self.inner.server.clone();
-        let no_address = |why: String| Error::NoAddress {
-            server: server.clone(),
-            why,
-        };
-        let host = http::name(&server).to_owned();
-        let (found, resolved) = mpsc::channel();
-        // the name server may take longer than the caller's time limit
-        thread::spawn(move || {
-            let addresses = (host.as_str(), 0).to_socket_addrs();
-            // the caller has stopped waiting
-            let _ = found.send(addresses.map(|mut all| all.next()));
-        });
-        match resolved.recv_timeout(self.time.min(base::request::CONNECT_TIMEOUT)) {
-            Ok(Err(error)) => Err(no_address(error.to_string())),
-            Ok(Ok(None)) => Err(no_address("the answer is empty".into())),
-            // the error of the later request says more
-            Ok(Ok(Some(_))) | Err(_) => Ok(()),
-        }
+        let deadline = Instant::now() + self.time;
+        dial::check(http::name(&server), deadline).map_err(|error| Error::NoAddress {
+            server,
+            why: error.why,
+        })
     }
 
     /// Waits until the API server reports that it is ready. Calls `report` each time the reason for the wait changes.

@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::net::{Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -24,6 +24,7 @@ use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::options::{Opt, Table, put};
 use base::program::{Failure, parsed, text};
 use base::sync::lock;
+use booted_base::dial;
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
@@ -456,8 +457,10 @@ impl Inner {
 
     /// Connects to the first address of `endpoint` that works.
     fn connect(&self, endpoint: &str, deadline: Option<Instant>) -> Result<Channel, Unreachable> {
-        let mut failure = "the name has no address".into();
-        for address in endpoint.to_socket_addrs()? {
+        let mut failure = "no address".into();
+        let until = Instant::now() + CALL_TIMEOUT;
+        let until = deadline.map_or(until, |deadline| deadline.min(until));
+        for address in dial::resolve_server(endpoint, until)? {
             let connected = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
                 .map_err(Unreachable::from)
                 .and_then(|socket| self.transport(socket, deadline))

@@ -96,8 +96,8 @@ fn reason(report: &Report) -> String {
         // one line for each register
         Some(why) => why.text.lines().next().unwrap_or_default().to_owned(),
         None => {
-            let servers = report.servers();
-            let first = servers.lines().next().unwrap_or(report.state().text);
+            let (servers, state) = (report.servers(), report.state());
+            let first = servers.lines().next().unwrap_or(&state.text);
             first.trim().to_owned()
         }
     }

@@ -96,6 +96,7 @@ fn closed() -> Report {
     report(Answer::Nobody(Unreached {
         text: "refused".into(),
         is_closed: true,
+        is_nameless: false,
     }))
 }
 

@@ -1,0 +1,3 @@
+module firstlight.test/dial
+
+go 1.19
