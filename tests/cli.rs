@@ -18,8 +18,15 @@ use verifier::Policy;
 
 const POLICY: &str = r#"{"measurements":{"11":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 
-fn firstlight(dir: &Path, args: &[&str]) -> Output {
+/// The program without the proxy of the person who runs the tests.
+fn program() -> Command {
     let mut command = Command::new(support::program::built("firstlight"));
+    command.env_remove("HTTPS_PROXY").env_remove("https_proxy");
+    command
+}
+
+fn firstlight(dir: &Path, args: &[&str]) -> Output {
+    let mut command = program();
     // a kubeconfig of the user who runs the tests would override that of the folder
     command
         .args(args)
@@ -108,7 +115,7 @@ fn a_failure_in_json_has_its_kind_and_the_exit_code_of_the_kind() {
 #[test]
 fn no_core_dump_takes_the_master_secret_along() {
     let dir = workspace();
-    let mut command = Command::new(support::program::built("firstlight"));
+    let mut command = program();
     let endpoint = nobody().to_string();
     let mut waiting = command
         .args(init(&endpoint, &["--timeout", "60s"]))
@@ -384,7 +391,7 @@ fn a_node_that_is_not_there_exits_with_4_and_a_second_try_uses_the_same_secrets(
 fn an_interrupted_wait_says_what_stays() {
     let dir = workspace();
     let endpoint = nobody().to_string();
-    let mut command = Command::new(support::program::built("firstlight"));
+    let mut command = program();
     let mut waiting = command
         .args(init(&endpoint, &["--timeout", "60s"]))
         .current_dir(dir.path())
@@ -448,7 +455,7 @@ fn the_form_of_the_output_may_stand_before_the_command() {
 
 /// Runs the command with these kubeconfigs in the environment; returns exit code and standard error.
 fn with_kubeconfig(dir: &Path, kubeconfig: &str, args: &[&str]) -> (i32, String) {
-    let mut command = Command::new(support::program::built("firstlight"));
+    let mut command = program();
     let output = command
         .args(args)
         .env("KUBECONFIG", kubeconfig)
@@ -853,7 +860,7 @@ fn an_init_without_a_list_of_components_makes_it_or_says_what_to_give() {
     let secret = dir.path().join("secret.txt");
     std::fs::write(&secret, "a secret of the operator").unwrap();
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
-    let output = Command::new(support::program::built("firstlight"))
+    let output = program()
         .args([
             "init",
             "--endpoint",

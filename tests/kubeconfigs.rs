@@ -829,6 +829,22 @@ fn of_several_kubeconfigs_the_first_entry_of_a_name_counts() {
         version(&[&one, &missing, &two]),
         Ok("bearer of-below".into())
     );
+    // kubectl takes these files as empty ones
+    let empty = folder.path().join("empty");
+    for text in ["", "# a comment\n", "---\n", "null\n"] {
+        fs::write(&empty, text).unwrap();
+        assert_eq!(
+            version(&[&empty, &one, &two]),
+            Ok("bearer of-below".into()),
+            "{text:?}"
+        );
+    }
+    fs::write(&empty, "[]\n").unwrap();
+    assert!(
+        version(&[&empty, &one, &two])
+            .unwrap_err()
+            .contains("expected a mapping")
+    );
     assert!(
         version(&[&one])
             .unwrap_err()

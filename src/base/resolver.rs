@@ -82,10 +82,12 @@ pub struct Lookup {
 /// The lookup of the addresses of one IP version. Its thread ends by itself: nothing can cut
 /// getaddrinfo(3) short.
 struct Query {
-    result: Arc<Mutex<Option<Result<Vec<SocketAddr>, LookupError>>>>,
+    result: Arc<Mutex<Option<Found>>>,
     /// Its other end is closed when the thread ends.
     end: PipeReader,
 }
+
+type Found = Result<Vec<SocketAddr>, LookupError>;
 
 impl Lookup {
     /// Begins to look up a host.

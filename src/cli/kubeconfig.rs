@@ -108,7 +108,11 @@ fn there(path: &Path) -> Result<Value, FileError> {
         Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Zeroizing::default(),
         Err(error) => return Err(error),
     };
-    match there.iter().all(u8::is_ascii_whitespace) {
+    // comments only are as good as nothing
+    let documents = str::from_utf8(&there)
+        .ok()
+        .and_then(|text| yaml::documents(text).ok());
+    match documents.is_some_and(|documents| documents.iter().all(Value::is_null)) {
         true => Ok(json!({"apiVersion": "v1", "kind": "Config"})),
         false => read(&there).map_err(|why| FileError::Content(path.into(), why.to_string())),
     }
@@ -185,6 +189,8 @@ mod tests {
     fn a_cluster_is_added_beside_others_and_becomes_the_current_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/.kube/config");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "# nothing yet\n").unwrap();
         assert_eq!(merge(&path, NEW.as_bytes()).unwrap(), "green-admin@green");
         assert_eq!(
             fs::metadata(&path).unwrap().permissions().mode() & 0o777,

@@ -18,8 +18,6 @@ use ureq::unversioned::transport::{
 };
 use ureq::{Agent, Error, Timeout};
 
-use super::address;
-
 /// Makes the library's client.
 pub fn agent(config: Config) -> Agent {
     let connector = ().chain(ConnectProxyConnector::default());
@@ -60,10 +58,11 @@ impl<In: Transport> Connector<In> for Tcp {
             Some("http") => 80,
             _ => 443,
         };
-        let host = address::name(&uri.to_string()).to_owned();
+        let host = uri.host().unwrap_or_default();
+        let host = host.trim_start_matches('[').trim_end_matches(']');
         let deadline = Instant::now() + left(details);
         let port = uri.port_u16().unwrap_or(port);
-        let stream = dial(&host, port, deadline, CONNECT_TIMEOUT);
+        let stream = dial(host, port, deadline, CONNECT_TIMEOUT);
         let stream = Arc::new(stream.map_err(io::Error::other)?);
         let handle = Arc::downgrade(&stream) as Weak<dyn ShutdownHandle>;
         (details.register_shutdown)(handle)?;

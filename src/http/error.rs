@@ -66,9 +66,9 @@ impl From<ureq::Error> for Error {
         use ureq::Error::*;
         let kind = match &error {
             HostNotFound => ErrorKind::Name,
-            ConnectionFailed | Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => {
-                ErrorKind::Connection
-            }
+            ConnectionFailed
+            | ConnectProxyFailed(_)
+            | Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => ErrorKind::Connection,
             Timeout(_) => ErrorKind::Timeout,
             Rustls(error) => of_tls(error),
             Io(error) => of_io(error),

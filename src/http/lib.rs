@@ -1,7 +1,7 @@
 //! The HTTPS client of all programs: one [`Client`], whose [`ClientPolicy`] says what it accepts. Only this crate uses the HTTP library.
 //!
 //! Every client verifies the server by its [`Roots`], limits the time of a request and the size of an answer, and says in its errors what
-//! failed, but never what a header field contained. By default it follows no redirect and uses no proxy, because both would send
+//! failed, but never what a header field contained. By default it uses no proxy, and follows no redirect, which would send
 //! credentials to another server. `unlock` does not link this crate: it asks the host's services by plain HTTP (`cloud::plain`).
 //!
 //! | client | what differs from [`ClientPolicy::new`] |
@@ -9,7 +9,7 @@
 //! | a cloud's API ([`api`]) | HTTP without TLS to an address of this machine |
 //! | vendors' collateral (`collateral::https`) | pauses and limits of requests for each server |
 //! | key management services (`keywrap::https`) | 20 s a request, an answer of 64 KiB |
-//! | the API of Kubernetes (`kubernetes::client`) | a client certificate; a connection for each thread |
+//! | the API of Kubernetes (`kubernetes::client`) | a client certificate; a connection for each thread; in a person's command, the proxy |
 //! | downloads of components (`kubernetes::components`) | proxies, redirects, and HTTP if a hash is known; a server may be silent for 20 s |
 //! | what Kubernetes publishes (`firstlight components`) | proxies, redirects |
 
@@ -18,6 +18,7 @@
 mod address;
 mod connector;
 mod error;
+pub mod proxy;
 mod roots;
 
 pub use address::{UrlError, check, encoded, form, host, is_loopback, name, path_below, shown};
@@ -51,8 +52,8 @@ pub struct ClientPolicy {
     pub only_tls: bool,
     /// How many redirects are followed. Without any, the redirect is the answer.
     pub redirects: u32,
-    /// Whether the settings of the environment can name a proxy.
-    pub proxy: bool,
+    /// Which proxy is used.
+    pub proxy: Proxy,
     /// How long the server may be silent.
     pub silence: Option<Duration>,
     /// The number of connections that stay open.
@@ -67,11 +68,21 @@ impl ClientPolicy {
             identity: None,
             only_tls: true,
             redirects: 0,
-            proxy: false,
+            proxy: Proxy::None,
             silence: None,
             connections: 3,
         }
     }
+}
+
+/// Which proxy a client uses.
+pub enum Proxy {
+    /// None.
+    None,
+    /// The one that the environment names for the server of a request, as curl understands it.
+    OfEnvironment,
+    /// The one at this URL, such as that of [`proxy::of_environment`].
+    At(String),
 }
 
 /// A client. Clones share its connections.
@@ -126,9 +137,12 @@ impl Client {
             .max_idle_connections(policy.connections.max(10))
             .max_idle_connections_per_host(policy.connections)
             .user_agent(USER_AGENT);
-        if !policy.proxy {
-            config = config.proxy(None);
-        }
+        config = match policy.proxy {
+            Proxy::None => config.proxy(None),
+            Proxy::OfEnvironment => config,
+            // the caller has checked the URL; without a proxy the server cannot be reached, or it can
+            Proxy::At(url) => config.proxy(ureq::Proxy::new(&url).ok()),
+        };
         Client {
             agent: connector::agent(config.build()),
             time,

@@ -5,9 +5,9 @@ mod server;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
@@ -62,6 +62,9 @@ fn in_network(test: &str, resolv_conf: &str, run: fn()) {
         .arg(env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env(INSIDE, "")
+        // a proxy of the person who runs the tests
+        .env_remove("HTTPS_PROXY")
+        .env_remove("https_proxy")
         .current_dir(dir.path())
         .output()
         .unwrap();
@@ -178,7 +181,7 @@ fn api_server() -> String {
 }
 
 /// Answers one request for each connection.
-fn answer(mut stream: StreamOwned<ServerConnection, std::net::TcpStream>) -> std::io::Result<()> {
+fn answer(mut stream: StreamOwned<ServerConnection, TcpStream>) -> std::io::Result<()> {
     let mut head = vec![];
     for line in BufReader::new(&mut stream).lines() {
         match line? {
@@ -252,4 +255,95 @@ fn a_silent_name_server_takes_no_longer_than_the_timeout() {
             }
         },
     );
+}
+
+/// Starts an HTTP proxy on this machine that passes TLS on (RFC 9110 §9.3.6). It resolves each name to 127.0.0.1. Returns its port, and
+/// the requests so far.
+fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let seen = Arc::new(Mutex::new(vec![]));
+    let requests = seen.clone();
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let mut lines = BufReader::new(client.try_clone().unwrap())
+                .lines()
+                .map_while(Result::ok);
+            let request = lines.next().unwrap_or_default();
+            lines.take_while(|line| !line.is_empty()).for_each(drop);
+            let to = request
+                .split([' ', ':'])
+                .nth(2)
+                .unwrap_or_default()
+                .parse()
+                .unwrap();
+            requests.lock().unwrap().push(request);
+            let server = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).unwrap();
+            (&client).write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+            for (mut from, mut to) in [(&client, &server), (&server, &client)]
+                .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
+            {
+                thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    (port, seen)
+}
+
+#[test]
+fn a_proxy_of_the_environment_leads_to_the_api_server_as_for_kubectl() {
+    let name = "a_proxy_of_the_environment_leads_to_the_api_server_as_for_kubectl";
+    in_network(name, "nameserver 127.0.0.1\n", || {
+        let name_server = NameServer::start();
+        name_server.set(Code(NXDOMAIN), Code(NXDOMAIN));
+        fs::write("admin.conf", api_server()).unwrap();
+        fs::write("policy.json", POLICY).unwrap();
+        let (port, seen) = proxy();
+        let (at, closed) = (format!("127.0.0.1:{port}"), "http://u:secret@127.0.0.1:1");
+        for (https_proxy, no_proxy, said) in [
+            (&*at, "", "The authority of the cluster ends"),
+            (
+                &format!("http://{at}"),
+                "other.test",
+                "The authority of the cluster ends",
+            ),
+            (&at, ".example.test", "has no address: it does not exist"),
+            (
+                closed,
+                "",
+                "the environment names the proxy http://127.0.0.1:1;",
+            ),
+            (
+                "socks5://127.0.0.1:1",
+                "",
+                "HTTPS_PROXY: socks5://127.0.0.1:1 is not a proxy that",
+            ),
+        ] {
+            let output = Command::new(support::program::built("firstlight"))
+                .args([
+                    "status",
+                    "--kubeconfig=admin.conf",
+                    "--policy=policy.json",
+                    "--timeout=3",
+                ])
+                .env("HTTPS_PROXY", https_proxy)
+                .env("NO_PROXY", no_proxy)
+                .output()
+                .unwrap();
+            let text = format!("{output:?}");
+            assert!(
+                text.contains(said) && !text.contains("secret"),
+                "{https_proxy}: {text}"
+            );
+        }
+        let seen = seen.lock().unwrap();
+        assert!(
+            seen.iter()
+                .all(|request| request.starts_with(&format!("CONNECT {HOST}:")))
+        );
+        assert!(!seen.is_empty());
+    });
 }

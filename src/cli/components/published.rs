@@ -12,7 +12,7 @@ use crate::progress::Progress;
 use base::request::Request;
 use base::text::hex;
 use booted_proto::components::Component;
-use http::{ClientPolicy, ErrorKind, Roots};
+use http::{ClientPolicy, ErrorKind, Proxy, Roots};
 use kubernetes::parameters::Version;
 
 /// The registry of Kubernetes' images.
@@ -123,7 +123,7 @@ impl Client {
         let roots = Roots::load(file).map_err(Error::failed)?;
         let policy = ClientPolicy {
             redirects: REDIRECTS,
-            proxy: true,
+            proxy: Proxy::OfEnvironment,
             ..ClientPolicy::new(roots)
         };
         let left = deadline.saturating_duration_since(Instant::now());

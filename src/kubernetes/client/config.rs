@@ -39,6 +39,8 @@ const TOKEN_AGE: Duration = Duration::from_secs(60);
 /// How to reach a cluster.
 pub struct Config {
     pub(super) server: String,
+    /// The URL of the proxy.
+    pub(super) proxy: Option<String>,
     pub(super) roots: Roots,
     pub(super) credentials: Credentials,
 }
@@ -55,12 +57,19 @@ pub(super) struct Credentials {
 impl Config {
     /// Reads the current context of a kubeconfig. Its file names are relative to its directory.
     pub fn from_kubeconfig_file(path: &Path) -> Result<Config, Error> {
-        Config::from_kubeconfig_files(&[path.into()])
+        Config::of_files(&[path.into()])
     }
 
-    /// Reads the current context of several kubeconfigs, as kubectl does for `$KUBECONFIG`. If several entries have the same name,
-    /// the first one counts. If there are several files, missing ones are skipped.
+    /// Reads the current context of a person's kubeconfigs, as kubectl does for `$KUBECONFIG`. If several entries have the same name,
+    /// the first one counts. If there are several files, missing ones are skipped. The environment may name a proxy.
     pub fn from_kubeconfig_files(paths: &[PathBuf]) -> Result<Config, Error> {
+        let mut config = Config::of_files(paths)?;
+        let proxy = http::proxy::of_environment(&config.server);
+        config.proxy = proxy.map_err(|why| config_error("the environment", why))?;
+        Ok(config)
+    }
+
+    fn of_files(paths: &[PathBuf]) -> Result<Config, Error> {
         let mut all: Option<Kubeconfig> = None;
         let (mut names, mut missing) = (Vec::new(), None);
         for path in paths {
@@ -154,6 +163,7 @@ impl Config {
         })?;
         Ok(Config {
             server: server.trim_end_matches('/').to_owned(),
+            proxy: None,
             roots: roots.into(),
             credentials,
         })
@@ -390,8 +400,11 @@ impl Kubeconfig {
         let origin = Rc::new(origin);
         let wrong = |error: WrongField| config_error(&origin.name, error);
         let other = |problem: String| config_error(&origin.name, problem);
-        let Some(Value::Object(mut fields)) = documents.into_iter().next() else {
-            return Err(other("it is not a kubeconfig: expected a mapping".into()));
+        let mut fields = match documents.into_iter().next() {
+            Some(Value::Object(fields)) => fields,
+            // an empty file, or one with comments only, has no entries
+            None | Some(Value::Null) => Map::new(),
+            _ => return Err(other("it is not a kubeconfig: expected a mapping".into())),
         };
         remove_empty(&mut fields);
         for (field, expected) in [("apiVersion", "v1"), ("kind", "Config")] {

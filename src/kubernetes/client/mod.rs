@@ -15,7 +15,7 @@
 //! 401 with a token from a file                once, if the file has another token now
 //! ```
 //!
-//! Proxies and redirects are not supported, because both would send credentials to another server.
+//! Redirects are not followed, because they would send credentials to another server. A proxy gets none: it only passes TLS on.
 
 mod config;
 mod error;
@@ -33,7 +33,7 @@ use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
 use base::sync::lock;
 use booted_base::dial;
-use http::{Answer, ClientPolicy, ErrorKind};
+use http::{Answer, ClientPolicy, ErrorKind, Proxy};
 
 pub use config::{Config, SERVICE_ACCOUNT};
 pub use error::{Error, Refused};
@@ -81,6 +81,8 @@ pub struct Client {
 struct Inner {
     client: http::Client,
     server: String,
+    /// The URL of the proxy.
+    proxy: Option<String>,
     token: Option<Mutex<TokenFile>>,
     stop: Stop,
     _end: OnStop,
@@ -140,6 +142,7 @@ impl Client {
         let policy = ClientPolicy {
             identity: certificate,
             connections: CONNECTIONS,
+            proxy: config.proxy.clone().map_or(Proxy::None, Proxy::At),
             ..ClientPolicy::new(config.roots)
         };
         let client = http::Client::new(policy, TIMEOUT);
@@ -151,6 +154,7 @@ impl Client {
         let inner = Inner {
             client,
             server: config.server,
+            proxy: config.proxy,
             token,
             stop: stop.clone(),
             _end: end,
@@ -501,6 +505,10 @@ impl Client {
     /// Resolves the server's name, for commands that a person runs: a name without an address is an error at once, because the
     /// person may have mistyped it. Nodes do not call this: their name service may start later.
     pub fn resolve(&self) -> Result<(), Error> {
+        if self.inner.proxy.is_some() {
+            // the proxy resolves it
+            return Ok(());
+        }
         let server = self.inner.server.clone();
         let deadline = Instant::now() + self.time;
         dial::check(http::name(&server), deadline).map_err(|error| Error::NoAddress {
@@ -682,11 +690,21 @@ impl Client {
         if self.inner.stop.is_stopped() {
             return Error::Stopped;
         }
-        let (server, why) = (self.inner.server.clone(), error.to_string());
+        let (server, mut why) = (self.inner.server.clone(), error.to_string());
+        if let Some(proxy) = &self.inner.proxy {
+            why = format!(
+                "{why}; the environment names the proxy {}",
+                http::shown(proxy)
+            );
+        }
         let sent = match error.kind {
-            ErrorKind::Name => return Error::NoAddress { server, why },
+            ErrorKind::Name if self.inner.proxy.is_none() => {
+                return Error::NoAddress { server, why };
+            }
             ErrorKind::Invalid => return Error::Object(format!("{}: {why}", request.name())),
-            ErrorKind::Connection | ErrorKind::Certificate | ErrorKind::Tls => false,
+            ErrorKind::Name | ErrorKind::Connection | ErrorKind::Certificate | ErrorKind::Tls => {
+                false
+            }
             ErrorKind::Timeout | ErrorKind::Cut | ErrorKind::TooLong | ErrorKind::Type => true,
         };
         Error::Unreachable {

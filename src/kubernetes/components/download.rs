@@ -14,7 +14,7 @@ use super::settings::{Settings, Step};
 use base::backoff::Backoff;
 use base::request::Request;
 use base::stop::Stop;
-use http::{Answer, Client, ClientPolicy, ErrorKind, Roots, shown};
+use http::{Answer, Client, ClientPolicy, ErrorKind, Proxy, Roots, shown};
 
 /// The first and the longest pause between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -33,7 +33,7 @@ pub fn client(settings: &Settings) -> (Client, bool) {
     let policy = ClientPolicy {
         only_tls: false,
         redirects: REDIRECTS,
-        proxy: true,
+        proxy: Proxy::OfEnvironment,
         silence: Some(settings.stall),
         ..ClientPolicy::new(roots)
     };
