@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -113,6 +115,7 @@ impl Client {
             judge: self.judge.clone(),
             offers_strong: self.forms != Forms::OnlyOld,
             nonce,
+            is_asked: AtomicBool::new(false),
             verdict: Verdict::default(),
         });
         let config = self.config(&session)?;
@@ -139,12 +142,22 @@ impl Client {
         let accepted = session.verdict.after(result)?;
         let accepted = match (handshake::form(&connection, self.forms)?, &self.judge) {
             (Form::Strong, _) => self.exchange(&mut connection, &mut peer)?,
+            (Form::Old, _) if self.must_be_asked() && !session.is_asked.load(Relaxed) => {
+                let why = "it does not ask for this machine's certificate, as a join service does: it is a proxy that ends TLS, \
+                           which must pass TCP on instead";
+                return Err(Error::Misbehaved(why.into()));
+            }
             (Form::Old, Some(judge)) if accepted.is_none() => {
                 return Err(Error::Refused(judge.no_document()));
             }
             (Form::Old, _) => accepted,
         };
         Ok((connection, accepted))
+    }
+
+    /// Returns whether each right server asks for this machine's certificate.
+    fn must_be_asked(&self) -> bool {
+        self.issuer.is_some() && self.peers == [Role::JoinService]
     }
 
     fn exchange(
@@ -182,6 +195,8 @@ struct Session {
     /// Whether the server may select the strong form, in which its certificate has no document.
     offers_strong: bool,
     nonce: Vec<u8>,
+    /// Whether the server has asked for a certificate.
+    is_asked: AtomicBool,
     verdict: Verdict,
 }
 
@@ -224,6 +239,7 @@ impl ResolvesClientCert for Session {
         authorities: &[&[u8]],
         _schemes: &[SignatureScheme],
     ) -> Option<Arc<CertifiedKey>> {
+        self.is_asked.store(true, Relaxed);
         self.certify(authorities)
             .map_err(|error| self.verdict.fail(error))
             .ok()

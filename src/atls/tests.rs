@@ -315,6 +315,21 @@ fn a_client_is_not_validated_by_a_server_without_validators() {
 }
 
 #[test]
+fn a_join_service_that_asks_for_no_certificate_is_a_proxy() {
+    let client = || Client::new(issuer(), None).only_old();
+    let proxy = || Server::new(issuer(), None);
+    let error = outcome(meet(client().to_join_service(), proxy()).0).unwrap_err();
+    assert!(
+        error.to_string().contains("a proxy that ends TLS"),
+        "{error}"
+    );
+    // other servers need not ask, and a join service does
+    assert!(meet(client(), proxy()).0.is_ok());
+    let service = Server::new(issuer(), judge_of_any(validators()));
+    assert!(meet(client().to_join_service(), service).0.is_ok());
+}
+
+#[test]
 fn an_issuer_that_fails_is_an_error_of_this_machine() {
     let (client, server) = meet(
         Client::new(None, judge_of_any(validators())),
