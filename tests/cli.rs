@@ -12,6 +12,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::simple_server::SimpleServer;
 use swtpm::Swtpm;
 use tempfile::TempDir;
 use verifier::Policy;
@@ -887,4 +888,113 @@ fn an_init_without_a_list_of_components_makes_it_or_says_what_to_give() {
     );
     assert!(said.contains("give it with --components"), "{said}");
     assert!(!dir.path().join("firstlight-mastersecret.json").exists());
+}
+
+#[test]
+fn errors_of_an_api_server_name_the_cause() {
+    let version: fn(&str) -> (u16, &'static str) = |_| (200, r#"{"gitVersion":"v1.36.3"}"#);
+    let page: fn(&str) -> _ = |_| (200, "<!DOCTYPE html>\n<title>Sign in</title>");
+    let away: fn(&str) -> _ = |_| (503, "<html>no healthy upstream</html>");
+    let refused: fn(&str) -> _ = |_| {
+        (
+            401,
+            r#"{"kind":"Status","reason":"Unauthorized","message":"no"}"#,
+        )
+    };
+    for (answer, server_end, client_end, exit, said) in [
+        (
+            version,
+            2020,
+            4000,
+            4,
+            "its certificate ended at 2020-07-31T00:00:00Z; see why the control plane has not renewed it",
+        ),
+        (
+            refused,
+            4000,
+            2020,
+            1,
+            "the client certificate of the kubeconfig ended at 2020-07-31T00:00:00Z: copy",
+        ),
+        (
+            refused,
+            4000,
+            4000,
+            1,
+            "the credentials are not valid, or no longer valid",
+        ),
+        (
+            page,
+            4000,
+            4000,
+            4,
+            "an HTML page: a proxy, or another program than an API server",
+        ),
+        (away, 4000, 4000, 4, "(503): an HTML page: a proxy"),
+    ] {
+        let dir = workspace();
+        let kubeconfig = SimpleServer {
+            host: "127.0.0.1",
+            answer,
+            server_end,
+            client_end,
+        };
+        write(
+            dir.path(),
+            "firstlight-admin.conf",
+            &kubeconfig.start(),
+            0o600,
+        );
+        let status = ["status", "--policy=policy.json", "--timeout=3"];
+        let (code, stderr) = failure(dir.path(), &status);
+        assert!(
+            code == exit && stderr.contains(said),
+            "{said}: {code} {stderr}"
+        );
+        assert!(!stderr.contains("1596"), "a time in seconds: {stderr}");
+    }
+}
+
+#[test]
+fn slips_are_named_with_what_is_right() {
+    let dir = workspace();
+    let ask = |args: &[&str]| failure(dir.path(), args).1;
+    let said = ask(&["status", "--policy=policy.json", "--timeout=1"]);
+    assert!(
+        said.contains("name the kubeconfig by --kubeconfig or $KUBECONFIG"),
+        "{said}"
+    );
+    let said = ask(&[
+        "status",
+        "node",
+        "--policy=policy.json",
+        "--attestation-variant=aws-sevsnp",
+    ]);
+    assert!(said.contains("did you mean aws-sev-snp?"), "{said}");
+    let said = ask(&["apply", "--policy=policy.json", "--skip-helm-wait"]);
+    assert!(!said.contains("there is no option"), "{said}");
+    let said = ask(&[
+        "status",
+        "nowhere.invalid",
+        "--policy=policy.json",
+        "--timeout=3",
+    ]);
+    assert!(
+        said.contains("cannot resolve the name nowhere.invalid: ") && !said.contains("is off"),
+        "{said}"
+    );
+    // what an editor of Windows makes of a policy
+    write(
+        dir.path(),
+        "policy.json",
+        &format!("\u{feff}{POLICY}"),
+        0o644,
+    );
+    let said = ask(&[
+        "status",
+        "127.0.0.1:1",
+        "--policy=policy.json",
+        "--timeout=1",
+    ]);
+    assert!(said.contains("no server answers"), "{said}");
 }

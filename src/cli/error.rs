@@ -207,7 +207,7 @@ mod tests {
             untrusted,
             after: std::time::Duration::ZERO,
         };
-        let kinds = [false, true].map(|untrusted| {
+        let kinds = [None, Some(client::Distrust::Authority)].map(|untrusted| {
             let error = Error::from(unreachable(untrusted));
             (error.exit_code(), error.json()["error"]["kind"].clone())
         });

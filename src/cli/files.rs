@@ -61,6 +61,11 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
+/// Returns the content of a text file without the byte order mark that editors of Windows write.
+pub fn without_mark(content: &[u8]) -> &[u8] {
+    content.strip_prefix(b"\xef\xbb\xbf").unwrap_or(content)
+}
+
 /// Reads a whole file, whatever its mode.
 pub fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
     read_open(

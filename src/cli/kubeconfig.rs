@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::progress::Progress;
 use base::options::Opt;
 use base::stop::Stop;
-use kubernetes::client::{Client, Config};
+use kubernetes::client::{self, Client, Config};
 use kubernetes::yaml;
 
 /// The lists in a kubeconfig whose entries have names.
@@ -76,10 +76,21 @@ pub fn default_path() -> PathBuf {
 /// Returns a client of the cluster of these kubeconfigs. DNS must already know an address for the
 /// server's name.
 pub fn client(paths: &[PathBuf]) -> Result<Client, Error> {
-    let config = Config::from_kubeconfig_files(paths)?;
+    let config = read_config(paths)?;
     let client = Client::new(config, &Stop::new());
     client.resolve()?;
     Ok(client)
+}
+
+/// Reads the kubeconfigs. The error says how to name others if there is none.
+pub fn read_config(paths: &[PathBuf]) -> Result<Config, client::Error> {
+    Config::from_kubeconfig_files(paths).map_err(|error| match &error {
+        client::Error::File(path, cause) if cause.kind() == io::ErrorKind::NotFound => {
+            let why = "it does not exist: name the kubeconfig by --kubeconfig or $KUBECONFIG";
+            client::Error::Config(format!("cannot read {}", path.display()), why.into())
+        }
+        _ => error,
+    })
 }
 
 /// Returns a client of an API server that answers soon. The error is [`Error::Unreachable`] if it does not, or if there is no kubeconfig.

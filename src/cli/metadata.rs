@@ -21,7 +21,6 @@ use super::files::{self, FileError};
 use super::kubeconfig;
 use super::usage::{Command, Given, Operand};
 use base::options::Opt;
-use kubernetes::client::Config;
 
 /// How long the answer of a management cluster is used.
 const FRESH: Duration = Duration::from_secs(2);
@@ -108,7 +107,7 @@ fn source(given: &Given) -> Result<Source, Error> {
             }
             let hash = given.has("init-secret-hash");
             Ok(Source::Cluster(ClusterApi::new(
-                Config::from_kubeconfig_files(&files)?,
+                kubeconfig::read_config(&files)?,
                 given.text("namespace")?,
                 given.text("cluster")?,
                 hash.then(|| given.text("init-secret-hash")).transpose()?,

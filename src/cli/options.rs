@@ -83,7 +83,9 @@ pub const METADATA: Opt = Opt::value(
 pub const SKIP_WAIT: Opt = Opt::flag(
     "skip-wait",
     "return as soon as the API server has accepted the services; do not roll back if they never get ready",
-);
+)
+// Constellation's name
+.was("skip-helm-wait");
 
 /// Returns the attestation variant of the nodes: from the option, else from the policy, else the
 /// option's default.

@@ -359,7 +359,21 @@ impl Given {
         parse: impl Fn(&str) -> Result<T, E>,
     ) -> Result<T, Error> {
         let text = self.text(name)?;
-        parse(&text).map_err(|error| Error::Usage(format!("--{name} {text:?}: {error}")))
+        let words = || {
+            let option = self
+                .command
+                .options
+                .iter()
+                .find(|option| option.name == name);
+            option
+                .map_or(&[][..], |option| option.words)
+                .iter()
+                .copied()
+        };
+        parse(&text).map_err(|error| {
+            let suggestion = suggestion("", &text, words());
+            Error::Usage(format!("--{name} {text:?}: {error}{suggestion}"))
+        })
     }
 
     /// Parses all values of an option that may be repeated with `parse`.

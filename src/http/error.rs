@@ -1,5 +1,6 @@
 //! Why a request has no answer.
 
+use std::time::{Duration, UNIX_EPOCH};
 use std::{fmt, io};
 
 use booted_base::dial::DialError;
@@ -21,6 +22,8 @@ pub enum ErrorKind {
     Connection,
     /// The server's certificate is not accepted.
     Certificate,
+    /// The server's certificate is not valid at the time of this machine's clock.
+    CertificateTime,
     /// TLS failed for another reason.
     Tls,
     /// The time limit passed; the server may have done what was asked.
@@ -78,6 +81,11 @@ impl From<ureq::Error> for Error {
         let text = match (&error, kind) {
             (Timeout(_), ErrorKind::Connection) => "no connection within the timeout".into(),
             (Timeout(_), _) => "the timeout has passed".into(),
+            (Rustls(error), ErrorKind::CertificateTime) => of_validity(error).unwrap_or_default(),
+            (Io(error), ErrorKind::CertificateTime) => {
+                let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+                inner.and_then(of_validity).unwrap_or_default()
+            }
             // the library's text begins with the name of its variant
             (Io(error), _) => error.to_string(),
             _ => error.to_string(),
@@ -100,8 +108,26 @@ impl fmt::Display for Error {
 
 fn of_tls(error: &rustls::Error) -> ErrorKind {
     match error {
+        _ if of_validity(error).is_some() => ErrorKind::CertificateTime,
         rustls::Error::InvalidCertificate(_) => ErrorKind::Certificate,
         _ => ErrorKind::Tls,
+    }
+}
+
+/// Returns since when a certificate is not valid, or until when, if that is what is wrong.
+fn of_validity(error: &rustls::Error) -> Option<String> {
+    use rustls::CertificateError::{ExpiredContext, NotValidYetContext};
+    let date = |time: &rustls::pki_types::UnixTime| {
+        base::time::seconds(UNIX_EPOCH + Duration::from_secs(time.as_secs()))
+    };
+    match error {
+        rustls::Error::InvalidCertificate(ExpiredContext { not_after, .. }) => {
+            Some(format!("its certificate ended at {}", date(not_after)))
+        }
+        rustls::Error::InvalidCertificate(NotValidYetContext { not_before, .. }) => {
+            Some(format!("its certificate begins at {}", date(not_before)))
+        }
+        _ => None,
     }
 }
 

@@ -85,6 +85,14 @@ impl FromStr for Version {
                 "Kubernetes {text} is not supported; expected v1.{} to v1.{}",
                 MINORS[0].0, NEWEST
             )),
+            None if text
+                .strip_prefix("v1.")
+                .is_some_and(|minor| number(minor).is_some()) =>
+            {
+                invalid(format!(
+                    "{text:?} is not a version with its patch: write for example {text}.0, or a later one of https://kubernetes.io/releases"
+                ))
+            }
             None => invalid(format!(
                 "{text:?} is not a version of Kubernetes; expected a version like v1.{}.0",
                 NEWEST

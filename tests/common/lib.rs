@@ -17,4 +17,5 @@ pub mod manifests;
 pub mod previous;
 pub mod published;
 pub mod setting;
+pub mod simple_server;
 pub mod volumes;

@@ -11,13 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use booted_base::dial::dial;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use rustls::crypto::ring;
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
-use rustls_pki_types::PrivateKeyDer;
+use common::simple_server::SimpleServer;
 use support::foreign::go_program;
 
 use server::Mode::{Code, Dropped, Garbage, Good, Slow, Truncated, WrongId};
@@ -149,58 +144,20 @@ fn where_a_go_program_connects_so_do_ours() {
 
 /// Starts an API server without nodes at [`HOST`]; returns a kubeconfig.
 fn api_server() -> String {
-    let mut ca = CertificateParams::default();
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca_key = KeyPair::generate().unwrap();
-    let ca_pem = ca.self_signed(&ca_key).unwrap().pem();
-    let key = KeyPair::generate().unwrap();
-    let certificate = CertificateParams::new([HOST.to_owned()]).unwrap();
-    let certificate = certificate
-        .signed_by(&key, &Issuer::from_params(&ca, &ca_key))
-        .unwrap();
-    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], key)
-        .unwrap();
-    let (config, listener) = (Arc::new(config), TcpListener::bind("127.0.0.1:0").unwrap());
-    let port = listener.local_addr().unwrap().port();
-    thread::spawn(move || {
-        for socket in listener.incoming().flatten() {
-            let tls = ServerConnection::new(config.clone()).unwrap();
-            thread::spawn(move || answer(StreamOwned::new(tls, socket)));
-        }
-    });
-    let ca = BASE64_STANDARD.encode(ca_pem);
-    format!(
-        "current-context: x\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\nclusters:\n- name: c\n  cluster: \
-         {{server: 'https://{HOST}:{port}', certificate-authority-data: {ca}}}\nusers:\n- name: u\n  user: {{token: t}}\n"
-    )
-}
-
-/// Answers one request for each connection.
-fn answer(mut stream: StreamOwned<ServerConnection, TcpStream>) -> std::io::Result<()> {
-    let mut head = vec![];
-    for line in BufReader::new(&mut stream).lines() {
-        match line? {
-            line if line.is_empty() => break,
-            line => head.push(line),
-        }
-    }
-    let body = match head[0].contains("/version") {
-        true => r#"{"gitVersion":"v1.36.3"}"#,
-        false => r#"{"kind":"List","metadata":{"resourceVersion":"1"},"items":[]}"#,
+    let answer = |request: &str| {
+        let body = match request.contains("/version") {
+            true => r#"{"gitVersion":"v1.36.3"}"#,
+            false => r#"{"kind":"List","metadata":{"resourceVersion":"1"},"items":[]}"#,
+        };
+        (200, body)
     };
-    let fields = "Content-Type: application/json\r\nConnection: close";
-    write!(
-        stream,
-        "HTTP/1.1 200 OK\r\n{fields}\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    )?;
-    stream.conn.send_close_notify();
-    stream.flush()
+    SimpleServer {
+        host: HOST,
+        answer,
+        server_end: 4000,
+        client_end: 4000,
+    }
+    .start()
 }
 
 #[test]

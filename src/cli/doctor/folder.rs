@@ -40,6 +40,8 @@ pub struct Folder {
     pub derived: Option<[u8; CLUSTER_ID_LEN]>,
     /// Why a file cannot be used: the file, and the reason.
     pub unusable: Vec<(PathBuf, String)>,
+    /// Whether there is a state file.
+    pub has_state: bool,
     /// Whether there is a file with the master secret, or a place that keeps it.
     pub has_master_secret: bool,
 }
@@ -62,7 +64,7 @@ impl Folder {
     pub fn look(paths: &Paths, cluster: Option<[u8; CLUSTER_ID_LEN]>) -> Folder {
         let mut folder = Folder::default();
         folder.add(&paths.policy, false);
-        folder.add(&paths.state, true);
+        folder.has_state = folder.add(&paths.state, true);
         folder.has_master_secret = folder.add(&paths.master_secret, true);
         for kubeconfig in &paths.kubeconfigs {
             folder.add(kubeconfig, true);

@@ -99,6 +99,7 @@ mod tests {
             reason: reason.into(),
             message: message.into(),
             retry_after: None,
+            ended: None,
         };
         Kubelet::of(Err(client::Error::Refused(Box::new(refused)))).unwrap()
     }

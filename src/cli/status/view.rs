@@ -19,6 +19,7 @@ use super::report::Report;
 use super::served::{Asker, Served, ServedError, Validity};
 use crate::connect::Endpoint;
 use crate::error::Error;
+use crate::kubeconfig;
 
 /// The number of nodes that are asked at the same time.
 pub const AT_ONCE: usize = 64;
@@ -181,7 +182,7 @@ impl Unlisted {
                 _ => Cause::Refused,
             },
             client::Error::Unreachable {
-                untrusted: true, ..
+                untrusted: Some(_), ..
             } => Cause::Certificate,
             client::Error::Unreachable { .. } | client::Error::NoAddress { .. } => {
                 Cause::NoConnection
@@ -202,7 +203,7 @@ pub fn gather(
     kubeconfigs: &[PathBuf],
     secrets: Secrets,
 ) -> Result<View, Box<Unlisted>> {
-    let config = Config::from_kubeconfig_files(kubeconfigs).map_err(|error| Unlisted {
+    let config = kubeconfig::read_config(kubeconfigs).map_err(|error| Unlisted {
         cause: Cause::Kubeconfig,
         error: error.into(),
         known: View::default(),
@@ -266,7 +267,7 @@ fn version_and_nodes(
         // the list would be tried until the deadline, with the same result
         Err(
             error @ client::Error::Unreachable {
-                untrusted: true, ..
+                untrusted: Some(_), ..
             },
         ) => return Err(error),
         version => version.ok(),
@@ -289,7 +290,8 @@ fn unlisted(error: &client::Error) -> Error {
         "cannot list the nodes of the cluster: {error}; to ask a node without the API server, name it: \
          firstlight status HOST"
     );
-    match error.code().is_some() {
+    // a server that cannot answer now is no better than one that cannot be reached
+    match error.code().is_some() && !error.is_temporary() {
         true => Error::Refused(text),
         false => Error::Unreachable(text),
     }

@@ -33,8 +33,8 @@ pub enum Error {
         why: String,
         /// Whether the API server may have executed the request.
         sent: bool,
-        /// Whether the server failed to authenticate as the cluster's API server.
-        untrusted: bool,
+        /// Why the server failed to authenticate as the cluster's API server, if it did.
+        untrusted: Option<Distrust>,
         /// How long the request was tried.
         after: Duration,
     },
@@ -56,6 +56,15 @@ pub enum Error {
     Stopped,
 }
 
+/// Why a server's certificate is not accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Distrust {
+    /// It is not of the cluster's authority, or not for this server.
+    Authority,
+    /// It is not valid at the time of this machine's clock.
+    Time,
+}
+
 /// A `Status` of the API server.
 #[derive(Debug)]
 pub struct Refused {
@@ -69,6 +78,8 @@ pub struct Refused {
     pub message: String,
     /// When the request may be repeated.
     pub retry_after: Option<Duration>,
+    /// When the client's own certificate ended, if it has.
+    pub ended: Option<String>,
 }
 
 /// The `Status` object of an error answer (meta/v1 Status).
@@ -129,7 +140,7 @@ impl Error {
     pub fn is_temporary(&self) -> bool {
         match self {
             Error::Refused(refused) => matches!(refused.code, 408 | 429 | 500 | 502..=504),
-            Error::Unreachable { untrusted, .. } => !untrusted,
+            Error::Unreachable { untrusted, .. } => untrusted.is_none(),
             Error::NoAddress { .. } => true,
             _ => false,
         }
@@ -177,6 +188,7 @@ impl Refused {
             reason: status.reason,
             message,
             retry_after,
+            ended: None,
         }
     }
 }
@@ -204,9 +216,12 @@ impl fmt::Display for Error {
                 }
                 write!(f, ": {why}")?;
                 match (untrusted, sent) {
-                    (true, _) => {
+                    (Some(Distrust::Authority), _) => {
                         f.write_str("; the server or the kubeconfig belongs to another cluster")
                     }
+                    (Some(Distrust::Time), _) => f.write_str(
+                        "; see why the control plane has not renewed it, unless this machine's clock is wrong",
+                    ),
                     (_, true) => f.write_str("; the API server may have executed the request"),
                     _ => Ok(()),
                 }
@@ -236,17 +251,22 @@ impl fmt::Display for Refused {
             reason,
             message,
             retry_after,
+            ended,
         } = self;
         let reason = if reason.is_empty() { "refused" } else { reason };
         write!(f, "{request}: {reason} ({code})")?;
         if !message.is_empty() {
             write!(f, ": {message}")?;
         }
-        match (code, retry_after) {
-            (401, _) => {
+        match (code, retry_after, ended) {
+            (401, _, Some(ended)) => write!(
+                f,
+                "; the client certificate of the kubeconfig ended at {ended}: copy /etc/kubernetes/admin.conf of a control plane"
+            ),
+            (401, _, None) => {
                 f.write_str("; the credentials are not valid, or no longer valid, for this cluster")
             }
-            (_, Some(time)) => write!(f, "; try again after {} s", time.as_secs()),
+            (_, Some(time), _) => write!(f, "; try again after {} s", time.as_secs()),
             _ => Ok(()),
         }
     }

@@ -24,7 +24,7 @@ mod watch;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use zeroize::{Zeroize, Zeroizing};
@@ -33,10 +33,12 @@ use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
 use base::sync::lock;
 use booted_base::dial;
+use booted_base::time::seconds;
+use booted_base::x509::Certificate;
 use http::{Answer, ClientPolicy, ErrorKind, Proxy};
 
 pub use config::{Config, SERVICE_ACCOUNT};
-pub use error::{Error, Refused};
+pub use error::{Distrust, Error, Refused};
 pub use resource::*;
 pub use watch::{Event, Watch};
 
@@ -83,6 +85,8 @@ struct Inner {
     server: String,
     /// The URL of the proxy.
     proxy: Option<String>,
+    /// When the client's certificate ends, in seconds since 1970.
+    certificate_end: Option<u64>,
     token: Option<Mutex<TokenFile>>,
     stop: Stop,
     _end: OnStop,
@@ -138,6 +142,10 @@ impl Request<'_> {
 impl Client {
     /// Creates a client. It connects at the first call. When `stop` is set, all its calls and watches end.
     pub fn new(config: Config, stop: &Stop) -> Client {
+        let certificate_end = config.certificate().and_then(|der| {
+            let certificate = Certificate::parse(der).ok()?;
+            certificate.validity().ok().map(|(_, end)| end)
+        });
         let Credentials { certificate, token } = config.credentials;
         let policy = ClientPolicy {
             identity: certificate,
@@ -155,6 +163,7 @@ impl Client {
             client,
             server: config.server,
             proxy: config.proxy,
+            certificate_end,
             token,
             stop: stop.clone(),
             _end: end,
@@ -570,7 +579,10 @@ impl Client {
         let answer = self.bytes(request)?;
         serde_json::from_slice(&answer).map_err(|error| Error::Answer {
             request: request.name(),
-            problem: error.to_string(),
+            problem: match is_page(&answer) {
+                true => PAGE_OF_HTML.to_owned(),
+                false => error.to_string(),
+            },
         })
     }
 
@@ -682,8 +694,17 @@ impl Client {
         let answer = answer.map_err(|error| self.unreachable(request, &error, started))?;
         match answer.status() {
             200..300 => Ok(answer),
-            _ => Err(refused(request, answer)),
+            _ => Err(self.with_end(refused(request, answer))),
         }
+    }
+
+    /// Adds to an error since when the server cannot accept the client's certificate.
+    fn with_end(&self, mut error: Error) -> Error {
+        if let (Error::Refused(refused), Some(end)) = (&mut error, self.inner.certificate_end) {
+            let end = UNIX_EPOCH + Duration::from_secs(end);
+            refused.ended = (end < SystemTime::now()).then(|| seconds(end));
+        }
+        error
     }
 
     fn unreachable(&self, request: &Request, error: &http::Error, started: Instant) -> Error {
@@ -702,9 +723,11 @@ impl Client {
                 return Error::NoAddress { server, why };
             }
             ErrorKind::Invalid => return Error::Object(format!("{}: {why}", request.name())),
-            ErrorKind::Name | ErrorKind::Connection | ErrorKind::Certificate | ErrorKind::Tls => {
-                false
-            }
+            ErrorKind::Name
+            | ErrorKind::Connection
+            | ErrorKind::Certificate
+            | ErrorKind::CertificateTime
+            | ErrorKind::Tls => false,
             ErrorKind::Timeout | ErrorKind::Cut | ErrorKind::TooLong | ErrorKind::Type => true,
         };
         Error::Unreachable {
@@ -713,7 +736,11 @@ impl Client {
             why,
             sent,
             // The server's certificate is not from the cluster's CA: another attempt would fail too.
-            untrusted: error.kind == ErrorKind::Certificate,
+            untrusted: match error.kind {
+                ErrorKind::Certificate => Some(Distrust::Authority),
+                ErrorKind::CertificateTime => Some(Distrust::Time),
+                _ => None,
+            },
             after: started.elapsed(),
         }
     }
@@ -804,6 +831,14 @@ fn version(object: &Value) -> String {
         .to_owned()
 }
 
+/// What an answer is that no API server sends.
+const PAGE_OF_HTML: &str =
+    "an HTML page: a proxy, or another program than an API server, answers at this address";
+
+fn is_page(answer: &[u8]) -> bool {
+    answer.trim_ascii_start().starts_with(b"<")
+}
+
 /// Reads the server's error answer.
 fn refused(request: &Request, answer: Answer) -> Error {
     /// The maximum size: a Status has a few hundred bytes, `/readyz` a few thousand.
@@ -815,7 +850,10 @@ fn refused(request: &Request, answer: Answer) -> Error {
         Ok(status) if status.kind == "Status" => status,
         // This is the answer of a proxy, or of a server that is starting.
         _ => Status {
-            message: String::from_utf8_lossy(&text).trim().to_owned(),
+            message: match is_page(&text) {
+                true => PAGE_OF_HTML.to_owned(),
+                false => String::from_utf8_lossy(&text).trim().to_owned(),
+            },
             ..Status::default()
         },
     };

@@ -533,6 +533,8 @@ impl Policy {
 
     /// Parses the JSON. An unknown field is an error.
     pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
+        // editors of Windows write a byte order mark
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let wrong = |why: String| Fault::Json.because(why);
         words::check(text).map_err(|error| wrong(error.to_string()))?;
         let read = |value: &Value| Json::deserialize(value).err().map(|it| it.to_string());

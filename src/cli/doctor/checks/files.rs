@@ -73,9 +73,13 @@ pub fn state(facts: &Gathered) -> Vec<Diagnosis> {
         ));
     }
     if folder.cluster.is_none() {
+        let what = match folder.has_state {
+            true => "it does not have the ID of the cluster",
+            false => "it does not exist",
+        };
         found.push(Diagnosis::warning(
             "the state file",
-            "it does not have the ID of the cluster, so no node can prove that it is a member of yours",
+            format!("{what}, so no node can prove that it is a member of yours"),
             "give --state or --cluster-id, or make the file again (docs/day-two/secrets.md#other-files-are-lost)",
         ));
     }

@@ -264,6 +264,7 @@ pub fn healthy() -> Gathered {
             cluster: Some([7; 32]),
             derived: Some([7; 32]),
             unusable: vec![],
+            has_state: true,
             has_master_secret: true,
         },
     }
@@ -1411,8 +1412,14 @@ const OF_FILES: &[Fault] = &[
     (
         &[("state", Warning)],
         "it does not have the ID of the cluster",
-        |it| it.folder.cluster = None,
+        |it| {
+            it.folder.cluster = None;
+        },
     ),
+    (&[("state", Warning)], "it does not exist", |it| {
+        it.folder.cluster = None;
+        it.folder.has_state = false;
+    }),
     (
         &[("state", Error)],
         "its measurement salt is not that of",
