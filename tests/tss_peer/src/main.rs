@@ -103,12 +103,17 @@ fn keys(tpm: &mut Context, digests: &str) {
     }
     tpm.shutdown(StartupType::Clear).unwrap();
 
+    known_indices(tpm);
+    indices(tpm);
+}
+
+/// Asks which NV indices there are: one may have a template of the vendor.
+fn known_indices(tpm: &mut Context) {
     let (CapabilityData::Handles(_), _) =
         tpm.get_capability(CapabilityType::Handles, 0x01c0_0000, 254).unwrap()
     else {
         panic!("no list of handles");
     };
-    indices(tpm);
 }
 
 fn indices(tpm: &mut Context) {
@@ -175,6 +180,7 @@ fn endorsement_key(tpm: &mut Context, kind: &str) -> KeyHandle {
 }
 
 fn activate(tpm: &mut Context, kind: &str, blob: &str, secret: &str) {
+    known_indices(tpm);
     let endorsement_key = endorsement_key(tpm, kind);
     let handle = TpmHandle::Persistent(PersistentTpmHandle::new(KEY).unwrap());
     let key = KeyHandle::from(tpm.tr_from_tpm_public(handle).unwrap());
