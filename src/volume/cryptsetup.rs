@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -15,7 +16,7 @@ use base::child_process::{self, Cause};
 use base::crypto::{KEY_LEN, Secret};
 use base::stop::Stop;
 use booted_base::uuid::Uuid;
-use disk::device_mapper::{SUPERBLOCK_LEN, foreign_byte};
+use disk::device_mapper::{FORMATTED, SUPERBLOCK_LEN, other_byte};
 use serde_json::{Value, json};
 use sys::block::PageBuffer;
 
@@ -34,6 +35,10 @@ const KEY_BITS: &str = "512";
 const VOLUME_KEY: usize = 64;
 /// The standard input as a file; an initramfs may lack /dev/stdin.
 const STDIN: &str = "/proc/self/fd/0";
+/// The place of the length of the tags in dm-integrity's superblock.
+const TAG_LEN: Range<usize> = 10..12;
+/// Sectors of a bit of its bitmap, as a power of two (DEFAULT_SECTORS_PER_BITMAP_BIT).
+const BITMAP_BIT: u8 = 15;
 /// The exit code of cryptsetup for a wrong key (cryptsetup(8), "RETURN CODES").
 const WRONG_KEY: i32 = 2;
 /// What `--verbose` prints about the keyslot that a key opens.
@@ -356,9 +361,25 @@ impl Luks {
     }
 }
 
+/// Returns the place of the first byte that no luksFormat writes into the superblock of a segment with
+/// sectors of this size and any tags. The kernel compares the length of the tags with its table.
+fn foreign_byte(superblock: &[u8; SUPERBLOCK_LEN], sector_size: u64) -> Option<usize> {
+    let mut bytes = *superblock;
+    bytes[TAG_LEN].copy_from_slice(&FORMATTED[TAG_LEN]);
+    // a block has one sector, and a bit of a bitmap 2^15 sectors of 512 bytes
+    let log2 = (sector_size / 512).checked_ilog2().unwrap_or_default() as u8;
+    let blocks = [log2, BITMAP_BIT.wrapping_sub(log2)];
+    match (28..30).find(|at| bytes[*at] != blocks[at - 28]) {
+        None => bytes[28..30].copy_from_slice(&FORMATTED[28..30]),
+        other => return other,
+    }
+    other_byte(&bytes)
+}
+
 /// Returns whether a keyslot has the key derivation of those that we add.
 fn is_cheap(keyslot: &Value) -> bool {
-    keyslot["kdf"]["type"] == CHEAP[1] && keyslot["kdf"]["iterations"].to_string() == CHEAP[3]
+    keyslot["kdf"]["type"] == CHEAP[1]
+        && keyslot["kdf"]["iterations"].as_u64() == CHEAP[3].parse().ok()
 }
 
 /// Returns the header's tokens of our type, with their numbers.
@@ -465,6 +486,33 @@ mod tests {
             let why = luks.check_superblock(&with).unwrap_err().to_string();
             let expected = format!("byte {at} of dm-integrity's superblock is {byte:#04x}");
             assert!(why.contains(&expected), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_superblock_of_cryptsetup_with_other_tags_and_sectors_is_accepted() {
+        let with = |changes: &[(usize, u8)]| {
+            let mut bytes = [0; SUPERBLOCK_LEN];
+            bytes[..FORMATTED.len()].copy_from_slice(&FORMATTED);
+            changes.iter().for_each(|(at, value)| bytes[*at] = *value);
+            bytes
+        };
+        assert_eq!(foreign_byte(&with(&[]), 4096), None);
+        // aegis128 with a random vector, and hmac-sha512
+        let small = [(10, 28), (28, 0), (29, 15)];
+        assert_eq!(foreign_byte(&with(&small), 512), None);
+        assert_eq!(foreign_byte(&with(&[(10, 64)]), 4096), None);
+        for (changes, sector_size, at) in [
+            (&[(24, 0x0c)][..], 4096, 24),
+            (&[(24, 0x0a)], 4096, 24),
+            (&[(8, 3)], 4096, 8),
+            (&[(29, 15)], 4096, 29),
+            (&[(40, 1)], 4096, 40),
+            (&[], 512, 28),
+            (&[], 0, 28),
+        ] {
+            let found = foreign_byte(&with(changes), sector_size);
+            assert_eq!(found, Some(at), "{changes:?}");
         }
     }
 

@@ -38,8 +38,9 @@ pub fn may_hold_data(
     data_offset: u64,
 ) -> io::Result<Option<String>> {
     let size = disk.seek(SeekFrom::End(0))?;
-    let mut superblock = vec![0; SUPERBLOCK_LEN.min(size.saturating_sub(data_offset) as usize)];
-    read_at(disk, data_offset, &mut superblock)?;
+    let mut superblock = [0; SUPERBLOCK_LEN];
+    let len = size.saturating_sub(data_offset).min(SUPERBLOCK_LEN as u64);
+    read_at(disk, data_offset, &mut superblock[..len as usize])?;
     let sections = match Superblock::parse(&superblock, size, data_offset) {
         // nobody can judge what is behind the present end of a disk that was larger
         Ok(it) if !(1..=it.usable_sectors).contains(&it.recorded_sectors) => {

@@ -38,7 +38,7 @@ use std::path::PathBuf;
 
 use control::Control;
 pub use error::Error;
-pub use integrity::{SUPERBLOCK_LEN, foreign_byte};
+pub use integrity::{FORMATTED, SUPERBLOCK_LEN, other_byte};
 pub use journal::may_hold_data;
 pub use mapping::{FirstUse, Mapping};
 

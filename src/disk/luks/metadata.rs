@@ -429,20 +429,19 @@ fn check_header(header: &Header) -> Result<(), Fault> {
             "no node formats a disk with them (luksFormat --hw-opal, --integrity-inline): attach the right disk"
         }
     };
-    for (name, list, advice) in [
-        ("requirements", required, advice),
-        (
-            "flags",
-            &config["flags"],
-            "`cryptsetup open --persistent` without other options removes them",
-        ),
-    ] {
-        let is_empty = list.as_array().is_none_or(Vec::is_empty);
-        ensure(is_empty, Foreign, || {
-            format!("config: the {name} are {list}, expected none: {advice}")
-        })?;
-    }
-    Ok(())
+    none("requirements", required, advice)?;
+    none(
+        "flags",
+        &config["flags"],
+        "`cryptsetup open --persistent` without other options removes them",
+    )
+}
+
+fn none(name: &str, list: &Value, advice: &str) -> Result<(), Fault> {
+    let is_empty = list.as_array().is_none_or(Vec::is_empty);
+    ensure(is_empty, Foreign, || {
+        format!("config: the {name} are {list}, expected none: {advice}")
+    })
 }
 
 fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, Fault> {

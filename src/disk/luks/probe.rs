@@ -135,18 +135,13 @@ impl fmt::Display for Found {
 
 /// Reads a copy. One that cannot be read is damaged: the other one may be whole.
 fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> Found {
-    let read = try_read_copy(dev, size, copy, at);
+    let read = try_copy(dev, size, copy, at);
     read.unwrap_or_else(|error| {
         Found::Damaged(Fault::Malformed(format!("it cannot be read: {error}")))
     })
 }
 
-fn try_read_copy(
-    dev: &mut (impl Read + Seek),
-    size: u64,
-    copy: Copy,
-    at: u64,
-) -> io::Result<Found> {
+fn try_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io::Result<Found> {
     if size < at + BINARY_LEN as u64 {
         return Ok(Found::Absent);
     }

@@ -28,20 +28,14 @@ const MIN_SIZE: u64 = DATA_OFFSET + (1 << 20) + filesystem::MIN_SIZE;
 /// Classifies the disk that is open as `device`; `path` appears in errors. Refuses a disk on which no boot
 /// can succeed before it is written, and before the node asks for its key.
 pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
-    let unusable = |why: String| Error::Io("using", path.into(), io::Error::other(why));
-    if block::is_read_only(device) {
-        return Err(unusable(
-            "the disk is read-only: attach it for writing".into(),
-        ));
-    }
     let disk = classify_content(device, path)?;
-    let size = block::size(device).map_err(|error| Error::Io("reading", path.into(), error))?;
-    match disk {
-        Disk::New(_) | Disk::Interrupted(_) if size < MIN_SIZE => Err(unusable(format!(
-            "the disk has {size} bytes, and a state disk needs at least {MIN_SIZE}: attach a larger one"
-        ))),
-        disk => Ok(disk),
-    }
+    let is_new = !matches!(disk, Disk::Initialized(_));
+    let why = match is_new && block::size(device).is_ok_and(|size| size < MIN_SIZE) {
+        _ if block::is_read_only(device) => "the disk is read-only: attach it for writing",
+        true => "the disk is smaller than 49 MiB, the minimum of a state disk: attach a larger one",
+        false => return Ok(disk),
+    };
+    Err(Error::Io("using", path.into(), io::Error::other(why)))
 }
 
 fn classify_content(device: &mut File, path: &Path) -> Result<Disk, Error> {
@@ -116,11 +110,8 @@ mod tests {
             match (classify(&mut file, Path::new("/dev/x")), fits) {
                 (Ok(Disk::New("blank")), true) => {}
                 (Err(why), false) => {
-                    let expected = format!(
-                        "using /dev/x: the disk has {} bytes, and a state disk needs at least 51380224",
-                        mib << 20
-                    );
-                    assert!(why.to_string().starts_with(&expected), "{why}");
+                    let expected = "using /dev/x: the disk is smaller than 49 MiB";
+                    assert!(why.to_string().starts_with(expected), "{why}");
                 }
                 (other, _) => panic!("{mib} MiB: {:?}", other.map(drop)),
             }

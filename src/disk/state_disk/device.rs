@@ -96,15 +96,14 @@ fn state_disk_in(block_devices: &Path, usual: &Mark) -> Result<Option<String>, E
     };
     let mut names = sysfs::names(block_devices);
     names.retain(|name| !is_hidden(name));
-    let (mut marked, others): (Vec<String>, Vec<String>) = names
-        .into_iter()
-        .partition(|name| serial(block_devices, name) == SERIAL);
-    if marked.is_empty() {
-        marked = others.into_iter().filter(is_usual).collect();
+    let is_marked = |name: &String| serial(block_devices, name) == SERIAL;
+    match names.iter().any(is_marked) {
+        true => names.retain(is_marked),
+        false => names.retain(is_usual),
     }
-    match marked.len() {
-        0 | 1 => Ok(marked.pop()),
-        _ => Err(Error::Ambiguous(marked.join(", "), describe(None, usual))),
+    match &names[..] {
+        [] | [_] => Ok(names.pop()),
+        several => Err(Error::Ambiguous(several.join(", "), describe(None, usual))),
     }
 }
 

@@ -109,7 +109,7 @@ must dm_guest close state
 # ---- a superblock from an earlier life is refused where it must fit, and replaced at a first use
 must dd if=/dev/urandom of=$D1 bs=4096 seek=4096 count=1 conv=fsync
 ours $D1 existing >$T/refused 2>&1 && fail foreign-superblock-refused "mapped" || {
-  verdict foreign-superblock-refused "$(cat $T/refused)" grep -q 'instead of "integrt"' $T/refused
+  verdict foreign-superblock-refused "$(cat $T/refused)" grep -q 'and a format writes 0x' $T/refused
 }
 verdict foreign-superblock-replaced "a new superblock" ours $D1 create
 must dm_guest close state
