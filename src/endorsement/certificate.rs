@@ -305,7 +305,6 @@ mod tests {
             let made = judge.challenge(&Identity {
                 key: crate::attestation_key::tests::rsa(0x0005_0072, 0x0b, 0x14, 0x0b),
                 endorsements: vec![endorsement.clone()],
-                ..Identity::default()
             });
             match (made, expected) {
                 (Ok(Some(_)), Ok(())) => {}

@@ -108,47 +108,17 @@ impl EndorsementKind {
             }
         }
     }
-
-    /// Returns the NV indices of another template and of the nonce in the unique field, which a vendor
-    /// may have written (§2.2.1); and where the unique field is: its distance from the end of the
-    /// template, and its length.
-    fn vendors_choice(self) -> (u32, Option<(u32, usize, usize)>) {
-        match self {
-            EndorsementKind::Rsa2048 => (0x01c0_0004, Some((0x01c0_0003, 258, 256))),
-            EndorsementKind::P256 => (0x01c0_000c, Some((0x01c0_000b, 68, 32))),
-            EndorsementKind::P384 => (0x01c0_0017, None),
-        }
-    }
 }
 
-/// Returns the template (TPMT_PUBLIC) of an endorsement key of this TPM.
+/// Returns the template (TPMT_PUBLIC) of an endorsement key of this TPM: that of the profile, unless the
+/// vendor wrote another one into the NV index behind the certificate (§2.2.1).
 fn template(tpm: &mut Channel, kind: EndorsementKind) -> Result<Vec<u8>> {
-    let indices = tpm.handles(FIRST, HANDLES_A_READ)?;
-    let (other, nonce) = kind.vendors_choice();
-    let mut template = match indices.contains(&other) {
-        true => tpm.nv_read(other, &[])?,
-        false => kind.template(),
-    };
-    if let Some((nonce, from_end, len)) = nonce
-        && indices.contains(&nonce)
-    {
-        let nonce = tpm.nv_read(nonce, &[])?;
-        let start = template.len().saturating_sub(from_end);
-        // a template of the vendor may have another length
-        if let Some((size, unique)) = template[start..].split_at_mut_checked(2)
-            && *size == (len as u16).to_be_bytes()
-        {
-            let unique = unique.iter_mut().take(len);
-            unique.zip(nonce).for_each(|(to, byte)| *to = byte);
-        }
+    // the low range has the index of a nonce between the two
+    let other = kind as u32 + u32::from(kind != EndorsementKind::P384) + 1;
+    match tpm.handles(other, 1)?.contains(&other) {
+        true => tpm.nv_read(other, &[]),
+        false => Ok(kind.template()),
     }
-    Ok(template)
-}
-
-/// Returns whether the empty password authorizes the use of a key with this template
-/// (userWithAuth). Other keys require a policy session.
-fn has_password(template: &[u8]) -> bool {
-    template.get(7).is_some_and(|low| low & 1 << 6 != 0)
 }
 
 /// A TPM's statement about one of its endorsement keys. Nothing in it is verified.
@@ -252,7 +222,8 @@ fn activate(
     let template = template(tpm, kind)?;
     let (endorsement_key, _) = tpm.create_primary(ENDORSEMENT, &template)?;
     let (blob, secret) = (&credential.blob, &credential.secret);
-    let by_password = has_password(&template);
+    // userWithAuth: the empty password authorizes the key; others require a policy session
+    let by_password = template.get(7).is_some_and(|low| low & 1 << 6 != 0);
     let activated = tpm.activate_credential(key, endorsement_key, by_password, blob, secret);
     tpm.flush(endorsement_key)?;
     activated
