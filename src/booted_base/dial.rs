@@ -19,7 +19,10 @@ const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// The names that this process has resolved, if it remembers them.
-static KNOWN: Mutex<Option<Vec<(String, Vec<SocketAddr>)>>> = Mutex::new(None);
+static KNOWN: Mutex<Option<Names>> = Mutex::new(None);
+
+/// Names with their addresses.
+type Names = Vec<(String, Vec<SocketAddr>)>;
 
 /// Makes this process ask for each name once; it asks again after no address has answered. Only for
 /// programs that end soon.
