@@ -715,7 +715,11 @@ fn forms(seer: &Seer) -> Vec<(&'static str, String, Verdict)> {
             head("kind: Config\n"),
             OnlyKubectl("occurs twice"),
         ),
-        ("nothing", String::new(), Neither("expected a mapping")),
+        (
+            "nothing",
+            String::new(),
+            Neither("current-context is missing"),
+        ),
     ]
 }
 
