@@ -1,6 +1,7 @@
 //! The proxy that the environment names for a server, as kubectl understands it (Go's `http.ProxyFromEnvironment`).
 
 use std::env;
+use std::fmt;
 use std::net::IpAddr;
 
 use super::address;
@@ -9,8 +10,8 @@ use super::address;
 const PROXY: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
 const NO_PROXY: [&str; 2] = ["NO_PROXY", "no_proxy"];
 
-/// Returns the URL of the proxy for requests to `server` (`https://..`), if there is one. The error is a clause that names the variable.
-pub fn of_environment(server: &str) -> Result<Option<String>, String> {
+/// Returns the URL of the proxy for requests to `server` (`https://..`), if there is one.
+pub fn of_environment(server: &str) -> Result<Option<String>, UnusableProxy> {
     let variable = |names: [&'static str; 2]| {
         let values = names.map(|name| (name, env::var(name).unwrap_or_default()));
         values.into_iter().find(|(_, value)| !value.is_empty())
@@ -28,12 +29,31 @@ pub fn of_environment(server: &str) -> Result<Option<String>, String> {
     };
     match ureq::Proxy::new(&url) {
         Ok(_) if url.starts_with("http://") || url.starts_with("https://") => Ok(Some(url)),
-        _ => Err(format!(
-            "{name}: {} is not a proxy that firstlight can use: expected http://HOST:PORT or https://HOST:PORT",
-            address::shown(&url)
-        )),
+        _ => Err(UnusableProxy {
+            variable: name,
+            shown: address::shown(&url),
+        }),
     }
 }
+
+/// A variable names a proxy that this program cannot use.
+#[derive(Debug, PartialEq, Eq)]
+pub struct UnusableProxy {
+    variable: &'static str,
+    shown: String,
+}
+
+impl fmt::Display for UnusableProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let UnusableProxy { variable, shown } = self;
+        write!(
+            f,
+            "{variable}: {shown} is not a proxy that firstlight can use: expected http://HOST:PORT or https://HOST:PORT"
+        )
+    }
+}
+
+impl std::error::Error for UnusableProxy {}
 
 /// Returns whether requests to `server` use a proxy. `exceptions` are those of `NO_PROXY`.
 fn is_used(server: &str, exceptions: &str) -> bool {
@@ -41,6 +61,7 @@ fn is_used(server: &str, exceptions: &str) -> bool {
     let host = host.trim_end_matches('.');
     let port = address::host(server)
         .rsplit_once(':')
+        .filter(|(_, port)| !port.contains(']'))
         .map_or("443", |(_, port)| port);
     let ip: Option<IpAddr> = host.parse().ok();
     if host == "localhost" || ip.is_some_and(|ip| ip.is_loopback()) {
@@ -124,10 +145,11 @@ mod tests {
             ("https://11.1.2.3:6443", "0.0.0.0/0", false),
             ("https://10.1.2.3:6443", "10.1.2.3", false),
             ("https://10.1.2.3:6443", "10.1.2.3:6443", false),
-            ("https://10.1.2.3:6443", "2.3", true),
+            ("https://10.1.2.3:6443", "2.3", false),
             ("https://[fd00::1]:6443", "fd00::/8", false),
             ("https://[fd00::1]:6443", "fd00::1", false),
             ("https://[fd00::1]:6443", "[fd00::1]:1", true),
+            ("https://[fd00::1]", "[fd00::1]:443", false),
             ("https://a.example", "10.0.0.0/8,/,:,.", true),
         ] {
             assert_eq!(is_used(server, exceptions), is, "{server} {exceptions}");
