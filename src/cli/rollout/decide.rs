@@ -288,7 +288,7 @@ fn next_of(node: &Current, record: &RolloutRecord, cluster: &Cluster) -> Next {
     }
     let seen = cluster.nodes.iter().find(|it| it.name == node.name);
     match node.step {
-        NodeStep::Return => returned(node, seen, record, cluster),
+        NodeStep::Return | NodeStep::Keep => returned(node, seen, record, cluster),
         NodeStep::Uncordon => Next::Do(NodeStep::Uncordon),
         step => match seen {
             Some(seen) if seen.uid == node.uid => {
@@ -360,6 +360,7 @@ fn returned(
             "{}, which proved the new image, to be Ready",
             node.name
         )),
+        true if record.has_trial() => Next::Do(NodeStep::Keep),
         true => Next::Do(NodeStep::Uncordon),
         false if is_rebooted && seen.is_ready && !matches!(goal, Goal::Kubernetes { .. }) => {
             Next::Stop(format!(
@@ -444,7 +445,7 @@ pub fn leaves_after_abort(record: &RolloutRecord, cluster: &Cluster) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rollout::record::NodeStep::*;
+    use crate::rollout::record::{NodeStep::*, UPDATE};
 
     /// A node by its letter: an upper-case one is a control plane. `+` has the new image, `!` is not ready, `-` is cordoned.
     fn cluster(nodes: &str) -> Cluster {
@@ -718,6 +719,9 @@ mod tests {
         is_waiting(&record, &later, "to be Ready");
         later.nodes[1].is_ready = true;
         assert_eq!(next(&record, &later), Next::Do(Uncordon));
+        let mut own = record.clone();
+        own.way = Way::InPlace(UPDATE.split(' ').map(str::to_owned).collect());
+        assert_eq!(next(&own, &later), Next::Do(Keep));
         // it has rebooted, and has the old image
         let mut old = cluster("A d");
         old.nodes[1].boot = "boot 2".into();

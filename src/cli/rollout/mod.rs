@@ -39,8 +39,8 @@ use super::upgrade;
 use super::usage::{Command, Operand};
 use base::options::Opt;
 use decide::Cluster;
-use options::{ACTIONS, NewGoal, Options, UPDATE, Verb};
-use record::{Goal, NodeStep, RolloutRecord, RolloutState, RolloutWish, Way};
+use options::{ACTIONS, NewGoal, Options, Verb};
+use record::{Goal, NodeStep, RolloutRecord, RolloutState, RolloutWish, UPDATE, Way};
 use report::{Names, NodePods};
 use steps::{Rollout, permitted};
 

@@ -25,8 +25,6 @@ const OF_START: [&str; 5] = [
     "node-command",
     "replaced",
 ];
-/// Brings the next version into the partitions that are not in use.
-pub const UPDATE: &str = "/usr/bin/bootstrapper update";
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

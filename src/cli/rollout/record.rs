@@ -19,6 +19,8 @@ use crate::error::Error;
 const NAME: &str = "firstlight-rollout";
 /// The key of the record in the ConfigMap.
 const KEY: &str = "rollout.json";
+/// The default for what brings an image to a node: it goes into the slot that does not run.
+pub const UPDATE: &str = "/usr/bin/bootstrapper update";
 /// The version of the form.
 const VERSION: u32 = 1;
 /// How often a change is tried again if the record was changed meanwhile.
@@ -77,6 +79,8 @@ pub enum NodeStep {
     Reboot,
     /// It, or its replacement, comes back.
     Return,
+    /// It ends its trial of the image. The record has [`NodeStep::Return`] meanwhile.
+    Keep,
     /// It takes pods again.
     Uncordon,
 }
@@ -90,6 +94,7 @@ impl NodeStep {
             NodeStep::Change => "changed",
             NodeStep::Reboot => "reboots",
             NodeStep::Return => "is back",
+            NodeStep::Keep => "keeps the image",
             NodeStep::Uncordon => "done",
         }
     }
@@ -102,6 +107,7 @@ impl NodeStep {
             NodeStep::Change => "is changed",
             NodeStep::Reboot => "reboots",
             NodeStep::Return => "comes back",
+            NodeStep::Keep => "tries the image",
             NodeStep::Uncordon => "takes pods again",
         }
     }
@@ -275,8 +281,15 @@ impl RolloutRecord {
             NodeStep::Drain => NodeStep::Change,
             NodeStep::Change if reboots => NodeStep::Reboot,
             NodeStep::Change | NodeStep::Reboot => NodeStep::Return,
-            NodeStep::Return | NodeStep::Uncordon => NodeStep::Uncordon,
+            NodeStep::Return | NodeStep::Keep | NodeStep::Uncordon => NodeStep::Uncordon,
         }
+    }
+
+    /// Returns whether nodes go back to the old image by themselves: what `bootstrapper update` has brought, they try first.
+    pub fn has_trial(&self) -> bool {
+        let is_image = matches!(self.goal, Goal::Image { .. });
+        let is_own = |words: &[String]| words.join(" ").starts_with(UPDATE);
+        is_image && matches!(&self.way, Way::InPlace(words) if is_own(words))
     }
 
     /// Writes the record. If another operator has only left a wish, takes it. Fails if another operator drives the rollout now.

@@ -8,7 +8,7 @@ use base::child_process;
 use base::stop::Stop;
 use base::text::hex;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{Client, DAEMON_SETS, PODS, Selector};
+use kubernetes::client::{Client, DAEMON_SETS, NODES, PODS, Selector};
 use kubernetes::control_planes::{ControlPlane, ControlPlanes, has_owner};
 use kubernetes::services;
 use ring::digest::{SHA256, digest};
@@ -34,6 +34,13 @@ const PAUSE: Duration = Duration::from_secs(2);
 const IN_FORCE: Duration = Duration::from_secs(300);
 /// How long a node may take to begin its reboot.
 const REBOOT: Duration = Duration::from_secs(60);
+/// Waits until a trial is over, in which a node keeps a new image or restarts; does nothing without one.
+const TRIAL: [&str; 4] = [
+    "/usr/bin/systemctl",
+    "start",
+    "--wait",
+    "firstlight-trial.service",
+];
 /// The DaemonSet of the join service, and the container in its pods.
 const JOIN_SERVICE: &str = "join-service";
 
@@ -360,6 +367,7 @@ impl Rollout<'_> {
             NodeStep::Reboot => self.reboot(record, cluster, name, node.tries),
             // decided from what the cluster is like
             NodeStep::Return => Ok(()),
+            NodeStep::Keep => self.keep(record, cluster, name, node.tries),
             NodeStep::Uncordon => match cluster.nodes.iter().find(|it| it.name == name) {
                 Some(seen) if seen.is_cordoned && !node.was_cordoned && seen.uid == node.uid => {
                     drain::uncordon(self.client, name)
@@ -505,6 +513,42 @@ impl Rollout<'_> {
                 "{name} does not reboot: {why}; systemctl said:\n    {log}"
             ))),
             ended => ended.map(drop),
+        }
+    }
+
+    /// Waits for the end of the node's trial: before it, the node may still go back to the old image, which the policy must then accept.
+    fn keep(
+        &self,
+        record: &mut RolloutRecord,
+        cluster: &Cluster,
+        name: &str,
+        tries: u32,
+    ) -> Result<(), Error> {
+        let job = Job {
+            node: name,
+            name: "trial",
+            words: TRIAL.map(str::to_owned).to_vec(),
+            list: None,
+            attempt: attempt(record, tries),
+            limit: self.options.node_limit,
+            is_ended: false,
+        };
+        let ended = job.run(self.client, &mut |is_change| match is_change {
+            true => self.check_driver(record),
+            false => self.tick(record),
+        })?;
+        // the pod may also have ended, or have begun again, because the node went back
+        let node = self.client.get(&NODES.named(name))?;
+        let boot = text(&node, "/status/nodeInfo/bootID");
+        let stays = cluster
+            .nodes
+            .iter()
+            .any(|it| it.name == name && it.boot == boot);
+        match ended {
+            Ended::Done if stays => Ok(()),
+            _ => Err(Error::Refused(format!(
+                "{name} has not kept the new image: see `firstlight logs {name} --unit firstlight-trial`, also with `--boot -1`.                  `firstlight rollout continue` looks again"
+            ))),
         }
     }
 
