@@ -42,6 +42,8 @@ const NEW: &str = "a1";
 const BAD: &str = "b2";
 /// The program that the nodes of these tests are told to run.
 const UPDATE: &str = "/usr/bin/update";
+/// By which the rollout waits until a node keeps what `bootstrapper update` has brought.
+const TRIAL: &str = "/usr/bin/systemctl start --wait firstlight-trial.service";
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -99,6 +101,8 @@ struct World {
     offered: Mutex<(&'static str, bool)>,
     /// Every program that a pod was told to run, with its node.
     ran: Mutex<Vec<(String, String)>>,
+    /// Whether the trial of a new image fails.
+    refuses: Mutex<bool>,
     /// How long an update takes.
     slow: Mutex<Duration>,
 }
@@ -536,6 +540,13 @@ fn play_kubelets(client: &Client, world: &World, service: SocketAddr) {
             let _ = client.delete_if_there(&at);
             continue;
         }
+        if what == TRIAL && *locked(&world.refuses) {
+            locked(&world.machines).get_mut(&node).unwrap().next = OLD;
+            reboot(client, world, &node, service);
+            // its pod has begun again, and there is no trial any more
+            status(json!({"phase": "Succeeded"}));
+            continue;
+        }
         thread::sleep(*locked(&world.slow));
         let (image, fails) = *locked(&world.offered);
         let mut code = 0;
@@ -552,8 +563,12 @@ fn play_kubelets(client: &Client, world: &World, service: SocketAddr) {
             );
             let info = json!({"status": {"nodeInfo": node_info("1", "v1.34.5")}});
             let _ = client.merge(&NODES.named(&node).subresource("status"), &info);
-        } else {
-            assert!(what.ends_with(&format!("-- {UPDATE} --now")), "{what}");
+        } else if what != TRIAL {
+            let own = what.ends_with("-- /usr/bin/bootstrapper update");
+            assert!(
+                own || what.ends_with(&format!("-- {UPDATE} --now")),
+                "{what}"
+            );
             if let Some(machine) = locked(&world.machines).get_mut(&node) {
                 machine.next = image;
             }
@@ -906,6 +921,41 @@ fn a_bad_image_stops_at_the_first_node_and_each_failure_says_why() {
             .contains("keeps accepting both")
     );
     assert_eq!(cluster.cordoned(), [""; 0]);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn the_next_node_is_not_touched_before_one_keeps_its_image() {
+    let _alone = alone();
+    let cluster = Rollouts::new(1, 2);
+    let (old, new) = (pcr_4(OLD), pcr_4(NEW));
+    let start = [
+        "start",
+        "--policy",
+        "new.json",
+        "--yes",
+        "--accept-downtime",
+    ];
+    *locked(&cluster.world.refuses) = true;
+    cluster.fails(&start, &["worker-0 has not kept the new image"]);
+    assert_eq!(cluster.rebooted(), ["worker-0"]);
+    assert_eq!(cluster.accepted(), [old, new.clone()].into());
+    assert_eq!(cluster.cordoned(), ["worker-0"]);
+
+    *locked(&cluster.world.refuses) = false;
+    locked(&cluster.world.ran).clear();
+    cluster.does(&["continue", "--yes"]);
+    assert_eq!(cluster.accepted(), [new].into());
+    let ran = locked(&cluster.world.ran);
+    let steps: Vec<_> = ran.iter().map(|(node, what)| (&**node, &**what)).collect();
+    for (three, node) in steps.chunks(3).zip(["worker-0", "worker-1", "plane-0"]) {
+        assert!(three.iter().all(|(at, _)| *at == node), "{three:?}");
+        assert!(
+            three[1].1.ends_with("reboot") && three[2].1 == TRIAL,
+            "{three:?}"
+        );
+    }
+    assert_eq!(steps.len(), 9, "{steps:?}");
 }
 
 #[test]

@@ -547,7 +547,8 @@ impl Rollout<'_> {
         match ended {
             Ended::Done if stays => Ok(()),
             _ => Err(Error::Refused(format!(
-                "{name} has not kept the new image: see `firstlight logs {name} --unit firstlight-trial`, also with `--boot -1`.                  `firstlight rollout continue` looks again"
+                "{name} has not kept the new image: see `firstlight logs {name} --unit firstlight-trial`, also with `--boot -1`. \
+                 `firstlight rollout continue` looks again"
             ))),
         }
     }
