@@ -16,6 +16,7 @@ mod stages;
 mod traps;
 mod update;
 mod update_power_cuts;
+mod words;
 
 use machine::flow::{FRESH_NODE, Setting};
 use machine::initramfs::{self, Overlay};

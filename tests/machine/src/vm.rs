@@ -196,7 +196,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Copies what stays while the machine is off into a folder: its disks, its TPM's state, the firmware's variables.
+    /// Copies what stays while the machine is off into a folder: its disks, also an [`Source::OwnDisk`], its TPM's state, the
+    /// firmware's variables.
     pub fn save(&self, folder: &Path) -> Result<()> {
         std::fs::create_dir_all(folder).context("make a folder for a saved machine")?;
         self.lasting()?
@@ -218,7 +219,11 @@ impl Machine {
             ("tpm".to_owned(), self.tpm_state()),
             ("variables".to_owned(), self.variables()?),
         ];
-        Ok(disks.chain(rest).collect())
+        let own = match &self.source {
+            Source::OwnDisk(path) => Some(("image".to_owned(), path.clone())),
+            _ => None,
+        };
+        Ok(disks.chain(rest).chain(own).collect())
     }
 
     /// The file of a disk, which may be read while the machine is off.
