@@ -537,8 +537,10 @@ impl Policy {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let wrong = |why: String| Fault::Json.because(why);
         words::check(text).map_err(|error| wrong(error.to_string()))?;
-        let read = |value: &Value| Json::deserialize(value).err().map(|it| it.to_string());
-        let json = serde_json::from_str::<Json>(text);
+        // as text, so that the programs have one parser of policies
+        let parse = |text: &str| serde_json::from_str::<Json>(text);
+        let read = |value: &Value| parse(&value.to_string()).err().map(|it| without_place(&it));
+        let json = parse(text);
         let json = json.map_err(|error| match words::of_other_type(text, read) {
             Some(field) => wrong(format!("{}: {error}", quoted(&field, 120))),
             None => wrong(error.to_string()),
@@ -894,6 +896,13 @@ impl Policy {
     ) -> impl Iterator<Item = (u32, &'a Measurement, Option<&'a [u8]>)> {
         self.nearest(values).mismatches(values)
     }
+}
+
+/// Returns what is wrong with a JSON text, without line and column.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let (why, _) = text.split_once(" at line ").unwrap_or((&text, ""));
+    why.to_owned()
 }
 
 /// Decodes the hexadecimal digits of a register.
