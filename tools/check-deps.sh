@@ -14,7 +14,7 @@ SECOND_WAYS='openssl|openssl-sys|native-tls|aws-lc-rs|aws-lc-sys|reqwest|anyhow|
 NOT_OURS='thiserror'
 # limits for the program of the initramfs: packages of others, lines of ours
 UNLOCK_PACKAGES=48
-UNLOCK_LINES=21400
+UNLOCK_LINES=21430
 # it links no client of a cloud's API or of HTTPS, and nothing for Kubernetes, archives or SSH
 UNLOCK_WITHOUT='cloud_api|aws|ureq|http|httpdate|httparse|roxmltree|kubernetes|tar|flate2|saphyr-parser|ssh|bcrypt'
 # it links no verifier: it only proves its own machine, and the disk shows whether a key is right
