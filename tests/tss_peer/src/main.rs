@@ -103,14 +103,14 @@ fn keys(tpm: &mut Context, digests: &str) {
     }
     tpm.shutdown(StartupType::Clear).unwrap();
 
-    known_indices(tpm);
+    known_indices(tpm, 0x01c0_0000, 254);
     indices(tpm);
 }
 
-/// Asks which NV indices there are: one may have a template of the vendor.
-fn known_indices(tpm: &mut Context) {
+/// Asks which NV indices there are from `first` on.
+fn known_indices(tpm: &mut Context, first: u32, count: u32) {
     let (CapabilityData::Handles(_), _) =
-        tpm.get_capability(CapabilityType::Handles, 0x01c0_0000, 254).unwrap()
+        tpm.get_capability(CapabilityType::Handles, first, count).unwrap()
     else {
         panic!("no list of handles");
     };
@@ -180,7 +180,13 @@ fn endorsement_key(tpm: &mut Context, kind: &str) -> KeyHandle {
 }
 
 fn activate(tpm: &mut Context, kind: &str, blob: &str, secret: &str) {
-    known_indices(tpm);
+    // a vendor's template is in the index behind the certificate
+    let template = match kind {
+        "rsa" => 0x01c0_0004,
+        "p256" => 0x01c0_000c,
+        _ => 0x01c0_0017,
+    };
+    known_indices(tpm, template, 1);
     let endorsement_key = endorsement_key(tpm, kind);
     let handle = TpmHandle::Persistent(PersistentTpmHandle::new(KEY).unwrap());
     let key = KeyHandle::from(tpm.tr_from_tpm_public(handle).unwrap());
