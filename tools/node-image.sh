@@ -124,7 +124,7 @@ kill $daemon; wait $daemon || true
 SH
 nice -n 10 unshare --mount --pid --net --fork --kill-child bash "$work/import" "$root" >&2 ||
   die "the images cannot be unpacked"
-rm -rf "$root/images" "$root/usr/bin/ctr"
+rm -rf "$root/images"
 
 for path in $(removed); do rm -rf "$root"$path; done
 
