@@ -16,8 +16,8 @@ OF_TESTS=(
   qemu-system-x86 seabios ipxe-qemu ovmf swtpm swtpm-tools busybox-static cpio kmod e2fsprogs
   # for a host's ACPI tables
   acpica-tools
-  # for a Kubernetes node: its disk, and its serial line
-  mmdebstrap socat
+  # for a Kubernetes node: its disk, its serial line, and its network
+  mmdebstrap socat iproute2
   # the real programs that ours are tested against
   cryptsetup-bin dmsetup tpm2-tools libtss2-dev pkg-config nghttp2-client nghttp2-server curl python3 python3-venv
   openssh-server openssh-client age mandoc man-db zsh fish
