@@ -339,7 +339,7 @@ fn a_registry_has_the_image_under_the_digest_that_pages_and_chart_name() {
     serve.args(["registry", "serve", "--address", &address.to_string()]);
     let _registry = Program::start(&mut serve);
     wait_for_port(address);
-    // the command of the page
+    // what docs/services.md tells an operator to run
     let page = release.page("docs/services.md");
     let push = block(&page, "From a release", "skopeo copy");
     let push = push

@@ -12,7 +12,8 @@ use base::der::{
 /// IA5String, for domain components and addresses.
 const IA5_STRING: u8 = 0x16;
 
-/// Returns whether two names are equal. Each is the content of its SEQUENCE.
+/// Returns whether two distinguished names are equal (RFC 5280 §7.1). Each is DER, without the tag and
+/// the length of its outer SEQUENCE.
 pub fn equal(one: &[u8], other: &[u8]) -> bool {
     one == other || parts(one).is_ok_and(|one| parts(other) == Ok(one))
 }

@@ -36,7 +36,7 @@ pub fn is_read_only(file: &File) -> bool {
     let mut read_only: libc::c_int = 0;
     // SAFETY: BLKROGET writes one int to the given pointer.
     let asked = check(unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &mut read_only) });
-    // a file that is no block device has no such answer
+    // the ioctl fails for a file that is no block device
     asked.is_ok() && read_only != 0
 }
 

@@ -81,8 +81,8 @@ fn an_update_by_this_kernel_survives_a_power_cut_at_any_write() -> Result<()> {
     try_cuts(&mut node, [&before, &log], [written, kept], 0)
 }
 
-/// Looks at the disk after a cut at each of some instants: of the disk `before` and its later writes, of which the first so many write the
-/// update, and so many keep it. Boots it after so many of the cuts.
+/// Looks at the disk after power cuts at several instants. A disk after a cut is the disk `before` with the first writes of `log`; the two
+/// numbers say after how many writes the update is written, and the version kept. Boots the machine after some of the cuts.
 fn try_cuts(
     node: &mut Node,
     [before, log]: [&Path; 2],

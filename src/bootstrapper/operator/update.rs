@@ -50,7 +50,7 @@ impl OperatorService {
             content: &mut content,
             policy: Some(&policy),
         };
-        // the update goes on without a caller who listens; one who no longer sends ends it
+        // the update goes on if the operator no longer reads; it ends if the operator no longer sends
         let mut say = |text: &str| {
             let text = text.to_owned();
             drop(sender.send(&UpdateResponse { text }));

@@ -78,7 +78,7 @@ fn objects(client: &Client, definition: &Value) -> Result<Vec<Value>, client::Er
     else {
         return Ok(vec![]); // no version of it is served: there is nothing to list
     };
-    // there are few definitions, and the program ends soon
+    // the client wants names for the whole run of the program; a cluster has few definitions
     let [leaked, of_version, plural] = [group, version, plural].map(|it| &*it.to_owned().leak());
     let resource = Resource::cluster(leaked, of_version, plural);
     let found = match client.list(&resource.all(), &Selector::default()) {

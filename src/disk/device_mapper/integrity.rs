@@ -148,7 +148,7 @@ fn unfit(mapping: &Mapping, Unfit(why): Unfit) -> Error {
 
 /// What differs between the superblocks that a format writes. Nobody authenticates a superblock (only
 /// sectors are), and a kernel that reads a flag which no format sets may lose the journal, or crash. So
-/// all its other bytes must be those of a format.
+/// each other byte must have the value that a format writes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub journal_sections: u64,
