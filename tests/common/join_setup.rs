@@ -542,6 +542,31 @@ pub fn request(
     request_with_key(&key, machine, ips, disk_number, control_plane)
 }
 
+/// Returns the PKCS#10 request of a kubelet, DER.
+pub fn kubelets_request(
+    key: &KeyPair,
+    common_name: &str,
+    names: &[&str],
+    addresses: &[&str],
+) -> Vec<u8> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params
+        .distinguished_name
+        .push(DnType::OrganizationName, "system:nodes");
+    params
+        .distinguished_name
+        .push(DnType::CommonName, common_name);
+    let names = names
+        .iter()
+        .map(|name| SanType::DnsName((*name).try_into().unwrap()));
+    let addresses = addresses
+        .iter()
+        .map(|address| SanType::IpAddress(address.parse().unwrap()));
+    params.subject_alt_names = names.chain(addresses).collect();
+    params.serialize_request(key).unwrap().der().to_vec()
+}
+
 /// The same with this key in the certificate signing request.
 pub fn request_with_key(
     key: &KeyPair,
@@ -550,22 +575,10 @@ pub fn request_with_key(
     disk_number: u8,
     control_plane: bool,
 ) -> IssueJoinTicketRequest {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    params
-        .distinguished_name
-        .push(DnType::OrganizationName, "system:nodes");
-    params
-        .distinguished_name
-        .push(DnType::CommonName, format!("system:node:{machine}"));
-    params.subject_alt_names = ips
-        .iter()
-        .map(|ip| SanType::IpAddress(ip.parse().unwrap()))
-        .collect();
-    let request = params.serialize_request(key).unwrap();
+    let request = kubelets_request(key, &format!("system:node:{machine}"), &[], ips);
     IssueJoinTicketRequest {
         disk_uuid: disk(disk_number),
-        certificate_request: request.der().to_vec(),
+        certificate_request: request,
         is_control_plane: control_plane,
         // RFC 4253 §6.6: two strings, each with its length.
         host_public_key: [&[0, 0, 0, 11][..], b"ssh-ed25519", &[0, 0, 0, 32], &[9; 32]].concat(),

@@ -14,9 +14,7 @@ use kubernetes::client::{
     CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLES, CONFIG_MAPS, Client, EVENTS, NODES, Selector,
 };
 use kubernetes::kubelet_certificate::pem;
-use rcgen::{
-    CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P384_SHA384, SanType,
-};
+use rcgen::{KeyPair, PKCS_ECDSA_P384_SHA384};
 use serde_json::{Value, json};
 use services::join_service::{Config, JoinService};
 
@@ -35,23 +33,8 @@ pub fn kubelet(cluster: &Cluster, node: &str) -> Client {
 
 /// Returns the PKCS#10 request of a kubelet.
 pub fn pkcs10(key: &KeyPair, common_name: &str, names: &[&str], addresses: &[&str]) -> String {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    params
-        .distinguished_name
-        .push(DnType::OrganizationName, "system:nodes");
-    params
-        .distinguished_name
-        .push(DnType::CommonName, common_name);
-    let names = names
-        .iter()
-        .map(|name| SanType::DnsName((*name).try_into().unwrap()));
-    let addresses = addresses
-        .iter()
-        .map(|address| SanType::IpAddress(address.parse().unwrap()));
-    params.subject_alt_names = names.chain(addresses).collect();
-    let request = params.serialize_request(key).unwrap();
-    BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", request.der()).as_bytes())
+    let request = kubelets_request(key, common_name, names, addresses);
+    BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", &request).as_bytes())
 }
 
 /// Requests a certificate with the credentials of this client.
