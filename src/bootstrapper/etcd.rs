@@ -10,7 +10,7 @@ use base::timeline::Timeline;
 use booted_sys::process;
 
 /// The manifest of etcd's static pod; only control planes have it.
-const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
+pub const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
 /// Longest search for the process. It begins after `kubeadm init`; after a reboot the kubelet takes
 /// some time to start etcd.
 const SEARCH: Duration = Duration::from_secs(60);

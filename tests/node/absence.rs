@@ -30,7 +30,7 @@ const POLICY: [&str; 4] = [
 const STAND_IN: &str = "FIRSTLIGHT_TEST_SYSTEMCTL";
 
 /// Runs this test again with a `systemctl` that only writes its arguments down. Returns whether this is that run.
-fn has_stand_in(test: &str) -> bool {
+pub fn has_stand_in(test: &str) -> bool {
     if env::var_os(STAND_IN).is_some() {
         return true;
     }
@@ -45,7 +45,7 @@ fn has_stand_in(test: &str) -> bool {
     fs::set_permissions(&program, executable).unwrap();
     let path = env::var("PATH").unwrap();
     let status = Command::new(env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored", "--nocapture"])
+        .args(["--exact", test, "--include-ignored", "--nocapture"])
         .env("PATH", format!("{}:{path}", folder.path().display()))
         .env(STAND_IN, folder.path().join("calls"))
         .status();
@@ -54,7 +54,7 @@ fn has_stand_in(test: &str) -> bool {
 }
 
 /// Returns what systemctl was told since the last look.
-fn told() -> String {
+pub fn told() -> String {
     let path = env::var_os(STAND_IN).unwrap();
     let told = fs::read_to_string(&path).unwrap_or_default();
     let _ = fs::remove_file(path);

@@ -18,6 +18,7 @@ use ssh::signature::SigningKey;
 use ssh::{Authority, OPERATOR, OPERATOR_NAMESPACE};
 use streaming::StreamingCalls;
 
+use crate::absence::{has_stand_in, told};
 use crate::fleet::{Member, boots, workspace};
 use crate::program::Program;
 use crate::setting::{MASTER_KEY, MASTER_SALT, Setting};
@@ -475,6 +476,35 @@ fn a_machine_acts_only_under_its_own_name() {
             .count(),
         1
     );
+}
+
+#[test]
+fn a_worker_is_reset_and_a_control_plane_keeps_its_member_of_etcd() {
+    let name = "operator::a_worker_is_reset_and_a_control_plane_keeps_its_member_of_etcd";
+    if !has_stand_in(name) {
+        return;
+    }
+    let cluster = Cluster::new();
+    let disk = cluster.node.initialized_disk();
+    let path = "files/var/lib/kubelet/pki/kubelet-server.crt";
+    cluster.node.file(path, kubelets_certificate("cp-0"));
+    let header = || fs::read(&disk).unwrap();
+    let before = header();
+    let manifest = cluster
+        .node
+        .file("files/etc/kubernetes/manifests/etcd.yaml", "");
+    let reset = || cluster.run(&["node", "reset", "cp-0", "--yes"]);
+    let (code, _, errors) = reset();
+    let why = "cp-0 is a control plane: firstlight node remove cp-0 --may-return";
+    assert!(code == 1 && errors.contains(why), "{errors}");
+    assert!(told().is_empty() && header() == before);
+
+    fs::remove_file(manifest).unwrap();
+    let (code, said, errors) = reset();
+    assert_eq!(code, 0, "{errors}");
+    assert!(said.contains("cp-0: restarts, and formats its state disk"));
+    assert_eq!(told(), "reboot --no-block\n");
+    assert_ne!(header(), before);
 }
 
 #[test]

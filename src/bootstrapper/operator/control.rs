@@ -14,7 +14,7 @@ use super::OperatorService;
 use super::callers::Right;
 use super::logs::check_unit;
 use crate::header_lock::HeaderLock;
-use crate::state_disk;
+use crate::{etcd, state_disk};
 use base::child_process;
 
 /// Time limit for one call of systemctl; a unit may take as long to restart.
@@ -37,7 +37,10 @@ impl OperatorService {
             Action::Unknown => return Err(invalid("this node does not know that action".into())),
             Action::Reboot => ("reboot", &["reboot", "--no-block"]),
             Action::PowerOff => ("shutdown", &["poweroff", "--no-block"]),
-            Action::Reset => ("reset", &["reboot", "--no-block"]),
+            Action::Reset => {
+                self.check_no_etcd(&node)?;
+                ("reset", &["reboot", "--no-block"])
+            }
             Action::RestartUnit => {
                 check_unit(&request.unit)?;
                 ("restart", &["restart", "--", &request.unit])
@@ -73,6 +76,19 @@ impl OperatorService {
         .map_err(|error| Status::new(Code::Internal, error.to_string()))?;
         let report = String::new();
         Ok(ControlResponse { node, report })
+    }
+
+    /// Refuses a control plane: its member of etcd would stay, and expect the data that it had.
+    fn check_no_etcd(&self, node: &str) -> Result<(), Status> {
+        match self.machine.file(etcd::MANIFEST).exists() {
+            false => Ok(()),
+            true => Err(Status::new(
+                Code::FailedPrecondition,
+                format!(
+                    "{node} is a control plane: firstlight node remove {node} --may-return, then give the machine a blank disk"
+                ),
+            )),
+        }
     }
 
     /// Returns the name of this node if the caller means it: the proof of the node does not say which member of the cluster it is, and

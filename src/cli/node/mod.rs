@@ -66,8 +66,8 @@ pub const COMMAND: Command = Command {
         "reboot and shutdown restart the machine, or switch it off. If the API server answers, the pods are moved away before; after a \
          reboot the command waits until the node is back, and lets pods come to it. It asks before the cluster loses its API server.",
         "restart restarts one unit, as containerd. clean frees space on a disk that is full: it deletes journals of earlier boots, rotated \
-         logs and images that no container uses, and shows what takes the rest. reset destroys the data of the machine: its state disk is \
-         formatted at the next boot, and it joins as a new node; run remove before.",
+         logs and images that no container uses, and shows what takes the rest. reset destroys the data of a worker: the machine restarts, \
+         formats its state disk, and joins again under its name.",
         "update sends a release of the image, as `make mkosi` makes it: the node verifies its signature and its version, compares the \
          registers with those of --policy, and writes it to the slot that does not run. The next boot tries it, so reboot follows. A \
          version with which the node does not become healthy is tried three times, and then the node goes back.",
