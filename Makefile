@@ -21,12 +21,12 @@ test: lint check-deps ## run everything that must pass before a change lands
 	@tools/unit.sh tools/build.sh
 	@$(MAKE) --no-print-directory boot
 
-lint: setup ## check formatting, clippy, shell syntax, subjects of commits
+lint: setup ## check formatting, clippy, shellcheck, subjects of commits
 	cargo fmt --all --check
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo clippy --locked --bench storm -- -D warnings # it is not one of "all targets": bench = false
 	@tools/subjects.sh
-	@for script in tools/*.sh tests/cluster/*.sh tests/whole/*.sh tests/network/*.sh tests/cloud_pages/infra/*.sh initramfs/*.sh initramfs/close-host initramfs/dracut/*/init initramfs/dracut/*/*.sh systemd/*.sh systemd/broker/*.sh systemd/volume/*.sh packaging/*/post* .ci/run; do bash -n $$script || exit; done
+	@tools/shellcheck.sh
 
 unit: setup ## run the unit tests, and the tests against real peers that need no VM, several programs at once; prints the slowest ten
 	@tools/unit.sh

@@ -11,7 +11,7 @@ MODULE=k8s.io/cloud-provider-aws
 
 PATH=$PATH:/usr/local/go/bin
 command -v go >/dev/null || die "go is missing: run tools/setup.sh"
-published=$(cd / && GOWORK=off GOFLAGS= go mod download -json "$MODULE@$VERSION" | sed -n 's/^\t"Dir": "\(.*\)".*/\1/p')
+published=$(cd / && GOWORK=off GOFLAGS='' go mod download -json "$MODULE@$VERSION" | sed -n 's/^\t"Dir": "\(.*\)".*/\1/p')
 [ -n "$published" ] || die "$MODULE $VERSION cannot be downloaded from the Go module proxy"
 
 case ${1:-program} in

@@ -35,7 +35,7 @@ home=${CARGO_HOME:-$HOME/.cargo}
 places=("$out=/target" "$ROOT=/firstlight" "$home=/cargo" "$(rustc --print sysroot)=/rust")
 # packed relocations: those of a position-independent program then take 4 KB in place of 270 KB (musl reads them since 1.2.4, glibc
 # since 2.36)
-CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; flags=(-Ctarget-feature=+crt-static -Clink-arg=-Wl,-z,pack-relative-relocs "${places[@]/#/--remap-path-prefix=}"); echo "${flags[*]}")
+CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; flags=(-Ctarget-feature=+crt-static "-Clink-arg=-Wl,-z,pack-relative-relocs" "${places[@]/#/--remap-path-prefix=}"); echo "${flags[*]}")
 export CARGO_TARGET_DIR=$out CARGO_ENCODED_RUSTFLAGS "CFLAGS_${target//-/_}=${places[*]/#/-ffile-prefix-map=}"
 export SOURCE_DATE_EPOCH=1 CARGO_INCREMENTAL=0
 # `--version` of each program shows the commit, so each commit changes the measurements of a node

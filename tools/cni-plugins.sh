@@ -13,8 +13,9 @@ if [ ! -e "$archive" ]; then
   mkdir -p "$folder"
   exec 9>"$folder/lock"; flock 9
   say "building the CNI plugins $VERSION"
-  CGO_ENABLED=0 GOWORK=off GOFLAGS= GOBIN=$folder/bin nice -n 10 go install -p "${JOBS:-2}" -trimpath -ldflags "-s -w" \
-    $(printf "github.com/containernetworking/plugins/plugins/%s@$VERSION " "${PLUGINS[@]}") >&2 || die "the CNI plugins cannot be built"
+  set -- "${PLUGINS[@]/#/github.com/containernetworking/plugins/plugins/}"
+  CGO_ENABLED=0 GOWORK=off GOFLAGS='' GOBIN=$folder/bin nice -n 10 go install -p "${JOBS:-2}" -trimpath -ldflags "-s -w" \
+    "${@/%/@$VERSION}" >&2 || die "the CNI plugins cannot be built"
   tar cz --sort=name --owner=0 --group=0 -C "$folder/bin" -f "$archive.new" .
   mv "$archive.new" "$archive"
 fi

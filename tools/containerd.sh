@@ -27,7 +27,7 @@ for program in containerd containerd-shim-runc-v2 ctr; do
   tags=osusergo,netgo,static_build,urfave_cli_no_docs,no_btrfs,no_devmapper,no_zfs
   [ "$program" != containerd-shim-runc-v2 ] || tags+=,no_grpc
   # build under another name, then rename: a file in bin is complete
-  CGO_ENABLED=0 GOOS=linux GOARCH=amd64 GOWORK=off GOFLAGS= nice -n 10 go build -mod=mod -p "${JOBS:-2}" -trimpath -buildvcs=false -tags "$tags" \
+  CGO_ENABLED=0 GOOS=linux GOARCH=amd64 GOWORK=off GOFLAGS='' nice -n 10 go build -mod=mod -p "${JOBS:-2}" -trimpath -buildvcs=false -tags "$tags" \
     -ldflags "-s -w -X $module/version.Version=$VERSION -X $module/version.Revision=" -o "$folder/new" "$module/cmd/$program" >&2 ||
     die "$program cannot be built"
   sed 's|/usr/local/bin|/usr/bin|' "$published/containerd.service" >"$folder/containerd.service"

@@ -20,7 +20,7 @@ for tool in etcdctl etcdutl; do
   sed -i "s|^module .*|module firstlight.test/$tool|; /=> \.\.\?\//d; /^replace (\s*)\$/d" go.mod
   go mod edit -require="go.etcd.io/etcd/$tool/v3@$version"
   # build under another name, then rename: a file with the final name is complete
-  CGO_ENABLED=0 GOWORK=off GOFLAGS= nice -n 10 go build -mod=mod -p "${JOBS:-2}" -trimpath -buildvcs=false -ldflags "-s -w" \
+  CGO_ENABLED=0 GOWORK=off GOFLAGS='' nice -n 10 go build -mod=mod -p "${JOBS:-2}" -trimpath -buildvcs=false -ldflags "-s -w" \
     -o "$folder/$tool.new" "go.etcd.io/etcd/$tool/v3" >&2 || die "$tool cannot be built"
   mv "$folder/$tool.new" "$folder/$tool"
 done

@@ -17,7 +17,7 @@ if [ "${1:-}" = keep ]; then
   pack=corpus/$2.tar.gz inputs=$(mktemp -d); trap 'rm -rf "$inputs"' EXIT
   [ ! -e "$pack" ] || tar xzf "$pack" -C "$inputs"
   cp "${@:3}" "$inputs"
-  tar c --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=644 --format=ustar -C "$inputs" -- $(ls "$inputs") | gzip -9n >"$pack"
+  (cd "$inputs" && tar c --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=644 --format=ustar -- *) | gzip -9n >"$pack"
   say "$pack has $(tar tzf "$pack" | wc -l) inputs"
   exit
 fi
@@ -43,7 +43,7 @@ for target in "${targets[@]}"; do
   # Intel's own collateral has 40 kB
   max_len=16384
   case $target in tdx_collateral | carried) max_len=65536 ;; esac
-  options=(-max_total_time="$seconds" -max_len=$max_len -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1)
+  options=(-max_total_time="$seconds" "-max_len=$max_len" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1)
   options+=(-artifact_prefix="$findings/" "$corpus")
   if [ -e "corpus/$target.tar.gz" ]; then
     seeds=$ROOT/fuzz/target/corpus/$target

@@ -14,7 +14,7 @@ if [ ! -x "$program" ]; then
   say "building Helm $VERSION"
   start=$SECONDS
   # build under another name, then rename: a file with the final name is complete
-  CGO_ENABLED=0 GOWORK=off GOFLAGS= GOBIN=$CACHE/helm-$VERSION/new nice -n 10 \
+  CGO_ENABLED=0 GOWORK=off GOFLAGS='' GOBIN=$CACHE/helm-$VERSION/new nice -n 10 \
     go install -p "${JOBS:-2}" -trimpath -ldflags "-s -w" "helm.sh/helm/v3/cmd/helm@$VERSION" >&2 || die "Helm cannot be built"
   mv "$CACHE/helm-$VERSION/new/helm" "$program"
   say "helm: $(($(stat -c %s "$program") >> 20)) MiB, $((SECONDS - start)) s"

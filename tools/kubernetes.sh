@@ -72,7 +72,7 @@ build() {
 kubernetes() {
   adopt kubernetes k8s.io/kubernetes "$VERSION"
   cd "$prefix/source/kubernetes"
-  local stamps= package
+  local stamps='' package
   for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
     stamps+=" -X $package.gitVersion=$VERSION -X $package.gitMajor=1 -X $package.gitMinor=$minor"
     stamps+=" -X $package.gitTreeState=clean -X $package.buildDate=1970-01-01T00:00:00Z"

@@ -83,7 +83,7 @@ trap 'rm -rf --one-file-system "$work"' EXIT
 root=$work/root
 mkdir "$root"
 tar x -C "$root" -f "$debian.tar"
-rm -rf "$root"/{dev,var/lib/apt/lists}; mkdir "$root/dev"
+rm -rf "${root:?}"/{dev,var/lib/apt/lists}; mkdir "$root/dev"
 # mmdebstrap copies it from this machine
 rm -f "$root/etc/hostname"
 

@@ -5,7 +5,7 @@
 
 VERSION=v0.85.0
 command -v go >/dev/null || die "go is missing: run tools/setup.sh"
-folder=$(cd / && GOWORK=off GOFLAGS= go mod download -json "github.com/prometheus-operator/prometheus-operator@$VERSION" |
+folder=$(cd / && GOWORK=off GOFLAGS='' go mod download -json "github.com/prometheus-operator/prometheus-operator@$VERSION" |
   sed -n 's/^\t"Dir": "\(.*\)".*/\1/p')
 [ -n "$folder" ] || die "prometheus-operator $VERSION is not to be had from the Go module proxy"
 echo "$folder/example/prometheus-operator-crd"

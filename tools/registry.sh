@@ -18,7 +18,7 @@ if [ ! -x "$crane" ]; then
   exec 9>"$CACHE/crane-$VERSION/lock"; flock 9
   say "building crane $VERSION"
   # build under another name, then rename: a file with the final name is complete
-  CGO_ENABLED=0 GOWORK=off GOFLAGS= GOBIN=$CACHE/crane-$VERSION/new nice -n 10 \
+  CGO_ENABLED=0 GOWORK=off GOFLAGS='' GOBIN=$CACHE/crane-$VERSION/new nice -n 10 \
     go install -p "${JOBS:-2}" -trimpath -ldflags "-s -w" "github.com/google/go-containerregistry/cmd/crane@$VERSION" >&2 ||
     die "crane cannot be built"
   mv "$CACHE/crane-$VERSION/new/crane" "$crane"

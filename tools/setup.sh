@@ -23,6 +23,8 @@ OF_TESTS=(
   openssh-server openssh-client age mandoc man-db zsh fish
   # unified kernel images and disks with an EFI system partition; the digest that a signature covers; systemd-measure
   fdisk dosfstools mtools pesign sbsigntool systemd
+  # the scripts
+  shellcheck
 )
 if [ "${1:-}" != build ]; then
   PACKAGES+=("${OF_TESTS[@]}" "$@")

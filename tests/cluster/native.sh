@@ -99,10 +99,10 @@ cleanup() {
   trap '' TERM INT HUP
   [ -z "${node:-}" ] || { kill -KILL "$node" 2>/dev/null; wait "$node" 2>/dev/null; } || true
   ip link del "$name" 2>/dev/null || true
-  local group try
+  local group
   for group in "${made[@]}"; do
     # the dead leave their cgroups a little later
-    for try in $(seq 50); do
+    for _ in $(seq 50); do
       find "$group" -depth -type d -exec rmdir {} \; 2>/dev/null || true
       [ -e "$group" ] || break
       sleep 0.1

@@ -11,7 +11,7 @@ must() { "$@" >$T/out 2>&1 || { echo "FAIL $*: $(tail -n 3 $T/out | tr '\n' ' ')
 # side COMMAND...: its times, and the peak of its resident memory. busybox 1.35 takes ru_maxrss, KiB, for pages of 4 KiB
 side() {
   times=
-  for i in $RUNS; do
+  for _ in $RUNS; do
     time=$(unlock time "$@" 2>$T/out) || { echo "FAIL $*: $(cat $T/out)" >&2; exit 1; }
     times=$times,$time
     unlock close || exit 1
@@ -47,7 +47,7 @@ must cryptsetup close state
 
 # where the time goes; an empty program for the start of a process
 unlock open $OURS $T/pass >/dev/null && unlock close
-for i in 1 2 3; do
+for _ in 1 2 3; do
   echo "PASS parts of opening our disk: $(unlock open $OURS $T/pass); a process that does nothing: $(unlock time unlock nothing) ms"
   unlock close
 done

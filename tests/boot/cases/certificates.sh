@@ -52,6 +52,7 @@ pod() {
   while :; do
     IFS='
 '
+    # shellcheck disable=SC2046 # an argument a line
     set -- $(arguments "$name")
     unset IFS
     hash=$(md5sum <"$manifest") shown=

@@ -29,7 +29,7 @@ node-b)
   check "another node gets no key" says "is not attached to the node node-b" stage
   check "nothing is open" not sh -c 'ls /dev/mapper | grep csi-'
   echo "WAITING"
-  for i in $(seq 60); do if stage; then break; fi; sleep 2; done
+  for _ in $(seq 60); do if stage; then break; fi; sleep 2; done
   check "the file comes back" grep -q "written on node-a" $path/file
   check "the driver closes it" unstage
   # The host presents other data.

@@ -30,7 +30,7 @@ echo "data $disk /run/firstlight/volume $options" >/etc/crypttab
 # what the units do: a program for each connection
 mkdir -p /run/firstlight
 systemd-socket-activate --accept --inetd --listen=/run/firstlight/volume firstlight-volume serve >/tmp/serve 2>&1 &
-for i in 1 2 3 4 5 6 7 8 9 10; do [ -S /run/firstlight/volume ] || sleep 1; done
+for _ in 1 2 3 4 5 6 7 8 9 10; do [ -S /run/firstlight/volume ] || sleep 1; done
 if [ -e /etc/clone ]; then
   check "another machine does not open the copy" refused
   check "it says why" grep "this disk belongs to another machine" /tmp/serve
