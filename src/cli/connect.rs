@@ -1,6 +1,5 @@
 //! Connects to a node over attested TLS, and waits for a node that is still booting.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, TcpStream};
 use std::path::Path;
 use std::str::FromStr;
@@ -59,6 +58,10 @@ pub const TRUST_ANY_TPM: Opt = Opt::flag("trust-any-tpm", ANY_TPM_MEANS);
 
 /// The help text of `--trust-any-tpm`, which is also printed as a warning at each use.
 pub const ANY_TPM_MEANS: &str = "accept any attestation key: any program that answers at that address gets the master secret, even one that has no TPM and imitates one";
+
+/// The sources of attestation keys besides the policy, as refusals name them.
+const BY_OPTION: &str = "--attestation-key";
+const IN_STATE: &str = "the state file";
 
 /// A node's address: `host:port`, where the host is a name or an address (IPv6 in brackets).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,7 +186,10 @@ pub fn trust_of(given: &Given) -> Result<Trust, Error> {
             log::warn!("--trust-any-tpm: {}", ANY_TPM_MEANS);
             Ok(Trust::AnyTpm)
         }
-        (false, _) => Ok(Trust::Named(keys.into_iter().collect())),
+        (false, _) => Ok(Trust::Named {
+            by_option: keys,
+            in_state: vec![],
+        }),
     }
 }
 
@@ -207,17 +213,25 @@ pub struct Reached {
 /// a TPM can imitate them.
 #[derive(Debug, Clone)]
 pub enum Trust {
-    /// TPMs with an attestation key that the policy or this list names.
-    Named(BTreeSet<KeyName>),
+    /// TPMs with an attestation key that the policy or one of these lists names.
+    Named {
+        /// The keys that `--attestation-key` names.
+        by_option: Vec<KeyName>,
+        /// The keys in the state file.
+        in_state: Vec<KeyName>,
+    },
     /// Any TPM.
     AnyTpm,
 }
 
 impl Trust {
-    /// Adds names of attestation keys.
-    pub fn and(self, keys: impl IntoIterator<Item = KeyName>) -> Trust {
+    /// Adds the keys in the state file.
+    pub fn and_known(self, keys: impl IntoIterator<Item = KeyName>) -> Trust {
         match self {
-            Trust::Named(named) => Trust::Named(named.into_iter().chain(keys).collect()),
+            Trust::Named { by_option, .. } => Trust::Named {
+                by_option,
+                in_state: keys.into_iter().collect(),
+            },
             Trust::AnyTpm => Trust::AnyTpm,
         }
     }
@@ -229,8 +243,12 @@ impl Trust {
         policy: Policy,
     ) -> Result<Arc<dyn Validator>, Error> {
         let policy = match self {
-            Trust::Named(keys) => policy
-                .believing(keys.iter().copied())
+            Trust::Named {
+                by_option,
+                in_state,
+            } => policy
+                .believing_those_of(BY_OPTION, by_option.iter().copied())
+                .and_then(|policy| policy.believing_those_of(IN_STATE, in_state.iter().copied()))
                 .map_err(Error::failed)?
                 .only_named_keys(),
             Trust::AnyTpm => policy.believing_any(),
@@ -365,7 +383,7 @@ pub fn read_policy(path: &Path) -> Result<Policy, Error> {
         .map_err(|error| Error::failed(format!("{}: {error}", path.display())))
 }
 
-/// Adds known attestation keys to a policy that lists keys; a policy without keys accepts any key
+/// Adds the attestation keys in the state file to a policy that lists keys; a policy without keys accepts any key
 /// and stays unchanged.
 pub fn and_known(
     policy: Policy,
@@ -373,7 +391,9 @@ pub fn and_known(
 ) -> Result<Policy, Error> {
     match policy.believes_any_key() {
         true => Ok(policy),
-        false => policy.believing(known).map_err(Error::failed),
+        false => policy
+            .believing_those_of(IN_STATE, known)
+            .map_err(Error::failed),
     }
 }
 
@@ -388,7 +408,7 @@ pub fn read_policy_with(
     let policy = match named {
         [] => policy,
         named => policy
-            .believing(named.iter().copied())
+            .believing_those_of(BY_OPTION, named.iter().copied())
             .map_err(Error::failed)?,
     };
     and_known(policy, known)

@@ -303,7 +303,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let policy = read_policy(&options.policy)?;
     let node = |cluster: Option<&[u8; CLUSTER_ID_LEN]>, state: Option<&State>| {
         let known = state.iter().flat_map(|state| &state.attestation_keys);
-        let trust = options.trust.clone().and(known.copied());
+        let trust = options.trust.clone().and_known(known.copied());
         let policy = policy.clone();
         Node::to_initialize(&options.endpoint, options.variant, policy, &trust, cluster)
     };

@@ -199,14 +199,10 @@ impl Validator {
                  a root of the policy certifies (endorsementRoots): only the strong form of attested TLS can prove it"
             ));
         }
-        let none = match self.policy.keys().len() {
-            0 => "and the policy names no key".into(),
-            1 => "not the one that the policy names".into(),
-            count => format!("none of the {count} that the policy names"),
-        };
         refused(format!(
-            "its attestation key is {key}, {none}: a program without a TPM could claim the same register values. If the \
-             console of the machine shows this name, add the name to the policy"
+            "its attestation key is {key}, {}: a program without a TPM could claim the same register values. If the \
+             console of the machine shows this name, add the name to the policy",
+            self.policy.names_others()
         ))
     }
 }

@@ -4,13 +4,15 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use base64::Engine;
 use booted_proto::init::{InitRequest, InitResponse};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
+use serde_json::json;
 use streaming::{Sender, StreamingMethods};
 use tpm::Tpm;
-use verifier::qemu_vtpm;
+use verifier::{KeyName, qemu_vtpm};
 
 use crate::forger::Forger;
 use crate::program::Program;
@@ -108,7 +110,7 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
             (
                 &[],
                 &["--attestation-key", &genuine],
-                "not the one that the policy names",
+                "none of the accepted keys: the policy names 0, --attestation-key 1:",
             ),
             (
                 &[genuine.as_str()],
@@ -147,6 +149,44 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
             code == 2 && said.contains("it makes --attestation-key useless"),
             "{said}"
         );
+    }
+}
+
+#[test]
+fn a_refusal_says_which_source_names_the_accepted_keys() {
+    let setting = Setting::new();
+    let [first, second] = [1, 2].map(|byte| KeyName::of(&[byte]).to_string());
+    let salt = base64::prelude::BASE64_STANDARD.encode([7; 32]);
+    let state = setting.file(
+        "state.json",
+        json!({"version": 1, "measurementSalt": salt, "attestationKeys": [first]}).to_string(),
+    );
+    let state = state.display().to_string();
+    let node = Node::of(Arc::new(Forger::new()));
+    for what in ["recover", "init"] {
+        for (named, more, why) in [
+            (&[][..], &[][..], "the policy names 0, the state file 1:"),
+            (&[&*second], &[], "the policy names 1, the state file 1:"),
+            (&[&*first], &[], "not the one that the policy names:"),
+            (
+                &[],
+                &["--attestation-key", &second],
+                "the policy names 0, --attestation-key 1, the state file 1:",
+            ),
+        ] {
+            let more: Vec<_> = ["--state", &state].iter().chain(more).copied().collect();
+            let (code, said) = node.operate(&setting, what, &policy(&setting, named), &more);
+            assert!(code == 3 && said.contains(why), "{what}: {code}: {said}");
+        }
+    }
+    // `status` and `verify` read the keys by another way
+    let (endpoint, named) = (node.server.local_addr(), policy(&setting, &[&second]));
+    for command in [&["status"][..], &["verify", "--fresh"]] {
+        let endpoint = endpoint.to_string();
+        let files = [&*endpoint, "--policy", &named, "--state", &state];
+        let mut operator = Program::start(&mut setting.firstlight(&[command, &files].concat()));
+        assert_eq!(operator.exit().code(), Some(3));
+        operator.expect("the policy names 1, the state file 1:");
     }
 }
 

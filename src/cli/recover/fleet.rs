@@ -103,7 +103,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         .chain(state.nodes.iter().filter_map(|node| node.key))
         .collect();
     let waiting = policy.clone().at(Stage::Initramfs).expecting_fresh();
-    let trust = options.trust.clone().and(known.iter().copied());
+    let trust = options.trust.clone().and_known(known.iter().copied());
     let judge = trust.validator(options.variant, waiting)?;
     let kms = options.master_secret.read()?;
     check_secret(&kms, &state, &cluster)?;

@@ -64,7 +64,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
             endpoint,
             options.variant,
             policy,
-            &options.trust.clone().and(known),
+            &options.trust.clone().and_known(known),
         )?,
     };
     let recovered = recover_at(&node, options)?;

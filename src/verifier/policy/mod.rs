@@ -157,6 +157,8 @@ pub struct Policy {
     images: Vec<Image>,
     /// The accepted attestation keys.
     keys: BTreeSet<KeyName>,
+    /// How many of the keys are not in the JSON, and the source that names them.
+    added: Vec<(&'static str, usize)>,
     /// The roots that certify further keys: names, or certificates in PEM.
     roots: Vec<String>,
     /// The requirements for TDX machines besides their registers.
@@ -464,6 +466,7 @@ impl Policy {
             variant: None,
             images,
             keys: BTreeSet::new(),
+            added: vec![],
             roots: vec![],
             tdx: TdxRequirements::default(),
             cloud: instance::CloudRequirements::default(),
@@ -579,6 +582,7 @@ impl Policy {
             variant: json.variant,
             images,
             keys,
+            added: vec![],
             roots: json.endorsement_roots,
             tdx: json.tdx,
             cloud: json.cloud,
@@ -651,9 +655,25 @@ impl Policy {
         self.checked()
     }
 
+    /// As [`Self::believing`], for keys that another source than the policy names. A refusal says so.
+    pub fn believing_those_of(
+        mut self,
+        source: &'static str,
+        keys: impl IntoIterator<Item = KeyName>,
+    ) -> Result<Policy, PolicyError> {
+        let before = self.keys.len();
+        self.keys.extend(keys);
+        match self.keys.len() - before {
+            0 => {}
+            new => self.added.push((source, new)),
+        }
+        self.checked()
+    }
+
     /// Returns the policy without named keys and roots; it accepts every attestation key.
     pub fn believing_any(mut self) -> Policy {
         self.keys.clear();
+        self.added.clear();
         self.roots.clear();
         self
     }
@@ -717,6 +737,21 @@ impl Policy {
     /// Returns whether every attestation key is accepted.
     pub fn believes_any_key(&self) -> bool {
         self.keys.is_empty() && self.roots.is_empty() && !self.only_named_keys
+    }
+
+    /// Says to the owner of a key that is not accepted how many others are, and which source names
+    /// them.
+    pub(crate) fn names_others(&self) -> String {
+        let own = self.keys.len() - self.added.iter().map(|(_, count)| count).sum::<usize>();
+        match (&self.added[..], own) {
+            ([], 0) => "and the policy names no key".into(),
+            ([], 1) => "not the one that the policy names".into(),
+            ([], own) => format!("none of the {own} that the policy names"),
+            (added, own) => added.iter().fold(
+                format!("none of the accepted keys: the policy names {own}"),
+                |text, (source, count)| format!("{text}, {source} {count}"),
+            ),
+        }
     }
 
     /// Returns the named attestation keys.

@@ -65,7 +65,7 @@ pub fn state(facts: &Gathered) -> Vec<Diagnosis> {
         found.push(Diagnosis::error(
             "the master secret",
             format!(
-                "it makes the cluster {}, and the state file is of the cluster {}: it recovers no node of the latter",
+                "with the salt in the state file it makes the cluster {}, and not the cluster {}: it recovers no node of the latter",
                 hex(&derived),
                 hex(&cluster)
             ),
