@@ -93,6 +93,17 @@ impl Client {
         handshake::finish(connection, socket, accepted)
     }
 
+    /// As [`Self::connect`]; also returns the form that the server selected.
+    pub fn connect_by_form(
+        &self,
+        socket: TcpStream,
+        deadline: Instant,
+    ) -> Result<(Transport, Form), Error> {
+        let (connection, accepted) = self.establish(&socket, deadline)?;
+        let form = handshake::form(&connection, self.forms)?;
+        Ok((handshake::finish(connection, socket, accepted)?, form))
+    }
+
     /// Returns a connection without a socket, before its handshake, for a caller with an event
     /// loop. `write_tls`, `read_tls` and `process_new_packets` drive it. The reason for a failure
     /// of issuer or judge is not available. Offers only the old form, because here nothing runs

@@ -17,10 +17,9 @@ use base::crypto::CLUSTER_ID_LEN;
 use base::options::Opt;
 use booted_base::dial::{self, DialError};
 use rpc::grpc::Channel;
-use transport::Transport;
 use verifier::stage::validator_at_any_stage;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, KeyName, Policy, Properties, Refusal, Stage,
+    Challenge, Evidence, Form, Identified, Identity, KeyName, Policy, Properties, Refusal, Stage,
     Validator, Variant,
 };
 
@@ -207,6 +206,8 @@ pub struct Reached {
     pub channel: Channel,
     /// The node's attestation key, if its attestation has one.
     pub key: Option<KeyName>,
+    /// Whether the server has only the form of attested TLS that Constellation has.
+    pub is_constellation: bool,
 }
 
 /// The TPMs that may get the master secret. Register values alone prove nothing: a program without
@@ -359,20 +360,22 @@ impl Node {
         let passing = |error: &dyn fmt::Display| Attempt::Passing(error.to_string().into());
         let socket = self.endpoint.dial(deadline).map_err(Attempt::Passing)?;
         let handshake = deadline.min(Instant::now() + HANDSHAKE_TIMEOUT);
-        let transport: Transport =
-            self.client
-                .connect(socket, handshake)
-                .map_err(|error| match error {
-                    atls::Error::Refused(why) => Attempt::Refused(verifier::refusal_of(why)),
-                    other => passing(&other),
-                })?;
+        let connected = self.client.connect_by_form(socket, handshake);
+        let (transport, form) = connected.map_err(|error| match error {
+            atls::Error::Refused(why) => Attempt::Refused(verifier::refusal_of(why)),
+            other => passing(&other),
+        })?;
         let key = transport
             .identity
             .as_ref()
             .and_then(|machine| machine.parse().ok());
         let channel = Channel::new(transport, &self.endpoint.to_string())
             .map_err(|status| passing(&status))?;
-        Ok(Reached { channel, key })
+        Ok(Reached {
+            channel,
+            key,
+            is_constellation: form == Form::Old,
+        })
     }
 }
 

@@ -379,8 +379,11 @@ fn rehearse(
     };
     let node = node(cluster.as_ref(), brought.state.as_ref())?;
     let progress = Progress::on_stderr();
-    let Reached { key, .. } = node.reach(deadline, &progress)?;
+    let reached = node.reach(deadline, &progress)?;
     drop(progress);
+    check_carried(options, &reached)
+        .map_err(|error| Error::failed(format!("{error}. Nothing was sent")))?;
+    let key = reached.key;
 
     let (output, endpoint) = (options.output, &options.endpoint);
     let secret = options.master_secret.display();
@@ -481,6 +484,37 @@ fn initialize(
     }
 }
 
+/// Refuses what an init server of Constellation would ignore: its request has no field for it.
+fn check_carried(options: &Options, reached: &Reached) -> Result<(), Error> {
+    if !reached.is_constellation {
+        return Ok(());
+    }
+    let no_cluster = options.kubernetes.is_none();
+    let is_kubernetes = |has: fn(&Kubernetes) -> bool| options.kubernetes.as_ref().is_some_and(has);
+    let lost: Vec<&str> = [
+        (no_cluster, "it always makes a cluster: give --kubernetes-version"),
+        (
+            is_kubernetes(|it| !it.pod_cidr.is_empty()),
+            "it does not know --pod-cidr: leave it out, and set the pods' addresses in the network plugin's own configuration",
+        ),
+        (
+            is_kubernetes(|it| it.has_kubeadm_addons),
+            "it installs neither CoreDNS nor kube-proxy: give --skip-addons, and install them as add-ons",
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(is_lost, what)| is_lost.then_some(what))
+    .collect();
+    match lost.is_empty() {
+        true => Ok(()),
+        false => Err(Error::failed(format!(
+            "{}: the node has the init server of Constellation: {}",
+            options.endpoint,
+            lost.join("; ")
+        ))),
+    }
+}
+
 /// The answer of an initialized node, and its attestation key.
 struct Answered {
     success: Success,
@@ -502,7 +536,11 @@ fn send(
         "nothing was sent to a node; the master secret stays in its file, and the next init uses it",
     );
     loop {
-        let Reached { channel, key } = node.reach(deadline, &progress).inspect_err(|_| {
+        let reached = node.reach(deadline, &progress).and_then(|reached| {
+            check_carried(options, &reached)?;
+            Ok(reached)
+        });
+        let reached = reached.inspect_err(|_| {
             if !was_sent {
                 let file = options.master_secret.display();
                 progress.line(format!(
@@ -512,10 +550,16 @@ fn send(
         })?;
         progress.phase(format!("initializing {}", options.endpoint));
         was_sent = true;
-        interrupt::means(
-            "the node continues; run the same command with the same files again to watch it and to get its result",
-        );
-        match watching.exchange(&channel, request, deadline) {
+        interrupt::means(match reached.is_constellation {
+            false => {
+                "the node continues; run the same command with the same files again to watch it and to get its result"
+            }
+            true => {
+                "the node runs Constellation and stops its set-up without the connection; start the machine anew"
+            }
+        });
+        let key = reached.key;
+        match watching.exchange(&reached.channel, request, deadline) {
             Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {
                 progress.line(format!(
                     "{}: {}; asking again",

@@ -28,6 +28,10 @@ struct Node {
 
 impl Node {
     fn of(issuer: Issuer) -> Node {
+        Node::with(atls::Server::new(Some(issuer), None))
+    }
+
+    fn with(tls: atls::Server) -> Node {
         let got: Arc<Mutex<Vec<String>>> = Arc::default();
         let (recovered, initialized) = (got.clone(), got.clone());
         let recover = move |_: &Call, message: RecoverMessage| {
@@ -41,7 +45,6 @@ impl Node {
         let router = Router::new()
             .unary("/recoverproto.API/Recover", recover)
             .server_streaming("/init.API/Init", init);
-        let tls = atls::Server::new(Some(issuer), None);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         Node {
             server: Server::start("node", listener, Arc::new(tls), router, Limits::default())
@@ -188,6 +191,48 @@ fn a_refusal_says_which_source_names_the_accepted_keys() {
         assert_eq!(operator.exit().code(), Some(3));
         operator.expect("the policy names 1, the state file 1:");
     }
+}
+
+/// The request of Constellation's init server ends with `service_cidr`: the server ignores further fields.
+#[test]
+fn an_init_server_of_constellation_gets_no_secret_with_options_that_it_would_ignore() {
+    let setting = Setting::new();
+    let reference = Node::with(atls::Server::new(Some(Arc::new(Forger::new())), None).only_old());
+    let ours = Node::of(Arc::new(Forger::new()));
+    let (policy, list) = (policy(&setting, &[]), setting.file("components.json", "[]"));
+    let list = list.display().to_string();
+    let cluster = ["--kubernetes-version=v1.36.4", "--components", &list];
+    let pods = "--pod-cidr=10.244.0.0/16";
+    for (more, lost) in [
+        (&[pods, "--skip-addons"][..], &["--pod-cidr"][..]),
+        (&[], &["give --skip-addons"]),
+        (&[pods], &["--pod-cidr", "give --skip-addons"]),
+        (&["--skip-addons", "--service-cidr=10.97.0.0/16"], &[]),
+    ] {
+        for is_dry in [false, true] {
+            let all = [&["--trust-any-tpm"], &cluster[..], more, &["--dry-run"]].concat();
+            let all = &all[..all.len() - usize::from(!is_dry)];
+            let (code, said) = reference.operate(&setting, "init", &policy, all);
+            let expected = if is_dry && lost.is_empty() { 0 } else { 1 };
+            assert_eq!(code, expected, "{more:?}: {said}");
+            let is_named = lost.iter().all(|option| said.contains(option));
+            assert!(is_named, "{more:?}: {said}");
+            let gets = !is_dry && lost.is_empty();
+            assert_eq!(reference.has_master_secret(), gets, "{more:?}: {said}");
+            assert_eq!(said.contains("Nothing was sent"), !gets, "{said}");
+            reference.got.lock().unwrap().clear();
+        }
+        let all = [&["--trust-any-tpm"], &cluster[..], more].concat();
+        let (_, said) = ours.operate(&setting, "init", &policy, &all);
+        assert!(ours.has_master_secret(), "{more:?}: {said}");
+        ours.got.lock().unwrap().clear();
+    }
+    let (code, said) = reference.operate(&setting, "init", &policy, &["--trust-any-tpm"]);
+    assert!(
+        code == 1 && said.contains("give --kubernetes-version"),
+        "{said}"
+    );
+    assert!(!reference.has_master_secret(), "{said}");
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn push(
     let mut pause = Pause::new();
     let mut pushed = false;
     loop {
-        let Reached { channel, key } = node
+        let Reached { channel, key, .. } = node
             .reach(deadline, &progress)
             .map_err(|failure| remember(failure, pushed))?;
         let before = status(&channel);

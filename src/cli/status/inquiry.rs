@@ -112,7 +112,7 @@ fn endpoints(address: &str) -> Result<Vec<Endpoint>, Error> {
 
 fn ask(Asked { node, noted }: &Asked, policy: &Policy, deadline: Instant) -> Answer {
     match node.attempt(deadline) {
-        Ok(Reached { channel, key }) => {
+        Ok(Reached { channel, key, .. }) => {
             // a connection exists only if the validator has noted something
             let noted = noted.get();
             let boot = boot(&channel, deadline);
