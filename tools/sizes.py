@@ -3,6 +3,7 @@
 
 Usage: tools/sizes.py PROGRAM [LINES]      PROGRAM is not stripped: target/release-build/TARGET/release/NAME
        tools/sizes.py --parts PROGRAM..    the table of SPECIFICATION.md, in KB
+       tools/sizes.py --ours PROGRAM       the bytes of our own code
 """
 
 import collections
@@ -73,6 +74,9 @@ def parts(program: str) -> dict[str, int]:
 
 
 def main() -> None:
+    if sys.argv[1] == "--ours":
+        print(parts(sys.argv[2])["ours"])
+        return
     if sys.argv[1] == "--parts":
         found = {pathlib.Path(program).name: parts(program) for program in sys.argv[2:]}
         print("| part |" + "".join(f" `{name}` |" for name in found))
