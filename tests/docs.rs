@@ -330,14 +330,19 @@ fn options(help: &str) -> BTreeSet<String> {
         .collect()
 }
 
+/// Returns the commands that a help text lists in groups, with what they do.
+fn commands(help: &str) -> impl Iterator<Item = (&str, &str)> {
+    let groups = help.lines().take_while(|line| *line != "Options:");
+    groups
+        .filter_map(|line| line.strip_prefix("  ")?.split_once(' '))
+        .map(|(name, what)| (name, what.trim()))
+}
+
 /// Returns the help of each program and command, with the words that ask for it: `firstlight`, `firstlight init`, `unlock`.
 fn helps() -> Vec<(String, String)> {
     let of_all = help("firstlight", &["--help"]);
-    let names = of_all.lines().skip_while(|line| *line != "Commands:");
-    let names = names.skip(1).take_while(|line| !line.is_empty());
-    let names = names.map(|line| line.split_whitespace().next().unwrap());
-    let commands: Vec<_> = names
-        .map(|name| {
+    let commands: Vec<_> = commands(&of_all)
+        .map(|(name, _)| {
             let text = help("firstlight", &[name, "--help"]);
             (format!("firstlight {name}"), text)
         })
@@ -688,13 +693,8 @@ fn the_fixed_parts_of_a_message_are_what_does_not_vary() {
 #[test]
 fn the_reference_has_each_command_and_no_other() {
     let text = help("firstlight", &["--help"]);
-    let commands = text.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let expected: BTreeSet<String> = commands
-        .take_while(|line| !line.is_empty())
-        .map(|line| {
-            let (name, summary) = line.trim().split_once(' ').unwrap();
-            format!("| `{name}` | {} |", summary.trim())
-        })
+    let expected: BTreeSet<String> = commands(&text)
+        .map(|(name, what)| format!("| `{name}` | {what} |"))
         .collect();
     let page = Page::read(Path::new("docs/reference.md"));
     let rows = page

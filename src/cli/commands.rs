@@ -20,34 +20,42 @@ pub const PROGRAM: Program = Program {
         apply::COMMAND,
         status::COMMAND,
         doctor::COMMAND,
-        verify::COMMAND,
-        explain::COMMAND,
-        timeline::COMMAND,
         recover::COMMAND,
+        upgrade::COMMAND,
+        rollout::COMMAND,
+        node::COMMAND,
+        etcd::COMMAND,
+        migrate::COMMAND,
         operator::logs::COMMAND,
         operator::support::COMMAND,
         operator::kubeconfig::COMMAND,
         operator::people::COMMAND,
         ssh::COMMAND,
-        measure::COMMAND,
+        verify::COMMAND,
+        explain::COMMAND,
         policy::COMMAND,
         roots::COMMAND,
         collateral::COMMAND,
+        measure::COMMAND,
         components::COMMAND,
-        upgrade::COMMAND,
-        rollout::COMMAND,
-        migrate::COMMAND,
-        node::COMMAND,
-        etcd::COMMAND,
         metadata::COMMAND,
-        hash_secret::COMMAND,
-        cluster_id::COMMAND,
+        timeline::COMMAND,
         share::COMMAND,
         wrap::WRAP,
         wrap::UNWRAP,
+        hash_secret::COMMAND,
+        cluster_id::COMMAND,
         completions::COMMAND,
         man::COMMAND,
         version::COMMAND,
+    ],
+    groups: &[
+        ("init", "The life of a cluster"),
+        ("logs", "Nodes without a shell"),
+        ("verify", "Trust"),
+        ("measure", "Images and machines"),
+        ("share", "Secrets"),
+        ("completions", "The program itself"),
     ],
     options: &[HELP, VERSION, OUTPUT],
     exit_codes: &[
@@ -132,6 +140,18 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn help_shows_each_command_in_its_group() {
+        let help = PROGRAM.help();
+        let at = |text: &str| help.find(text).unwrap_or_else(|| panic!("{text}: {help}"));
+        for (first, title) in PROGRAM.groups {
+            assert!(at(&format!("\n{title}:\n  {first} ")) > 0);
+        }
+        assert_eq!(PROGRAM.groups[0].0, PROGRAM.commands[0].name);
+        assert!(at("\n  rollout ") < at("\nNodes without a shell:"));
+        assert!(at("\n  ssh ") < at("\nTrust:"));
     }
 
     #[test]

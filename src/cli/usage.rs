@@ -19,6 +19,8 @@ pub struct Program {
     pub summary: &'static str,
     /// The commands, in the order of an operator's work.
     pub commands: &'static [Command],
+    /// The groups of commands in `--help`: the first command of each, and its title.
+    pub groups: &'static [(&'static str, &'static str)],
     /// The options that stand before a command.
     pub options: &'static [Opt],
     /// The exit codes, each with its meaning.
@@ -261,14 +263,19 @@ impl Program {
     pub fn help(&self) -> String {
         let name = self.name;
         let mut text = format!(
-            "{name}: {}\n\nUsage: {name} COMMAND [OPTION]..\n\nCommands:\n",
+            "{name}: {}\n\nUsage: {name} COMMAND [OPTION]..\n",
             self.summary
         );
-        text.push_str(&table(
-            self.commands
-                .iter()
-                .map(|it| (it.name.to_owned(), it.summary.to_owned())),
-        ));
+        let longest = self.commands.iter().map(|it| it.name.len()).max();
+        let longest = longest.unwrap_or(0);
+        for command in self.commands {
+            let group = self.groups.iter().find(|(first, _)| *first == command.name);
+            if let Some((_, title)) = group {
+                text.push_str(&format!("\n{title}:\n"));
+            }
+            let name = format!("{:longest$}", command.name);
+            text.push_str(&table([(name, command.summary.to_owned())]));
+        }
         text.push_str("\nOptions:\n");
         text.push_str(&table(
             self.options
@@ -451,6 +458,7 @@ mod tests {
         name: "tool",
         summary: "does things",
         commands: &[COPY],
+        groups: &[("copy", "Things")],
         options: &[HELP, VERSION],
         exit_codes: &[(0, "done")],
         examples: ("all of it", &["tool copy x --to y"]),
