@@ -270,6 +270,22 @@ fn a_profile_of_an_image_is_chosen_and_named_in_the_policy() {
         (name.as_str(), on_disk),
         ("disk.raw, profile reset", of_first)
     );
+    // systemd-boot passes the number on, and measures that first
+    let manager = std::fs::read(systemd_boot("trixie").join("systemd-bootx64.efi")).unwrap();
+    let all_profiles = std::fs::read(&all).unwrap();
+    disk(
+        &path,
+        96,
+        32,
+        &[(DEFAULT, &manager), ("EFI/Linux/all.efi", &all_profiles)],
+    );
+    let managed = measure(&[path.to_str().unwrap(), "--profile", "reset", "--explain"]).unwrap();
+    let events = [
+        "systemd-boot's option for the profile",
+        "the number of the profile",
+    ];
+    let [option, number] = events.map(|it| managed.find(it).expect(it));
+    assert!(option < number, "{managed}");
     let (name, _) = policy(&["--kernel", &all, "--profile", "reset"]);
     assert_eq!(name, "all.efi, profile reset");
     let explained = measure(&[&all, "--profile", "reset", "--explain"]).unwrap();

@@ -7,7 +7,7 @@ use super::error::Error;
 use super::fat::Fat;
 use super::gpt::Gpt;
 use super::pe::Pe;
-use super::uki::{Surroundings, Uki, major, systemd_program};
+use super::uki::{MEASURES_TAGGED_ON_TDX, Surroundings, Uki, major, systemd_program};
 
 /// The program that the firmware starts if no variable names another one (UEFI specification
 /// §3.5.1.1).
@@ -17,9 +17,6 @@ const IMAGES: &str = "EFI/Linux";
 const ENTRIES: &str = "loader/entries";
 /// The first version of systemd-boot that measures its configuration.
 const MEASURES_CONFIGURATION: u32 = 255;
-/// The first version that does so on TDX machines: its event is a tagged event, and earlier
-/// versions did not measure such events into TDX registers (NEWS of systemd 261).
-const MEASURES_TAGGED_ON_TDX: u32 = 261;
 
 /// A disk image, reduced to the measured parts.
 pub struct Disk {
@@ -39,7 +36,8 @@ pub struct BootManager {
     pub image: Digest,
     /// The digest of the boot manager's configuration, if it measures that.
     pub configuration: Option<Digest>,
-    /// Whether it measures that on TDX machines, too.
+    /// Whether it measures that on TDX machines, too: its event is a tagged event (NEWS of systemd
+    /// 261).
     pub measures_on_tdx: bool,
 }
 

@@ -97,6 +97,11 @@ impl Log {
         self.extend(pcr, format!("{word:?}"), Digest::of(&[word.as_bytes()]));
     }
 
+    /// Extends a register with the digest of a text in UTF-16.
+    pub(crate) fn utf16(&mut self, pcr: u32, what: &str, text: &str) {
+        self.extend(pcr, what, Digest::of(&[&utf16(text)]));
+    }
+
     /// Records that the register with the events of this PCR cannot be predicted. The first reason
     /// counts.
     pub(crate) fn unknown(&mut self, pcr: u32, why: &str, instead: &str) {

@@ -246,6 +246,9 @@ impl Image {
                     if let Some(digest) = manager.configuration.filter(|_| is_measured) {
                         log.extend(PARTITION_TABLE, "loader.conf", digest);
                     }
+                    if let Some(option) = disk.uki.profile().and_then(uki::Profile::option) {
+                        log.utf16(12, "systemd-boot's option for the profile", &option);
+                    }
                 }
             }
             Kind::File(_) => log.unknown(

@@ -114,6 +114,27 @@ fn the_first_profile_overrides_the_sections_before_it() {
 }
 
 #[test]
+fn the_number_of_a_profile_is_measured_unless_it_is_the_first() {
+    let file: [(&str, &[u8]); 2] = [(".profile", b"ID=main"), (".profile", b"ID=other")];
+    for (version, is_on_tdx) in [("259.5", false), ("261", true)] {
+        let bytes = unified(version, &file);
+        let image = |profile| Image::direct_uki(&bytes, Some(profile)).unwrap();
+        let given = given(Stage::Initramfs, false, Units::None);
+        let value = |profile| image(profile).value(PCRS, 12, &given).unwrap();
+        assert_eq!(value("main"), [0; 32]);
+        assert_eq!(value("other"), replayed(Bank::Sha256, &[&utf16("1")]));
+        let conditions = image("other").conditions(&given)[0];
+        let log = image("other").log(Platform::Tdx, &conditions);
+        let first = log.events(RTMR_2).next().unwrap();
+        assert_eq!(
+            first.what == "the number of the profile",
+            is_on_tdx,
+            "{version}"
+        );
+    }
+}
+
+#[test]
 fn a_section_is_measured_as_it_is_in_memory() {
     let digest = |bytes: &[u8]| {
         let image = Image::uki(bytes, None).unwrap();

@@ -18,11 +18,13 @@ const OLDEST: u32 = 252;
 const NEWEST: u32 = 262;
 /// The first versions in which the stub: measures on TDX machines, too; adds the operating system's
 /// description to the initrd; starts the kernel without the firmware; adds a secret of the machine
-/// to the initrd and a console to the command line; ignores a read-only random seed.
+/// to the initrd and a console to the command line; measures also tagged events, such as the
+/// profile's, on TDX machines; ignores a read-only random seed.
 const MEASURES_ON_TDX: u32 = 256;
 const ADDS_OS_RELEASE: u32 = 257;
 const STARTS_KERNEL: u32 = 258;
 const ADDS_BOOT_SECRET: u32 = 261;
+pub const MEASURES_TAGGED_ON_TDX: u32 = 261;
 const HEEDS_READ_ONLY_SEED: u32 = 262;
 /// Maximum number of characters of a version.
 const MAX_VERSION: usize = 60;
@@ -314,6 +316,15 @@ impl Uki {
     /// Adds the measurements of the stub and the kernel. `secure_boot`: whether the firmware checks
     /// signatures.
     pub fn measure(&self, secure_boot: bool, log: &mut Log) {
+        let option = self.profile.as_ref().and_then(Profile::option);
+        let is_measured = self.major >= MEASURES_TAGGED_ON_TDX || !log.is_tdx();
+        if let (Some(option), true) = (option, is_measured) {
+            log.utf16(
+                12,
+                "the number of the profile",
+                option.trim_start_matches('@'),
+            );
+        }
         if self.major >= MEASURES_ON_TDX || !log.is_tdx() {
             self.measure_sections(log);
         }
@@ -375,8 +386,7 @@ pub struct Profile {
     number: usize,
     /// Its ID; empty without one.
     id: String,
-    /// A profile of an image: sections that replace or add to the sections before all profiles
-    /// (UAPI group, "Unified Kernel Image").
+    /// Its title; empty without one.
     title: String,
 }
 
@@ -421,6 +431,12 @@ impl Profile {
     fn list(profiles: &[Profile]) -> String {
         let names: Vec<_> = profiles.iter().map(Profile::to_string).collect();
         names.join(", ")
+    }
+
+    /// Returns the option by which systemd-boot starts the profile; `None` for the first, which
+    /// needs none.
+    pub fn option(&self) -> Option<String> {
+        (self.number > 0).then(|| format!("@{}", self.number))
     }
 
     /// Returns the title; empty without one.
