@@ -200,8 +200,6 @@ impl OfConnection {
         let secret = challenge.map_or(&[][..], |challenge| &challenge.secret[..]);
         let peer = wire::read_identity(identity);
         let identified = validator.judge(&Evidence {
-            document: &presented.proof.document,
-            nonce: presented.nonce,
             certified: challenge.map(|_| KeyName::of(&peer.key)).as_ref(),
             session: Some(Session {
                 digest: presented.session,
@@ -209,6 +207,7 @@ impl OfConnection {
                 peer: &peer,
                 collateral: presented.proof.collateral.as_ref(),
             }),
+            ..Evidence::new(&presented.proof.document, presented.nonce)
         })?;
         match role_of(&identified.user_data, presented.session, secret) {
             Some(role) if self.peers.contains(&role) => Ok(identified),

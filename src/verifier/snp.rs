@@ -178,6 +178,7 @@ impl Hardware {
         &self,
         info: &InstanceInfo,
         report_data: &[u8; 64],
+        now: UnixTime,
     ) -> Result<PlatformClaims, Refusal> {
         let report = Report::parse(&info.attestation_report.0)?;
         if report.report_data != *report_data {
@@ -191,7 +192,7 @@ impl Hardware {
             );
             return Err(refusal.of("firmwareSignerConfig"));
         }
-        self.judge_report(&report, &self.collect(&report, info)?)
+        self.judge_report(&report, &self.collect(&report, info)?, now)
     }
 
     /// Collects what the judgement of a report needs: what the machine sent, and the rest from the
@@ -227,8 +228,9 @@ impl Hardware {
         &self,
         report: &Report,
         collected: &Collected,
+        now: UnixTime,
     ) -> Result<PlatformClaims, Refusal> {
-        let (mut refusal, now) = (None, UnixTime::now());
+        let mut refusal = None;
         for authority in self.authorities_of(collected.product) {
             // a list that the root did not sign proves nothing, whoever sent it
             let list = collected.revoked.as_deref().map_err(Unavailable::clone);
@@ -259,8 +261,12 @@ impl Hardware {
 
     /// Returns the certificates with which a report was accepted, in PEM, from the one of the
     /// chip's key up to the root.
-    pub fn certificates(&self, report: &Report, collected: &Collected) -> Result<Vec<u8>, Refusal> {
-        let now = UnixTime::now();
+    pub fn certificates(
+        &self,
+        report: &Report,
+        collected: &Collected,
+        now: UnixTime,
+    ) -> Result<Vec<u8>, Refusal> {
         let chains = self
             .authorities_of(collected.product)
             .flat_map(|authority| collected.chains(authority, None));

@@ -1,10 +1,10 @@
 //! What the TDX variants share: the judgement of a quote, and Intel's collateral.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use attest::td::*;
 use hardware::tdx::{Collateral, Quote, Verifier};
+use rustls::pki_types::UnixTime;
 
 use super::policy::{Fault, PolicyError};
 use super::refusal::Refusal;
@@ -17,8 +17,6 @@ pub struct Hardware {
     verifier: Verifier,
     policy: Arc<Policy>,
     sources: Arc<dyn Sources>,
-    /// Returns the time in seconds since 1970.
-    clock: fn() -> u64,
 }
 
 impl Hardware {
@@ -33,7 +31,6 @@ impl Hardware {
             verifier,
             policy: policy.clone(),
             sources: sources.clone(),
-            clock: now,
         })
     }
 
@@ -42,19 +39,15 @@ impl Hardware {
         Hardware { verifier, ..self }
     }
 
-    /// Judges by another clock.
-    pub fn with_clock(self, clock: fn() -> u64) -> Hardware {
-        Hardware { clock, ..self }
-    }
-
     /// Returns what a quote proves. `sent` is the collateral that the machine sent; the collateral
     /// of the sources has priority.
     pub fn judge(
         &self,
         quote: Quote<'_>,
         sent: Option<&Collateral>,
+        now: UnixTime,
     ) -> Result<PlatformClaims, Refusal> {
-        let (now, policy) = ((self.clock)(), &self.policy);
+        let (now, policy) = (now.as_secs(), &self.policy);
         policy.old_tdx().check(&quote)?;
         let fetched = match self.sources.tdx_collateral_at_hand(&quote) {
             Some(collateral) => Ok(collateral),
@@ -91,10 +84,4 @@ pub(super) fn collateral_of(quote: &[u8], sources: &dyn Sources) -> Option<Broug
         intel: serde_json::to_vec(&*collateral).ok()?,
         ..Brought::default()
     })
-}
-
-/// Returns the time in seconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }

@@ -6,6 +6,7 @@ use attest::{ClusterRegister, Form, Identity, KeyName, Oid};
 use booted_base::stage::Stage;
 use hardware::claims::PlatformClaims;
 use proto::attested::Collateral;
+use rustls::pki_types::UnixTime;
 use tpm::{Credential, EndorsementKind};
 use zeroize::Zeroizing;
 
@@ -101,6 +102,8 @@ pub struct Evidence<'a> {
     pub document: &'a [u8],
     /// The nonce for which the document must be fresh.
     pub nonce: &'a [u8],
+    /// The time at which the document is judged.
+    pub now: UnixTime,
     /// The Name of the peer's attestation key if the peer got a challenge for this key; then the
     /// peer's document covers the secret.
     pub certified: Option<&'a KeyName>,
@@ -122,11 +125,12 @@ pub struct Session<'a> {
 }
 
 impl<'a> Evidence<'a> {
-    /// Returns evidence that is not bound to a connection of the strong form.
+    /// Returns evidence that is not bound to a connection of the strong form, and that is judged now.
     pub fn new(document: &'a [u8], nonce: &'a [u8]) -> Evidence<'a> {
         Evidence {
             document,
             nonce,
+            now: UnixTime::now(),
             certified: None,
             session: None,
         }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rustls::pki_types::UnixTime;
 use serde::de::DeserializeOwned;
 
 use attest::vtpm::{EVENT_LOG, extra_data, tpm_nonce};
@@ -64,6 +65,8 @@ pub struct Quoted<'a> {
     pub pcrs: &'a BTreeMap<u32, Vec<u8>>,
     /// The event log, which is not signed.
     pub event_log: &'a [u8],
+    /// The time at which the document is judged.
+    pub now: UnixTime,
     document: &'a Document,
     nonce: &'a [u8],
 }
@@ -149,6 +152,7 @@ impl Validator {
             key_certificate: &document.attestation.ak_cert.0,
             pcrs: values,
             event_log: &document.attestation.event_log.0,
+            now: evidence.now,
             document,
             nonce,
         };

@@ -33,8 +33,12 @@ mod sev_snp;
 mod shown;
 mod strong;
 
-#[test]
-fn each_variant_of_a_cloud_accepts_its_correct_document() {
+use cloud_tpm::NONCE;
+use common::at::At;
+use verifier::{Evidence, Validator};
+
+/// Returns the correct document of each variant of a cloud, with its validator.
+fn samples() -> Vec<meeting::Sample> {
     let machines = [
         azure_trustedlaunch::correct,
         azure_sev_snp::correct,
@@ -44,10 +48,21 @@ fn each_variant_of_a_cloud_accepts_its_correct_document() {
         sev_snp::correct_of_aws_with_documents,
         aws_nitro_tpm::correct,
     ];
-    let samples = machines.map(|machine| machine().sample());
-    for (document, judge) in samples.into_iter().chain([azure_tdx::sample()]) {
-        judge
-            .judge(&verifier::Evidence::new(&document, cloud_tpm::NONCE))
-            .unwrap();
+    machines.map(|machine| machine().sample()).into()
+}
+
+#[test]
+fn each_variant_of_a_cloud_accepts_its_correct_document() {
+    for (document, judge) in samples().into_iter().chain([azure_tdx::sample()]) {
+        judge.judge(&Evidence::new(&document, NONCE)).unwrap();
+    }
+}
+
+#[test]
+fn each_variant_of_a_cloud_judges_certificates_at_the_time_that_it_is_given() {
+    for (document, judge) in samples() {
+        let refused = At(0, judge).judge(&Evidence::new(&document, NONCE));
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("is not valid yet"), "{refused}");
     }
 }

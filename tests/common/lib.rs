@@ -1,8 +1,9 @@
 //! Helpers of several tests that use our crates: add-ons, attested peers, a host that gives evidence, a real API server with volumes,
-//! a join service in it, programs of the previous release, servers that publish Kubernetes, a machine on loopback with its environment.
+//! a join service in it, a validator at another time, programs of the previous release, servers that publish Kubernetes, a machine on loopback with its environment.
 
 pub mod addons;
 pub mod area_key;
+pub mod at;
 pub mod attested;
 pub mod aws;
 pub mod cloud_server;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use bootstrapper::evidence::Attester;
 use bootstrapper::service_trust::ServiceTrust;
 use collateral::{Fetching, Kept, Settings};
+use common::at::At;
 use common::evidence::{self, Bringing};
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::Product;
@@ -42,10 +43,10 @@ static MEMBER: LazyLock<Parts> = LazyLock::new(|| {
 static VARIANT: Variant = qemu_tdx::VARIANT.judged_by(|policy, sources| {
     let policy = Arc::new(policy);
     // a policy that accepts any image has no JSON, so it cannot name the root
-    let hardware = td::Hardware::new(&policy, sources)?
-        .with_root(MEMBER.sign(&[0; 64]).verifier())
-        .with_clock(|| JULY_2025);
-    Ok(Arc::new(qemu_tdx::TdValidator::new(policy, hardware)?))
+    let hardware = td::Hardware::new(&policy, sources)?;
+    let hardware = hardware.with_root(MEMBER.sign(&[0; 64]).verifier());
+    let validator = qemu_tdx::TdValidator::new(policy, hardware)?;
+    Ok(Arc::new(At(JULY_2025, Arc::new(validator))))
 });
 
 /// Makes the quotes of the member.

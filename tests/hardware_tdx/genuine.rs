@@ -5,7 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustls::pki_types::UnixTime;
 use serde_json::json;
 use support::foreign::{rust_crate, rust_program};
 use support::mutation::mutations;
@@ -65,9 +67,9 @@ fn intels_own_root_has_its_name_in_claims_also_if_the_policy_names_it() {
         let policy = json!({"measurements": {"1": "00".repeat(48)}, "intelRootKey": root});
         let policy = Policy::from_json(&policy.to_string()).unwrap();
         let hardware = td::Hardware::new(&Arc::new(policy), &offline()).unwrap();
-        let hardware = hardware.with_clock(|| OCTOBER_2026);
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(OCTOBER_2026));
         let quote = Quote::parse(&quote).unwrap();
-        let claims = hardware.judge(quote, Some(&collateral)).unwrap();
+        let claims = hardware.judge(quote, Some(&collateral), now).unwrap();
         assert_eq!(claims.signed_by, "Intel SGX Root CA, PCK, quoting enclave");
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use common::at::At;
 use hardware::Unavailable;
 use serde_json::Value;
 use support::foreign::go_module;
@@ -44,11 +45,7 @@ impl qemu_tdx::Quoter for Machine {
 }
 
 /// Returns a document of the machine with this change, for these user data, and the validator.
-fn issued(
-    change: fn(&mut Parts),
-    policy: &str,
-    user_data: &[u8],
-) -> (Vec<u8>, qemu_tdx::TdValidator) {
+fn issued(change: fn(&mut Parts), policy: &str, user_data: &[u8]) -> (Vec<u8>, At) {
     let mut parts = Parts::default();
     change(&mut parts);
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -66,10 +63,11 @@ fn issued(
 }
 
 /// Returns the validator of a policy at a time at which the collateral of the tests is valid.
-fn validator(policy: Policy, sources: Arc<dyn Sources>) -> qemu_tdx::TdValidator {
+fn validator(policy: Policy, sources: Arc<dyn Sources>) -> At {
     let policy = Arc::new(policy);
     let hardware = td::Hardware::new(&policy, &sources).unwrap();
-    qemu_tdx::TdValidator::new(policy, hardware.with_clock(|| JULY_2025)).unwrap()
+    let validator = qemu_tdx::TdValidator::new(policy, hardware).unwrap();
+    At(JULY_2025, Arc::new(validator))
 }
 
 /// Returns a policy's verdict on the machine with this change.

@@ -15,7 +15,6 @@ use std::sync::Arc;
 pub use attest::aws_hypervisor::*;
 use base::text;
 use hardware::claims::Property;
-use rustls::pki_types::UnixTime;
 
 use crate::ak_certificate::Root;
 use crate::document::Base64;
@@ -91,7 +90,7 @@ impl AwsHypervisor {
         instance_id: Option<&str>,
     ) -> Result<PlatformClaims, Refusal> {
         let document = NitroDocument::parse(document)?;
-        let root = document.verify(&self.roots, UnixTime::now())?;
+        let root = document.verify(&self.roots, quoted.now)?;
         if document.nonce.as_deref() != Some(&quoted.extra_data) {
             return Err(
                 Kind::Nonce.because("it was made for another connection: its nonce does not match")

@@ -69,7 +69,9 @@ impl PlatformVerifier for AwsChip {
             // if the policy requires no document, an invalid one must not exclude the machine
             false => None,
         };
-        let mut claims = self.hardware.judge(&info, &report_data(&quoted.spki))?;
+        let mut claims = self
+            .hardware
+            .judge(&info, &report_data(&quoted.spki), quoted.now)?;
         claims.bound = vec!["attestation key: SHA-512 in REPORT_DATA".into()];
         if let Some(signed) = signed {
             claims.signed_by += &format!("; the attestation document by {}", signed.signed_by);

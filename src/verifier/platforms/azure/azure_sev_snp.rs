@@ -75,7 +75,9 @@ impl PlatformVerifier for AzureChip {
             .snp()
             .check_firmware_signer(&report.id_key_digest)?;
         let collected = self.hardware.collect(&report, &info)?;
-        let mut claims = self.hardware.judge_report(&report, &collected)?;
+        let mut claims = self
+            .hardware
+            .judge_report(&report, &collected, quoted.now)?;
         claims.properties.extend(data.properties());
         claims.bound = vec!["attestation key: runtime data in REPORT_DATA".into()];
         Ok(Some(claims))
@@ -96,7 +98,9 @@ impl PlatformVerifier for AzureChip {
             return Ok(platform);
         };
         let collected = self.hardware.collect(&report, &info)?;
-        let certificates = self.hardware.certificates(&report, &collected)?;
+        let certificates = self
+            .hardware
+            .certificates(&report, &collected, quoted.now)?;
         let question = Question {
             url,
             report: &info.attestation_report.0,

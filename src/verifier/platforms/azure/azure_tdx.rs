@@ -68,7 +68,9 @@ impl PlatformVerifier for Paravisor {
         let quote = Quote::parse(&info.attestation_report.0)?;
         let data =
             RuntimeData::verify(&info.runtime_data.0, &quote.body.report_data, &quoted.spki)?;
-        let mut claims = self.hardware.judge(quote, info.collateral.as_ref())?;
+        let mut claims = self
+            .hardware
+            .judge(quote, info.collateral.as_ref(), quoted.now)?;
         claims.properties.extend(data.properties());
         claims.bound = vec!["attestation key: runtime data in REPORTDATA".into()];
         Ok(Some(claims))

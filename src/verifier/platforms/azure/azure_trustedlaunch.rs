@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 pub use attest::azure_trustedlaunch::*;
 use base::text;
-use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
 use crate::ak_certificate::{self, Root};
@@ -80,7 +79,7 @@ impl PlatformVerifier for AzureAuthority {
             &chain,
             &self.roots,
             KeyUsage::required(ATTESTATION_KEY),
-            UnixTime::now(),
+            quoted.now,
         )?;
         let name = certificate.common_name().unwrap_or_default();
         let id = NAMES.iter().find_map(|end| name.strip_suffix(end));

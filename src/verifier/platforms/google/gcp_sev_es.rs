@@ -13,7 +13,6 @@ pub use attest::gcp_sev_es::*;
 use base::der::{self, context};
 use booted_base::x509::Certificate;
 use proto::attested::Collateral;
-use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
 use crate::ak_certificate::{self, Root};
@@ -112,7 +111,7 @@ impl GoogleAuthority {
         let certificate = quoted.key_certificate;
         let fields = ak_certificate::of_key(certificate, &quoted.spki)?;
         let verify = |chain: &[Vec<u8>]| {
-            ak_certificate::verify(certificate, chain, &self.roots, usage(), UnixTime::now())
+            ak_certificate::verify(certificate, chain, &self.roots, usage(), quoted.now)
         };
         let demanded = |certificate: &Certificate<'_>| -> Result<Instance, Refusal> {
             let instance = instance(certificate)?;

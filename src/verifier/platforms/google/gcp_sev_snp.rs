@@ -69,9 +69,9 @@ impl PlatformVerifier for GoogleChip {
         let names = names.ok_or_else(|| {
             Kind::Malformed.because("the instance info does not name Google's machine (GCP)")
         })?;
-        let mut claims = self
-            .hardware
-            .judge(&info, &report_data(&quoted.extra_data))?;
+        let mut claims =
+            self.hardware
+                .judge(&info, &report_data(&quoted.extra_data), quoted.now)?;
         // last, because it may fetch the certificate of Google's CA: only a machine with a genuine
         // report can cause that request
         let (root, instance) = self.google.certified(quoted, names)?;

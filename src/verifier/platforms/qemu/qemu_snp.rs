@@ -87,12 +87,12 @@ impl Validator {
         })
     }
 
-    fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, Refusal> {
-        let document: LaunchDocument = json::document(document)?;
+    fn check(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
+        let document: LaunchDocument = json::document(evidence.document)?;
         let (info, user_data) = (&document.instance_info, document.user_data.0);
         let report = Report::parse(&info.attestation_report.0)?;
         let [bound, register] = halves(&report);
-        let expected = report_data(&user_data, nonce, register);
+        let expected = report_data(&user_data, evidence.nonce, register);
         if !expected.starts_with(bound) {
             let text = "REPORT_DATA is not that of this connection and its key: the report was made for another one, or by a machine of \
                         another variant";
@@ -109,7 +109,7 @@ impl Validator {
             let (expected, got) = (hex(&measurement.expected), hex(register));
             format!("register of the cluster ID: expected {expected}, got {got}")
         })?;
-        let mut platform = self.hardware.judge(info, &expected)?;
+        let mut platform = self.hardware.judge(info, &expected, evidence.now)?;
         platform.bound = vec![
             "key and nonce of the connection: REPORT_DATA".into(),
             "cluster ID, as software on the machine says: REPORT_DATA".into(),
@@ -142,7 +142,7 @@ impl crate::Validator for Validator {
     }
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
-        self.check(evidence.document, evidence.nonce)
+        self.check(evidence)
     }
 
     fn of_connection(&self) -> Option<Arc<dyn crate::Validator>> {

@@ -78,10 +78,10 @@ impl TdValidator {
         Ok(TdValidator { policy, hardware })
     }
 
-    fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, Refusal> {
-        let document: Document = json::document(document)?;
+    fn check(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
+        let document: Document = json::document(evidence.document)?;
         let quote = Quote::parse(&document.raw_quote.0)?;
-        if quote.body.report_data != report_data(&document.user_data.0, nonce) {
+        if quote.body.report_data != report_data(&document.user_data.0, evidence.nonce) {
             return Err(Kind::Nonce
                 .because("the quote was made for another connection: its nonce does not match"));
         }
@@ -102,7 +102,7 @@ impl TdValidator {
                 }
             })?;
         let sent = document.collateral.as_ref();
-        let mut platform = self.hardware.judge(quote, sent)?;
+        let mut platform = self.hardware.judge(quote, sent, evidence.now)?;
         platform.bound = vec!["key and nonce of the connection: REPORTDATA".into()];
         Ok(Identified {
             user_data: document.user_data.0,
@@ -132,7 +132,7 @@ impl crate::Validator for TdValidator {
     }
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
-        self.check(evidence.document, evidence.nonce)
+        self.check(evidence)
     }
 
     fn of_connection(&self) -> Option<Arc<dyn crate::Validator>> {
