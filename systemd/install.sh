@@ -23,8 +23,8 @@ install -D -m 644 "$here/modules.conf" "$root/usr/lib/modules-load.d/firstlight-
 # the root file system may be read-only, so the folders that the units mount on have to be there
 install -d -m 755 "$root"/etc/{cni,kubernetes} "$root"/{opt,var}
 # systemd-pcrfs@.service has instances for other file systems
-for unit in systemd-pcrmachine systemd-pcrfs-root systemd-pcrfs@; do
-  install -D -m 644 "$here/pcr-15.conf" "$units/$unit.service.d/firstlight.conf"
+for unit in systemd-pcrmachine systemd-pcrfs-root systemd-pcrfs@ systemd-tpm2-setup; do
+  install -D -m 644 "$here/pcrs.conf" "$units/$unit.service.d/firstlight.conf"
 done
 grep -v '^#' "$here/host-agents" | tr ' ' '\n' | while read -r unit; do
   install -D -m 644 "$here/host-agent.conf" "$units/$unit.service.d/firstlight.conf"

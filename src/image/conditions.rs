@@ -47,10 +47,12 @@ pub struct Given {
 }
 
 /// The first versions of systemd with systemd-pcrmachine and systemd-pcrfs, with NvPCRs
-/// (systemd-tpm2-setup, systemd-pcrnvdone), and with systemd-pcrosseparator.
+/// (systemd-tpm2-setup, systemd-pcrnvdone), with systemd-pcrosseparator, and the first whose NvPCRs
+/// need no credential on the EFI system partition.
 const PCR_MACHINE: u32 = 253;
 const NV_PCR: u32 = 259;
 const PCR_OS_SEPARATOR: u32 = 261;
+const NV_PCR_WITHOUT_CREDENTIAL: u32 = 262;
 
 impl Units {
     /// All possibilities.
@@ -108,11 +110,15 @@ impl Units {
         }
         let sets_up_nv_pcrs = self == Units::All || is_booted && self != Units::None;
         if systemd >= NV_PCR && sets_up_nv_pcrs {
-            log.unknown(
-                9,
-                "systemd-tpm2-setup and systemd-pcrnvdone measure the set-up of NvPCRs, which differs between machines",
-                "pin PCR 11 with 12 and 13, or mask these units",
-            );
+            let instead = match systemd < NV_PCR_WITHOUT_CREDENTIAL {
+                true => {
+                    "mask systemd-tpm2-setup in the booted system, which also writes a credential to the EFI system partition: \
+                         without that PCR 12 differs from the second boot on. Then pin PCR 11 with 12 and 13"
+                }
+                false => "pin PCR 11 with 12 and 13, or mask these units",
+            };
+            let why = "systemd-tpm2-setup and systemd-pcrnvdone measure the set-up of NvPCRs, which differs between machines";
+            log.unknown(9, why, instead);
         }
         if systemd >= PCR_MACHINE && is_booted && self != Units::None {
             log.unknown(

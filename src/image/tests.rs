@@ -135,6 +135,27 @@ fn the_number_of_a_profile_is_measured_unless_it_is_the_first() {
 }
 
 #[test]
+fn a_credential_that_systemd_writes_is_named_with_its_cure() {
+    let advice = |version| {
+        let image = Image::direct_uki(&unified(version, &[]), None).unwrap();
+        let given = given(Stage::Booted, false, Units::Booted);
+        let cases = &image.registers(PCRS, &given)[&9];
+        cases[0].value.clone().unwrap_err().instead
+    };
+    for version in ["259.5", "260", "261.2"] {
+        let advice = advice(version);
+        assert!(
+            advice.contains("PCR 12 differs from the second boot on"),
+            "{advice}"
+        );
+    }
+    assert_eq!(
+        advice("262"),
+        "pin PCR 11 with 12 and 13, or mask these units"
+    );
+}
+
+#[test]
 fn a_section_is_measured_as_it_is_in_memory() {
     let digest = |bytes: &[u8]| {
         let image = Image::uki(bytes, None).unwrap();

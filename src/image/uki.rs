@@ -334,7 +334,13 @@ impl Uki {
             .flat_map(|name| [4, 9, 12, 13].map(|pcr| (name, pcr)))
         {
             let why = format!("the stub passes {name} on, which is not part of the image");
-            log.unknown(pcr, &why, "remove it, or put what it does into the image");
+            let instead = match name.contains("/nvpcr-anchor.") {
+                true => {
+                    "mask systemd-tpm2-setup, which wrote it (systemd 259 to 261), and remove it"
+                }
+                false => "remove it, or put what it does into the image",
+            };
+            log.unknown(pcr, &why, instead);
         }
         if let (Some(kernel), false) = (self.kernel, secure_boot) {
             log.extend(4, "the kernel in the image", kernel);
