@@ -38,11 +38,42 @@ pub fn digest_of<'a>(log: &Log<'a>, event: &Event<'a>, bank: u16) -> Option<&'a 
     }
 }
 
+/// Returns the name of a bank by its TPM_ALG_ID ("TCG Algorithm Registry", §5.2).
+pub fn bank_name(bank: u16) -> Cow<'static, str> {
+    match bank {
+        SHA1 => "SHA-1".into(),
+        SHA256 => "SHA-256".into(),
+        0x0c => "SHA-384".into(),
+        0x0d => "SHA-512".into(),
+        0x12 => "SM3-256".into(),
+        0x27 => "SHA3-256".into(),
+        0x28 => "SHA3-384".into(),
+        0x29 => "SHA3-512".into(),
+        other => format!("algorithm {other:#x}").into(),
+    }
+}
+
+/// Returns the names of a log's banks.
+pub fn bank_names(log: &[u8]) -> String {
+    let names = parse(log)
+        .banks
+        .into_iter()
+        .map(|(bank, _)| bank_name(bank));
+    names.collect::<Vec<_>>().join(", ")
+}
+
 /// Explains the value of a PCR: returns the log entries and systemd's texts that give it, or says
 /// that the log does not explain it. Then compares with systemd's texts that give the expected
 /// value.
 pub fn explain(log: &[u8], pcr: u32, value: &[u8], expected: &[u8]) -> String {
     let events = events_of(log, pcr);
+    let has_sha256 = parse(log).banks.iter().any(|(bank, _)| *bank == SHA256);
+    if !events.is_empty() && !has_sha256 {
+        let banks = bank_names(log);
+        return format!(
+            "the event log does not explain it: it has digests of {banks}, and none of SHA-256"
+        );
+    }
     let start = replay(pcr, &events);
     let words_to = |value: &[u8]| phases::between(pcr, start.as_ref()?, value);
     let (got, wanted) = (words_to(value), words_to(expected));
@@ -273,11 +304,61 @@ mod tests {
             assert_eq!(kind_name(kind), name);
         }
     }
+    #[test]
+    fn a_log_without_sha_256_names_its_banks() {
+        let head = |pcr: u32, kind: u32| [pcr.to_le_bytes(), kind.to_le_bytes()].concat();
+        for (bank, name) in [
+            (0x12u16, "SM3-256"),
+            (0x0c, "SHA-384"),
+            (0x77, "algorithm 0x77"),
+        ] {
+            let id = [bank.to_le_bytes(), 32u16.to_le_bytes()].concat();
+            let spec = [
+                &b"Spec ID Event03\0"[..],
+                &[0; 4],
+                &[0, 2, 0, 2, 1, 0, 0, 0],
+                &id,
+                &[0],
+            ]
+            .concat();
+            let len = (spec.len() as u32).to_le_bytes();
+            let header = [&head(0, EV_NO_ACTION)[..], &[0; 20], &len, &spec].concat();
+            let digest = [&1u32.to_le_bytes()[..], &bank.to_le_bytes(), &[7; 32]].concat();
+            let event = [&head(4, 5)[..], &digest, &4u32.to_le_bytes(), b"text"].concat();
+            let log = [header, event].concat();
+            let expected = format!(
+                "the event log does not explain it: it has digests of {name}, and none of SHA-256"
+            );
+            assert_eq!(explain(&log, 4, &[1; 32], &[2; 32]), expected);
+            // a register without events has its value at the start
+            assert_eq!(
+                explain(&log, 8, &[0; 32], &[2; 32]),
+                "measured into it: nothing"
+            );
+        }
+    }
+
     use support::mutation::mutations;
 
     /// From OVMF and the EFI stub of Linux 6.1 in QEMU, with kernel, command line and initrd from
     /// `-kernel` and related options.
     const LOG: &[u8] = include_bytes!("../../tests/data/event-log-ovmf.bin");
+    /// From OVMF and systemd-stub 259.5 of Ubuntu 26.04, with loader/credentials/nvpcr-anchor.debian.cred
+    /// on the EFI system partition.
+    const WITH_CREDENTIAL: &[u8] = include_bytes!("../../tests/data/event-log-stub-259.bin");
+
+    #[test]
+    fn a_credential_beside_the_image_is_named() {
+        let events = events_of(WITH_CREDENTIAL, 12);
+        let value = replay(12, &events).unwrap();
+        let text = explain(WITH_CREDENTIAL, 12, &value, &[0; 32]);
+        let expected = "measured into it: EV_IPL 2f473188.. \"Global credentials initrd\"";
+        assert_eq!(text, expected);
+        assert_eq!(
+            explain(WITH_CREDENTIAL, 13, &[0; 32], &[1; 32]),
+            "measured into it: nothing"
+        );
+    }
     /// From SeaBIOS in QEMU, with the values of PCRs 0 to 15 (`/sys/class/tpm/tpm0/pcr-sha256`) in
     /// the same boot.
     const SEABIOS: &[u8] = include_bytes!("../../tests/data/event-log-seabios.bin");

@@ -235,7 +235,12 @@ impl LogAndQuotes {
                     Some(other) => {
                         format!("{} and {} have no bank in common", self.name, other.name)
                     }
-                    None => format!("{}: it has no SHA-256, SHA-384 or SHA-1 bank", self.name),
+                    None => format!(
+                        "{}: it has digests of {}, and none of SHA-256, SHA-384 or SHA-1: activate the SHA-256 bank in the settings \
+                         of the machine's firmware",
+                        self.name,
+                        event_log::bank_names(&self.log)
+                    ),
                 })?;
         Ok(self.of_bank(bank, name))
     }
