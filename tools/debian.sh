@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Unpacks a small Debian in which dracut and initramfs-tools run, and prints its folder.
 #
-#   tools/debian.sh [bookworm|trixie|sid|noble] [measuring|others|network-manager]
+#   tools/debian.sh [bookworm|trixie|sid|noble|resolute] [measuring|others|network-manager]
 #
-# noble is Ubuntu 24.04.
+# noble is Ubuntu 24.04, resolute 26.04.
 #
-# With `measuring` it has the libraries of tpm2-tss, with which systemd measures into the TPM. sid works only with `measuring`. It
-# is fetched once: for a newer sid, delete the folder. On some days sid's packages cannot be installed together; then the script
-# says so. With `others` it has the programs with which Firstlight is compared: clevis with tang, and systemd's TPM tokens. With
+# With `measuring` it has the libraries of tpm2-tss, with which systemd measures into the TPM. sid and resolute work only with
+# `measuring`. sid is fetched once: for a newer sid, delete the folder. On some days sid's packages cannot be installed together;
+# then the script says so. With `others` it has the programs with which Firstlight is compared: clevis with tang, and systemd's TPM tokens. With
 # `network-manager` it has NetworkManager.
 #
 # The packages come through apt, so Debian's signature on the archive is checked; they are unpacked and not installed, which
@@ -29,12 +29,13 @@ case $suite in
 bookworm) ;;
 # networkd and DHCP for initramfs-tools are packages of their own since Debian 13
 trixie) PACKAGES+=(dhcpcd-base) ;;
-sid) ;;
+sid | resolute) ;;
 noble) PACKAGES+=(dhcpcd-base diffutils) ;;
-*) die "unknown suite $suite: bookworm, trixie, sid or noble" ;;
+*) die "unknown suite $suite: bookworm, trixie, sid, noble or resolute" ;;
 esac
 name=debian-$suite
 case $suite-$kind in
+resolute-measuring) PACKAGES+=(tpm2-tools libtss2-tcti-device0t64 libcrypt1 libkmod2 libpam0g libseccomp2) name=ubuntu-measuring-$suite ;;
 sid-measuring) PACKAGES+=(tpm2-tools systemd-tpm libcrypt1 libkmod2 libpam0g libseccomp2) name=debian-measuring-$suite ;;
 *-measuring) PACKAGES+=(tpm2-tools) name=debian-measuring-$suite ;;
 bookworm-others) PACKAGES+=(clevis-dracut clevis-luks cryptsetup-bin tang tpm2-tools libtss2-tcti-device0) name=debian-others-$suite ;;
@@ -68,7 +69,7 @@ work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"/archives/partial
 : >"$work/status"
 case $suite in
-noble) source=$(ubuntu_source "$suite" "$work") ;;
+noble | resolute) source=$(ubuntu_source "$suite" "$work") ;;
 *) source="deb $(mirror) $suite main" ;;
 esac
 say "fetching a small system of $suite, about 50 MB"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fetches systemd's EFI stub and boot manager of a Debian release, and its ukify if it has one, and prints the folder that holds them:
-# linuxx64.efi.stub, systemd-bootx64.efi, ukify.
+# Fetches systemd's EFI stub and boot manager of a Debian or Ubuntu release, and its ukify if it has one, and prints the folder that
+# holds them: linuxx64.efi.stub, systemd-bootx64.efi, ukify.
 #
-#   tools/stub.sh SUITE        bookworm (systemd 252), trixie (257), sid (the newest)
+#   tools/stub.sh SUITE        bookworm (systemd 252), trixie (257), resolute (Ubuntu 26.04's 259), sid (the newest)
 #
-# The package comes through apt, so Debian's signature on the archive is checked. The script takes the newest version of the suite:
-# versions measure different things, and the tests must notice a change.
+# The package comes through apt, so the distribution's signature on the archive is checked. The script takes the newest version of
+# the suite: versions measure different things, and the tests must notice a change.
 . "$(dirname "$0")/lib.sh"
 
 suite=${1:?usage: tools/stub.sh SUITE}
@@ -19,8 +19,11 @@ if [ -e "$prefix/done" ]; then echo "$prefix"; exit; fi
 mkdir -p "$CACHE"; exec 9>"$prefix.lock"; flock 9
 if [ ! -e "$prefix/done" ]; then
   work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-  say "fetching systemd's EFI stub of Debian $suite"
-  source="deb $(mirror) $suite main"
+  say "fetching systemd's EFI stub of $suite"
+  case $suite in
+  resolute) source=$(ubuntu_source "$suite" "$work") ;;
+  *) source="deb $(mirror) $suite main" ;;
+  esac
   (cd "$work" && private_apt "$source" -- update && private_apt "$source" -- download "${packages[@]}") >&2
   rm -rf "$prefix"; mkdir -p "$prefix"
   unpack() { dpkg-deb --fsys-tarfile "$work/$1"_*.deb | tar x -C "$prefix" --transform 's,.*/,,' --wildcards "$2"; }
