@@ -38,6 +38,7 @@ boot: setup build ## run the tests that boot VMs; each console is kept in target
 test-images: setup build ## boot images of all kinds: initrds of dracut and initramfs-tools, also with faults; unified kernel images with each systemd-stub; the image of mkosi (needs root)
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2
 	cargo test --locked --test measure -- --ignored
+	FIRSTLIGHT_KERNEL=trixie cargo test --locked --test boot -- --ignored --nocapture disk_mapping # dm-integrity of another kernel
 	cargo test --locked --test hardware_tdx --test hardware_snp --test cloud_vtpm -- --ignored --nocapture
 
 test-powercut: setup build ## boot a machine after power cuts at any write to its disk: 100 each in init, as a member, in a reset, in a migration, in an update of the image (an hour; needs root for the image; FIRSTLIGHT_POWER_CUTS=N, FIRSTLIGHT_SEED=N)

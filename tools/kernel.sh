@@ -2,6 +2,7 @@
 # Fetches a distribution's kernel for virtual machines and prints the folder that holds it: boot/vmlinuz-VERSION, lib/modules/VERSION.
 #
 #   tools/kernel.sh [bookworm|trixie|noble]     Debian 12's, Debian 13's, or Ubuntu 24.04's; only prints the folder if it exists
+#   FIRSTLIGHT_KERNEL=trixie                    this kernel in place of Debian 12's, to run a test with it
 #
 # The packages come through apt, so the distribution's signature on the archive is checked. Debian's kernel has a pinned version,
 # the one with which the boot tests were made. If the archive no longer has this version, the script takes its successor and prints
@@ -9,6 +10,7 @@
 . "$(dirname "$0")/lib.sh"
 
 suite=${1:-bookworm}
+[ "$suite" != bookworm ] || suite=${FIRSTLIGHT_KERNEL:-bookworm}
 case $suite in
 bookworm)
   VERSION=6.1.176-1
