@@ -9,7 +9,7 @@ use base::crypto::Secret;
 use booted_proto::init::init_response::Kind;
 use booted_proto::init::{INIT, InitRequest, InitResponse};
 use kms::{ClusterKms, NO_STORE};
-use rpc::grpc::{CallOptions, Channel};
+use rpc::grpc::{CallOptions, Channel, Status};
 use streaming::StreamingCalls;
 
 use crate::json::assert_documented;
@@ -412,6 +412,15 @@ type Spoil = fn(&mut InitRequest);
 
 /// Asks the node for an init with a request that `alter` has changed; returns the refusal.
 fn asked_directly(setting: &Setting, alter: Spoil) -> String {
+    let mut request = good_request();
+    alter(&mut request);
+    let (channel, options) = connect(setting);
+    let answer = channel.server_streaming(INIT, &request, &options);
+    refusal(answer.and_then(|mut answer| answer.one()))
+}
+
+/// A request that a fresh node accepts.
+pub fn good_request() -> InitRequest {
     let kms = ClusterKms::new(Secret::random(32), Secret::random(32)).unwrap();
     let mut request = InitRequest::default();
     request.kms_uri = kms.uri().to_string();
@@ -419,17 +428,24 @@ fn asked_directly(setting: &Setting, alter: Spoil) -> String {
     request.measurement_salt = vec![1; 32];
     request.kubernetes_version = "v1.34.4".into();
     request.init_secret = INIT_SECRET.into();
-    alter(&mut request);
+    request
+}
+
+/// Connects to the node's init server.
+pub fn connect(setting: &Setting) -> (Channel, CallOptions) {
     let socket = TcpStream::connect(setting.node(9000)).unwrap();
     let client = atls::Client::new(None, None);
     let transport = client.connect(socket, Instant::now() + PATIENCE).unwrap();
-    let channel = Channel::new(transport, "node").unwrap();
     let options = CallOptions {
         timeout: Some(PATIENCE),
         ..CallOptions::default()
     };
-    let answer = channel.server_streaming(INIT, &request, &options);
-    match answer.and_then(|mut answer| answer.one()) {
+    (Channel::new(transport, "node").unwrap(), options)
+}
+
+/// Returns why the node refuses.
+pub fn refusal(answer: Result<InitResponse, Status>) -> String {
+    match answer {
         Ok(InitResponse {
             kind: Some(Kind::InitFailure(failure)),
         }) => failure.error,

@@ -10,11 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::crypto::{Secret, cluster_id};
+use booted_proto::init::INIT;
 use booted_proto::join::ControlPlaneCertOrKey;
 use disk::luks::{self, Probe};
 use ring::digest::{SHA256, digest};
 use rpc::grpc::{Code, Status};
 use serde_json::{Value, json};
+use streaming::StreamingCalls;
 
 use crate::joining::{DISK_KEY, MEASUREMENT_SALT, MEASUREMENT_SECRET, TOKEN, assert_no_token};
 use crate::program::Program;
@@ -443,29 +445,34 @@ fn an_init_wins_while_the_node_asks_for_a_ticket() {
 #[test]
 fn an_operator_who_comes_second_is_told_that_the_node_joins() {
     let setting = Setting::new();
-    // slow enough for the join to come first
-    setting
-        .metadata
-        .set_init_secret_hash(&bcrypt::hash(INIT_SECRET, 13).unwrap());
     let disk = setting.new_disk();
     setting.set_control_planes(&[3]);
-    let cluster = setting.cluster("sleep 4");
+    let cluster = setting.cluster("");
     let has_come = Arc::new(AtomicBool::new(false));
     let go = has_come.clone();
     let _service = setting.join_service_that(3, move |call, request, _| {
-        let ticket = cluster.ticket(&request);
         while !go.load(Ordering::SeqCst) && !call.is_cancelled() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(ticket)
+        Ok(cluster.ticket(&request))
     });
     let mut node = Program::start(&mut setting.joining(&disk, "ControlPlane"));
     node.expect("ready:");
-    let mut operator = crate::init::init(&setting, INIT_SECRET, &setting.policy());
-    operator.expect("initializing");
+    // the operator's call begins before the join, and his request arrives after it
+    let (channel, options) = crate::init::connect(&setting);
+    let (mut request, mut answer) = channel.streaming(INIT, &options).unwrap();
+    // its answer shows that the node has read the beginning of the call
+    let other: Result<(), _> = channel.unary("/init.API/Other", &(), &options);
+    assert_eq!(other.unwrap_err().code(), Code::Unimplemented);
     has_come.store(true, Ordering::SeqCst);
-    assert!(!operator.exit().success());
-    operator.expect("node is already being activated: it joins a cluster");
+    node.expect("locked:");
+    let sent = request.send(&crate::init::good_request());
+    sent.and_then(|()| request.finish()).unwrap();
+    let refusal = crate::init::refusal(answer.one());
+    assert!(
+        refusal.contains("node is already being activated: it joins a cluster"),
+        "{refusal}"
+    );
     assert!(end_of_member(&mut node).success(), "{}", node.output());
     node.expect("complete:");
 }

@@ -2,9 +2,13 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
@@ -43,9 +47,58 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// The machine of a join service: its TPM, and the host's evidence of it.
 pub struct Host {
+    _evidence: Evidence,
     tpm: Swtpm,
     dir: tempfile::TempDir,
-    _evidence: Program,
+}
+
+/// The program that gives a host's evidence, and its socket. As under systemd, the program is started again when it has ended,
+/// because nobody asked for a while: a slow machine is no fault. Until then callers wait in the socket's queue.
+struct Evidence {
+    is_over: Arc<AtomicBool>,
+    activation: Option<JoinHandle<()>>,
+}
+
+impl Evidence {
+    fn start(socket: &Path, tpm: &str) -> Evidence {
+        let listener = UnixListener::bind(socket).unwrap();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let mut program = Command::new("sh");
+        program
+            .args([
+                "-c",
+                "LISTEN_FDS=1 LISTEN_PID=$$ exec \"$@\" 3<&0 </dev/null",
+                "sh",
+            ])
+            .arg(built("bootstrapper"))
+            .args(["--serve-evidence", "--csp=qemu", "--variant=qemu-vtpm"])
+            .args(["--tpm", tpm])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let over = is_over.clone();
+        let activation = thread::spawn(move || {
+            while !over.load(Relaxed) {
+                program.stdin(OwnedFd::from(listener.try_clone().unwrap()));
+                let mut running = program.spawn().unwrap();
+                while !over.load(Relaxed) && running.try_wait().unwrap().is_none() {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                let _ = running.kill();
+                let _ = running.wait();
+            }
+        });
+        Evidence {
+            is_over,
+            activation: Some(activation),
+        }
+    }
+}
+
+impl Drop for Evidence {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+        let _ = self.activation.take().map(JoinHandle::join);
+    }
 }
 
 impl Host {
@@ -60,18 +113,11 @@ impl Host {
             open.pcr_event(4, other).unwrap();
         }
         drop(open);
-        let mut activate = Command::new("systemd-socket-activate");
-        activate
-            .arg(format!("--listen={}", socket_in(dir.path()).display()))
-            .arg(built("bootstrapper"))
-            .args(["--serve-evidence", "--csp=qemu", "--variant=qemu-vtpm"])
-            .args(["--tpm", &tpm.location()]);
-        let evidence = Program::start(&mut activate);
-        evidence.expect("Listening on");
+        let evidence = Evidence::start(&socket_in(dir.path()), &tpm.location());
         Host {
+            _evidence: evidence,
             tpm,
             dir,
-            _evidence: evidence,
         }
     }
 
