@@ -23,6 +23,10 @@ grep -oh '](\.\./[^)#]*' docs/*.md | sed 's|](\.\./||' | grep -v '\.md$' | sort 
 # the book's root is the folder above docs/, so paths get the prefix docs/
 sed -e 's|](\([a-z]\)|](docs/\1|; s|](\.\./|](|' docs/SUMMARY.md >"$book/source/SUMMARY.md"
 rm "$book/source/docs/SUMMARY.md"
+# a page that no file of the checkout has
+options=docs/options
+tools/options.sh >"$book/source/$options.md"
+sed -i "s|^- \[Commands, ports, files\].*|&\n- [All options]($options.md)|" "$book/source/SUMMARY.md"
 # mdBook makes index.html from README.md, and does not change the links to it
 find "$book/source" -name '*.md' ! -name SUMMARY.md -exec sed -i 's|\(]([^):]*\)README\.md|\1index.md|' {} +
 cd "$book/source"

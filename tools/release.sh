@@ -64,12 +64,13 @@ pack -C "$work/chart" firstlight >"$out/firstlight-chart-$number.tgz"
 # the section of the changelog about this version
 awk -v heading="## [$section]" 'index($0, "## [") == 1 { on = index($0, heading) == 1; next } on' CHANGELOG.md >"$out/NOTES.md"
 grep -q '[^[:space:]]' "$out/NOTES.md" || die "CHANGELOG.md says nothing below $section"
-# the documents and the modules for OpenTofu, for readers who do not have the sources. docs/options.md is what the programs print
+# the documents and the modules for OpenTofu, for readers who do not have the sources
 docs=firstlight-docs-$number
 mkdir "$work/$docs"
 git ls-files -z -- '*.md' docs infra | grep -zv ^tests/ | xargs -0 cp --parents -t "$work/$docs"
-find "$work/$docs" -type f ! -name options.md \( -name '*.md' -o -name '*.tf' \) -print0 |
+find "$work/$docs" -type f \( -name '*.md' -o -name '*.tf' \) -print0 |
   xargs -0 sed -i "/docker:/!s|registry.example.com/firstlight:$number|&@$digest|g"
+tools/options.sh target/dist >"$work/${docs}/docs/options.md"
 pack -C "$work" "$docs" >"$out/$docs.tgz"
 
 say "compressing the node image"

@@ -3,13 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use common::previous;
 use kubernetes::yaml;
 use serde_json::Value;
 use support::ROOT;
+use support::program::built;
 
 const PAGE: &str = include_str!("../../docs/changes.md");
+
+/// Returns the page of options of the programs in a folder.
+fn page_of_options(programs: &Path) -> String {
+    let mut script = Command::new(Path::new(ROOT).join("tools/options.sh"));
+    let printed = script.arg(programs).output().unwrap();
+    assert!(printed.status.success(), "{script:?}");
+    String::from_utf8(printed.stdout).unwrap()
+}
 
 /// Returns the options of each command in a page of options.
 fn options(page: &str) -> BTreeMap<&str, BTreeSet<&str>> {
@@ -58,9 +68,9 @@ fn values(chart: &Path) -> BTreeSet<String> {
 #[test]
 #[ignore = "needs the previous release: make test-upgrade"]
 fn the_page_of_changes_names_each_new_and_each_missing_command_option_and_value() {
-    let read = |path: &Path| fs::read_to_string(path.join("docs/options.md")).unwrap();
     let (before, now) = (previous::folder().join("source"), Path::new(ROOT));
-    let (before_page, now_page) = (read(&before), read(now));
+    let before_page = page_of_options(&previous::folder().join("bin"));
+    let now_page = page_of_options(built("firstlight").parent().unwrap());
     let (commands_before, commands) = (options(&before_page), options(&now_page));
     let mut words = BTreeSet::new();
     for (some, others) in [(&commands, &commands_before), (&commands_before, &commands)] {
