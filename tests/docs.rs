@@ -331,7 +331,7 @@ fn options(help: &str) -> BTreeSet<String> {
 }
 
 /// Returns the commands that a help text lists in groups, with what they do.
-fn commands(help: &str) -> impl Iterator<Item = (&str, &str)> {
+fn listed_commands(help: &str) -> impl Iterator<Item = (&str, &str)> {
     let groups = help.lines().take_while(|line| *line != "Options:");
     groups
         .filter_map(|line| line.strip_prefix("  ")?.split_once(' '))
@@ -341,7 +341,7 @@ fn commands(help: &str) -> impl Iterator<Item = (&str, &str)> {
 /// Returns the help of each program and command, with the words that ask for it: `firstlight`, `firstlight init`, `unlock`.
 fn helps() -> Vec<(String, String)> {
     let of_all = help("firstlight", &["--help"]);
-    let commands: Vec<_> = commands(&of_all)
+    let commands: Vec<_> = listed_commands(&of_all)
         .map(|(name, _)| {
             let text = help("firstlight", &[name, "--help"]);
             (format!("firstlight {name}"), text)
@@ -689,7 +689,7 @@ fn the_fixed_parts_of_a_message_are_what_does_not_vary() {
 #[test]
 fn the_reference_has_each_command_and_no_other() {
     let text = help("firstlight", &["--help"]);
-    let expected: BTreeSet<String> = commands(&text)
+    let expected: BTreeSet<String> = listed_commands(&text)
         .map(|(name, what)| format!("| `{name}` | {what} |"))
         .collect();
     let page = Page::read(Path::new("docs/reference.md"));

@@ -17,8 +17,8 @@ section() { printf '\n## `%s`\n\n```text\n%s\n```\n' "$1" "$("$programs/${1%% *}
 programs=$1
 printf '# All options\n\nThe help of each program and command, as it prints it.\n'
 section firstlight
-# the list of commands ends with an empty line
-for command in $("$programs/firstlight" --help | awk '/^Commands:$/ { on = 1; next } on && /^$/ { exit } on { print $1 }'); do
+# the groups of commands stand before the options
+for command in $("$programs/firstlight" --help | awk '/^Options:$/ { exit } /^  [a-z]/ { print $1 }'); do
   section "firstlight $command" "$command"
 done
 for program in unlock bootstrapper join-service key-service firstlight-volume; do section "$program"; done
