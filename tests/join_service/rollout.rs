@@ -540,6 +540,15 @@ fn play_kubelets(client: &Client, world: &World, service: SocketAddr) {
             let _ = client.delete_if_there(&at);
             continue;
         }
+        if what == TRIAL {
+            // an API server that reboots with its node deletes no pod
+            let name = format!("firstlight-reboot-{node}");
+            let left = json!({"metadata": {"name": name}, "spec": {"nodeName": node, "containers": [{"name": "run", "image": "a"}]}});
+            let left_at = at.collection().named(&name);
+            let _ = client.create(&at.collection(), &left);
+            let failed = json!({"status": {"phase": "Failed"}});
+            let _ = client.merge(&left_at.subresource("status"), &failed);
+        }
         if what == TRIAL && *locked(&world.refuses) {
             locked(&world.machines).get_mut(&node).unwrap().next = OLD;
             reboot(client, world, &node, service);
@@ -956,6 +965,12 @@ fn the_next_node_is_not_touched_before_one_keeps_its_image() {
         );
     }
     assert_eq!(steps.len(), 9, "{steps:?}");
+    eventually_within(60, "no pod of the rollout is left", || {
+        let pods = PODS.in_namespace("kube-system");
+        let pods = cluster.admin().list(&pods, &Selector::default()).unwrap();
+        let mut names = pods.items.iter().map(|pod| text(pod, "/metadata/name"));
+        !names.any(|name| name.starts_with("firstlight-"))
+    });
 }
 
 #[test]

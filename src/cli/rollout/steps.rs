@@ -493,15 +493,7 @@ impl Rollout<'_> {
             // this command was cut off after the node had rebooted
             return Ok(());
         }
-        let job = Job {
-            node: name,
-            name: "reboot",
-            words: ["/usr/bin/systemctl", "reboot"].map(str::to_owned).to_vec(),
-            list: None,
-            attempt: attempt(record, tries),
-            limit: REBOOT,
-            is_ended: true,
-        };
+        let job = reboot_job(record, name, tries);
         let ended = job.run(self.client, &mut |is_change| match is_change {
             true => self.check_driver(record),
             false => self.tick(record),
@@ -537,6 +529,8 @@ impl Rollout<'_> {
             true => self.check_driver(record),
             false => self.tick(record),
         })?;
+        // the API server of the only control plane has rebooted with it, and could not delete this pod
+        reboot_job(record, name, tries).delete(self.client);
         // the pod may also have ended, or have begun again, because the node went back
         let node = self.client.get(&NODES.named(name))?;
         let boot = text(&node, "/status/nodeInfo/bootID");
@@ -661,6 +655,19 @@ pub fn permitted(record: &RolloutRecord) -> Permitted {
     Permitted {
         empty_dir: record.deletes_empty_dir,
         unmanaged: record.deletes_unmanaged,
+    }
+}
+
+/// Restarts the machine.
+fn reboot_job<'a>(record: &RolloutRecord, node: &'a str, tries: u32) -> Job<'a> {
+    Job {
+        node,
+        name: "reboot",
+        words: ["/usr/bin/systemctl", "reboot"].map(str::to_owned).to_vec(),
+        list: None,
+        attempt: attempt(record, tries),
+        limit: REBOOT,
+        is_ended: true,
     }
 }
 
