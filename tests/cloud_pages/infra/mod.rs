@@ -408,7 +408,9 @@ pub fn init_of_page(page: &str) -> String {
     let page = Page::read(page);
     let texts: Vec<_> = page.blocks().map(|block| block.text).collect();
     let found = texts.iter().find(|text| text.contains("firstlight init "));
-    init(found.unwrap(), "\"$ENDPOINT\"")
+    // the page stops if a variable is empty
+    let text = found.unwrap().replace("${", "$").replace(":?}", "");
+    init(&text, "\"$ENDPOINT\"")
 }
 
 /// Checks that a page and its module make the same.
