@@ -422,6 +422,161 @@ fn the_page_of_options_has_the_help_of_each_program() {
     assert_eq!(String::from_utf8(printed.stdout).unwrap(), expected);
 }
 
+/// Figures that pages repeat: the begin of the row in docs/benchmarks.md, the number of the cell, the page, and its words before and after
+/// the figure. The page may round.
+const FIGURES: [(&str, usize, &str, &str, &str); 14] = [
+    (
+        "| … and Firstlight ",
+        3,
+        "README.md",
+        "It adds ",
+        " MB to an initrd",
+    ),
+    (
+        "| … and clevis ",
+        3,
+        "README.md",
+        "clevis with tang adds ",
+        " MB",
+    ),
+    (
+        "| without network, with ",
+        3,
+        "README.md",
+        "its TPM2 token ",
+        " MB",
+    ),
+    (
+        "| Firstlight, with the ",
+        3,
+        "README.md",
+        "the open disk it takes ",
+        " s",
+    ),
+    (
+        "| clevis with tang |",
+        3,
+        "README.md",
+        "clevis with tang takes ",
+        " s",
+    ),
+    ("| 10 000 |", 6, "README.md", "the longest wait is ", " s"),
+    ("| 10 000 |", 9, "README.md", "the service needs ", " MiB"),
+    (
+        "| … and Firstlight ",
+        3,
+        "docs/comparison.md",
+        "It adds ",
+        " MB to an initrd",
+    ),
+    (
+        "| … and clevis ",
+        3,
+        "docs/comparison.md",
+        "clevis with tang adds ",
+        " MB",
+    ),
+    (
+        "| Firstlight, with the ",
+        3,
+        "docs/comparison.md",
+        "the open disk it takes ",
+        " s",
+    ),
+    (
+        "| 1 000 |",
+        2,
+        "docs/comparison.md",
+        "the join service gives [",
+        " to ",
+    ),
+    (
+        "| … and Firstlight ",
+        3,
+        "docs/images/install.md",
+        "[",
+        " MB]",
+    ),
+    (
+        "| nothing changes |",
+        4,
+        "docs/watch.md",
+        "\n",
+        " % of one core",
+    ),
+    (
+        "| nothing changes |",
+        6,
+        "docs/watch.md",
+        "of one core and ",
+        " MiB",
+    ),
+];
+
+/// A figure has one place, and what another page says of it is the same.
+#[test]
+fn each_figure_that_a_page_repeats_is_that_of_the_benchmarks() {
+    let read = |path: &str| fs::read_to_string(Path::new(ROOT).join(path)).unwrap();
+    let benchmarks = read("docs/benchmarks.md");
+    let number = |text: &str| -> String {
+        let of_number = |char: &char| char.is_ascii_digit() || *char == '.';
+        text.chars().take_while(of_number).collect()
+    };
+    let mut faults = vec![];
+    for (row, cell, path, before, after) in FIGURES {
+        let line = benchmarks.lines().find(|line| line.starts_with(row));
+        let cell = line.and_then(|line| line.split('|').nth(cell)).unwrap();
+        let measured = number(cell.trim().trim_start_matches('+'));
+        let page = read(path);
+        let said = page.split(before).skip(1).find_map(|rest| {
+            let said = number(rest);
+            (!said.is_empty() && rest[said.len()..].starts_with(after)).then_some(said)
+        });
+        let Some(said) = said else {
+            faults.push(format!(
+                "{path}: no figure between {before:?} and {after:?}"
+            ));
+            continue;
+        };
+        let digits = said.split_once('.').map_or(0, |(_, digits)| digits.len());
+        let rounded = format!("{:.digits$}", measured.parse::<f64>().unwrap());
+        if said != rounded {
+            faults.push(format!(
+                "{path}: {before}{said}{after}: measured {measured}"
+            ));
+        }
+    }
+    no_faults(&faults);
+}
+
+/// The versions of Kubernetes with which `make test-cluster` makes a cluster, and to which it is upgraded.
+#[test]
+fn the_pages_name_the_versions_of_kubernetes_that_were_tried() {
+    let read = |path: &str| fs::read_to_string(Path::new(ROOT).join(path)).unwrap();
+    let after = |text: &str, words: &str| {
+        let (_, rest) = text.split_once(words).unwrap();
+        let end = |char: char| !(char.is_ascii_digit() || "v.".contains(char));
+        rest[..rest.find(end).unwrap_or(rest.len())].to_owned()
+    };
+    let made = after(
+        &read("Makefile"),
+        "test-cluster: export KUBERNETES_VERSION = ",
+    );
+    let upgraded = after(&read("tools/kubernetes.sh"), "${KUBERNETES_VERSION:-");
+    for page in ["README.md", "docs/support.md"] {
+        let text = read(page);
+        for version in [&made, &upgraded] {
+            assert!(text.contains(&**version), "{page}: no {version}");
+        }
+    }
+    let tried = read("README.md");
+    let named = tried
+        .split("Kubernetes v")
+        .skip(1)
+        .all(|rest| made[1..] == *after(rest, ""));
+    assert!(named, "README.md names another version than {made}");
+}
+
 /// Returns the versions of Firstlight that a text names, as in `firstlight:1.2.3`, `firstlight-node_1.2.3` or `firstlight (1.2.3)`.
 fn versions(text: &str) -> BTreeSet<&str> {
     let is_version = |word: &&str| {
