@@ -1,7 +1,8 @@
 """Serves the APIs of AWS with moto, for the commands of docs/clouds/aws.md.
 
 Prints a line of JSON with its address. For each line on its standard input it prints a line that describes what there is, and ends with
-its standard input. After the line "permissions" each request must have the signature of an instance's role, whose policies moto applies.
+its standard input. After the lines "operator" and "permissions" each request must have the signature of the operator or of an instance's
+role, whose policies moto applies, until the line "free".
 """
 
 import base64
@@ -11,7 +12,8 @@ import sys
 
 import boto3
 from moto import settings
-from moto.core.responses import ActionResult
+from moto.core.exceptions import AccessDeniedError
+from moto.core.responses import ActionResult, BaseResponse
 from moto.core.utils import utcnow
 from moto.ebs.models import ebs_backends
 from moto.ec2.responses.amis import AmisResponse
@@ -31,6 +33,24 @@ _, port = server.get_host_and_port()
 url = f"http://127.0.0.1:{port}"
 # what moto does not keep: these parameters of requests
 seen = {"register_image": [], "run_instances": []}
+
+
+# each action, in order, and those that are refused once
+calls, refused = [], []
+authorize = BaseResponse._authenticate_and_authorize_normal_action
+
+
+def recorded(self, resource="*"):
+    action = self._get_action()
+    if action in refused:
+        refused.remove(action)
+        calls.append(f"refused {action}")
+        raise AccessDeniedError(f"arn:aws:iam::{ACCOUNT}:user/operator", action)
+    calls.append(action)
+    authorize(self, resource)
+
+
+BaseResponse._authenticate_and_authorize_normal_action = recorded
 
 
 def watch(responses, action, names):
@@ -271,6 +291,21 @@ def facts():
     return [*network_facts(), *firewall_facts(groups), *role_facts(), *balancer_facts(groups), *machine_facts(groups)]
 
 
+def operator():
+    """Returns the keys of a user with the policy of the page, and lets moto check permissions from now on."""
+    with open(sys.argv[1]) as policy:
+        document = json.load(policy)
+    for statement in document["Statement"]:
+        # moto compares only actions
+        statement["Resource"] = "*"
+        statement.pop("Condition", None)
+    iam.create_user(UserName="operator")
+    iam.put_user_policy(UserName="operator", PolicyName="page", PolicyDocument=json.dumps(document))
+    key = iam.create_access_key(UserName="operator")["AccessKey"]
+    settings.INITIAL_NO_AUTH_ACTION_COUNT = 0
+    return {"id": key["AccessKeyId"], "secret": key["SecretAccessKey"]}
+
+
 def permissions():
     """Returns the credentials of each role, and lets moto check permissions from now on."""
     credentials = {}
@@ -297,6 +332,13 @@ def permissions():
 print(json.dumps({"url": url, "key": KEY}), flush=True)
 for line in sys.stdin:
     match line.strip():
+        case "operator":
+            print(json.dumps(operator()), flush=True)
+        case "guard":
+            settings.INITIAL_NO_AUTH_ACTION_COUNT = 0
+            print("{}", flush=True)
+        case "calls":
+            print(json.dumps({"calls": calls}), flush=True)
         case "describe":
             print(json.dumps(describe()), flush=True)
         case "facts":
@@ -305,5 +347,8 @@ for line in sys.stdin:
             print(json.dumps(permissions()), flush=True)
         case "free":
             settings.INITIAL_NO_AUTH_ACTION_COUNT = float("inf")
+            print("{}", flush=True)
+        case question:
+            refused += question.removeprefix("refuse ").split()
             print("{}", flush=True)
 server.stop()

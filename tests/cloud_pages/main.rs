@@ -4,8 +4,10 @@
 mod aws;
 mod infra;
 mod libvirt;
+mod operators;
 mod page;
 mod parsers;
+mod stop;
 mod work;
 
 use std::collections::BTreeSet;

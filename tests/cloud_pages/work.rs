@@ -94,8 +94,17 @@ impl Work {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Starts the commands of a page, after those in `before`. They find programs in this folder and in `programs` first. `command` is
-    /// bash, or a program that runs it.
+    /// Lets a command run in this folder, with its programs and those in `programs`.
+    pub fn environment(&self, programs: &Path, command: &mut Command) {
+        let folder = self.folder().display();
+        let path = format!("{folder}:{}:/usr/sbin:/usr/bin:/bin", programs.display());
+        command
+            .current_dir(self.folder())
+            .env("HOME", self.folder())
+            .env("PATH", path);
+    }
+
+    /// Starts the commands of a page, after those in `before`. `command` is bash, or a program that runs it.
     pub fn start(
         &self,
         page: &str,
@@ -105,14 +114,10 @@ impl Work {
     ) -> Run<'_> {
         fs::write(self.path("page.sh"), Page::read(page).script(before)).unwrap();
         let log = fs::File::create(self.path("log.txt")).unwrap();
-        let folder = self.folder().display();
-        let path = format!("{folder}:{}:/usr/sbin:/usr/bin:/bin", programs.display());
+        self.environment(programs, &mut command);
         // the third descriptor is the pipe to this test; errors go into the log
         let mut process = command
             .args(["-c", "exec 3>&2 2>&1; . ./page.sh"])
-            .current_dir(self.folder())
-            .env("HOME", self.folder())
-            .env("PATH", path)
             .stdin(Stdio::piped())
             .stdout(log)
             .stderr(Stdio::piped())
