@@ -80,7 +80,8 @@ pub(super) fn map<'c>(
         .map_err(|why| unfit(mapping, why))?
         .usable_sectors;
     load(sectors, "accept the dm-integrity table")?;
-    // the kernel has read it for itself, and obeys its flags from `resume` on
+    // the kernel has read it for itself, and obeys its flags from `resume` on. Linux 6.1.165, 6.12.75 and
+    // newer read it once more there, after this check
     if read_superblock(mapping)?.0.bytes() != superblock.bytes() {
         let why = "it has changed while the disk was mapped".into();
         return Err(unfit(mapping, Unfit(why)));
