@@ -165,7 +165,9 @@ impl Components {
         list.take(MAX_LIST)
             .read_to_string(&mut json)
             .map_err(|error| Error::List(format!("the list of components: {error}")))?;
-        let wire = components::read_list(&json).map_err(|error| {
+        // editors of Windows write a byte order mark
+        let json = json.trim_start_matches('\u{feff}');
+        let wire = components::read_list(json).map_err(|error| {
             Error::List(format!(
                 "the file has no list of components, as `firstlight components` makes it: {error}"
             ))
@@ -411,7 +413,7 @@ mod tests {
                     format!(r#"{{"url": "data:,{name}", "install_path": "/run/state/bin/{name}"}}"#)
                 })
                 .collect();
-            let list = format!("[{}]", entries.join(","));
+            let list = format!("\u{feff}[{}]", entries.join(","));
             Components::read(list.as_bytes(), &components::Policy::default())
         };
         let list = read(&["kubelet", "kubectl", "kubeadm"]).unwrap();

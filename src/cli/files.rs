@@ -61,17 +61,20 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
-/// Returns the content of a text file without the byte order mark that editors of Windows write.
-pub fn without_mark(content: &[u8]) -> &[u8] {
-    content.strip_prefix(b"\xef\xbb\xbf").unwrap_or(content)
-}
+/// The byte order mark that editors of Windows write at the beginning of a text.
+const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Reads a whole file, whatever its mode.
+/// Reads a whole file, whatever its mode, without a byte order mark.
 pub fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
     read_open(
         path,
         File::open(path).map_err(|error| FileError::Io("open", path.into(), error))?,
     )
+}
+
+/// Reads a whole file byte for byte: somebody has signed it.
+pub fn read_signed(path: &Path) -> Result<Vec<u8>, FileError> {
+    fs::read(path).map_err(|error| FileError::Io("read", path.into(), error))
 }
 
 /// Reads a whole file; refuses a file that users other than its owner may read.
@@ -101,7 +104,8 @@ pub fn is_standard_input(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Reads a whole stream of at most [`MAX_LEN`] bytes; `path` is for the error.
+/// Reads a whole stream of at most [`MAX_LEN`] bytes, without a byte order mark; `path` is for the
+/// error.
 pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, FileError> {
     // allocates for the whole content, since a vector that grows leaves copies behind
     let mut content = Zeroizing::new(Vec::with_capacity(MAX_LEN + 1));
@@ -109,6 +113,9 @@ pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, F
         .take(MAX_LEN as u64 + 1)
         .read_to_end(&mut content)
         .map_err(|error| FileError::Io("read", path.into(), error))?;
+    if content.starts_with(MARK) {
+        content.drain(..MARK.len());
+    }
     match content.len() {
         0..=MAX_LEN => Ok(content),
         _ => Err(FileError::TooLarge(path.into())),
@@ -242,6 +249,25 @@ mod tests {
         let error = create_private(&path, b"second").unwrap_err();
         assert_eq!(error.kind(), Some(io::ErrorKind::AlreadyExists));
         assert_eq!(*read_private(&path).unwrap(), b"first");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_not_read_unless_the_file_is_signed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("text");
+        for (content, expected) in [
+            (&b"\xef\xbb\xbf{}"[..], &b"{}"[..]),
+            (b"\xef\xbb\xbf", b""),
+            (b"\xef\xbb{}", b"\xef\xbb{}"),
+            (b"{}\xef\xbb\xbf", b"{}\xef\xbb\xbf"),
+        ] {
+            let _ = fs::remove_file(&path);
+            create_private(&path, content).unwrap();
+            for read in [read(&path), read_private(&path), read_secret(&path)] {
+                assert_eq!(*read.unwrap(), expected);
+            }
+            assert_eq!(read_signed(&path).unwrap(), content);
+        }
     }
 
     #[test]

@@ -215,7 +215,7 @@ fn parse(content: &[u8]) -> Result<ClusterKms, Error> {
             "it is empty. An earlier run may have been interrupted, and no node has got a secret from it: remove the file",
         ));
     }
-    let file: File = serde_json::from_slice(files::without_mark(content)).map_err(|error| {
+    let file: File = serde_json::from_slice(content).map_err(|error| {
         format!(
             "expected a JSON object with key and salt (line {})",
             error.line()

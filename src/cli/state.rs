@@ -249,8 +249,8 @@ fn lock(path: &Path) -> Result<File, FileError> {
 }
 
 fn parse(path: &Path, content: &[u8]) -> Result<State, Error> {
-    let file: Content = serde_json::from_slice(files::without_mark(content))
-        .map_err(|error| format!("not a state file: {error}"))?;
+    let file: Content =
+        serde_json::from_slice(content).map_err(|error| format!("not a state file: {error}"))?;
     if file.version != VERSION {
         return Err(Error::Content(format!(
             "state file of version {}, expected {VERSION}",

@@ -176,6 +176,8 @@ impl Volume {
 
     /// Parses the content of the file.
     pub fn parse(text: &str) -> Result<Volume, Error> {
+        // editors of Windows write a byte order mark
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let lines = text.lines().map(str::trim);
         let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
         let mut volume = Volume::default();
@@ -312,6 +314,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let volume = Volume::parse(VALID).unwrap();
         assert_eq!(volume.brokers, ["10.0.0.5", "keys.example"]);
+        let marked = Volume::parse(&format!("\u{feff}{VALID}")).unwrap();
+        assert_eq!(marked.lines(), volume.lines());
         assert_eq!(volume.timeout, Some(Duration::from_secs(30)));
         volume.write(dir.path(), "data").unwrap();
         let read = Volume::read(dir.path(), "data").unwrap();

@@ -161,19 +161,30 @@ fn a_minor_version_stands_for_its_newest_patch() {
     }
     let folder = published.folder.path();
     fs::write(folder.join("list.json"), &made.stdout).unwrap();
-    let upgrade = |version: &str| {
-        let args = [
-            "upgrade",
-            version,
-            "--components",
-            "list.json",
-            "--timeout",
-            "1s",
-        ];
-        text(&firstlight(folder, &args).stderr)
-    };
-    assert!(upgrade("v1.34").contains("the newest patch is v1.34.4"));
-    assert!(upgrade("v1.35").contains("list.json: expected a patch of v1.35, got \"v1.34.4\""));
+    // as an editor of Windows writes it
+    let marked = [&b"\xef\xbb\xbf"[..], &made.stdout].concat();
+    fs::write(folder.join("marked.json"), marked).unwrap();
+    for command in [&["upgrade"][..], &["rollout", "plan", "--kubernetes"]] {
+        for list in ["list.json", "marked.json"] {
+            let with = |version: &str| {
+                let more = ["--components", list, "--kubeconfig", "none.conf"];
+                let args = [command, &[version], &more].concat();
+                text(&firstlight(folder, &args).stderr)
+            };
+            for version in ["v1.34", "1.34"] {
+                let said = with(version);
+                assert!(said.contains("the newest patch is v1.34.4"), "{said}");
+            }
+            for version in ["v1.34.4", "1.34.4"] {
+                let said = with(version);
+                let is_read = said.contains("none.conf") && said.contains("does not exist");
+                assert!(is_read, "{said}");
+            }
+            let said = with("v1.35");
+            let expected = format!("{list}: expected a patch of v1.35, got \"v1.34.4\"");
+            assert!(said.contains(&expected), "{said}");
+        }
+    }
 }
 
 #[test]

@@ -137,8 +137,8 @@ pub enum Action {
     },
 }
 
-/// Returns the version of Kubernetes that an operator names. `v1.36` stands for its newest patch: that of the list of components in the
-/// file, or without a file the newest one that Kubernetes has published.
+/// Returns the version of Kubernetes that an operator names, with or without `v`. `v1.36` stands for its newest patch: that of the list
+/// of components in the file, or without a file the newest one that Kubernetes has published.
 pub fn version(
     text: &str,
     list: Option<&Path>,
@@ -148,6 +148,11 @@ pub fn version(
     let parsed = |text: &str| {
         text.parse::<Version>()
             .map_err(|error| Error::Usage(error.to_string()))
+    };
+    let with_v = format!("v{text}");
+    let text = match text.starts_with("1.") {
+        true => &with_v,
+        false => text,
     };
     if text.matches('.').count() != 1 {
         return parsed(text);

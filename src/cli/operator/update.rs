@@ -44,7 +44,7 @@ impl ImageRelease {
             )));
         }
         Ok(ImageRelease {
-            list: files::read(&folder.join(LIST))?.to_vec(),
+            list: files::read_signed(&folder.join(LIST))?,
             signature: text(&signature)?,
             content: CONTENT.map(|name| folder.join(name)),
             policy: text(policy)?,

@@ -82,7 +82,7 @@ pub const COMMAND: Command = Command {
         Opt::value(
             "kubernetes",
             "VERSION",
-            "plan, start: bring this version of Kubernetes to the nodes, as v1.34.5, instead of an image",
+            "plan, start: bring this version of Kubernetes to the nodes, as v1.34.5, instead of an image; v1.34 is the patch of the list",
         ),
         Opt::value(
             "components",
