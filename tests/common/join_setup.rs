@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::kube_apiserver::Cluster;
 use crate::manifests::settings;
+pub use ::services::join_service::CONTROL_PLANE_FILES as PKI;
 use ::services::join_service::keys::Auth;
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
@@ -50,16 +51,6 @@ pub const PEERS: &str = r#"[
 pub const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub const COMPONENTS: &str = r#"[{"url":"https://example.com/kubelet","hash":"sha256:00","install_path":"/run/state/bin/kubelet"}]"#;
 pub const CLUSTER_CONFIGURATION: &str = "apiServer:\n  certSANs:\n  - 127.0.0.1\n  - lb.example\n  - '*.example.org'\ncontrolPlaneEndpoint: 127.42.0.2\n";
-pub const PKI: [&str; 8] = [
-    "ca.crt",
-    "ca.key",
-    "etcd/ca.crt",
-    "etcd/ca.key",
-    "front-proxy-ca.crt",
-    "front-proxy-ca.key",
-    "sa.key",
-    "sa.pub",
-];
 
 /// Locked by each test, because the tests use the same objects.
 pub static ALONE: Mutex<()> = Mutex::new(());

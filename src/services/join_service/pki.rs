@@ -19,7 +19,7 @@ use kubernetes::wrapping_key;
 /// The directory of kubeadm's certificates.
 pub const DIRECTORY: &str = "/etc/kubernetes/pki";
 /// The files that a control plane needs before kubeadm runs. Kubeadm creates the others.
-const CONTROL_PLANE_FILES: [&str; 8] = [
+pub const CONTROL_PLANE_FILES: [&str; 8] = [
     "ca.crt",
     "ca.key",
     "etcd/ca.crt",
