@@ -532,10 +532,7 @@ fn a_server_without_an_address_is_said_at_once() {
         code == 4 && stderr.contains("https://nowhere.invalid:6443 has no address: "),
         "{stderr}"
     );
-    assert!(
-        started.elapsed() < Duration::from_secs(300),
-        "it waited: {stderr}"
-    );
+    support::promptly::assert_no_wait(started, Duration::from_secs(15));
 }
 
 #[test]
@@ -625,11 +622,7 @@ fn nodes_that_hang_hang_up_or_talk_nonsense_do_not_outlast_the_timeout() {
         let started = Instant::now();
         let (code, stderr) = failure(dir.path(), &init(&endpoint, &["--timeout", "3s"]));
         assert_eq!(code, 4, "{stderr}");
-        assert!(
-            started.elapsed() < Duration::from_secs(25),
-            "{:?}: {stderr}",
-            started.elapsed()
-        );
+        support::promptly::assert_no_wait(started, Duration::from_secs(3));
         assert!(!stderr.contains("correct horse"), "{stderr}");
     }
 }

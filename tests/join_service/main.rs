@@ -1032,17 +1032,11 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
 
     // The API server accepts the request and does not answer: it may still execute it.
     cluster.freeze_api_server(true);
-    let asked = Instant::now();
     let status = refused(setup.join(&other, &request("plane-0", &["127.42.1.100"], 2, true)));
     assert_eq!(
         (status.code(), setup.count("join", "api")),
         (Code::Unavailable, 1),
         "{status}"
-    );
-    assert!(
-        asked.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        asked.elapsed()
     );
     assert!(
         status.retry_after().is_some() && !status.message().contains("127.0.0.1"),

@@ -303,34 +303,32 @@ fn without_a_load_balancer_and_beside_services_that_hang_one_that_answers_is_eno
     let is_cancelled = cancelled.clone();
     let hangs = Arc::new(AtomicBool::new(false));
     let is_hanging = hangs.clone();
+    let given = Arc::new(AtomicBool::new(false));
+    let is_given = given.clone();
     let _hanging = setting.join_service_that(4, move |call, _, _| {
         hangs.store(true, Ordering::SeqCst);
         while !call.is_cancelled() {
             std::thread::sleep(Duration::from_millis(10));
         }
-        cancelled.store(true, Ordering::SeqCst);
+        cancelled.store(is_given.load(Ordering::SeqCst), Ordering::SeqCst);
         Err(Status::new(Code::Cancelled, "the node is gone"))
     });
     let cluster = setting.cluster("");
     let _service = setting.join_service_that(5, move |_, request, _| {
         match is_hanging.load(Ordering::SeqCst) {
-            true => Ok(cluster.ticket(&request)),
+            true => {
+                given.store(true, Ordering::SeqCst);
+                Ok(cluster.ticket(&request))
+            }
             false => Err(Status::new(Code::Unavailable, "not yet")),
         }
     });
-    let start = Instant::now();
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     node.expect(&format!("ticket: from join service {}", setting.host(5)));
     assert!(end_of_member(&mut node).success(), "{}", node.output());
-    // this is not a test of speed: each of the two services would have delayed the node for 30 seconds
-    assert!(
-        start.elapsed() < Duration::from_secs(25),
-        "{:?}",
-        start.elapsed()
-    );
     assert!(
         is_cancelled.load(Ordering::SeqCst),
-        "the other call was not cancelled"
+        "the other call was cancelled before the ticket was given, or not at all"
     );
 }
 
@@ -489,11 +487,7 @@ fn a_stop_before_the_ticket_leaves_the_node_fresh() {
     let asked = Instant::now();
     node.terminate();
     assert_eq!(node.exit().code(), Some(143));
-    assert!(
-        asked.elapsed() < Duration::from_secs(15),
-        "{:?}",
-        asked.elapsed()
-    );
+    support::promptly::assert_no_wait(asked, Duration::from_secs(1));
     assert_fresh(&setting, &node);
 }
 

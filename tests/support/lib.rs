@@ -1,5 +1,5 @@
 //! Support for tests: a software TPM, a metadata service, running programs, hostile inputs, files
-//! and programs of other projects, pseudo-random numbers, a search of memory for secrets.
+//! and programs of other projects, pseudo-random numbers, a search of memory for secrets, bounds of elapsed time.
 
 pub mod boot_image;
 pub mod cut_off;
@@ -9,6 +9,7 @@ pub mod metadata;
 pub mod mutation;
 pub mod openssl;
 pub mod program;
+pub mod promptly;
 pub mod random;
 pub mod secrets;
 pub mod swtpm;
