@@ -16,7 +16,7 @@ use machine::flow::{self, INIT, PATIENCE, Setting};
 use machine::maker::{
     DRACUT, DRACUT_13, INITRAMFS_TOOLS, INITRAMFS_TOOLS_13, Maker, NETWORK_MANAGER,
 };
-use machine::vm::Vm;
+use machine::vm::{Machine, Vm};
 use machine::{Failure, Result};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -115,25 +115,15 @@ fn a_kernel_command_line_of_the_host_is_refused_by_pcr_12() -> Result<()> {
 #[test]
 #[ignore = "boots a machine: make test-host"]
 fn words_of_the_host_for_systemd_boot_reach_no_kernel() -> Result<()> {
-    let mut setting = images::node("host-boot-words", Image::Mkosi)?;
     let word = "io.systemd.boot.kernel-cmdline-extra=host-runs-words";
-    setting.machine.add_smbios_string(word)?;
-    let vm = ready(&mut setting)?;
-    setting.accept(&flow::attestation_key(&vm)?)?;
-    println!("{}", setting.status_of_fresh(&vm, INIT)?);
-    Ok(())
+    changes_no_register("host-boot-words", |machine| machine.add_smbios_string(word))
 }
 
 /// The host may choose between the images of the disk: each one is measured, and here there is only one.
 #[test]
 #[ignore = "boots a machine: make test-host"]
 fn variables_of_systemd_boot_choose_only_between_measured_images() -> Result<()> {
-    let mut setting = images::node("host-entries", Image::Mkosi)?;
-    images::choose_entry(&mut setting.machine)?;
-    let vm = ready(&mut setting)?;
-    setting.accept(&flow::attestation_key(&vm)?)?;
-    println!("{}", setting.status_of_fresh(&vm, INIT)?);
-    Ok(())
+    changes_no_register("host-entries", images::choose_entry)
 }
 
 /// A boot option may have a command line for the image that it starts.
@@ -162,6 +152,16 @@ fn a_firmware_driver_of_the_host_is_refused_by_pcr_2() -> Result<()> {
             "the driver did not run, so this proves nothing".to_owned(),
         )),
     }
+}
+
+/// Boots the image of mkosi after this change, which no register shows.
+fn changes_no_register(name: &str, change: impl FnOnce(&mut Machine) -> Result<()>) -> Result<()> {
+    let mut setting = images::node(name, Image::Mkosi)?;
+    change(&mut setting.machine)?;
+    let vm = ready(&mut setting)?;
+    setting.accept(&flow::attestation_key(&vm)?)?;
+    println!("{}", setting.status_of_fresh(&vm, INIT)?);
+    Ok(())
 }
 
 /// Boots with all attacks. The machine has the registers of its policy, and no attack leaves its mark.
