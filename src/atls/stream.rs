@@ -533,9 +533,7 @@ mod tests {
         );
         // the error is permanent, because part of a record was sent
         assert!(writer.write(b"more").is_err());
-        let begin = Instant::now();
         drop(writer);
-        assert!(begin.elapsed() < CLOSE_TIME);
 
         // the socket buffers are full, but no write has failed yet
         far.socket.set_nonblocking(true).unwrap();
@@ -543,11 +541,7 @@ mod tests {
         far.socket.set_nonblocking(false).unwrap();
         let begin = Instant::now();
         drop(far.writer);
-        assert!(
-            (CLOSE_TIME..CLOSE_TIME * 3).contains(&begin.elapsed()),
-            "{:?}",
-            begin.elapsed()
-        );
+        assert!(begin.elapsed() >= CLOSE_TIME, "{:?}", begin.elapsed());
     }
 
     #[test]

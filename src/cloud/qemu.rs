@@ -161,7 +161,6 @@ mod tests {
 
     use super::super::plain::Plain;
     use super::*;
-    use base::request::CONNECT_TIMEOUT;
     use support::mutation::mutations;
 
     const SELF: &str = r#"{"Name":"control-plane-0","ProviderID":"qemu:///hostname/control-plane-0","Role":"ControlPlane","VPCIP":"10.42.1.100","SecondaryIPRange":"","AliasIPRanges":null}"#;
@@ -311,14 +310,13 @@ mod tests {
             .unwrap()
             .local_addr()
             .unwrap();
-        let started = Instant::now();
         let http = Http::new(&format!("http://{port}/"));
         let error = QemuMetadata { http }.own().unwrap_err();
         assert!(
             error.to_string().contains(&format!("http://{port}/self")),
             "{error}"
         );
-        assert!(started.elapsed() < CONNECT_TIMEOUT);
+        assert!(!error.to_string().contains("in time"), "{error}");
     }
 
     #[test]
@@ -340,11 +338,8 @@ mod tests {
         });
         let started = Instant::now();
         assert!(matches!(client.own(), Err(Error::Unreachable { .. })));
-        assert!(
-            started.elapsed() < Duration::from_secs(20),
-            "{:?}",
-            started.elapsed()
-        );
+        // all of it would take 50 seconds
+        support::promptly::assert_no_wait(started, Duration::from_secs(1));
     }
 
     #[test]

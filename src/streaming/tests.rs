@@ -122,14 +122,13 @@ fn router(begun: &Arc<AtomicUsize>, cancelled: &Arc<AtomicUsize>) -> Router {
             },
         )
         .client_streaming(
-            "/t.T/SleepForEach",
-            |_: &Call, requests: &mut Receiver<Blob>| {
-                requests
-                    .try_for_each(|request| {
-                        thread::sleep(Duration::from_millis(request?.count.into()));
-                        Ok(())
-                    })
-                    .map(|()| blob(b"", 0))
+            "/t.T/HangAtFirst",
+            |call: &Call, requests: &mut Receiver<Blob>| {
+                let first = requests.next();
+                while !call.is_cancelled() {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                first.unwrap_or(Ok(blob(b"", 0)))
             },
         )
         .streaming(
@@ -417,7 +416,7 @@ fn a_deadline_ends_the_call_on_both_sides() {
         .unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &options)
         .unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
-    assert!(started.elapsed() < Duration::from_secs(5));
+    support::promptly::assert_no_wait(started, Duration::from_secs(1));
     eventually(|| server.cancelled() == 1);
 }
 
@@ -443,30 +442,17 @@ fn a_dropped_call_and_a_lost_peer_cancel_the_handler() {
 fn a_slow_handler_delays_no_other_call() {
     let server = start(Limits::default());
     let channel = connect(&server);
-    let started = Instant::now();
-    thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                channel
-                    .unary::<_, Blob>("/t.T/Sleep", &blob(b"", 5000), &soon())
-                    .unwrap()
-            });
-        }
-        eventually(|| server.begun() == 8);
-        for _ in 0..20 {
-            echo(&channel, &blob(b"", 1)).unwrap();
-        }
-        assert!(
-            started.elapsed() < Duration::from_millis(4900),
-            "{:?}",
-            started.elapsed()
-        );
-    });
-    assert!(
-        started.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        started.elapsed()
-    );
+    let call = || {
+        channel
+            .server_streaming::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon())
+            .unwrap()
+    };
+    let _endless = [(); 8].map(|()| call());
+    eventually(|| server.begun() == 8);
+    for _ in 0..20 {
+        echo(&channel, &blob(b"", 1)).unwrap();
+    }
+    assert_eq!(server.cancelled(), 0);
 }
 
 /// The thread of the handler reads while it waits for a request. When it has one, another thread
@@ -474,21 +460,17 @@ fn a_slow_handler_delays_no_other_call() {
 #[test]
 fn a_handler_that_has_its_request_delays_no_other_call() {
     let server = start(Limits::default());
-    let mut delayed = Duration::ZERO;
     for _ in 0..6 {
         let channel = connect(&server);
         let (mut requests, _response) = channel
-            .streaming::<Blob, Blob>("/t.T/SleepForEach", &soon())
+            .streaming::<Blob, Blob>("/t.T/HangAtFirst", &soon())
             .unwrap();
         // Long enough for the server to see that the connection has a reader.
         thread::sleep(Duration::from_millis(150));
-        requests.send(&blob(b"", 2000)).unwrap();
+        requests.send(&blob(b"", 1)).unwrap();
         thread::sleep(Duration::from_millis(20));
-        let started = Instant::now();
         echo(&channel, &blob(b"", 1)).unwrap();
-        delayed += started.elapsed();
     }
-    assert!(delayed < Duration::from_secs(5), "{delayed:?}");
 }
 
 #[test]
@@ -547,9 +529,8 @@ fn stop_lets_running_calls_end_and_takes_no_new_ones() {
         let call =
             scope.spawn(|| channel.unary::<_, Blob>("/t.T/Sleep", &blob(b"", 3000), &soon()));
         eventually(|| server.begun() == 1);
-        let started = Instant::now();
         scope.spawn(|| {
-            server.stop(Duration::from_secs(60));
+            server.stop(Duration::from_secs(3600));
             stopped.store(true, Ordering::SeqCst);
         });
         eventually(|| match echo(&channel, &Blob::default()) {
@@ -559,11 +540,6 @@ fn stop_lets_running_calls_end_and_takes_no_new_ones() {
         assert!(!stopped.load(Ordering::SeqCst));
         assert_eq!(call.join().unwrap().unwrap().count, 3000);
         eventually(|| stopped.load(Ordering::SeqCst));
-        assert!(
-            started.elapsed() < Duration::from_secs(30),
-            "{:?}",
-            started.elapsed()
-        );
     });
     assert!(TcpStream::connect(server.local_addr()).is_err());
     server.stop(Duration::ZERO);
@@ -626,7 +602,7 @@ fn stop_without_grace_ends_running_calls() {
     let _half_open = TcpStream::connect(server.local_addr()).unwrap();
     let started = Instant::now();
     server.stop(Duration::ZERO);
-    assert!(started.elapsed() < Duration::from_secs(8));
+    support::promptly::assert_no_wait(started, Duration::from_millis(400));
     assert_eq!(call.next().unwrap().unwrap_err().code(), Code::Unavailable);
     assert!(server.cancelled() == 1);
 }
@@ -648,10 +624,7 @@ fn a_connection_at_its_maximum_age_refuses_new_calls_and_lets_running_ones_end()
             .spawn(|| channel.unary::<_, Blob>("/t.T/UntilCancelled", &Blob::default(), &soon()));
         let refused = loop {
             match echo(&channel, &Blob::default()) {
-                Ok(_) => assert!(
-                    begun.elapsed() < Duration::from_secs(15),
-                    "the connection does not age"
-                ),
+                Ok(_) => assert!(begun.elapsed() < 20 * age, "the connection does not age"),
                 Err(status) => break status,
             }
             thread::sleep(Duration::from_millis(10));
@@ -667,7 +640,7 @@ fn a_connection_at_its_maximum_age_refuses_new_calls_and_lets_running_ones_end()
             endless.join().unwrap().unwrap_err().code(),
             Code::Unavailable
         );
-        assert!((grace..grace + Duration::from_secs(20)).contains(&begun.elapsed()));
+        assert!(begun.elapsed() >= grace);
         eventually(|| server.cancelled() == 1);
     });
 }

@@ -428,7 +428,7 @@ mod tests {
             let unlisted = gathered(&config, Duration::from_secs(1));
             assert_eq!(unlisted.cause, Cause::NoConnection, "{act:?}");
             // otherwise it would take a quarter of an hour or more
-            assert!(end.elapsed() < Duration::from_secs(60), "{act:?}");
+            support::promptly::assert_no_wait(end, Duration::from_secs(3));
         }
     }
 
@@ -462,7 +462,7 @@ mod tests {
         let unlisted = gathered(&config, Duration::from_secs(300));
         assert_eq!(unlisted.cause, Cause::Certificate, "{}", unlisted.error);
         // it is not tried until the deadline
-        assert!(started.elapsed() < Duration::from_secs(200));
+        support::promptly::assert_no_wait(started, Duration::from_secs(10));
         let unlisted = gathered("a: b: c", Duration::from_secs(1));
         assert_eq!(unlisted.cause, Cause::Kubeconfig, "{}", unlisted.error);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -411,7 +411,6 @@ fn a_silent_server_and_a_slow_one_run_into_their_limits() {
     let mut node = FileEntry::new();
     node.settings.stall = Duration::from_secs(1);
     node.settings.deadline = Duration::from_secs(3);
-    let started = Instant::now();
     let error = node.refused(node.component(&url, &bytes(1000), "kubelet"));
     assert!(
         error.contains("was not fetched within") && error.contains("cut off after"),
@@ -428,11 +427,6 @@ fn a_silent_server_and_a_slow_one_run_into_their_limits() {
     });
     let error = node.refused(node.component(&url, &bytes(100_000), "kubelet"));
     assert!(error.contains("was not fetched within"), "{error}");
-    assert!(
-        started.elapsed() < Duration::from_secs(60),
-        "{:?}",
-        started.elapsed()
-    );
 }
 
 #[test]
@@ -457,8 +451,7 @@ fn a_stop_ends_a_download_and_a_pause_at_once() {
         }
     });
     assert!(matches!(outcome, Err(Error::Stopped)), "{outcome:?}");
-    let took = stopped.unwrap().elapsed();
-    assert!(took < Duration::from_secs(10), "{took:?}");
+    support::promptly::assert_no_wait(stopped.unwrap(), Duration::from_millis(500));
     assert_eq!(files(node.directory.path()), BTreeMap::new());
 }
 
@@ -478,7 +471,7 @@ fn the_first_error_ends_the_other_downloads() {
         matches!(error, Error::Status { status: 404, .. }),
         "{error}"
     );
-    assert!(started.elapsed() < Duration::from_secs(15));
+    support::promptly::assert_no_wait(started, Duration::from_millis(750));
 }
 
 #[test]
@@ -544,16 +537,12 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
 
     let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     fs::write(&bundle, other.cert.pem()).unwrap();
-    let started = Instant::now();
     let error = node
         .install(std::slice::from_ref(&component))
         .0
         .unwrap_err()
         .to_string();
-    assert!(
-        error.contains("certificate") && started.elapsed() < Duration::from_secs(15),
-        "{error}"
-    );
+    assert!(error.contains("certificate"), "{error}");
 
     fs::write(
         &bundle,
