@@ -87,7 +87,9 @@ impl Rollout<'_> {
         let mut is_unsaved = false;
         loop {
             let begun = Instant::now();
-            let what = match self.turn(record, &mut prover, &mut is_unsaved) {
+            let turn = self.turn(record, &mut prover, &mut is_unsaved);
+            let pause = pause_after(&turn, begun.elapsed());
+            let what = match turn {
                 Ok(Turn::Over) => return Ok(()),
                 Ok(Turn::Done) => {
                     waiting = None;
@@ -102,7 +104,7 @@ impl Rollout<'_> {
                 Err(error) => return Err(error),
             };
             self.wait(record, what, &mut waiting)?;
-            if self.client.stopped_within(PAUSE.max(begun.elapsed() * 4)) {
+            if self.client.stopped_within(pause) {
                 return Err(kubernetes::client::Error::Stopped.into());
             }
         }
@@ -658,6 +660,15 @@ pub fn permitted(record: &RolloutRecord) -> Permitted {
     }
 }
 
+/// Returns how long to wait after a turn that took so long. In a large cluster a look takes long, and looks are rarer. A turn that ended
+/// because no API server answers may have drained a node for minutes before.
+fn pause_after(turn: &Result<Turn, Error>, took: Duration) -> Duration {
+    match turn {
+        Ok(Turn::Wait(_)) => PAUSE.max(took * 4),
+        _ => PAUSE,
+    }
+}
+
 /// Restarts the machine.
 fn reboot_job<'a>(record: &RolloutRecord, node: &'a str, tries: u32) -> Job<'a> {
     Job {
@@ -767,4 +778,22 @@ fn last_refusal(client: &Client, node: &str) -> Result<Option<String>, Error> {
         last = records(&log).into_iter().rfind(is_refusal).or(last);
     }
     Ok(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_look_that_takes_long_makes_looks_rarer() {
+        let looked = Ok(Turn::Wait("a node".into()));
+        assert_eq!(
+            pause_after(&looked, Duration::from_secs(3)),
+            Duration::from_secs(12)
+        );
+        assert_eq!(pause_after(&looked, Duration::ZERO), PAUSE);
+        let restarts = Err(Error::Unreachable("no answer".into()));
+        let minutes = Duration::from_secs(600);
+        assert_eq!(pause_after(&restarts, minutes), PAUSE);
+    }
 }
