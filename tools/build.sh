@@ -11,7 +11,7 @@ cd "$ROOT"
 TOGETHER=(bootstrapper join-service key-service firstlight)
 PROGRAMS=(unlock firstlight-volume "${TOGETHER[@]}")
 # maximum bytes with musl, as SPECIFICATION.md promises; a static glibc adds 0.9 MB
-declare -A MOST=([unlock]=2750000 [firstlight-volume]=2100000 [bootstrapper]=5990000 [join-service]=5490000 [key-service]=4670000 [firstlight]=8040000)
+declare -A MOST=([unlock]=2750000 [firstlight-volume]=2100000 [bootstrapper]=6000000 [join-service]=5490000 [key-service]=4680000 [firstlight]=8060000)
 UNLOCK_MOST_COMPRESSED=1265000 UNLOCK_MOST_OURS=672000
 
 # a separate folder: the flags differ from those of `cargo build`, and neither build may invalidate the other

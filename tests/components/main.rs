@@ -202,7 +202,7 @@ fn what_is_not_published_is_named() {
         1,
         "kubelet.sha256: not published (status 404)",
     );
-    failure(&["1.34.4"], 2, "expected");
+    failure(&["v1.34.x"], 2, "expected");
     failure(&["v1.20.0"], 2, "v1.31 to");
     failure(&[], 2, "give either a VERSION");
     failure(&[VERSION, "--check", "x"], 2, "give either a VERSION");

@@ -316,7 +316,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     };
     for (arguments, why) in [
         (with("v1.29.0", &[]), "expected v1.31 to v1.37"),
-        (with("1.34.4", &[]), "is not a version of Kubernetes"),
+        (with("v1.34.x", &[]), "is not a version of Kubernetes"),
         (
             with("v1.34.4", &["--cluster-name", "A b"]),
             "cannot be named",
