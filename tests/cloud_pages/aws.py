@@ -20,6 +20,7 @@ from moto.ec2.responses.amis import AmisResponse
 from moto.ec2.responses.general import General
 from moto.ec2.responses.instances import InstanceResponse
 from moto.ec2.utils import Base64EncodedString
+from moto.iam.access_control import IAMRequest
 from moto.server import ThreadedMotoServer
 
 REGION = "us-east-2"
@@ -51,6 +52,16 @@ def recorded(self, resource="*"):
 
 
 BaseResponse._authenticate_and_authorize_normal_action = recorded
+check_signature = IAMRequest.check_signature
+
+
+def check_known_signature(self):
+    # moto computes another signature for this request than the client of AWS
+    if self._action != "ebs:CompleteSnapshot":
+        check_signature(self)
+
+
+IAMRequest.check_signature = check_known_signature
 
 
 def watch(responses, action, names):
