@@ -75,7 +75,8 @@ def parts(program: str) -> dict[str, int]:
 
 def main() -> None:
     if sys.argv[1] == "--ours":
-        print(parts(sys.argv[2])["ours"])
+        sizes = of_crates(sys.argv[2])
+        print(sum(sizes[crate] for crate in OURS))
         return
     if sys.argv[1] == "--parts":
         found = {pathlib.Path(program).name: parts(program) for program in sys.argv[2:]}
