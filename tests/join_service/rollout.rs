@@ -973,6 +973,45 @@ fn the_next_node_is_not_touched_before_one_keeps_its_image() {
     });
 }
 
+/// The kubelet of a machine with little processor time misses its heartbeat.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_kubelet_that_is_silent_for_a_moment_does_not_end_a_rollout() {
+    let _alone = alone();
+    let cluster = Rollouts::new(1, 2);
+    let grace = json!({"spec.terminationGracePeriodSeconds": 30});
+    cluster.pod("app", "default", "worker-0", grace);
+    let is_up = |it| {
+        locked(&cluster.world.machines)
+            .get_mut("worker-0")
+            .unwrap()
+            .is_up = it
+    };
+    is_up(false);
+    let said = thread::scope(|scope| {
+        let operator = scope.spawn(|| {
+            cluster.does(&[
+                "start",
+                "--policy",
+                "new.json",
+                "--yes",
+                "--accept-downtime",
+            ])
+        });
+        let at = PODS.in_namespace("default").named("app");
+        eventually_within(60, "the pod is evicted", || {
+            !cluster.admin().get(&at).unwrap()["metadata"]["deletionTimestamp"].is_null()
+        });
+        cluster.setup.make_ready("worker-0", "Unknown");
+        thread::sleep(Duration::from_secs(5));
+        is_up(true);
+        cluster.setup.make_ready("worker-0", "True");
+        operator.join().unwrap()
+    });
+    assert!(said.contains("its kubelet is silent"), "{said}");
+    assert_eq!(cluster.rebooted(), ["worker-0", "worker-1", "plane-0"]);
+}
+
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn machines_that_are_replaced_are_asked_for_and_awaited() {

@@ -364,7 +364,7 @@ impl Rollout<'_> {
         self.progress.phase(format!("{name} {}", step.phrase()));
         match step {
             NodeStep::Cordon => drain::cordon(self.client, name),
-            NodeStep::Drain => self.drain(record, cluster, name),
+            NodeStep::Drain => self.drain(record, cluster, name, &node.uid),
             NodeStep::Change => self.change(record, name, node.tries),
             NodeStep::Reboot => self.reboot(record, cluster, name, node.tries),
             // decided from what the cluster is like
@@ -379,7 +379,13 @@ impl Rollout<'_> {
         }
     }
 
-    fn drain(&self, record: &RolloutRecord, cluster: &Cluster, name: &str) -> Result<(), Error> {
+    fn drain(
+        &self,
+        record: &RolloutRecord,
+        cluster: &Cluster,
+        name: &str,
+        uid: &str,
+    ) -> Result<(), Error> {
         if let Goal::Kubernetes { drains: false, .. } = record.goal {
             return Ok(());
         }
@@ -397,13 +403,35 @@ impl Rollout<'_> {
         }
         let permitted = permitted(record);
         Pods::of(self.client, name, permitted)?.check(name)?;
-        let limit = self.options.drain_limit;
-        match drain::drain(self.client, name, permitted, limit, self.progress)? {
-            Drained::Empty => Ok(()),
-            Drained::Silent => Err(Error::Refused(format!(
-                "the kubelet of {name} became silent while its pods were moved away: nobody knows whether they have ended"
-            ))),
+        let end = Instant::now() + self.options.drain_limit;
+        let mut is_said = false;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match drain::drain(self.client, name, permitted, left, self.progress)? {
+                Drained::Empty => return Ok(()),
+                // a busy machine may be late: its kubelet says later which pods have ended
+                Drained::Silent if !left.is_zero() && self.is_there(name, uid)? => {
+                    if !is_said {
+                        let limit = human(self.options.drain_limit);
+                        let doing = format!("{name}: its kubelet is silent, for at most {limit}");
+                        self.progress.phase(doing);
+                    }
+                    is_said = true;
+                    pause(self.client)?;
+                }
+                Drained::Silent => {
+                    return Err(Error::Refused(format!(
+                        "the kubelet of {name} became silent while its pods were moved away: nobody knows whether they have ended"
+                    )));
+                }
+            }
         }
+    }
+
+    /// Returns whether the Node is still the one of this UID.
+    fn is_there(&self, name: &str, uid: &str) -> Result<bool, Error> {
+        let found = self.client.find(&NODES.named(name))?;
+        Ok(found.is_some_and(|it| text(&it, "/metadata/uid") == uid))
     }
 
     /// Brings the image or the programs to a node, or asks for its replacement.
