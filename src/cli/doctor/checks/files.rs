@@ -69,7 +69,7 @@ pub fn state(facts: &Gathered) -> Vec<Diagnosis> {
                 hex(&derived),
                 hex(&cluster)
             ),
-            "find the right file now, or read the master secret from the running cluster (docs/day-two/secrets.md#the-master-secret-is-lost)",
+            "find the right file now: the cluster gives the master secret to nobody (docs/day-two/secrets.md#the-master-secret-is-lost)",
         ));
     }
     if folder.cluster.is_none() {
