@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-inside test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release test-upgrade test-standalone reproducible reproducible-image deny docs reproducible-kernel
+.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-inside test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release test-upgrade test-standalone reproducible reproducible-image deny docs reproducible-kernel nightly nightly-due
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -95,6 +95,12 @@ test-certificates: setup build ## run a control plane and its kubelet through th
 test-cluster-api: setup ## scale a cluster from one worker to five and back to one with Cluster API and the provider of its tests, and try to join with all data that it has
 	@tools/cluster-api.sh >/dev/null
 	cargo test --locked --test join_service cluster_api -- --include-ignored --nocapture
+
+nightly: setup ## run all targets that test, the most overdue first, and write the results into tests/ledger.tsv (HOURS=6)
+	@tools/nightly.sh
+
+nightly-due: ## print the targets whose last green result is too old
+	@tools/nightly.sh due
 
 demo: setup ## boot a VM: first boot, init, a reboot that unlocks the disk, one with a changed image that must not, one with recovery
 	@tools/demo.sh

@@ -253,3 +253,65 @@ fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
         }
     }
 }
+
+/// Targets of make that build, install or print something, or that another target runs.
+const NO_TESTS: [&str; 13] = [
+    "help",
+    "setup",
+    "build",
+    "lint",
+    "unit",
+    "boot",
+    "check-deps",
+    "image",
+    "mkosi",
+    "proto",
+    "release",
+    "nightly",
+    "nightly-due",
+];
+/// Takes an hour, for a kernel that changes once in some months.
+const BY_HAND: &str = "reproducible-kernel";
+
+#[test]
+fn the_nightly_run_has_each_target_that_tests_and_covers_what_is_shipped() {
+    let read = |name: &str| fs::read_to_string(Path::new(ROOT).join(name)).unwrap();
+    let makefile = read("Makefile");
+    let described = makefile.lines().filter(|line| line.contains(" ## "));
+    let targets: BTreeSet<&str> = described
+        .map(|line| line.split(':').next().unwrap())
+        .collect();
+    let nightly = read("tests/nightly.tsv");
+    let rows: Vec<[&str; 3]> = (nightly.lines())
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split('\t').collect::<Vec<_>>().try_into().unwrap())
+        .collect();
+    let listed: BTreeSet<&str> = rows.iter().map(|[target, ..]| *target).collect();
+    let others: BTreeSet<&str> = NO_TESTS.into_iter().chain([BY_HAND]).collect();
+    assert_eq!(listed.len(), rows.len(), "a target is listed twice");
+    assert_eq!(&listed | &others, targets);
+
+    let paths = rows.iter().flat_map(|[_, minutes, paths]| {
+        assert!(minutes.parse::<u32>().is_ok(), "{minutes}");
+        paths.split(' ')
+    });
+    let paths: BTreeSet<&str> = paths.filter(|path| *path != ".").collect();
+    for path in &paths {
+        assert!(Path::new(ROOT).join(path).exists(), "{path} is not there");
+    }
+    for shipped in [
+        "src",
+        "charts",
+        "initramfs",
+        "mkosi",
+        "systemd",
+        "packaging",
+        "infra",
+        "docs/clouds",
+    ] {
+        assert!(
+            paths.contains(shipped),
+            "no target but `test` covers {shipped}"
+        );
+    }
+}
