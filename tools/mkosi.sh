@@ -63,6 +63,7 @@ finish() {
 }
 
 inputs=("$ROOT/mkosi" "$ROOT/initramfs" "$ROOT/systemd" "$0" "${programs[@]}" "$kubernetes/bin" "$etcdutl" "$containerd")
+[ "$profile" != kubernetes ] || inputs+=("$("$ROOT/tests/whole/keys.sh")")
 image=$out/$name.raw
 if [ -e "$image" ] && [ "$(cat "$out/version" 2>/dev/null)" = "$version" ] && [ -z "$(find "${inputs[@]}" -newer "$image" -print -quit)" ]; then finish; exit; fi
 

@@ -1,7 +1,7 @@
 //! The life of a cluster whose machines run the image of mkosi, and nothing of it masked: machines under QEMU, from power-on to a
 //! workload, with a network plugin; power cuts; recovery; lost machines; and the operator, who has no shell there.
 //!
-//! [`from_power_on_to_lost_machines`] is the story. Each step of it is a test of its own, too, which begins with a saved cluster of two
+//! [`from_power_on_to_the_next_year`] is the story. Each step of it is a test of its own, too, which begins with a saved cluster of two
 //! machines that are off ([`Cluster::saved`]).
 //!
 //! It needs root, and takes long: under emulation Kubernetes is slow. `cargo test` skips it; `make test-whole` runs it in a network
@@ -12,7 +12,10 @@ use support::metadata;
 mod network;
 mod node;
 mod operator;
+mod release;
 mod servers;
+#[path = "../images/words.rs"]
+mod words;
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,9 +26,12 @@ use machine::{dist, root};
 use support::boot_image::run;
 
 use network::Network;
-use node::Node;
+use node::{Clock, Node};
 use operator::Operator;
+use release::Release;
 use servers::Servers;
+use support::program::Program;
+use tempfile::TempDir;
 
 const INIT_SECRET: &str = "correct_horse%battery@staple";
 /// The limit for one step. Without KVM a machine needs some minutes for what takes a real one seconds.
@@ -33,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(1500);
 
 #[test]
 #[ignore = "needs root, and boots machines that run Kubernetes: make test-whole"]
-fn from_power_on_to_lost_machines() {
+fn from_power_on_to_the_next_year() {
     let mut cluster = Cluster::grow();
     a_worker_comes_back_by_itself(&mut cluster);
     nobody_needs_a_shell(&mut cluster);
@@ -42,6 +48,10 @@ fn from_power_on_to_lost_machines() {
     cluster.switch_on();
     a_machine_takes_the_place_of_another(&mut cluster);
     half_of_etcd_is_lost(&mut cluster);
+    images_are_rolled_out(&mut cluster);
+    kubernetes_is_upgraded(&mut cluster);
+    cluster.switch_off();
+    a_year_passes(&mut cluster);
 }
 
 /// A test that is one step of the story.
@@ -57,15 +67,23 @@ macro_rules! step {
     };
 }
 
+#[test]
+#[ignore = "needs root, and boots machines that run Kubernetes: make test-whole STEP=year"]
+fn step_year() {
+    a_year_passes(&mut Cluster::saved());
+}
+
 step!(step_rejoin, a_worker_comes_back_by_itself);
 step!(step_operator, nobody_needs_a_shell);
 step!(step_replace, a_machine_takes_the_place_of_another);
 step!(step_etcd, half_of_etcd_is_lost);
+step!(step_rollout, images_are_rolled_out);
+step!(step_upgrade, kubernetes_is_upgraded);
 
 /// A control plane, a worker, what is around them, and their operator.
 struct Cluster {
     network: &'static Network,
-    _servers: Servers,
+    servers: Servers,
     operator: Operator,
     first: Node,
     worker: Node,
@@ -101,7 +119,7 @@ impl Cluster {
 
         let mut cluster = Cluster {
             network,
-            _servers: servers,
+            servers,
             operator,
             first,
             worker: Node::new(network, "worker-0", "Worker"),
@@ -134,7 +152,7 @@ impl Cluster {
         println!("the cluster is the one in {}", folder.display());
         Cluster {
             network,
-            _servers: servers,
+            servers,
             operator,
             first,
             worker,
@@ -266,4 +284,115 @@ fn half_of_etcd_is_lost(cluster: &mut Cluster) {
     operator.wait_for_nodes(2);
     assert!(operator.has("before") && !operator.has("after"));
     cluster.pods_reach_each_other();
+}
+
+/// docs/day-two/upgrade.md, docs/images/update.md: to a version that is kept, and to one that falls back.
+fn images_are_rolled_out(cluster: &mut Cluster) {
+    let Cluster {
+        operator,
+        first,
+        worker,
+        servers,
+        ..
+    } = cluster;
+    let kept = format!(" trial: version {} is kept", Release::GOOD);
+    let good = Release::good();
+    servers.offer(&good);
+    let rollout = operator.roll_out(&good);
+    worker.wait_for_end();
+    worker.power_on();
+    worker.wait_for_line(&kept);
+    first.wait_for_end();
+    first.power_on();
+    first.wait_for_line(" waiting: for a key of disk");
+    operator.recover(first);
+    first.wait_for_line(&kept);
+    ends(rollout, "done: every node has the image", 0);
+    operator.accept_only(&good);
+    operator.expect_only(&good);
+    operator.wait_for_nodes(2);
+
+    let folder = TempDir::new_in(root().join("target")).unwrap();
+    let bad = Release::bad(folder.path());
+    servers.offer(&bad);
+    let rollout = operator.roll_out(&bad);
+    worker.wait_for_end();
+    for _ in 0..3 {
+        worker.power_on();
+        worker.wait_for_line(" trial: not healthy in time: the machine restarts");
+        worker.wait_for_end();
+    }
+    worker.power_on();
+    worker.wait_for_line(" ready: a member of its cluster");
+    // the kubelet may have said once that it is ready
+    let why = [
+        "came back without the new image",
+        "has not kept the new image",
+    ];
+    let said = ends(rollout, "firstlight: ", 1);
+    assert!(why.iter().any(|it| said.contains(it)), "{said}");
+    operator.abort_rollout();
+    operator.accept_only(&good);
+    operator.apply_policy();
+    operator.expect_only(&good);
+    operator.wait_for_nodes(2);
+    cluster.pods_reach_each_other();
+}
+
+/// docs/day-two/upgrade.md: to the version of the image.
+fn kubernetes_is_upgraded(cluster: &mut Cluster) {
+    let operator = &cluster.operator;
+    operator.roll_out_kubernetes();
+    operator.wait_for_nodes(2);
+    operator.expect_newer_kubernetes();
+    operator.deploy_on_each_node();
+    cluster.pods_reach_each_other();
+}
+
+/// The machines, which are off, are switched on after all certificates of a year have ended: docs/day-two/certificates.md. Then the
+/// host sets their clocks back by that year.
+fn a_year_passes(cluster: &mut Cluster) {
+    const DAYS: u32 = 366;
+    let Cluster {
+        operator,
+        first,
+        worker,
+        servers,
+        ..
+    } = cluster;
+    servers.set_clock(DAYS);
+    for node in [&mut *first, &mut *worker] {
+        node.set_clock(Clock::Ahead(DAYS));
+    }
+    first.power_on();
+    first.wait_for_line(" waiting: for a key of disk");
+    operator.recover(first);
+    first.wait_for_line(" ready: a member of its cluster");
+    operator.replace_kubeconfig(first);
+    operator.wait_for_the_api();
+    worker.power_on();
+    worker.wait_for_line(" ready: a member of its cluster");
+    operator.reset(worker);
+    operator.wait_for_nodes(2);
+    operator.expect_certificates(first, &[2379, 6443, 10250], DAYS + 300);
+    operator.expect_certificates(worker, &[10250], DAYS + 300);
+    operator.deploy_on_each_node();
+    operator.write("in-the-next-year");
+    cluster.pods_reach_each_other();
+
+    cluster.switch_off();
+    cluster.first.set_clock(Clock::Right);
+    cluster.worker.set_clock(Clock::Right);
+    cluster.switch_on();
+    assert!(cluster.operator.has("in-the-next-year"));
+}
+
+/// Waits for the end of a rollout, of which this line is the last one, and returns what it said.
+fn ends(mut rollout: Program, line: &str, code: i32) -> String {
+    rollout.expect_within(line, PATIENCE * 2);
+    let ended = rollout.exit().code();
+    let said = rollout.output();
+    println!("{said}");
+    assert_eq!(ended, Some(code), "{said}");
+    said
 }

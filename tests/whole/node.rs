@@ -1,5 +1,6 @@
 //! A machine of the cluster: QEMU with OVMF, a TPM and a blank state disk.
 
+use std::ffi::OsStr;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,6 +8,8 @@ use std::time::Instant;
 
 use machine::script;
 use machine::vm::{Firmware, Machine, Network as Card, Source, Vm};
+use machine::write_log::copy;
+use support::boot_image::run;
 
 use crate::PATIENCE;
 use crate::network::{BRIDGE, HOST, Network};
@@ -17,10 +20,19 @@ const DISK: u64 = 16 << 30;
 /// In MiB.
 const MEMORY: u32 = 4096;
 
+/// The clock of a machine at power-on.
+#[derive(Clone, Copy)]
+pub enum Clock {
+    Right,
+    /// So many days ahead.
+    Ahead(u32),
+}
+
 pub struct Node {
     machine: Machine,
     vm: Option<Vm>,
     started: Instant,
+    clock: Clock,
     name: &'static str,
     address: Ipv4Addr,
 }
@@ -34,7 +46,9 @@ impl Node {
         ip(&["link", "set", &device, "master", BRIDGE, "up"]);
         let mut machine = Machine::new(&format!("whole-{name}")).unwrap();
         machine.firmware = Firmware::Uefi;
-        machine.source = Source::Disk(image());
+        let disk = machine.folder().join("image.disk");
+        copy(&image(), &disk).unwrap();
+        machine.source = Source::OwnDisk(disk);
         machine.memory = MEMORY;
         machine.processors = 2;
         machine.network = Card::Tap {
@@ -47,6 +61,7 @@ impl Node {
             machine,
             vm: None,
             started: Instant::now(),
+            clock: Clock::Right,
             name,
             address: Ipv4Addr::new(a, b, c, number),
         }
@@ -75,7 +90,21 @@ impl Node {
         self.machine.load(&folder.join(self.name)).unwrap();
     }
 
+    /// Sets the clock for the next times that the machine is switched on.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock = clock;
+    }
+
     pub fn power_on(&mut self) {
+        self.machine.clock = match self.clock {
+            Clock::Right => None,
+            Clock::Ahead(days) => {
+                let time = run(Command::new("date")
+                    .args(["-u", "+%FT%T", "-d"])
+                    .arg(format!("{days} days")));
+                Some(time.trim().to_owned())
+            }
+        };
         self.started = Instant::now();
         self.vm = Some(self.machine.boot().unwrap());
     }
@@ -117,11 +146,12 @@ pub fn image() -> PathBuf {
         .into()
 }
 
-/// The policy that `firstlight measure` computes from the image.
-pub fn policy() -> String {
-    let image = image();
-    let options = ["--secure-boot", "off", "--units", "all"].map(AsRef::as_ref);
-    machine::vm::measured(&[&[image.as_os_str()], &options[..]].concat()).unwrap()
+/// The policy that `firstlight measure` computes from an image.
+pub fn policy(image: &Path, more: &[&str]) -> String {
+    let options = ["--secure-boot", "off", "--units", "all"];
+    let options = options.iter().chain(more).map(OsStr::new);
+    let arguments: Vec<_> = [image.as_os_str()].into_iter().chain(options).collect();
+    machine::vm::measured(&arguments).unwrap()
 }
 
 /// Runs a command to its end, and returns its standard output.

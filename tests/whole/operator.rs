@@ -11,14 +11,17 @@ use std::time::{Duration, Instant};
 use machine::{dist, script};
 use serde_json::{Value, json};
 use support::boot_image::run;
+use support::program::Program;
 use tempfile::TempDir;
 
-use crate::node::{Node, output, policy};
-use crate::servers::{WEB, WORKLOAD, cni_plugins};
+use crate::node::{Node, image, output, policy};
+use crate::release::Release;
+use crate::servers::{OLDER, WEB, WORKLOAD, cni_plugins, older_programs};
 use crate::{INIT_SECRET, PATIENCE};
 
 const IMAGE: &str = concat!("firstlight.local/services:", env!("CARGO_PKG_VERSION"));
 const POLICY: [&str; 2] = ["--policy", "policy.json"];
+const LOSES_PODS: [&str; 2] = ["--delete-emptydir-data", "--delete-unmanaged-pods"];
 /// The limit for one request to the API server.
 const REQUEST: &str = "120s";
 
@@ -44,9 +47,17 @@ impl Operator {
             started: Instant::now(),
             address: first.address(),
         };
-        operator.file("policy.json", &policy());
+        operator.file("policy.json", &policy(&image(), &[]));
         operator.file("init-secret", INIT_SECRET);
-        operator.file("components.json", &operator.components().to_string());
+        let older =
+            older_programs().map(|path| (format!("http://{WEB}/{}", file_name(&path)), path));
+        operator.components("components.json", older);
+        let version = operator.version();
+        let newer = ["kubelet", "kubeadm", "kubectl"].map(|name| {
+            let url = format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}");
+            (url, operator.kubernetes.join("bin").join(name))
+        });
+        operator.components("components-newer.json", newer);
         operator
     }
 
@@ -66,7 +77,6 @@ impl Operator {
     /// `firstlight init`, until our services run.
     pub fn init(&self, first: &Node) {
         let addons = Path::new(&script("tools/flannel.sh", &[]).unwrap()).join("addons.yaml");
-        let version = self.version();
         self.firstlight(&[
             "init",
             "--verbose",
@@ -81,7 +91,7 @@ impl Operator {
             "--components",
             "components.json",
             "--kubernetes-version",
-            &version,
+            OLDER,
             "--pod-cidr",
             "10.244.0.0/16",
             "--image",
@@ -149,6 +159,11 @@ impl Operator {
         self.firstlight(&[&restore[..], &rest, &POLICY].concat());
     }
 
+    /// Waits until the API server answers.
+    pub fn wait_for_the_api(&self) {
+        self.wait_for("the API", || self.kubectl("get --raw /readyz"));
+    }
+
     /// Waits until the API server does not answer any more.
     pub fn wait_for_the_end_of_the_api(&self) {
         self.wait_for("the end of the API", || {
@@ -163,9 +178,102 @@ impl Operator {
     pub fn remove(&self, name: &str) {
         self.wait_for(&format!("the removal of {name}"), || {
             let remove = ["node", "remove", name, "--machines-off", "--yes"];
-            let rest = ["--delete-emptydir-data", "--delete-unmanaged-pods"];
-            output(&mut self.command(&[&remove[..], &rest].concat()))
+            output(&mut self.command(&[&remove[..], &LOSES_PODS].concat()))
         });
+    }
+
+    /// `firstlight node reset`: the machine joins again with a blank disk.
+    pub fn reset(&self, node: &mut Node) {
+        self.machine(node, &["reset", "--yes"]);
+        node.wait_for_end();
+        node.power_on();
+        node.wait_for_line(" complete:");
+    }
+
+    /// Starts `firstlight rollout` for this image.
+    pub fn roll_out(&self, release: &Release) -> Program {
+        let mut policy = self.policy();
+        self.file("release.json", &release.policy.to_string());
+        // the operator's own policy accepts both, until the end
+        policy["alsoAccepted"] = json!([release.policy]);
+        self.file("policy.json", &policy.to_string());
+        let start = ["rollout", "start", "--yes", "--policy", "release.json"];
+        let rest = [&["--accept-downtime"], &LOSES_PODS[..]].concat();
+        Program::start(&mut self.command(&[&start[..], &rest].concat()))
+    }
+
+    /// `firstlight rollout` to the version of Kubernetes that the image has.
+    pub fn roll_out_kubernetes(&self) {
+        let version = self.version();
+        let list = [
+            "--kubernetes",
+            &version,
+            "--components",
+            "components-newer.json",
+        ];
+        let start = [&["rollout", "start", "--yes"][..], &list, &LOSES_PODS].concat();
+        let mut said = output(&mut self.command(&start));
+        for _ in 0..4 {
+            // a Job of kubeadm has 15 s for this, which is little without KVM: docs/day-two/upgrade.md
+            let Err(why) = &said else { break };
+            assert!(why.contains("upgrade-health-check"), "{why}");
+            println!("{why}");
+            said = output(&mut self.command(&["rollout", "continue", "--yes"]));
+        }
+        println!("{}", said.unwrap());
+    }
+
+    /// Ends a rollout that has stopped.
+    pub fn abort_rollout(&self) {
+        self.firstlight(&["rollout", "abort", "--yes"]);
+    }
+
+    /// Accepts only this image from now on.
+    pub fn accept_only(&self, release: &Release) {
+        let mut policy = release.policy.clone();
+        policy["attestationKeys"] = self.policy()["attestationKeys"].take();
+        self.file("policy.json", &policy.to_string());
+    }
+
+    /// Returns the policy of the file.
+    fn policy(&self) -> Value {
+        let text = fs::read_to_string(self.folder.path().join("policy.json"));
+        serde_json::from_str(&text.unwrap()).unwrap()
+    }
+
+    /// Checks that the join services accept this image and no other one.
+    pub fn expect_only(&self, release: &Release) {
+        let config = self.wait_for("the policy in force", || {
+            self.kubectl("get configmap join-config --namespace kube-system --output jsonpath={.data.attestationConfig}")
+        });
+        let config: Value = serde_json::from_str(&config).unwrap();
+        assert!(config["alsoAccepted"].is_null(), "{config}");
+        let pcr_11 = |policy: &Value| policy["measurements"]["11"]["expected"].clone();
+        assert_eq!(pcr_11(&config), pcr_11(&release.policy));
+    }
+
+    /// Checks that each kubelet, and each API server, has the version of the image.
+    pub fn expect_newer_kubernetes(&self) {
+        let version = self.version();
+        for node in self.list("nodes").unwrap() {
+            assert_eq!(node["status"]["nodeInfo"]["kubeletVersion"], *version);
+        }
+        let said = self.kubectl("get --raw /version").unwrap();
+        assert!(said.contains(&version), "{said}");
+    }
+
+    /// Checks that the certificates with which the node serves end later than in so many days.
+    pub fn expect_certificates(&self, node: &Node, ports: &[u16], days: u32) {
+        for port in ports {
+            let address = format!("{}:{port}", node.address());
+            let script = r#"openssl s_client -connect "$1" </dev/null 2>/dev/null | openssl x509 -noout -enddate -checkend "$2""#;
+            let mut shell = Command::new("sh");
+            shell.args(["-c", script, "sh", &address, &(days * 86400).to_string()]);
+            let said = self.wait_for(&format!("the certificate of {address}"), || {
+                output(&mut shell)
+            });
+            println!("{}", said.trim());
+        }
     }
 
     /// Writes an object with this name.
@@ -457,28 +565,26 @@ impl Operator {
         format!("v{}", folder.rsplit_once("-v").unwrap().1)
     }
 
-    /// The list of components as for a release. The node finds the programs of Kubernetes in its image, and downloads the CNI plugins.
-    fn components(&self) -> Value {
-        let version = self.version();
-        let hash = |path: &Path| {
+    /// Writes a list of components with these programs by their URLs, as for a release, and with the CNI plugins. A node finds the
+    /// programs of the version in its image, and downloads all others.
+    fn components(&self, file: &str, programs: impl IntoIterator<Item = (String, PathBuf)>) {
+        let component = |url: &str, path: &Path, to: &str| {
             let sum = run(Command::new("sha256sum").arg(path));
-            format!("sha256:{}", &sum[..64])
+            json!({"url": url, "hash": format!("sha256:{}", &sum[..64]), "install_path": to})
         };
-        let mut list: Vec<Value> = ["kubelet", "kubeadm", "kubectl"]
-            .iter()
-            .map(|name| {
-                json!({
-                    "url": format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}"),
-                    "hash": hash(&self.kubernetes.join("bin").join(name)),
-                    "install_path": format!("/run/state/bin/{name}"),
-                })
-            })
-            .collect();
+        let programs = programs.into_iter().map(|(url, path)| {
+            component(&url, &path, &format!("/run/state/bin/{}", file_name(&path)))
+        });
+        let mut list: Vec<Value> = programs.collect();
         let plugins = cni_plugins();
-        let name = plugins.file_name().unwrap().to_string_lossy();
-        list.push(json!({
-            "url": format!("http://{WEB}/{name}"), "hash": hash(&plugins), "install_path": "/opt/cni/bin", "extract": true,
-        }));
-        list.into()
+        let url = format!("http://{WEB}/{}", file_name(&plugins));
+        let mut plugins = component(&url, &plugins, "/opt/cni/bin");
+        plugins["extract"] = true.into();
+        list.push(plugins);
+        self.file(file, &Value::from(list).to_string());
     }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap().to_string_lossy().into_owned()
 }
