@@ -43,6 +43,7 @@ fn from_power_on_to_the_next_year() {
     let mut cluster = Cluster::grow();
     a_worker_comes_back_by_itself(&mut cluster);
     nobody_needs_a_shell(&mut cluster);
+    faults_are_repaired(&mut cluster);
     cluster.switch_off();
     cluster.save();
     cluster.switch_on();
@@ -75,6 +76,7 @@ fn step_year() {
 
 step!(step_rejoin, a_worker_comes_back_by_itself);
 step!(step_operator, nobody_needs_a_shell);
+step!(step_faults, faults_are_repaired);
 step!(step_replace, a_machine_takes_the_place_of_another);
 step!(step_etcd, half_of_etcd_is_lost);
 step!(step_rollout, images_are_rolled_out);
@@ -250,6 +252,41 @@ fn nobody_needs_a_shell(cluster: &mut Cluster) {
     worker.wait_for_line(" ready: a member of its cluster");
     operator.wait_for_nodes(2);
     says(worker, &["--calls"], "restart containerd.service");
+}
+
+/// docs/day-two/operator.md#three-faults-repaired
+fn faults_are_repaired(cluster: &mut Cluster) {
+    let Cluster {
+        operator, worker, ..
+    } = cluster;
+    let a_day_ahead = "kill -STOP $(/busybox pidof chronyd) && /busybox date -s @$(($(/busybox date +%s) + 86400))";
+    operator.harm(worker, "clock", a_day_ahead);
+    operator.wait_for_diagnosis("its clock is ", true);
+    operator.machine(worker, &["restart", "--unit", "chrony"]);
+    operator.wait_for_diagnosis("its clock is ", false);
+    operator.end_harm("clock");
+
+    operator.harm(worker, "runtime", "kill -STOP $(/busybox pidof containerd)");
+    operator.wait_for_diagnosis("Kubernetes takes it for not ready", true);
+    operator.machine(worker, &["restart", "--unit", "containerd"]);
+    operator.wait_for_nodes(2);
+    operator.end_harm("runtime");
+
+    // what the kubelet leaves of a log that it has rotated
+    let fill = r#"set -- /host/var/log/pods/kube-system_kube-proxy-*/kube-proxy
+        free=$(/busybox df -m "$1" | /busybox awk 'END { print $4 }')
+        /busybox fallocate -l "$((free - 8))M" "$1/0.log.20260101-000000""#;
+    operator.harm(worker, "disk", fill);
+    operator.wait_for_diagnosis("its kubelet reports DiskPressure", true);
+    let report = operator.clean(worker);
+    assert!(
+        report.contains("deleted rotated logs of containers: 1 files"),
+        "{report}"
+    );
+    operator.wait_for_diagnosis("its kubelet reports DiskPressure", false);
+    operator.end_harm("disk");
+    operator.deploy_on_each_node();
+    cluster.pods_reach_each_other();
 }
 
 /// docs/day-two/remove-node.md

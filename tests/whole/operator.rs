@@ -442,6 +442,52 @@ impl Operator {
         self.change(&format!("delete pod {name} --now"));
     }
 
+    /// A privileged pod breaks its machine: the script runs as root among the machine's processes, with its files in /host.
+    pub fn harm(&self, node: &Node, name: &str, script: &str) {
+        let mount =
+            json!({"name": "host", "mountPath": "/host", "mountPropagation": "HostToContainer"});
+        let container = json!({
+            "name": name, "image": WORKLOAD, "command": ["/busybox", "sh", "-c", script],
+            "securityContext": {"privileged": true}, "volumeMounts": [mount],
+        });
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+            "nodeName": node.name(), "hostPID": true, "restartPolicy": "Never", "containers": [container],
+            "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
+        }});
+        let file = self.file("harm.json", &pod.to_string());
+        self.change(&format!("apply --filename {}", file.display()));
+    }
+
+    /// Deletes the pod that did harm.
+    pub fn end_harm(&self, name: &str) {
+        self.change(&format!("delete pod {name} --now"));
+    }
+
+    /// Waits until `firstlight doctor` finds this, or does not find it any more.
+    pub fn wait_for_diagnosis(&self, text: &str, is_expected: bool) {
+        let what = match is_expected {
+            true => format!("the diagnosis: {text}"),
+            false => format!("the end of: {text}"),
+        };
+        self.wait_for(&what, || {
+            let output = self.command(&[&["doctor"], &POLICY[..]].concat()).output();
+            let said = String::from_utf8_lossy(&output.unwrap().stdout).into_owned();
+            // without this the API server has not answered, and nothing is known
+            let is_complete = said.contains(" nodes");
+            match is_complete && said.contains(text) == is_expected {
+                true => Ok(()),
+                false => Err(said),
+            }
+        });
+    }
+
+    /// `firstlight node clean`. Returns its report.
+    pub fn clean(&self, node: &Node) -> String {
+        let report = self.said(&[&["node", "clean", &at(node)], &POLICY[..]].concat());
+        println!("{report}");
+        report
+    }
+
     /// Writes objects one after the other, and cuts the power of the only control plane between two of them. Returns the names of
     /// those that the API server has confirmed.
     pub fn cut_power_while_writing(&self, node: &mut Node) -> Vec<String> {
