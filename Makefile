@@ -71,7 +71,7 @@ cloud-pages: setup ## run the commands of docs/clouds with the clouds' own clien
 	@tools/setup.sh qemu-utils jq libvirt-daemon libvirt-clients libvirt-daemon-driver-qemu virtinst libxml2-utils haproxy dnsmasq-base xsltproc
 	cargo test --locked --test cloud_pages -- --ignored --nocapture --test-threads=2
 
-test-whole: setup image ## boot virtual machines with the image of mkosi, make a real Kubernetes cluster of them, cut their power, lose machines, update them, move their clocks by a year; needs root (STEP=rejoin|operator|faults|replace|etcd|rollout|upgrade|year: one step, from a saved cluster)
+test-whole: setup image ## boot virtual machines with the image of mkosi, make a real Kubernetes cluster of them, cut their power, lose machines, update them, move their clocks by a year; needs root (STEP=rejoin|operator|faults|replace|etcd|rollout|fallback|upgrade|year: one step, from a saved cluster)
 	@tests/whole/prepare.sh >/dev/null
 	cargo test --locked --test whole --no-run
 	unshare --net cargo test --locked --offline --test whole $(if $(STEP),step_$(STEP),from_power_on) -- --ignored --nocapture --test-threads=1

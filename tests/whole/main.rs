@@ -26,8 +26,8 @@ use machine::{dist, root};
 use support::boot_image::run;
 
 use network::Network;
-use node::{Clock, Node};
-use operator::Operator;
+use node::{Clock, Node, image};
+use operator::{Operator, pcr_11};
 use release::Release;
 use servers::Servers;
 use support::program::Program;
@@ -49,7 +49,8 @@ fn from_power_on_to_the_next_year() {
     cluster.switch_on();
     a_machine_takes_the_place_of_another(&mut cluster);
     half_of_etcd_is_lost(&mut cluster);
-    images_are_rolled_out(&mut cluster);
+    an_image_is_rolled_out(&mut cluster);
+    a_bad_image_falls_back(&mut cluster);
     kubernetes_is_upgraded(&mut cluster);
     cluster.switch_off();
     a_year_passes(&mut cluster);
@@ -79,7 +80,8 @@ step!(step_operator, nobody_needs_a_shell);
 step!(step_faults, faults_are_repaired);
 step!(step_replace, a_machine_takes_the_place_of_another);
 step!(step_etcd, half_of_etcd_is_lost);
-step!(step_rollout, images_are_rolled_out);
+step!(step_rollout, an_image_is_rolled_out);
+step!(step_fallback, a_bad_image_falls_back);
 step!(step_upgrade, kubernetes_is_upgraded);
 
 /// A control plane, a worker, what is around them, and their operator.
@@ -323,8 +325,8 @@ fn half_of_etcd_is_lost(cluster: &mut Cluster) {
     cluster.pods_reach_each_other();
 }
 
-/// docs/day-two/upgrade.md, docs/images/update.md: to a version that is kept, and to one that falls back.
-fn images_are_rolled_out(cluster: &mut Cluster) {
+/// docs/day-two/upgrade.md, docs/images/update.md
+fn an_image_is_rolled_out(cluster: &mut Cluster) {
     let Cluster {
         operator,
         first,
@@ -345,12 +347,28 @@ fn images_are_rolled_out(cluster: &mut Cluster) {
     operator.recover(first);
     first.wait_for_line(&kept);
     ends(rollout, "done: every node has the image", 0);
-    operator.accept_only(&good);
-    operator.expect_only(&good);
+    operator.accept_only(&good.policy);
+    operator.expect_only(&good.policy);
     operator.wait_for_nodes(2);
+    cluster.pods_reach_each_other();
+}
 
+/// docs/day-two/upgrade.md, docs/images/update.md: the worker goes back by itself, and the operator ends the rollout.
+fn a_bad_image_falls_back(cluster: &mut Cluster) {
+    let Cluster {
+        operator,
+        worker,
+        servers,
+        ..
+    } = cluster;
     let folder = TempDir::new_in(root().join("target")).unwrap();
-    let bad = Release::bad(folder.path());
+    let before = operator.policy();
+    // a node refuses an update with the root file system that it has
+    let good = Release::good();
+    let bad = match pcr_11(&before) == pcr_11(&good.policy) {
+        true => Release::bad(folder.path(), &image(), env!("CARGO_PKG_VERSION")),
+        false => Release::bad(folder.path(), &good.image, Release::GOOD),
+    };
     servers.offer(&bad);
     let rollout = operator.roll_out(&bad);
     worker.wait_for_end();
@@ -369,9 +387,9 @@ fn images_are_rolled_out(cluster: &mut Cluster) {
     let said = ends(rollout, "firstlight: ", 1);
     assert!(why.iter().any(|it| said.contains(it)), "{said}");
     operator.abort_rollout();
-    operator.accept_only(&good);
+    operator.accept_only(&before);
     operator.apply_policy();
-    operator.expect_only(&good);
+    operator.expect_only(&before);
     operator.wait_for_nodes(2);
     cluster.pods_reach_each_other();
 }

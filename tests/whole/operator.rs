@@ -30,6 +30,11 @@ fn at(node: &Node) -> String {
     format!("{}={}", node.name(), node.address())
 }
 
+/// Returns the value of PCR 11 in a policy, which tells images apart.
+pub fn pcr_11(policy: &Value) -> &Value {
+    &policy["measurements"]["11"]["expected"]
+}
+
 pub struct Operator {
     folder: TempDir,
     kubernetes: PathBuf,
@@ -228,28 +233,27 @@ impl Operator {
         self.firstlight(&["rollout", "abort", "--yes"]);
     }
 
-    /// Accepts only this image from now on.
-    pub fn accept_only(&self, release: &Release) {
-        let mut policy = release.policy.clone();
+    /// Accepts only the image of this policy from now on.
+    pub fn accept_only(&self, image: &Value) {
+        let mut policy = image.clone();
         policy["attestationKeys"] = self.policy()["attestationKeys"].take();
         self.file("policy.json", &policy.to_string());
     }
 
     /// Returns the policy of the file.
-    fn policy(&self) -> Value {
+    pub fn policy(&self) -> Value {
         let text = fs::read_to_string(self.folder.path().join("policy.json"));
         serde_json::from_str(&text.unwrap()).unwrap()
     }
 
-    /// Checks that the join services accept this image and no other one.
-    pub fn expect_only(&self, release: &Release) {
+    /// Checks that the join services accept the image of this policy and no other one.
+    pub fn expect_only(&self, image: &Value) {
         let config = self.wait_for("the policy in force", || {
             self.kubectl("get configmap join-config --namespace kube-system --output jsonpath={.data.attestationConfig}")
         });
         let config: Value = serde_json::from_str(&config).unwrap();
         assert!(config["alsoAccepted"].is_null(), "{config}");
-        let pcr_11 = |policy: &Value| policy["measurements"]["11"]["expected"].clone();
-        assert_eq!(pcr_11(&config), pcr_11(&release.policy));
+        assert_eq!(pcr_11(&config), pcr_11(image));
     }
 
     /// Checks that each kubelet, and each API server, has the version of the image.

@@ -8,10 +8,12 @@ use machine::{root, script};
 use serde_json::{Value, json};
 use support::boot_image::run;
 
-use crate::node::{image, policy};
+use crate::node::policy;
 use crate::words::with_words;
 
 pub struct Release {
+    /// The whole disk.
+    pub image: PathBuf,
     /// What a node downloads.
     pub folder: PathBuf,
     pub policy: Value,
@@ -29,15 +31,22 @@ impl Release {
         Release {
             folder: built.join("update"),
             policy: serde_json::from_str(&policy(&image, &["--name", Release::GOOD])).unwrap(),
+            image,
         }
     }
 
-    /// The image of the test with another version, which is not healthy in time.
-    pub fn bad(folder: &Path) -> Release {
+    /// This image of this version with another version, which is not healthy in time.
+    pub fn bad(folder: &Path, made: &Path, version: &str) -> Release {
         let uki = folder.join("firstlight.efi");
         let words = "firstlight.trial-limit=1";
-        let (old, made) = (env!("CARGO_PKG_VERSION"), image());
-        with_words(&made.with_extension("efi"), &uki, old, Release::BAD, words).unwrap();
+        with_words(
+            &made.with_extension("efi"),
+            &uki,
+            version,
+            Release::BAD,
+            words,
+        )
+        .unwrap();
         let update = made.with_file_name("update");
         for part in ["root.img", "hashes.img"] {
             std::os::unix::fs::symlink(update.join(part), folder.join(part)).unwrap();
@@ -53,8 +62,9 @@ impl Release {
         let sign = ["-q", "-Y", "sign", "-n", "firstlight-update", "-f"];
         run(Command::new("ssh-keygen").args(sign).arg(maker()).arg(file));
         Release {
+            image: made.to_owned(),
             folder: folder.to_owned(),
-            policy: serde_json::from_str(&policy_with(&made, &uki)).unwrap(),
+            policy: serde_json::from_str(&policy_with(made, &uki)).unwrap(),
         }
     }
 }
