@@ -1008,7 +1008,10 @@ fn a_kubelet_that_is_silent_for_a_moment_does_not_end_a_rollout() {
         cluster.setup.make_ready("worker-0", "True");
         operator.join().unwrap()
     });
-    assert!(said.contains("its kubelet is silent"), "{said}");
+    assert!(
+        said.contains("for the kubelet of worker-0, which is silent"),
+        "{said}"
+    );
     assert_eq!(cluster.rebooted(), ["worker-0", "worker-1", "plane-0"]);
 }
 

@@ -325,7 +325,7 @@ fn half_of_etcd_is_lost(cluster: &mut Cluster) {
     cluster.pods_reach_each_other();
 }
 
-/// docs/day-two/upgrade.md, docs/images/update.md
+/// Both machines download, try and keep a good image: docs/day-two/upgrade.md, docs/images/update.md
 fn an_image_is_rolled_out(cluster: &mut Cluster) {
     let Cluster {
         operator,
@@ -363,7 +363,7 @@ fn a_bad_image_falls_back(cluster: &mut Cluster) {
     } = cluster;
     let folder = TempDir::new_in(root().join("target")).unwrap();
     let before = operator.policy();
-    // a node refuses an update with the root file system that it has
+    // a node refuses an update whose root file system is the one that it already runs
     let good = Release::good();
     let bad = match pcr_11(&before) == pcr_11(&good.policy) {
         true => Release::bad(folder.path(), &image(), env!("CARGO_PKG_VERSION")),
@@ -379,7 +379,7 @@ fn a_bad_image_falls_back(cluster: &mut Cluster) {
     }
     worker.power_on();
     worker.wait_for_line(" ready: a member of its cluster");
-    // the kubelet may have said once that it is ready
+    // it depends on whether the kubelet reported that it is ready before the bad image restarted the machine
     let why = [
         "came back without the new image",
         "has not kept the new image",
@@ -394,7 +394,7 @@ fn a_bad_image_falls_back(cluster: &mut Cluster) {
     cluster.pods_reach_each_other();
 }
 
-/// docs/day-two/upgrade.md: to the version of the image.
+/// Both machines get the version of Kubernetes that the image has: docs/day-two/upgrade.md
 fn kubernetes_is_upgraded(cluster: &mut Cluster) {
     let operator = &cluster.operator;
     operator.roll_out_kubernetes();

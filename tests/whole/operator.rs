@@ -266,7 +266,7 @@ impl Operator {
         assert!(said.contains(&version), "{said}");
     }
 
-    /// Checks that the certificates with which the node serves end later than in so many days.
+    /// Checks that the server certificates at these ports of the node are valid for more than this many days.
     pub fn expect_certificates(&self, node: &Node, ports: &[u16], days: u32) {
         for port in ports {
             let address = format!("{}:{port}", node.address());

@@ -12,9 +12,9 @@ use crate::node::policy;
 use crate::words::with_words;
 
 pub struct Release {
-    /// The whole disk.
+    /// The image of a whole disk.
     pub image: PathBuf,
-    /// What a node downloads.
+    /// The folder with the files that a node downloads.
     pub folder: PathBuf,
     pub policy: Value,
 }
@@ -35,7 +35,7 @@ impl Release {
         }
     }
 
-    /// This image of this version with another version, which is not healthy in time.
+    /// Makes a release from an image of this version. Its machines never count as healthy, because the trial ends after a second.
     pub fn bad(folder: &Path, made: &Path, version: &str) -> Release {
         let uki = folder.join("firstlight.efi");
         let words = "firstlight.trial-limit=1";

@@ -403,26 +403,34 @@ impl Rollout<'_> {
         }
         let permitted = permitted(record);
         Pods::of(self.client, name, permitted)?.check(name)?;
-        let end = Instant::now() + self.options.drain_limit;
+        let limit = self.options.drain_limit;
+        let end = Instant::now() + limit;
         let mut is_said = false;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             match drain::drain(self.client, name, permitted, left, self.progress)? {
                 Drained::Empty => return Ok(()),
-                // a busy machine may be late: its kubelet says later which pods have ended
-                Drained::Silent if !left.is_zero() && self.is_there(name, uid)? => {
+                Drained::Silent if !self.is_there(name, uid)? => {
+                    return Err(Error::Refused(format!(
+                        "the Node {name} was deleted or replaced while its pods were moved away: nobody knows whether they have ended"
+                    )));
+                }
+                Drained::Silent if left.is_zero() => {
+                    return Err(Error::Refused(format!(
+                        "the kubelet of {name} became silent while its pods were moved away: nobody knows whether they have ended. \
+                         Look at its machine: `firstlight logs {name} --unit kubelet`"
+                    )));
+                }
+                // the kubelet of a busy machine may come back, and report which pods have ended
+                Drained::Silent => {
                     if !is_said {
-                        let limit = human(self.options.drain_limit);
-                        let doing = format!("{name}: its kubelet is silent, for at most {limit}");
-                        self.progress.phase(doing);
+                        self.progress.phase(format!(
+                            "waiting at most {} for the kubelet of {name}, which is silent",
+                            human(limit)
+                        ));
                     }
                     is_said = true;
                     pause(self.client)?;
-                }
-                Drained::Silent => {
-                    return Err(Error::Refused(format!(
-                        "the kubelet of {name} became silent while its pods were moved away: nobody knows whether they have ended"
-                    )));
                 }
             }
         }
