@@ -13,16 +13,17 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use ring::hmac;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::{Error, Fault};
+use super::json::{bytes, only};
 use super::token;
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, disk_mac_key, with_clean_stack};
 
 /// The `type` of the token.
 pub(super) const TYPE: &str = "firstlight-cluster";
 const MAC_LEN: usize = 32;
+const SALT: &str = "measurementSalt";
 /// The first number of the token.
 const FIRST_ID: u32 = 1;
 
@@ -31,17 +32,6 @@ const FIRST_ID: u32 = 1;
 pub struct ClusterToken {
     measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     mac: [u8; MAC_LEN],
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Json {
-    #[serde(rename = "type")]
-    kind: String,
-    keyslots: Vec<String>,
-    mac: String,
-    #[serde(rename = "measurementSalt")]
-    measurement_salt: String,
 }
 
 impl ClusterToken {
@@ -89,34 +79,23 @@ pub(super) fn read(tokens: &Value) -> Result<Option<ClusterToken>, Fault> {
     let Some((id, token)) = token::find(tokens, TYPE)? else {
         return Ok(None);
     };
-    let json = Json::deserialize(token).map_err(|error| format!("token {id}: {error}"))?;
+    let it = format!("token {id}");
+    only(&it, token, &["type", "keyslots", "mac", SALT])?;
     Ok(Some(ClusterToken {
-        measurement_salt: bytes(
-            &format!("token {id}: measurementSalt"),
-            &json.measurement_salt,
-        )?,
-        mac: bytes(&format!("token {id}: mac"), &json.mac)?,
+        measurement_salt: bytes(&it, token, SALT)?,
+        mac: bytes(&it, token, "mac")?,
     }))
-}
-
-fn bytes<const N: usize>(it: &str, text: &str) -> Result<[u8; N], Fault> {
-    let bytes = BASE64_STANDARD
-        .decode(text)
-        .map_err(|error| format!("{it} is not base64: {error}"))?;
-    let length = bytes.len();
-    let bytes = bytes.try_into();
-    Ok(bytes.map_err(|_| format!("{it} has {length} bytes, expected {N}"))?)
 }
 
 /// Writes the token: replaces an older one, or uses the first free number.
 pub(super) fn set(metadata: &mut Value, token: &ClusterToken) -> Result<(), Error> {
-    let json = Json {
-        kind: TYPE.into(),
-        keyslots: vec![],
-        mac: BASE64_STANDARD.encode(token.mac),
-        measurement_salt: BASE64_STANDARD.encode(token.measurement_salt),
-    };
-    let json = serde_json::to_value(json).expect("strings are JSON");
+    let (mac, salt) = (token.mac, token.measurement_salt);
+    let json = json!({
+        "type": TYPE,
+        "keyslots": [],
+        "mac": BASE64_STANDARD.encode(mac),
+        SALT: BASE64_STANDARD.encode(salt),
+    });
     token::set(metadata, FIRST_ID, json)
 }
 

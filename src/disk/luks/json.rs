@@ -8,9 +8,11 @@
 
 use std::fmt::Write as _;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Map, Value};
 
-use super::error::Fault::{self, Malformed};
+use super::error::Fault::{self, Foreign, Malformed};
 use super::error::ensure;
 use super::layout::{AREA_ALIGN, BINARY_LEN};
 
@@ -299,20 +301,29 @@ fn references(
     })
 }
 
-fn texts<'a>(it: &str, object: &'a Value, name: &str) -> Result<Vec<&'a str>, Fault> {
+/// Checks that the object has no members except `known`.
+pub(super) fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), Fault> {
+    let mut names = object.as_object().into_iter().flat_map(Map::keys);
+    match names.find(|name| !known.contains(&name.as_str())) {
+        None => Ok(()),
+        Some(name) => Err(Foreign(format!("{what}: unknown field `{name}`"))),
+    }
+}
+
+pub(super) fn texts<'a>(it: &str, object: &'a Value, name: &str) -> Result<Vec<&'a str>, Fault> {
     let texts = object[name]
         .as_array()
         .and_then(|items| items.iter().map(Value::as_str).collect());
     texts.ok_or_else(|| Malformed(format!("{it}: {name} is not a list of strings")))
 }
 
-fn text<'a>(it: &str, object: &'a Value, name: &str) -> Result<&'a str, Fault> {
+pub(super) fn text<'a>(it: &str, object: &'a Value, name: &str) -> Result<&'a str, Fault> {
     let text = object[name].as_str().filter(|text| !text.is_empty());
     text.ok_or_else(|| Malformed(format!("{it}: {name} is not a non-empty string")))
 }
 
 /// Returns a 64-bit number, which LUKS2 writes as a decimal string.
-fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, Fault> {
+pub(super) fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, Fault> {
     let text = text(it, object, name)?;
     let number = text.parse().ok().filter(|_| is_digits(text));
     Ok(number.ok_or_else(|| {
@@ -320,12 +331,22 @@ fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, Fault> {
     })?)
 }
 
-fn number(it: &str, object: &Value, name: &str) -> Result<u32, Fault> {
+pub(super) fn number(it: &str, object: &Value, name: &str) -> Result<u32, Fault> {
     let number = object[name]
         .as_u64()
         .and_then(|number| number.try_into().ok());
     let got = &object[name];
     Ok(number.ok_or_else(|| format!("{it}: {name} is {got}, expected a number of 32 bits"))?)
+}
+
+/// Returns 32 bytes, which LUKS2 writes in standard base64: each salt, digest and MAC of a header.
+pub(super) fn bytes(it: &str, object: &Value, name: &str) -> Result<[u8; 32], Fault> {
+    let bytes = BASE64_STANDARD
+        .decode(text(it, object, name)?)
+        .map_err(|error| format!("{it}: {name} is not base64: {error}"))?;
+    let length = bytes.len();
+    let bytes = bytes.try_into();
+    bytes.map_err(|_| Foreign(format!("{it}: {name} has {length} bytes, expected 32")))
 }
 
 fn integer(it: &str, object: &Value, name: &str) -> Result<(), Fault> {
@@ -335,7 +356,7 @@ fn integer(it: &str, object: &Value, name: &str) -> Result<(), Fault> {
     })
 }
 
-pub(super) fn is_digits(text: &str) -> bool {
+fn is_digits(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 

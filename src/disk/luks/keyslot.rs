@@ -38,8 +38,7 @@ impl Header {
         let metadata = self.checked(Integrity::Optional)?;
         for keyslot in metadata.keyslots.values() {
             let mut area = Zeroizing::new(vec![0; keyslot.key_size * STRIPES]);
-            read_at(dev, keyslot.area.offset.0, &mut area)
-                .map_err(io_error("read a keyslot area"))?;
+            read_at(dev, keyslot.area.0, &mut area).map_err(io_error("read a keyslot area"))?;
             let key = open(keyslot, &mut area, passphrase)?;
             if matches(&metadata.digest, &key) {
                 return Ok(key);
@@ -99,13 +98,12 @@ pub(super) fn matches(digest: &Digest, volume_key: &Secret) -> bool {
     };
     #[cfg(test)]
     work::add(digest.iterations.into());
-    let (salt, expected) = (&digest.salt.0, &digest.digest.0);
     pbkdf2::verify(
         pbkdf2::PBKDF2_HMAC_SHA256,
         iterations,
-        salt,
+        &digest.salt,
         volume_key.expose(),
-        expected,
+        &digest.digest,
     )
     .is_ok()
 }
@@ -134,7 +132,7 @@ fn cipher(kdf: &Kdf, passphrase: &Secret) -> Result<Xts128<Aes256>, Error> {
     Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
         .hash_password_into_with_memory(
             passphrase.expose(),
-            &kdf.salt.0,
+            &kdf.salt,
             &mut key[..],
             &mut memory[..],
         )

@@ -1,10 +1,10 @@
 //! The metadata rules (LUKS2 specification §3): decides whether metadata belongs to a state disk,
 //! enforces limits, and edits metadata.
 //!
-//! The rules are those of Constellation, which refuses every unknown field and every cipher, hash
-//! or KDF except one, so that a host cannot give a weak header to a node. Additional limits prevent
-//! a header from making a node allocate memory or compute without bound. Edits work on the
-//! [`Value`] as it was read, and preserve unknown fields.
+//! The rules are those of Constellation, which refuses every unknown field (here: except in digests of
+//! unbound keyslots) and every cipher, hash or KDF except one, so that a host cannot give a weak header to
+//! a node. Additional limits prevent a header from making a node allocate memory or compute without bound.
+//! Edits work on the [`Value`] as it was read, and preserve unknown fields.
 //!
 //! Other tools (cryptsetup, systemd-cryptenroll) may add keyslots, tokens, priorities and flags to
 //! a node's disk. Additions that change neither the data nor keyslot 0 are ignored, so that they do
@@ -16,20 +16,19 @@ use std::ops::RangeInclusive;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use serde::de::IgnoredAny;
-use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json};
 
 use super::cluster_token::{self, ClusterToken};
 use super::error::{Error, Fault, ensure};
 use super::header::{self, Header};
-use super::json::{areas, is_digits, keyslots_area};
+use super::json::{areas, bytes, decimal, keyslots_area, number, only, texts};
 use super::layout::{
     AREA_ALIGN, BINARY_LEN, DATA_OFFSET, HDR_SIZE, STRIPES, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN,
 };
 use super::peers::{self, Peers};
 use super::token;
 use Fault::{Costly, Foreign, Malformed};
+use Fixed::{Number, Text};
 
 /// Cipher of the data and of the keyslot areas.
 const CIPHER: &str = "aes-xts-plain64";
@@ -204,7 +203,7 @@ impl Header {
         Ok(Geometry {
             uuid: self.uuid(),
             key_size: metadata.key_size,
-            has_integrity: metadata.segment.integrity.is_some(),
+            has_integrity: metadata.has_integrity,
             digest_id: metadata.digest_id,
         })
     }
@@ -222,7 +221,8 @@ pub(super) struct Metadata {
     pub keyslots: BTreeMap<u32, Keyslot>,
     /// Start and end in bytes of the areas of all keyslots, in order.
     areas: Vec<(u64, u64)>,
-    pub segment: Segment,
+    /// Whether the data is authenticated.
+    pub has_integrity: bool,
     /// The digest of the volume key.
     pub digest: Digest,
     pub digest_id: u32,
@@ -233,90 +233,31 @@ pub(super) struct Metadata {
     pub areas_end: u64,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 pub(super) struct Keyslot {
-    #[serde(rename = "type")]
-    kind: String,
+    /// Length of the key in bytes.
     pub key_size: usize,
-    af: Af,
-    pub area: Area,
+    /// Offset and size of its area in bytes.
+    pub area: (u64, u64),
     pub kdf: Kdf,
-    /// `cryptsetup config --priority`: the order in which cryptsetup tries keyslots.
-    #[serde(default, rename = "priority")]
-    _priority: IgnoredAny,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Af {
-    #[serde(rename = "type")]
-    kind: String,
-    stripes: usize,
-    #[serde(rename = "hash")]
-    _hash: IgnoredAny,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Area {
-    #[serde(rename = "type")]
-    kind: String,
-    pub offset: Decimal,
-    pub size: Decimal,
-    #[serde(rename = "encryption")]
-    _encryption: IgnoredAny,
-    #[serde(rename = "key_size")]
-    _key_size: IgnoredAny,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Parameters of argon2id.
+#[derive(Debug)]
 pub(super) struct Kdf {
-    #[serde(rename = "type")]
-    kind: String,
     pub time: u32,
+    /// In KiB.
     pub memory: u32,
     pub cpus: u32,
-    pub salt: Base64,
+    pub salt: [u8; SALT_LEN],
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Segment {
-    #[serde(rename = "type")]
-    kind: String,
-    offset: String,
-    size: String,
-    #[serde(default)]
-    flags: Vec<String>,
-    iv_tweak: String,
-    encryption: String,
-    sector_size: u32,
-    integrity: Option<SegmentIntegrity>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SegmentIntegrity {
-    #[serde(rename = "type")]
-    kind: String,
-    journal_encryption: String,
-    journal_integrity: String,
-    key_size: Option<usize>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// The digest of a volume key: PBKDF2 with SHA-256.
+#[derive(Debug)]
 pub(super) struct Digest {
-    #[serde(rename = "type")]
-    kind: String,
-    pub keyslots: Vec<String>,
-    segments: Vec<String>,
-    hash: String,
     pub iterations: u32,
-    pub salt: Base64,
-    pub digest: Base64,
+    pub salt: [u8; SALT_LEN],
+    pub digest: [u8; SALT_LEN],
 }
 
 impl Kdf {
@@ -326,43 +267,31 @@ impl Kdf {
     }
 }
 
-/// A 64-bit number, which LUKS2 writes as a decimal string (specification §3).
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Decimal(pub u64);
-
-impl<'de> Deserialize<'de> for Decimal {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        match text.parse() {
-            Ok(number) if is_digits(&text) => Ok(Decimal(number)),
-            _ => Err(de::Error::custom(format!(
-                "{text:?} is not a decimal number of 64 bits"
-            ))),
-        }
+/// Checks that the object has no members except `fixed` and `others`, and that each of `fixed` has this value.
+fn check_members(
+    what: &str,
+    object: &Value,
+    fixed: &[(&str, Fixed)],
+    others: &[&str],
+) -> Result<(), Fault> {
+    for (name, expected) in fixed {
+        let got = &object[name];
+        let (is_equal, expected) = match expected {
+            Text(text) => (got == text, format!("{text:?}")),
+            Number(number) => (got.as_u64() == Some(*number), number.to_string()),
+        };
+        ensure(is_equal, Foreign, || {
+            format!("{what}: {name} is {got}, expected {expected}")
+        })?;
     }
+    let names = fixed.iter().map(|(name, _)| name).chain(others);
+    only(what, object, &names.copied().collect::<Vec<_>>())
 }
 
-/// Bytes in standard base64.
-#[derive(Debug)]
-pub(super) struct Base64(pub Vec<u8>);
-
-impl<'de> Deserialize<'de> for Base64 {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        BASE64_STANDARD
-            .decode(&text)
-            .map(Base64)
-            .map_err(|e| de::Error::custom(format!("not base64: {e}")))
-    }
-}
-
-/// Checks that the object has no members except `known`.
-fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), Fault> {
-    let mut names = object.as_object().into_iter().flat_map(Map::keys);
-    match names.find(|name| !known.contains(&name.as_str())) {
-        None => Ok(()),
-        Some(name) => Err(Foreign(format!("{what}: unknown field `{name}`"))),
-    }
+/// The value of a member that has the same one in each header.
+enum Fixed<'a> {
+    Text(&'a str),
+    Number(u64),
 }
 
 /// Returns an error that names the field unless `got` equals `expected`. The texts are compared: one
@@ -391,12 +320,6 @@ fn within(
         let (least, most) = (range.start(), range.end());
         format!("{what}: {field} is {got}, expected {least} to {most}")
     })
-}
-
-/// Checks fields as [`equal`] does: each with its value and the expected one.
-fn all_equal(what: &str, fields: &[(&str, &str, &str)]) -> Result<(), Fault> {
-    let mut fields = fields.iter();
-    fields.try_for_each(|(field, got, expected)| equal(what, field, got, expected))
 }
 
 /// Checks the binary header, and that the metadata ask for nothing that we do not know.
@@ -438,24 +361,26 @@ fn check_header(header: &Header) -> Result<(), Fault> {
 }
 
 fn none(name: &str, list: &Value, advice: &str) -> Result<(), Fault> {
-    let is_empty = list.as_array().is_none_or(Vec::is_empty);
-    ensure(is_empty, Foreign, || {
+    ensure(is_empty(list), Foreign, || {
         format!("config: the {name} are {list}, expected none: {advice}")
     })
+}
+
+fn is_empty(list: &Value) -> bool {
+    list.as_array().is_none_or(Vec::is_empty)
 }
 
 fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, Fault> {
     check_header(header)?;
     let (areas_start, areas_end) = keyslots_area(&header.metadata);
-    let segment = check_segment(&header.metadata["segments"], integrity)?;
-    let key_size = if segment.integrity.is_some() {
-        VOLUME_KEY_LEN
-    } else {
-        VOLUME_KEY_LEN_PLAIN
+    let has_integrity = check_segment(&header.metadata["segments"], integrity)?;
+    let key_size = match has_integrity {
+        true => VOLUME_KEY_LEN,
+        false => VOLUME_KEY_LEN_PLAIN,
     };
-    let (digest_id, digest) = check_digest(&header.metadata["digests"])?;
+    let (digest_id, digest, bound) = check_digest(&header.metadata["digests"])?;
     let all = &header.metadata["keyslots"];
-    let keyslots = check_keyslots(all, &digest, key_size)?;
+    let keyslots = check_keyslots(all, &bound, key_size)?;
     let areas = areas(&header.metadata)?;
     ensure(areas.len() >= least_keyslots, Foreign, || {
         "it has no keyslot, so no key can open it".into()
@@ -470,7 +395,7 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     let metadata = Metadata {
         keyslots,
         areas,
-        segment,
+        has_integrity,
         digest,
         digest_id,
         key_size,
@@ -488,69 +413,67 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     Ok(metadata)
 }
 
-fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, Fault> {
+/// Returns whether the data is authenticated.
+fn check_segment(segments: &Value, integrity: Integrity) -> Result<bool, Fault> {
     let segments = objects("segment", segments)?;
     let ids: Vec<u32> = segments.iter().map(|(id, _)| *id).collect();
     equal("segments", "the list of ids", &ids, &[0])?;
     let (_, segment) = segments[0];
-    let segment: Segment = typed("segment", 0, segment)?;
-    let fields = [
-        ("type", &*segment.kind, "crypt"),
-        ("offset", &*segment.offset, &*DATA_OFFSET.to_string()),
-        ("size", &*segment.size, "dynamic"),
-        ("iv_tweak", &*segment.iv_tweak, "0"),
-        ("encryption", &*segment.encryption, CIPHER),
+    let offset = DATA_OFFSET.to_string();
+    let fixed = [
+        ("type", Text("crypt")),
+        ("offset", Text(&offset)),
+        ("size", Text("dynamic")),
+        ("iv_tweak", Text("0")),
+        ("encryption", Text(CIPHER)),
+        ("sector_size", Number(SECTOR_SIZE.into())),
     ];
-    all_equal("segment 0", &fields)?;
-    equal("segment 0", "flags", &segment.flags, &[""; 0])?;
-    equal(
-        "segment 0",
-        "sector_size",
-        &segment.sector_size,
-        &SECTOR_SIZE,
-    )?;
-    let Some(of_data) = &segment.integrity else {
+    check_members("segment 0", segment, &fixed, &["flags", "integrity"])?;
+    let flags = &segment["flags"];
+    ensure(is_empty(flags), Foreign, || {
+        format!("segment 0: flags is {flags}, expected none")
+    })?;
+    let of_data = &segment["integrity"];
+    if of_data.is_null() {
         ensure(integrity == Integrity::Optional, Foreign, || {
             format!(
                 "segment 0: integrity is missing, expected {INTEGRITY:?}: its data is not authenticated"
             )
         })?;
-        return Ok(segment);
-    };
+        return Ok(false);
+    }
     let it = "segment 0: integrity";
-    let fields = [
-        ("type", &*of_data.kind, INTEGRITY),
-        ("journal_encryption", &*of_data.journal_encryption, "none"),
-        ("journal_integrity", &*of_data.journal_integrity, "none"),
+    let fixed = [
+        ("type", Text(INTEGRITY)),
+        ("journal_encryption", Text("none")),
+        ("journal_integrity", Text("none")),
     ];
-    all_equal(it, &fields)?;
-    let least = VOLUME_KEY_LEN - VOLUME_KEY_LEN_PLAIN;
-    let size = of_data.key_size.unwrap_or(least);
-    equal(
-        it,
-        "key_size (luksFormat --integrity-key-size)",
-        &size,
-        &least,
-    )?;
-    Ok(segment)
+    check_members(it, of_data, &fixed, &["key_size"])?;
+    let size = &of_data["key_size"];
+    let expected = VOLUME_KEY_LEN - VOLUME_KEY_LEN_PLAIN;
+    ensure(size.is_null() || *size == expected, Foreign, || {
+        format!("{it}: key_size (luksFormat --integrity-key-size) is {size}, expected {expected}")
+    })?;
+    Ok(true)
 }
 
 /// Returns whether a keyslot has the parameters of a node's keyslot, and holds the volume key.
 /// Other tools make other keyslots: systemd-cryptenroll uses PBKDF2, and `cryptsetup luksAddKey`
 /// has the options --unbound, --pbkdf and --hash. cryptsetup refuses --keyslot-cipher for a disk
 /// with integrity.
-fn is_of_node(id: &str, keyslot: &Value, digest: &Digest) -> bool {
-    digest.keyslots.iter().any(|bound| bound == id)
+fn is_of_node(id: &str, keyslot: &Value, bound: &[&str]) -> bool {
+    bound.contains(&id)
         && keyslot["kdf"]["type"] == KDF
         && keyslot["af"]["hash"] == HASH
         && keyslot["area"]["encryption"] == CIPHER
         && keyslot["area"]["key_size"] == AREA_KEY_LEN
 }
 
-/// Checks keyslot 0, which is the node's, and each other keyslot with the same parameters.
+/// Checks keyslot 0, which is the node's, and each other keyslot with the same parameters. `bound` has the
+/// keyslots of the volume key.
 fn check_keyslots(
     keyslots: &Value,
-    digest: &Digest,
+    bound: &[&str],
     key_size: usize,
 ) -> Result<BTreeMap<u32, Keyslot>, Fault> {
     let mut own = keyslots.clone();
@@ -558,10 +481,10 @@ fn check_keyslots(
         ensure(all.len() <= MAX_OBJECTS, Costly, || {
             format!("{} keyslots, expected at most {MAX_OBJECTS}", all.len())
         })?;
-        all.retain(|id, keyslot| id == KEYSLOT || is_of_node(id, keyslot, digest));
+        all.retain(|id, keyslot| id == KEYSLOT || is_of_node(id, keyslot, bound));
     }
     let slot = &own[KEYSLOT];
-    let is_ours = slot.is_null() || is_of_node(KEYSLOT, slot, digest);
+    let is_ours = slot.is_null() || is_of_node(KEYSLOT, slot, bound);
     ensure(is_ours, Foreign, || {
         format!(
             "keyslot {KEYSLOT}: kdf type is {}, af hash is {}, area encryption is {}, area key_size is {}, expected {KDF:?}, {HASH:?}, \
@@ -574,69 +497,86 @@ fn check_keyslots(
     })?;
     let mut keyslots = BTreeMap::new();
     for (id, keyslot) in objects("keyslot", &own)? {
-        let keyslot: Keyslot = typed("keyslot", id, keyslot)?;
+        let keyslot = read_keyslot(&format!("keyslot {id}"), keyslot, key_size)?;
         keyslots.insert(id, keyslot);
-    }
-    for (id, keyslot) in &keyslots {
-        let it = format!("keyslot {id}");
-        let fields = [
-            ("type", &*keyslot.kind, "luks2"),
-            ("af type", &*keyslot.af.kind, "luks1"),
-            ("area type", &*keyslot.area.kind, "raw"),
-        ];
-        all_equal(&it, &fields)?;
-        equal(&it, "key_size", &keyslot.key_size, &key_size)?;
-        equal(&it, "af stripes", &keyslot.af.stripes, &STRIPES)?;
-        let (size, least) = (keyslot.area.size.0, (keyslot.key_size * STRIPES) as u64);
-        ensure(size >= least, Malformed, || {
-            format!("{it}: its area has {size} bytes, expected at least {least}")
-        })?;
-        let Kdf {
-            time,
-            memory,
-            cpus,
-            salt,
-            ..
-        } = &keyslot.kdf;
-        equal(&it, "length of the kdf salt", &salt.0.len(), &SALT_LEN)?;
-        within(&it, "kdf cpus", Costly, *cpus, 1..=MAX_KDF_CPUS)?;
-        // the minimum of argon2 (RFC 9106 §3.1)
-        let memories = 8 * cpus..=MAX_KDF_MEMORY_KIB;
-        within(&it, "kdf memory", Costly, *memory, memories)?;
-        within(&it, "kdf time", Malformed, *time, 1..=u32::MAX)?;
     }
     Ok(keyslots)
 }
 
-/// Checks the digest of the volume key. Other digests belong to unbound keyslots.
-fn check_digest(digests: &Value) -> Result<(u32, Digest), Fault> {
-    let mut of_data = Vec::new();
-    for (id, digest) in objects("digest", digests)? {
-        let digest: Digest = typed("digest", id, digest)?;
-        if !digest.segments.is_empty() {
-            of_data.push((id, digest));
-        }
-    }
-    let count = of_data.len();
-    let of_data = of_data.pop().filter(|_| count == 1);
-    let (id, digest) = of_data.ok_or(format!("{count} digests, expected 1"))?;
-    let it = format!("digest {id}");
-    let fields = [
-        ("type", &*digest.kind, "pbkdf2"),
-        ("hash", &*digest.hash, HASH),
+fn read_keyslot(it: &str, keyslot: &Value, key_size: usize) -> Result<Keyslot, Fault> {
+    let fixed = [
+        ("type", Text("luks2")),
+        ("key_size", Number(key_size as u64)),
     ];
-    all_equal(&it, &fields)?;
-    equal(&it, "segments", &digest.segments, &["0"])?;
-    equal(&it, "length of the salt", &digest.salt.0.len(), &SALT_LEN)?;
-    equal(
-        &it,
-        "length of the digest",
-        &digest.digest.0.len(),
-        &SALT_LEN,
-    )?;
-    let iterations = 1..=u32::MAX;
-    within(&it, "iterations", Malformed, digest.iterations, iterations)?;
-    Ok((id, digest))
+    check_members(it, keyslot, &fixed, &["af", "area", "kdf", "priority"])?;
+    let [of_af, of_area, of_kdf] = ["af", "area", "kdf"].map(|part| format!("{it}: {part}"));
+    let fixed = [
+        ("type", Text("luks1")),
+        ("stripes", Number(STRIPES as u64)),
+        ("hash", Text(HASH)),
+    ];
+    check_members(&of_af, &keyslot["af"], &fixed, &[])?;
+
+    let area = &keyslot["area"];
+    let fixed = [
+        ("type", Text("raw")),
+        ("encryption", Text(CIPHER)),
+        ("key_size", Number(AREA_KEY_LEN as u64)),
+    ];
+    check_members(&of_area, area, &fixed, &["offset", "size"])?;
+    let area = (
+        decimal(&of_area, area, "offset")?,
+        decimal(&of_area, area, "size")?,
+    );
+    let (size, least) = (area.1, (key_size * STRIPES) as u64);
+    ensure(size >= least, Malformed, || {
+        format!("{it}: its area has {size} bytes, expected at least {least}")
+    })?;
+
+    let kdf = &keyslot["kdf"];
+    let others = ["time", "memory", "cpus", "salt"];
+    check_members(&of_kdf, kdf, &[("type", Text(KDF))], &others)?;
+    let costs = ["time", "memory", "cpus"];
+    let [time, memory, cpus] = costs.map(|cost| number(&of_kdf, kdf, cost));
+    let kdf = Kdf {
+        time: time?,
+        memory: memory?,
+        cpus: cpus?,
+        salt: bytes(&of_kdf, kdf, "salt")?,
+    };
+    within(&of_kdf, "cpus", Costly, kdf.cpus, 1..=MAX_KDF_CPUS)?;
+    // the minimum of argon2 (RFC 9106 §3.1)
+    let memories = 8 * kdf.cpus..=MAX_KDF_MEMORY_KIB;
+    within(&of_kdf, "memory", Costly, kdf.memory, memories)?;
+    within(&of_kdf, "time", Malformed, kdf.time, 1..=u32::MAX)?;
+    Ok(Keyslot {
+        key_size,
+        area,
+        kdf,
+    })
+}
+
+/// Returns the digest of the volume key, its number, and the keyslots of this key. Other digests belong to
+/// unbound keyslots.
+fn check_digest(digests: &Value) -> Result<(u32, Digest, Vec<&str>), Fault> {
+    let mut of_data = objects("digest", digests)?;
+    of_data.retain(|(_, digest)| !is_empty(&digest["segments"]));
+    let [(id, digest)] = of_data[..] else {
+        return Err(format!("{} digests, expected 1", of_data.len()).into());
+    };
+    let it = format!("digest {id}");
+    let fixed = [("type", Text("pbkdf2")), ("hash", Text(HASH))];
+    let others = ["keyslots", "segments", "iterations", "salt", "digest"];
+    check_members(&it, digest, &fixed, &others)?;
+    equal(&it, "segments", &texts(&it, digest, "segments")?, &["0"])?;
+    let iterations = number(&it, digest, "iterations")?;
+    within(&it, "iterations", Malformed, iterations, 1..=u32::MAX)?;
+    let of_key = Digest {
+        iterations,
+        salt: bytes(&it, digest, "salt")?,
+        digest: bytes(&it, digest, "digest")?,
+    };
+    Ok((id, of_key, texts(&it, digest, "keyslots")?))
 }
 
 /// Checks the tokens. Other tokens are free-form, but token 0 must be that of a state disk.
@@ -645,13 +585,10 @@ fn check_tokens(tokens: &Value) -> Result<(), Fault> {
         .iter()
         .find(|(id, _)| *id == TOKEN)
     {
-        equal(
-            "token 0",
-            "type",
-            &token["type"].as_str().unwrap_or_default(),
-            &TOKEN_TYPE,
-        )?;
-        let initialized = &token["diskIsInitialized"];
+        let (kind, initialized) = (&token["type"], &token["diskIsInitialized"]);
+        ensure(kind == TOKEN_TYPE, Foreign, || {
+            format!("token 0: type is {kind}, expected {TOKEN_TYPE:?}")
+        })?;
         ensure(initialized.is_boolean(), Foreign, || {
             format!("token 0: diskIsInitialized is {initialized}, expected a boolean")
         })?;
@@ -678,10 +615,6 @@ fn objects<'a>(what: &str, section: &'a Value) -> Result<Vec<(u32, &'a Value)>, 
     Ok(objects)
 }
 
-fn typed<T: de::DeserializeOwned>(what: &str, id: u32, value: &Value) -> Result<T, Fault> {
-    T::deserialize(value).map_err(|e| Foreign(format!("{what} {id}: {e}")))
-}
-
 impl Metadata {
     /// Returns the cost of a key that opens no keyslot, in the units of [`MAX_WORK`].
     pub fn work(&self) -> u64 {
@@ -705,9 +638,7 @@ impl Metadata {
 
     /// Returns the area of keyslot 0 (offset and size in bytes); `None` if there is none.
     pub fn keyslot_area(&self) -> Option<(u64, u64)> {
-        self.keyslots
-            .get(&0)
-            .map(|slot| (slot.area.offset.0, slot.area.size.0))
+        self.keyslots.get(&0).map(|slot| slot.area)
     }
 }
 
@@ -719,11 +650,10 @@ pub(super) fn area_size(key_size: usize) -> u64 {
 /// Returns the key derivation of the keyslots that we write.
 pub(super) fn our_kdf(salt: [u8; SALT_LEN]) -> Kdf {
     Kdf {
-        kind: KDF.into(),
         time: OUR_KDF_TIME,
         memory: OUR_KDF_MEMORY_KIB,
         cpus: OUR_KDF_CPUS,
-        salt: Base64(salt.to_vec()),
+        salt,
     }
 }
 
@@ -775,11 +705,11 @@ pub(super) fn keyslot(key_size: usize, offset: u64, kdf: &Kdf) -> Value {
             "key_size": AREA_KEY_LEN,
         },
         "kdf": {
-            "type": kdf.kind,
+            "type": KDF,
             "time": kdf.time,
             "memory": kdf.memory,
             "cpus": kdf.cpus,
-            "salt": BASE64_STANDARD.encode(&kdf.salt.0),
+            "salt": BASE64_STANDARD.encode(kdf.salt),
         },
     })
 }

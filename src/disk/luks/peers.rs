@@ -10,11 +10,13 @@
 
 use std::net::IpAddr;
 
-use serde::Deserialize;
 use serde_json::Value;
 
-use super::error::Fault;
+use super::error::Fault::{self, Malformed};
+use super::error::ensure;
+use super::json::{text, texts};
 use super::token;
+use base::text::quoted;
 use machines::is_host;
 
 /// The `type` of the token.
@@ -23,8 +25,7 @@ pub const PEERS_TYPE: &str = "firstlight-peers";
 pub const MAX_CONTROL_PLANES: usize = 32;
 
 /// The addresses of the join services of a cluster, as the token has them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Peers {
     /// The host name or address under which all control planes are reached.
     pub load_balancer: Option<String>,
@@ -44,20 +45,30 @@ pub(super) fn read(tokens: &Value) -> Result<Option<Peers>, Fault> {
     let Some((id, token)) = token::find(tokens, PEERS_TYPE)? else {
         return Ok(None);
     };
-    let peers = Peers::deserialize(token)
-        .map_err(|error| format!("token {id}: {:.200}", error.to_string()))?;
-    let number = peers.control_planes.len();
-    if number > MAX_CONTROL_PLANES {
-        Err(format!(
-            "token {id}: {number} control planes, expected at most {MAX_CONTROL_PLANES}"
-        ))?;
-    }
-    if !peers.load_balancer.as_deref().is_none_or(is_host) {
-        Err(format!(
-            "token {id}: loadBalancer is neither an IP address nor a DNS name"
-        ))?;
-    }
-    Ok(Some(peers))
+    let it = format!("token {id}");
+    let control_planes = texts(&it, token, "controlPlanes")?;
+    let number = control_planes.len();
+    ensure(number <= MAX_CONTROL_PLANES, Malformed, || {
+        format!("{it}: {number} control planes, expected at most {MAX_CONTROL_PLANES}")
+    })?;
+    let address = |text: &str| {
+        let invalid = |_| format!("{it}: {} is not an IP address", quoted(text, 80));
+        text.parse().map_err(invalid)
+    };
+    let load_balancer = match &token["loadBalancer"] {
+        Value::Null => None,
+        _ => Some(text(&it, token, "loadBalancer")?),
+    };
+    ensure(load_balancer.is_none_or(is_host), Malformed, || {
+        format!("{it}: loadBalancer is neither an IP address nor a DNS name")
+    })?;
+    Ok(Some(Peers {
+        load_balancer: load_balancer.map(str::to_owned),
+        control_planes: control_planes
+            .into_iter()
+            .map(address)
+            .collect::<Result<_, _>>()?,
+    }))
 }
 
 #[cfg(test)]
@@ -75,7 +86,11 @@ mod tests {
         assert_eq!(read_good.control_planes, [IpAddr::from([10, 0, 0, 1])]);
         assert_eq!(read_good.load_balancer, None);
         for (field, value, why) in [
-            ("controlPlanes", json!(["x"]), "token 1: invalid IP address"),
+            (
+                "controlPlanes",
+                json!(["x"]),
+                "token 1: \"x\" is not an IP address",
+            ),
             (
                 "controlPlanes",
                 json!(vec!["10.0.0.1"; 33]),
@@ -84,14 +99,18 @@ mod tests {
             (
                 "loadBalancer",
                 json!(""),
-                "neither an IP address nor a DNS name",
+                "loadBalancer is not a non-empty string",
             ),
             (
                 "loadBalancer",
                 json!("a\nb"),
                 "neither an IP address nor a DNS name",
             ),
-            ("loadBalancer", json!(7), "token 1: invalid type"),
+            (
+                "loadBalancer",
+                json!(7),
+                "token 1: loadBalancer is not a non-empty string",
+            ),
         ] {
             let mut bad = good.clone();
             bad[field] = value;

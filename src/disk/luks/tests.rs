@@ -192,7 +192,7 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
         (
             "/keyslots/0/af/stripes",
             json!(1),
-            "af stripes is 1, expected 4000",
+            "af: stripes is 1, expected 4000",
         ),
         ("/keyslots/0/af/hash", json!("sha1"), "af hash"),
         (
@@ -256,25 +256,25 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
             json!("argon2i"),
             "kdf type is \"argon2i\"",
         ),
-        ("/keyslots/0/kdf/time", json!(0), "kdf time is 0"),
+        ("/keyslots/0/kdf/time", json!(0), "kdf: time is 0"),
         (
             "/keyslots/0/kdf/time",
             json!(4_294_967_295u32),
             "one try of a key would cost 137438954440",
         ),
-        ("/keyslots/0/kdf/memory", json!(0), "kdf memory is 0"),
+        ("/keyslots/0/kdf/memory", json!(0), "kdf: memory is 0"),
         (
             "/keyslots/0/kdf/memory",
             json!(7),
-            "kdf memory is 7, expected 8",
+            "kdf: memory is 7, expected 8",
         ),
         (
             "/keyslots/0/kdf/memory",
             json!(1_048_577),
-            "kdf memory is 1048577",
+            "kdf: memory is 1048577",
         ),
-        ("/keyslots/0/kdf/cpus", json!(0), "kdf cpus is 0"),
-        ("/keyslots/0/kdf/cpus", json!(5), "kdf cpus is 5"),
+        ("/keyslots/0/kdf/cpus", json!(0), "kdf: cpus is 0"),
+        ("/keyslots/0/kdf/cpus", json!(5), "kdf: cpus is 5"),
         (
             "/keyslots/0/kdf/salt",
             json!(""),
@@ -283,9 +283,13 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
         (
             "/keyslots/0/kdf/salt",
             json!("AAAA"),
-            "length of the kdf salt is 3",
+            "kdf: salt has 3 bytes, expected 32",
         ),
-        ("/keyslots/0/kdf/salt", json!("?"), "not base64"),
+        (
+            "/keyslots/0/kdf/salt",
+            json!("?"),
+            "kdf: salt is not base64",
+        ),
         (
             "/segments",
             json!({}),
@@ -356,8 +360,16 @@ fn each_acceptance_rule_refuses_and_names_what_breaks_it() {
             json!(4_294_967_295u32),
             "one try of a key would cost 4294967423",
         ),
-        ("/digests/0/salt", json!(""), "length of the salt is 0"),
-        ("/digests/0/digest", json!(""), "length of the digest is 0"),
+        (
+            "/digests/0/salt",
+            json!(""),
+            "digest 0: salt is not a non-empty string",
+        ),
+        (
+            "/digests/0/digest",
+            json!(""),
+            "digest 0: digest is not a non-empty string",
+        ),
         (
             "/config/json_size",
             json!("16384"),

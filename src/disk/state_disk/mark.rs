@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use machines::Cloud;
-use serde::Deserialize;
+use serde_json::Value;
 use sys::nvme;
 
 /// How a cloud marks the state disk among the disks of a machine. In every cloud, a disk with the
@@ -97,12 +97,8 @@ fn namespace(block_devices: &Path, disk: &str) -> Option<u32> {
 /// Returns the device name in the answer to Identify Namespace: JSON in the area of the vendor
 /// (google_nvme_id of Google's guest configs).
 fn name_in_namespace(answer: &[u8; nvme::ANSWER]) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Vendor {
-        device_name: String,
-    }
-    let vendor: Vendor = serde_json::from_str(&text(&answer[384..])).ok()?;
-    Some(vendor.device_name)
+    let vendor: Value = serde_json::from_str(&text(&answer[384..])).ok()?;
+    vendor["device_name"].as_str().map(str::to_owned)
 }
 
 /// Returns the device name in page 83h of the vital product data (SPC-4, Device Identification):
