@@ -2,10 +2,12 @@
 //! `hardware` verifies it.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Intel's published data about a platform. The JSON has the form of the crate `dcap-qvl`, which
-/// other tools write, too.
+/// other tools write, too. A derived parser would be 4 KB of `unlock`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value")]
 pub struct Collateral {
     /// The levels of the platform: the exact bytes that Intel signed.
     pub tcb_info: String,
@@ -25,7 +27,6 @@ pub struct Collateral {
     pub pck_crl: Hex,
     /// The certificates of the CA that signed the list of platforms, in PEM. The quote contains
     /// them, too.
-    #[serde(default)]
     pub pck_crl_issuer_chain: String,
 }
 
@@ -36,6 +37,32 @@ pub struct Hex(pub Vec<u8>);
 impl Serialize for Hex {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&crate::hex(&self.0))
+    }
+}
+
+impl TryFrom<Value> for Collateral {
+    type Error = String;
+
+    fn try_from(json: Value) -> Result<Self, Self::Error> {
+        let text = |name: &str| {
+            String::deserialize(&json[name]).map_err(|error| format!("{name}: {error}"))
+        };
+        let bytes =
+            |name: &str| Hex::deserialize(&json[name]).map_err(|error| format!("{name}: {error}"));
+        Ok(Collateral {
+            tcb_info: text("tcb_info")?,
+            tcb_info_signature: bytes("tcb_info_signature")?,
+            tcb_info_issuer_chain: text("tcb_info_issuer_chain")?,
+            qe_identity: text("qe_identity")?,
+            qe_identity_signature: bytes("qe_identity_signature")?,
+            qe_identity_issuer_chain: text("qe_identity_issuer_chain")?,
+            root_ca_crl: bytes("root_ca_crl")?,
+            pck_crl: bytes("pck_crl")?,
+            pck_crl_issuer_chain: match &json["pck_crl_issuer_chain"] {
+                Value::Null => String::new(),
+                _ => text("pck_crl_issuer_chain")?,
+            },
+        })
     }
 }
 
