@@ -84,6 +84,41 @@ fn seek(file: &File, offset: u64, whence: i32) -> io::Result<u64> {
     Ok(found as u64)
 }
 
+/// Attaches a file to a free loop device (loop(4)), and returns the open device and its `(major, minor)`. The
+/// kernel detaches it at the last close. Needs the module `loop`, and Linux 5.8 or later.
+pub fn attach(file: &File) -> io::Result<(File, (u32, u32))> {
+    // linux/loop.h
+    const LOOP_CTL_GET_FREE: u32 = 0x4c82;
+    const LOOP_CONFIGURE: u32 = 0x4c0a;
+    const LO_FLAGS_AUTOCLEAR: u32 = 4;
+    let open = |path: &str| OpenOptions::new().read(true).write(true).open(path);
+    let control = open("/dev/loop-control")?;
+    // struct loop_config: the file, the size of a sector by default, and struct loop_info64 from byte 8 on
+    let mut config = [0_u32; 304 / 4];
+    config[0] = file.as_raw_fd() as u32;
+    config[(8 + 52) / 4] = LO_FLAGS_AUTOCLEAR;
+    let mut attempts = 10;
+    loop {
+        // SAFETY: the ioctl takes no argument.
+        let free = check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) })?;
+        let device = open(&format!("/dev/loop{free}"))?;
+        // SAFETY: the kernel reads a struct loop_config, whose 304 bytes `config` has. It keeps a reference
+        // of its own to the file.
+        let set = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, config.as_ptr()) };
+        match check(set) {
+            // another program has taken the device
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && attempts > 0 => {
+                attempts -= 1;
+            }
+            Err(error) => return Err(error),
+            Ok(_) => {
+                let number = device.metadata()?.rdev();
+                return Ok((device, (libc::major(number), libc::minor(number))));
+            }
+        }
+    }
+}
+
 /// Creates an empty file in memory, without a name, sparse as on tmpfs (memfd_create(2)). It is
 /// gone when its last descriptor is closed.
 pub fn memory_file(label: &'static std::ffi::CStr) -> io::Result<File> {

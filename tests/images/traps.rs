@@ -155,7 +155,10 @@ fn names_what_a_new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
     let why = "error: kernel command line: firstlight.onfial is not a setting";
     stays_closed(&mut setting, wrong, &[why])?;
 
-    for module in ["dm_integrity", "dm_crypt"] {
+    // Ubuntu's kernel has `loop` built in
+    let is_built_in = |module: &&str| *module == "loop" && name.contains("ubuntu");
+    let modules = ["loop", "dm_integrity", "dm_crypt"].into_iter();
+    for module in modules.filter(|module| !is_built_in(module)) {
         let why = format!("the kernel module {module} is not loaded: the initrd may lack it");
         stays_closed(&mut setting, &format!("module_blacklist={module}"), &[&why])?;
     }

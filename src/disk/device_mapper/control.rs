@@ -132,11 +132,16 @@ pub(super) struct Device<'c> {
 }
 
 impl Device<'_> {
-    /// Loads a table with one target that starts at sector 0. [`Device::resume`] activates it. The
-    /// target type interprets `parameters` now, and may already write to the disk below. All copies
-    /// of `parameters` are wiped.
+    /// Loads a table with one target.
     pub fn load(&self, target: &str, sectors: u64, parameters: &[u8]) -> io::Result<()> {
-        let mut message = Message::with_table(&self.name, target, sectors, parameters);
+        self.load_all(target, &[(sectors, parameters)])
+    }
+
+    /// Loads a table with targets of one type, one after the other from sector 0 on: the sectors and the
+    /// parameters of each. [`Device::resume`] activates it. The target type interprets the parameters now,
+    /// and may already write to the disk below. All copies of them are wiped.
+    pub fn load_all(&self, target: &str, table: &[(u64, &[u8])]) -> io::Result<()> {
+        let mut message = Message::with_table(&self.name, target, table);
         message.set_u32(FLAGS, DM_SECURE_DATA_FLAG);
         self.control.run(Command::TableLoad, &mut message)
     }
@@ -167,9 +172,13 @@ impl Device<'_> {
         self.make_node()
     }
 
-    /// Returns the name of this device in a table above it.
-    pub fn table_name(&self) -> String {
-        table_name(self.number)
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns `(major, minor)`.
+    pub fn number(&self) -> (u32, u32) {
+        self.number
     }
 
     /// Keeps the device and returns its path.
@@ -250,16 +259,25 @@ impl Message {
         Message::of_len(HEADER_LEN, name)
     }
 
-    fn with_table(name: &str, target: &str, sectors: u64, parameters: &[u8]) -> Message {
-        // a zero byte ends the parameters; the length of the target is a multiple of 8
-        let spec_len = (TARGET_SPEC_LEN + parameters.len() + 1).next_multiple_of(8);
-        let mut message = Message::of_len(HEADER_LEN + spec_len, name);
-        message.set_u32(TARGET_COUNT, 1);
-        let spec = &mut message.0[HEADER_LEN..];
-        spec[8..16].copy_from_slice(&sectors.to_ne_bytes());
-        spec[20..24].copy_from_slice(&(spec_len as u32).to_ne_bytes());
-        spec[24..24 + target.len()].copy_from_slice(target.as_bytes());
-        spec[TARGET_SPEC_LEN..TARGET_SPEC_LEN + parameters.len()].copy_from_slice(parameters);
+    fn with_table(name: &str, target: &str, table: &[(u64, &[u8])]) -> Message {
+        // a zero byte ends the parameters; the length of a target is a multiple of 8
+        let spec_len =
+            |parameters: &[u8]| (TARGET_SPEC_LEN + parameters.len() + 1).next_multiple_of(8);
+        let specs: usize = table.iter().map(|row| spec_len(row.1)).sum();
+        let mut message = Message::of_len(HEADER_LEN + specs, name);
+        message.set_u32(TARGET_COUNT, table.len() as u32);
+        let (mut specs, mut start) = (&mut message.0[HEADER_LEN..], 0);
+        for (sectors, parameters) in table {
+            let spec;
+            (spec, specs) = specs.split_at_mut(spec_len(parameters));
+            spec[..8].copy_from_slice(&u64::to_ne_bytes(start));
+            spec[8..16].copy_from_slice(&sectors.to_ne_bytes());
+            let next = spec.len() as u32;
+            spec[20..24].copy_from_slice(&next.to_ne_bytes());
+            spec[24..24 + target.len()].copy_from_slice(target.as_bytes());
+            spec[TARGET_SPEC_LEN..TARGET_SPEC_LEN + parameters.len()].copy_from_slice(parameters);
+            start += sectors;
+        }
         message
     }
 
@@ -302,19 +320,22 @@ mod tests {
 
     #[test]
     fn a_table_message_has_the_layout_of_the_kernel_headers() {
-        let message =
-            Message::with_table("state", "crypt", 483_712, b"capi:x :96:logon:y 0 254:0 0");
-        assert_eq!(message.0.len() % 8, 0);
-        assert_eq!(message.0[TARGET_COUNT], 1_u32.to_ne_bytes());
+        let crypt = &b"capi:x :96:logon:y 0 254:0 0"[..];
+        let message = Message::with_table("state", "crypt", &[(483_712, crypt), (8, b"254:1 0")]);
+        assert_eq!(message.0[TARGET_COUNT], 2_u32.to_ne_bytes());
         assert_eq!(message.0[DATA_START], 312_u32.to_ne_bytes());
         assert_eq!(message.string(NAME), "state");
-        let spec = &message.0[312..];
+        let (spec, second) = message.0[312..].split_at(72);
         assert_eq!(spec[..8], [0; 8]);
         assert_eq!(spec[8..16], 483_712_u64.to_ne_bytes());
         assert_eq!(spec[20..24], (spec.len() as u32).to_ne_bytes());
         assert_eq!(&spec[24..40], b"crypt\0\0\0\0\0\0\0\0\0\0\0");
         assert_eq!(&spec[40..68], b"capi:x :96:logon:y 0 254:0 0");
         assert_eq!(spec[68..], [0; 4]);
+        assert_eq!(second[..8], 483_712_u64.to_ne_bytes());
+        assert_eq!(second[8..16], 8_u64.to_ne_bytes());
+        assert_eq!(second[20..24], 48_u32.to_ne_bytes());
+        assert_eq!(&second[40..], b"254:1 0\0");
     }
 
     #[test]

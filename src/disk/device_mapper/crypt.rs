@@ -53,7 +53,7 @@ pub(super) fn map_over<'c>(
         control,
         mapping,
         lower.sectors,
-        &format!("{} 0", lower.device.table_name()),
+        &format!("{} 0", table_name(lower.device.number())),
     )
 }
 

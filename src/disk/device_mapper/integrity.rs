@@ -2,7 +2,8 @@
 //! offset (struct superblock in the kernel's drivers/md/dm-integrity.c; all numbers are
 //! little-endian).
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
@@ -39,11 +40,13 @@ pub(super) const SECTION_SECTORS: u64 = 8 + 8 * 4 * SECTORS_PER_BLOCK;
 const DATA_RUN: u64 = 32_768;
 const TAG_RUN: u64 = DATA_RUN / SECTORS_PER_BLOCK * HMAC_SHA256_LEN as u64 / SECTOR;
 
-/// The integrity device and its size.
+/// The integrity device and its size, and the device below it.
 pub(super) struct Lower<'c> {
+    /// Dropped, and so removed, before `disk`.
     pub device: Device<'c>,
     /// Usable size in sectors of 512 bytes.
     pub sectors: u64,
+    pub disk: Device<'c>,
 }
 
 /// Returns the name of the integrity device below the mapping `name`, as in cryptsetup.
@@ -51,43 +54,121 @@ pub(super) fn lower_name(name: &str) -> String {
     format!("{name}_dif")
 }
 
+/// Returns the name of the device between the integrity device and the disk.
+pub(super) fn disk_name(name: &str) -> String {
+    format!("{name}_disk")
+}
+
+/// How the UUIDs of both devices begin. `close` of cryptsetup 2.6 and later removes such devices below a
+/// mapping, too.
+pub(super) const SUBDEVICE: &str = "CRYPT-SUBDEV-";
+
 /// Maps the integrity device. On first use it also makes the superblock and an empty journal.
+///
+/// The kernel reads the superblock several times, since Linux 6.1.165 and 6.12.75 also when the device is
+/// activated, and obeys flags with which it crashes or drops the journal. So it gets a copy in memory,
+/// which the host cannot change after the check.
 pub(super) fn map<'c>(
     control: &'c Control,
     mapping: &Mapping,
     first_use: FirstUse,
 ) -> Result<Lower<'c>, Error> {
-    let name = lower_name(mapping.name);
-    let uuid = mapping.plain_uuid();
-    let number = block::number(mapping.device)
-        .map_err(|error| Error::of_disk(mapping.device, "find the block device", error))?;
-    // creates the device before anything is erased: the superblock of an active mapping must not
+    // creates the devices before anything is erased: the superblock of an active mapping must not
     // change
-    let device = control.create(&name, &format!("CRYPT-INTEGRITY-{uuid}-{name}"))?;
-    let load = |sectors, doing| {
-        device
-            .load("integrity", sectors, table(number).as_bytes())
-            .map_err(|error| kernel(&name, doing, refused("dm_integrity", error)))
+    let device = create(control, mapping, &lower_name(mapping.name))?;
+    let disk = create(control, mapping, &disk_name(mapping.name))?;
+    let mut lower = Lower {
+        device,
+        sectors: 0,
+        disk,
     };
-
     if first_use == FirstUse::Create {
         erase_superblock(mapping)?;
-        load(SECTORS_BEFORE_SUPERBLOCK, "make a dm-integrity superblock")?;
-        device.clear()?;
     }
-    let (superblock, disk_len) = read_superblock(mapping)?;
-    let sectors = Superblock::parse(superblock.bytes(), disk_len, DATA_OFFSET)
-        .map_err(|why| unfit(mapping, why))?
-        .usable_sectors;
-    load(sectors, "accept the dm-integrity table")?;
-    // the kernel has read it for itself, and obeys its flags from `resume` on. Linux 6.1.165, 6.12.75 and
-    // newer read it once more there, after this check
-    if read_superblock(mapping)?.0.bytes() != superblock.bytes() {
-        let why = "it has changed while the disk was mapped".into();
-        return Err(unfit(mapping, Unfit(why)));
+    let (mut superblock, disk_len) = read_superblock(mapping)?;
+    let parse = |superblock: &PageBuffer| {
+        Superblock::parse(superblock.bytes(), disk_len, DATA_OFFSET)
+            .map_err(|why| unfit(mapping, why))
+    };
+    if first_use == FirstUse::Create {
+        // what the kernel gets does not depend on whether the host has erased it
+        superblock = PageBuffer::new(SUPERBLOCK_LEN);
+    } else {
+        parse(&superblock)?;
     }
-    device.resume(Audience::Nobody)?;
-    Ok(Lower { device, sectors })
+    let memory = block::memory_file(c"superblock").map_err(|error| in_memory(mapping, error))?;
+    map_disk(&lower.disk, mapping, &memory, &superblock, disk_len)?;
+    if first_use == FirstUse::Create {
+        let doing = "make a dm-integrity superblock";
+        lower.load(SECTORS_BEFORE_SUPERBLOCK, doing)?;
+        lower.device.clear()?;
+        memory
+            .read_exact_at(superblock.bytes_mut(), 0)
+            .map_err(|error| in_memory(mapping, error))?;
+    }
+    lower.sectors = parse(&superblock)?.usable_sectors;
+    if first_use == FirstUse::Create {
+        write_superblock(mapping, &superblock, 0).map_err(|error| {
+            Error::of_disk(mapping.device, "write the dm-integrity superblock", error)
+        })?;
+    }
+    lower.load(lower.sectors, "accept the dm-integrity table")?;
+    lower.device.resume(Audience::Nobody)?;
+    Ok(lower)
+}
+
+impl Lower<'_> {
+    fn load(&self, sectors: u64, doing: &str) -> Result<(), Error> {
+        let table = table(self.disk.number());
+        self.device
+            .load("integrity", sectors, table.as_bytes())
+            .map_err(|error| kernel(self.device.name(), doing, refused("dm_integrity", error)))
+    }
+}
+
+fn create<'c>(control: &'c Control, mapping: &Mapping, name: &str) -> Result<Device<'c>, Error> {
+    control.create(name, &format!("{SUBDEVICE}{}-{name}", mapping.plain_uuid()))
+}
+
+/// Maps the disk, but with a file in memory in the place of the superblock. Writes `superblock` into that
+/// file first.
+fn map_disk(
+    device: &Device,
+    mapping: &Mapping,
+    memory: &File,
+    superblock: &PageBuffer,
+    disk_len: u64,
+) -> Result<(), Error> {
+    let number = block::number(mapping.device)
+        .map_err(|error| Error::of_disk(mapping.device, "find the block device", error))?;
+    // open until the table holds it: the kernel detaches it at the last close
+    let (_open, copy) = memory
+        .write_all_at(superblock.bytes(), 0)
+        .and_then(|()| block::attach(memory))
+        .map_err(|error| in_memory(mapping, refused("loop", error)))?;
+    let (start, len) = (DATA_OFFSET / SECTOR, SUPERBLOCK_LEN as u64 / SECTOR);
+    let end = start + len;
+    let disk = table_name(number);
+    // the first row has the header, so that cryptsetup takes the disk for the device below. Before Linux 6.11
+    // device-mapper sends a flush for each row: two to the disk
+    let table = [
+        (start, format!("{disk} 0")),
+        (len, format!("{} 0", table_name(copy))),
+        (
+            (disk_len / SECTOR).saturating_sub(end),
+            format!("{disk} {end}"),
+        ),
+    ];
+    let table = table.each_ref().map(|(len, row)| (*len, row.as_bytes()));
+    device
+        .load_all("linear", &table)
+        .map_err(|error| kernel(device.name(), "accept the table of the disk", error))?;
+    device.resume(Audience::Nobody)
+}
+
+fn in_memory(mapping: &Mapping, error: io::Error) -> Error {
+    let doing = "keep the dm-integrity superblock in memory";
+    Error::of_disk(mapping.device, doing, error)
 }
 
 /// Returns the parameters of the table. In mode J sector and tag are written through the journal,
@@ -101,25 +182,25 @@ fn table(number: (u32, u32)) -> String {
     )
 }
 
-/// Erases the superblock: the kernel makes a new one only if it finds zeros.
+/// Erases the superblock of a disk that no mapping uses: the kernel makes a new one only if it finds zeros.
 fn erase_superblock(mapping: &Mapping) -> Result<(), Error> {
-    let erase = || {
-        // O_EXCL on a block device: fails with EBUSY while it is mounted or part of a mapping
-        let flags = libc::O_DIRECT | libc::O_EXCL;
-        let file = OpenOptions::new()
-            .write(true)
-            .custom_flags(flags)
-            .open(mapping.device)?;
-        file.write_all_at(PageBuffer::new(SUPERBLOCK_LEN).bytes(), DATA_OFFSET)?;
-        file.sync_all()
-    };
-    erase().map_err(|error| {
+    // O_EXCL on a block device: fails with EBUSY while it is mounted or part of a mapping
+    write_superblock(mapping, &PageBuffer::new(SUPERBLOCK_LEN), libc::O_EXCL).map_err(|error| {
         Error::of_disk(
             mapping.device,
             "erase the earlier dm-integrity superblock",
             error,
         )
     })
+}
+
+fn write_superblock(mapping: &Mapping, content: &PageBuffer, flags: i32) -> io::Result<()> {
+    let file = OpenOptions::new()
+        .write(true)
+        .custom_flags(libc::O_DIRECT | flags)
+        .open(mapping.device)?;
+    file.write_all_at(content.bytes(), DATA_OFFSET)?;
+    file.sync_all()
 }
 
 /// Returns the superblock and the size of the disk in bytes.
@@ -153,8 +234,8 @@ fn unfit(mapping: &Mapping, Unfit(why): Unfit) -> Error {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub journal_sections: u64,
-    /// How many sectors the device provided when it was last used. The host may have enlarged the disk
-    /// since, and the kernel corrects the number.
+    /// How many sectors the device provided when the superblock was made, or cryptsetup last opened it. The
+    /// disk may have been enlarged since.
     pub recorded_sectors: u64,
     /// How many sectors the kernel provides on the disk as it is.
     pub usable_sectors: u64,
@@ -340,7 +421,7 @@ mod tests {
         }
     }
 
-    /// The kernel corrects the recorded size. Fewer sections than the present disk would get are those of
+    /// The recorded size has no effect. Fewer sections than the present disk would get are those of
     /// a disk that has grown.
     #[test]
     fn each_change_outside_of_the_two_sizes_is_refused() {

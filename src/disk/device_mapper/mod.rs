@@ -2,14 +2,16 @@
 //! authenticated. The mapping is set up with the kernel's ioctls (linux/dm-ioctl.h, the kernel's
 //! Documentation/admin-guide/device-mapper/{dm-crypt,dm-integrity}.rst).
 //!
-//! Tables, names and UUIDs are those that cryptsetup 2.6 gives a LUKS2 device (2.7 and 2.8 accept
-//! them). So `status` and `close` of cryptsetup work on our mappings, and each program reads what
-//! the other wrote:
+//! Tables and names of the two upper devices are those that cryptsetup 2.6 gives a LUKS2 device, and the
+//! UUIDs those of 2.8. `status` and `close` of cryptsetup 2.6 to 2.8 work on our mappings, and each
+//! program reads what the other wrote:
 //!
 //! ```text
 //!   /dev/mapper/NAME       crypt      encrypts a sector and computes its 32-byte tag (authenc: AES-XTS, HMAC-SHA256)
 //!          |
 //!   /dev/mapper/NAME_dif   integrity  stores sector and tag together, through its journal
+//!          |
+//!   /dev/mapper/NAME_disk  linear     the disk, with a copy of its dm-integrity superblock in memory (loop) in the place of it
 //!          |
 //!   the disk               header up to the data offset | dm-integrity superblock | journal | tags and data, interleaved
 //! ```
@@ -38,6 +40,7 @@ use std::path::PathBuf;
 
 use control::Control;
 pub use error::Error;
+use integrity::SUBDEVICE;
 pub use integrity::{FORMATTED, SUPERBLOCK_LEN, other_byte};
 pub use journal::may_hold_data;
 pub use mapping::{FirstUse, Mapping};
@@ -46,10 +49,10 @@ pub use mapping::{FirstUse, Mapping};
 /// return. After a failure nothing is mapped.
 ///
 /// Does not read the data: a wrong key fails at the first read. Requires Linux 5.12 or later with
-/// the modules `dm_mod`, `dm_crypt` and, with integrity, `dm_integrity` and `authenc`.
+/// the modules `dm_mod`, `dm_crypt` and, with integrity, `dm_integrity`, `authenc` and `loop`.
 ///
 /// # Errors
-/// [`Error::AlreadyActive`] if the name is in use, or if a killed process left the integrity device
+/// [`Error::AlreadyActive`] if the name is in use, or if a killed process left a device below the mapping
 /// ([`close`] removes it); the existing mapping and the disk are not changed.
 pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     let (length, expected) = (mapping.key.len(), mapping.geometry.key_size);
@@ -69,6 +72,7 @@ pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     let lower = integrity::map(&control, mapping, first_use)?;
     let upper = crypt::map_over(&control, mapping, &lower)?;
     lower.device.keep();
+    lower.disk.keep();
     Ok(upper.keep())
 }
 
@@ -83,10 +87,10 @@ pub fn prepare() -> std::io::Result<()> {
 
 /// How the UUID of a LUKS2 mapping begins.
 const CRYPT: &[&str] = &["CRYPT-LUKS2-"];
-/// How that of its integrity device begins; cryptsetup 2.8 uses the second form.
-const INTEGRITY: &[&str] = &["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"];
+/// How that of its integrity device begins; cryptsetup 2.6 uses the first form.
+const INTEGRITY: &[&str] = &["CRYPT-INTEGRITY-", SUBDEVICE];
 
-/// Removes the mapping and its integrity device. Waits up to 5 s while another program (udev) has
+/// Removes the mapping and the devices below it. Waits up to 5 s while another program (udev) has
 /// it open. All written data is durable on return.
 ///
 /// # Errors
@@ -94,20 +98,22 @@ const INTEGRITY: &[&str] = &["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"];
 /// open; [`Error::NotOurs`] if a device of that name is not a LUKS2 mapping.
 pub fn close(name: &str) -> Result<(), Error> {
     let control = Control::open()?;
-    let lower_name = integrity::lower_name(name);
-    let (upper, lower) = (control.uuid(name)?, control.uuid(&lower_name)?);
-    if upper.is_none() && lower.is_none() {
-        return Err(Error::NotActive(name.into()));
+    let mut is_active = false;
+    for (name, prefixes) in [
+        (name, CRYPT),
+        (&integrity::lower_name(name), INTEGRITY),
+        (&integrity::disk_name(name), &[SUBDEVICE]),
+    ] {
+        if let Some(uuid) = control.uuid(name)? {
+            require_ours(name, &uuid, prefixes)?;
+            control.remove(name)?;
+            is_active = true;
+        }
     }
-    if let Some(upper) = upper {
-        require_ours(name, &upper, CRYPT)?;
-        control.remove(name)?;
+    match is_active {
+        true => Ok(()),
+        false => Err(Error::NotActive(name.into())),
     }
-    if let Some(lower) = lower {
-        require_ours(&lower_name, &lower, INTEGRITY)?;
-        control.remove(&lower_name)?;
-    }
-    Ok(())
 }
 
 /// Returns an error unless the UUID of the device `name` has one of these prefixes and ends with the

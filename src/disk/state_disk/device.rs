@@ -111,7 +111,8 @@ fn state_disk_in(block_devices: &Path, usual: &Mark) -> Result<Option<String>, E
 /// the cloud.
 fn seen_in(block_devices: &Path, usual: &Mark) -> String {
     let names = sysfs::names(block_devices);
-    let seen = names.iter().map(|name| {
+    let disks = names.iter().filter(|name| !name.starts_with("loop"));
+    let seen = disks.map(|name| {
         let serial = serial(block_devices, name);
         let label = (usual.label_of)(block_devices, name).filter(|label| label != name);
         let mut marks = vec![];

@@ -48,15 +48,17 @@ printf 'passphrase' >$T/pass
 must format $D1
 dd if=$D1 of=$T/sb.theirs bs=4096 skip=4096 count=1 2>/dev/null
 must theirs $D1
-{ table state; table state_dif; } >$T/table.theirs
-dmsetup info -c --noheadings -o name,uuid | sort >$T/uuid.theirs
+tables() { table state; table state_dif | sed "s/ integrity [0-9]*:[0-9]* / integrity DISK /"; }
+tables >$T/table.theirs
+uuids() { dmsetup info -c --noheadings -o name,uuid | sed 's/CRYPT-INTEGRITY-/CRYPT-SUBDEV-/' | grep -v ^state_disk: | sort; }
+uuids >$T/uuid.theirs
 cryptsetup status state >$T/status.theirs
 must cryptsetup close state
 
 verdict create "a mapping with a new superblock" ours $D1 create
 grep '^/dev/mapper/state ' $T/out | sed 's/^/TIME map 1 GiB first: /'
-{ table state; table state_dif; } >$T/table.ours
-dmsetup info -c --noheadings -o name,uuid | sort >$T/uuid.ours
+tables >$T/table.ours
+uuids >$T/uuid.ours
 cryptsetup status state >$T/status.ours
 verdict same-tables "$(cat $T/table.ours | tr '\n' '|')" cmp $T/table.theirs $T/table.ours
 verdict same-uuids "$(cat $T/uuid.ours | tr '\n' '|')" cmp $T/uuid.theirs $T/uuid.ours
@@ -72,12 +74,12 @@ verdict is-active "active" dm_guest is-active state
 ours $D1 create >$T/refused 2>&1 && fail active-name-refused "opened twice" || {
   verdict active-name-refused "$(cat $T/refused)" grep -q 'already active' $T/refused
 }
-verdict active-mapping-untouched "$(dmsetup table)" [ "$(dmsetup ls | wc -l)" = 2 ]
+verdict active-mapping-untouched "$(dmsetup table)" [ "$(dmsetup ls | wc -l)" = 3 ]
 # the same disk under another name: its superblock is in use
 dm_guest open other $UUID $D1 $T/vk integrity create >$T/refused 2>&1 && fail busy-disk-refused "mapped twice" || {
   verdict busy-disk-refused "$(cat $T/refused)" grep -q 'busy' $T/refused
 }
-verdict refusal-leaves-nothing "$(dmsetup ls)" [ "$(dmsetup ls | wc -l)" = 2 ]
+verdict refusal-leaves-nothing "$(dmsetup ls)" [ "$(dmsetup ls | wc -l)" = 3 ]
 
 # ---- either reads what the other wrote
 pattern $T/data 8
@@ -126,6 +128,21 @@ for byte in '014 24' '012 24' '050 24' '005 8' '015 29' '001 32'; do
   for right in '010 24' '004 8' '014 29' '000 32'; do put $right; done
 done
 verdict right-superblock-opens "open" ours $D1 existing
+must dd if=$T/data of=/dev/mapper/state bs=1M seek=500 oflag=direct conv=fsync
+# the same while it is in use: the kernel reads the superblock again when the device is resumed, and gets the copy in memory
+must dd if=$D1 of=$T/sb bs=4096 skip=4096 count=1 iflag=direct
+refused=
+for at in $(seq 0 40); do
+  for byte in 001 014 377; do
+    put $byte $at
+    dmsetup suspend state_dif && dmsetup resume state_dif || refused="$refused $at:$byte"
+  done
+  must dd if=$T/sb of=$D1 bs=4096 seek=4096 count=1 oflag=direct conv=notrunc
+done
+verdict changes-later-are-not-seen "the kernel refused $refused" [ -z "$refused" ]
+drop
+must dd if=/dev/mapper/state of=$T/read bs=1M skip=500 count=8 iflag=direct
+verdict changes-later-have-no-effect "the same bytes" cmp $T/data $T/read
 must dm_guest close state
 
 # ---- failures undo themselves
