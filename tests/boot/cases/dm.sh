@@ -155,6 +155,22 @@ dm_guest open state $UUID $D1 $T/pass integrity create >$T/refused 2>&1 && fail 
 }
 verdict failure-leaves-nothing "$(dmsetup ls)" [ "$(dmsetup ls | grep -c state)" = 0 ]
 
+# ---- 1 002 changed superblocks on disks of three sizes: the kernel stays whole, and no other data is read
+forget_log
+changed() { # changed DISK
+  must ours $1 create
+  must dm_guest close state
+  verdict "changed-superblocks-$1" "other data, or no end" dm_guest change-superblocks state $UUID $1 $T/vk 334
+  sed "s|^|TIME changed superblocks of $1: |" $T/out | tail -n 1
+}
+changed $D1
+changed $D8
+must dmsetup create small --table "0 100352 linear $D1 0"
+must dmsetup mknodes small
+changed /dev/mapper/small
+must dmsetup remove small
+verdict changed-superblocks-no-oops "$(dmesg | grep -E 'BUG|Oops|WARNING' | head -3 | tr '\n' ' ')" not sh -c "dmesg | grep -qE 'BUG|Oops|WARNING'"
+
 # ---- a killed process left only the integrity device: it is refused, and can be closed
 must ours $D1 create
 must dmsetup remove state
