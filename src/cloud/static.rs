@@ -210,6 +210,8 @@ impl Machines {
     /// Parses a list. An error says what is wrong with which machine.
     pub fn parse(json: &[u8]) -> Result<Machines, Problem> {
         let wrong = |why: String| Err(Problem::Malformed(why));
+        // editors of Windows write a byte order mark
+        let json = json.strip_prefix("\u{feff}".as_bytes()).unwrap_or(json);
         let list: Machines = match serde_json::from_slice(json) {
             Ok(list) => list,
             Err(error) => {
@@ -377,7 +379,9 @@ mod tests {
         let of = |json: &str| Machines::parse(json.as_bytes()).unwrap().time_servers;
         assert_eq!(of(&list()), None);
         let named = list().replacen('{', r#"{"timeServers":"nts:time.example,10.0.0.5","#, 1);
-        assert_eq!(of(&named).as_deref(), Some("nts:time.example,10.0.0.5"));
+        for named in [&named, &format!("\u{feff}{named}")] {
+            assert_eq!(of(named).as_deref(), Some("nts:time.example,10.0.0.5"));
+        }
     }
 
     #[test]

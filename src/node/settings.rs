@@ -81,6 +81,8 @@ pub fn unverified_root() -> Option<&'static str> {
 }
 
 fn in_file(options: &[&Opt], text: &str) -> Vec<Setting> {
+    // editors of Windows write a byte order mark
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = text.lines().map(str::trim).enumerate();
     let settings = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     settings
@@ -191,10 +193,12 @@ mod tests {
             "--debug",
             "--attestation-variant=qemu-vtpm",
         ];
-        assert_eq!(
-            in_file(OF_UNLOCK, text),
-            expected.map(|option| Ok(option.to_owned()))
-        );
+        for text in [text, &format!("\u{feff}{text}")] {
+            assert_eq!(
+                in_file(OF_UNLOCK, text),
+                expected.map(|option| Ok(option.to_owned()))
+            );
+        }
     }
 
     #[test]
