@@ -69,6 +69,26 @@ impl Delivered {
         public
     }
 
+    /// Makes a primary key with the template L-1 or L-2 and this unique field; returns the file with its public part (TPM2B_PUBLIC).
+    fn primary_of_tpm2_tools(&self, scheme: &str, unique: &[u8]) -> String {
+        let [context, public, policy, field] =
+            ["own.ctx", "own.pub", "policy", "unique"].map(|it| self.file(it));
+        fs::write(&policy, unhex(POLICY_A)).unwrap();
+        fs::write(&field, unique).unwrap();
+        let scheme = format!("{scheme}:null:aes128cfb");
+        let attributes =
+            "fixedtpm|fixedparent|sensitivedataorigin|adminwithpolicy|restricted|decrypt";
+        let make = [
+            "-C", "e", "-c", &context, "-G", &scheme, "-g", "sha256", "-a", attributes, "-L",
+            &policy, "-u", &field,
+        ];
+        self.tpm.tool("tpm2_createprimary", &make);
+        let read = ["-c", &context, "-f", "tss", "-o", &public];
+        self.tpm.tool("tpm2_readpublic", &read);
+        self.tpm.tool("tpm2_flushcontext", &["-t"]);
+        public
+    }
+
     /// Makes a credential for a TPM2B_PUBLIC and the Name of an attestation key with tpm2-tools, which need no TPM for that.
     fn credential_of_tpm2_tools(&self, public: &str, name: &str, secret: &[u8]) -> Credential {
         let (plain, made) = (self.file("secret"), self.file("credential"));
@@ -156,6 +176,18 @@ impl Delivered {
         }
     }
 
+    /// Writes this value into a new NV index.
+    fn write_index(&self, index: u32, value: &[u8]) {
+        let (file, index) = (self.file("nv"), format!("{index:#x}"));
+        fs::write(&file, value).unwrap();
+        let size = value.len().to_string();
+        let attributes = "ownerwrite|ownerread|authread";
+        let define = ["-C", "o", &index, "-s", &size, "-a", attributes];
+        self.tpm.tool("tpm2_nvdefine", &define);
+        let write = ["-C", "o", &index, "-i", &file];
+        self.tpm.tool("tpm2_nvwrite", &write);
+    }
+
     /// Returns the root of the local authority, with the authority itself if `whole`: PEM.
     fn root(&self, whole: bool) -> String {
         let root = swtpm::root_of(&self.authority());
@@ -208,67 +240,62 @@ const ALGORITHMS: [(EndorsementKind, &str); 3] = [
     (EndorsementKind::P384, "ecc384"),
 ];
 
-/// Vendors may write another template into the NV index behind the certificate. Then the certified key is one of this template.
+const POLICY_A: &str = "837197674484b3f81a90cc8d46a5d724fd52d76e06520b64f2a1da1b331469aa";
+
+/// Returns the template L-1 or L-2 with another unique field: a point without its second coordinate.
+fn template(kind: EndorsementKind) -> Vec<u8> {
+    let common = format!("000b000300b20020{POLICY_A}000600800043");
+    unhex(&match kind {
+        EndorsementKind::Rsa2048 => {
+            format!("0001{common}00100800000000000100{}", "5a".repeat(256))
+        }
+        _ => format!("0023{common}0010000300100020{}0000", "5a".repeat(32)),
+    })
+}
+
+/// Vendors may write another template into the NV index behind the certificate, and a nonce, with which the certified key is made.
 #[test]
-fn a_credential_is_for_the_key_of_the_vendors_own_template() {
-    const POLICY: &str = "837197674484b3f81a90cc8d46a5d724fd52d76e06520b64f2a1da1b331469aa";
-    let bytes = |hex: &str| -> Vec<u8> {
-        let digits: Vec<u8> = hex.bytes().filter(|byte| *byte != b' ').collect();
-        let byte = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap();
-        digits.chunks(2).map(byte).collect()
-    };
-    for (kind, scheme, index) in [
+fn a_credential_is_for_the_key_of_the_vendors_own_template_and_nonce() {
+    let (rsa, ecc) = (EndorsementKind::Rsa2048, EndorsementKind::P256);
+    // tpm2-tools take lengths in the byte order of the machine, and only the first coordinate of a point. A nonce of zeros gives the
+    // point of the profile, and one without a template counts for nothing
+    let rsa_with = |modulus: &str| Some(("rsa2048", format!("0001{modulus}")));
+    for (kind, has_template, nonce, unique) in [
+        (rsa, true, vec![], rsa_with(&"5a".repeat(256))),
         (
-            EndorsementKind::Rsa2048,
-            "rsa2048:null:aes128cfb",
-            "0x01c00004",
+            rsa,
+            true,
+            vec![7; 20],
+            rsa_with(&("07".repeat(20) + &"00".repeat(236))),
         ),
-        (EndorsementKind::P256, "ecc256:null:aes128cfb", "0x01c0000c"),
+        (rsa, true, vec![7; 256], rsa_with(&"07".repeat(256))),
+        (rsa, false, vec![7; 20], None),
+        (
+            ecc,
+            true,
+            vec![],
+            Some(("ecc256", format!("2000{}", "5a".repeat(32)))),
+        ),
+        (ecc, true, vec![0; 20], None),
     ] {
         let delivered = Delivered::start();
-        // the templates L-1 and L-2, with another unique field
-        let common = format!("000b000300b20020{POLICY}000600800043");
-        // tpm2-tools take lengths in the byte order of the machine, and only the first coordinate of a point
-        let (written, unique) = match kind {
-            EndorsementKind::Rsa2048 => (
-                format!("0001{common}0010080000000000 0100{}", "5a".repeat(256)),
-                format!("0001{}", "5a".repeat(256)),
-            ),
-            _ => (
-                format!("0023{common}001000030010 0020{}0000", "5a".repeat(32)),
-                format!("2000{}", "5a".repeat(32)),
-            ),
+        if has_template {
+            delivered.write_index(kind as u32 + 2, &template(kind));
+        }
+        if !nonce.is_empty() {
+            delivered.write_index(kind as u32 + 1, &nonce);
+        }
+        let public = match unique {
+            Some((scheme, unique)) => delivered.primary_of_tpm2_tools(scheme, &unhex(&unique)),
+            None if kind == rsa => delivered.endorsement_key_of_tpm2_tools("rsa2048"),
+            None => delivered.endorsement_key_of_tpm2_tools("ecc256"),
         };
-        let write_file = |name: &str, content: &[u8]| {
-            fs::write(delivered.file(name), content).unwrap();
-            delivered.file(name)
-        };
-        let value = bytes(&written);
-        let (file, size) = (write_file("nv", &value), value.len().to_string());
-        let attributes = "ownerwrite|ownerread|authread";
-        let define = ["-C", "o", index, "-s", &size, "-a", attributes];
-        delivered.tpm.tool("tpm2_nvdefine", &define);
-        let write = ["-C", "o", index, "-i", &file];
-        delivered.tpm.tool("tpm2_nvwrite", &write);
-        let (context, public) = (delivered.file("own.ctx"), delivered.file("own.pub"));
-        let policy = write_file("policy", &bytes(POLICY));
-        let unique = write_file("unique", &bytes(&unique));
-        let attributes =
-            "fixedtpm|fixedparent|sensitivedataorigin|adminwithpolicy|restricted|decrypt";
-        let make = [
-            "-C", "e", "-c", &context, "-G", scheme, "-g", "sha256", "-a", attributes, "-L",
-            &policy, "-u", &unique,
-        ];
-        delivered.tpm.tool("tpm2_createprimary", &make);
-        let read = ["-c", &context, "-f", "tss", "-o", &public];
-        delivered.tpm.tool("tpm2_readpublic", &read);
-        delivered.tpm.tool("tpm2_flushcontext", &["-t"]);
         let name = delivered.key_name();
         let credential = delivered.credential_of_tpm2_tools(&public, &name, b"of the vendor");
         let secret = delivered
             .open()
             .activate(KeySource::Own, kind, &credential)
-            .unwrap_or_else(|error| panic!("{scheme}: {error}"));
+            .unwrap_or_else(|error| panic!("{kind:?}, nonce {nonce:?}: {error}"));
         assert_eq!(secret.expose(), b"of the vendor");
     }
 }

@@ -32,6 +32,8 @@ const POLICY_B: [u8; 48] = [
 /// answers FAILURE if the secret is encrypted for another RSA key; a TPM in failure mode would have
 /// refused the commands before.
 const NOT_FOR_US: [u32; 7] = [0x101, 0x084, 0x092, 0x095, 0x09a, 0x09f, 0x0a7];
+/// An NV index was defined, and never written: TPM_RC_NV_UNINITIALIZED (part 2 §6.6.3).
+const NV_UNINITIALIZED: u32 = 0x14a;
 /// Maximum number of handles in one answer (MAX_CAP_HANDLES, part 2 §10.9.3).
 const HANDLES_A_READ: u32 = 254;
 
@@ -111,14 +113,42 @@ impl EndorsementKind {
 }
 
 /// Returns the template (TPMT_PUBLIC) of an endorsement key of this TPM: that of the profile, unless the
-/// vendor wrote another one into the NV index behind the certificate (§2.2.1).
+/// vendor wrote another one into the NV index behind the certificate. In the low range the vendor's nonce
+/// may be between the two; without a template it has no meaning (§2.2.1).
 fn template(tpm: &mut Channel, kind: EndorsementKind) -> Result<Vec<u8>> {
-    // the low range has the index of a nonce between the two
-    let other = kind as u32 + u32::from(kind != EndorsementKind::P384) + 1;
-    match tpm.handles(other, 1)?.contains(&other) {
-        true => tpm.nv_read(other, &[]),
-        false => Ok(kind.template()),
+    let next = kind as u32 + 1;
+    let there = tpm.handles(next, 2)?;
+    let mut written = |index| match there.contains(&index) {
+        true => match tpm.nv_read(index, &[]) {
+            Err(error) if error.is(NV_UNINITIALIZED) => Ok(None),
+            read => read.map(Some),
+        },
+        false => Ok(None),
+    };
+    let other = next + u32::from(kind != EndorsementKind::P384);
+    let Some(template) = written(other)? else {
+        return Ok(kind.template());
+    };
+    match other == next {
+        true => Ok(template),
+        false => Ok(match written(next)? {
+            Some(nonce) => with_nonce(kind, template, nonce),
+            None => template,
+        }),
     }
+}
+
+/// Returns the template L-1 or L-2 with the nonce, and zeros behind it, as the modulus or the point.
+fn with_nonce(kind: EndorsementKind, mut template: Vec<u8>, mut nonce: Vec<u8>) -> Vec<u8> {
+    // algorithms and attributes, a policy with its length, the cipher; then what a kind of key has
+    let common = 10 + template.get(9).map_or(0, |len| usize::from(*len)) + 6;
+    let (before, len, rest) = match kind {
+        EndorsementKind::Rsa2048 => (common + 8, 256, vec![]),
+        _ => (common + 6, 32, sized(&[0; 32])),
+    };
+    nonce.resize(len, 0);
+    template.truncate(before);
+    [template, sized(&nonce), rest].concat()
 }
 
 /// A TPM's statement about one of its endorsement keys. Nothing in it is verified.
@@ -233,6 +263,27 @@ fn activate(
 mod tests {
     use super::*;
     use support::mutation::mutations;
+
+    #[test]
+    fn a_nonce_takes_the_place_of_the_modulus_or_the_first_coordinate() {
+        let (rsa, ecc) = (EndorsementKind::Rsa2048, EndorsementKind::P256);
+        for (kind, nonce, room) in [
+            (rsa, 20, 256),
+            (rsa, 256, 256),
+            (ecc, 20, 32),
+            (ecc, 32, 32),
+        ] {
+            let plain = kind.template();
+            let made = with_nonce(kind, plain.clone(), vec![7; nonce]);
+            let start = plain.len() - if kind == rsa { 256 } else { 66 };
+            let expected = [&plain[..start], &vec![7; nonce], &plain[start + nonce..]].concat();
+            assert!(made == expected && nonce <= room, "{kind:?} {nonce}");
+            for bytes in mutations(&plain, 200) {
+                let len = with_nonce(kind, bytes.clone(), vec![7; nonce]).len();
+                assert!(len <= bytes.len() + room + 36);
+            }
+        }
+    }
 
     #[test]
     fn certificates_are_taken_out_of_their_padding() {

@@ -180,13 +180,13 @@ fn endorsement_key(tpm: &mut Context, kind: &str) -> KeyHandle {
 }
 
 fn activate(tpm: &mut Context, kind: &str, blob: &str, secret: &str) {
-    // a vendor's template is in the index behind the certificate
-    let template = match kind {
-        "rsa" => 0x01c0_0004,
-        "p256" => 0x01c0_000c,
+    // a vendor's nonce and template are behind the certificate
+    let behind = match kind {
+        "rsa" => 0x01c0_0003,
+        "p256" => 0x01c0_000b,
         _ => 0x01c0_0017,
     };
-    known_indices(tpm, template, 1);
+    known_indices(tpm, behind, 2);
     let endorsement_key = endorsement_key(tpm, kind);
     let handle = TpmHandle::Persistent(PersistentTpmHandle::new(KEY).unwrap());
     let key = KeyHandle::from(tpm.tr_from_tpm_public(handle).unwrap());
