@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use bootstrapper::renew::KUBERNETES;
+use kubernetes::kubeadm::KUBELET_CLIENT_CERTIFICATE;
 use std::os::unix::fs::symlink;
 use support::ROOT;
 use tempfile::TempDir;
@@ -81,6 +83,21 @@ fn systemd_finds_no_fault_in_our_units() {
     fs::remove_file(root.path().join("usr/bin/bootstrapper")).unwrap();
     let said = faults(root.path());
     assert!(said.contains("/usr/bin/bootstrapper is not exec"), "{said}");
+}
+
+/// Outside of these folders the file system is read-only for it.
+#[test]
+fn the_renewal_may_write_the_certificates_that_it_renews() {
+    let unit = Path::new(ROOT).join("systemd/firstlight-renew.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    let folders = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("ReadWritePaths="))
+        .unwrap();
+    for file in [KUBERNETES, KUBELET_CLIENT_CERTIFICATE] {
+        let is_within = |folder: &str| Path::new(file).starts_with(folder.trim_start_matches('-'));
+        assert!(folders.split(' ').any(is_within), "{file}");
+    }
 }
 
 #[test]
