@@ -424,6 +424,7 @@ fn a_year_passes(cluster: &mut Cluster) {
     operator.recover(first);
     first.wait_for_line(" ready: a member of its cluster");
     operator.replace_kubeconfig(first);
+    operator.accept_certificates_of_the_future();
     operator.wait_for_the_api();
     worker.power_on();
     worker.wait_for_line(" ready: a member of its cluster");
