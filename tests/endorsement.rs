@@ -258,7 +258,7 @@ fn template(kind: EndorsementKind) -> Vec<u8> {
 fn a_credential_is_for_the_key_of_the_vendors_own_template_and_nonce() {
     let (rsa, ecc) = (EndorsementKind::Rsa2048, EndorsementKind::P256);
     // tpm2-tools take lengths in the byte order of the machine, and only the first coordinate of a point. A nonce of zeros gives the
-    // point of the profile, and one without a template counts for nothing
+    // point of the profile, and a nonce without a template has no effect
     let rsa_with = |modulus: &str| Some(("rsa2048", format!("0001{modulus}")));
     for (kind, has_template, nonce, unique) in [
         (rsa, true, vec![], rsa_with(&"5a".repeat(256))),

@@ -134,8 +134,8 @@ impl Operator {
         self.firstlight(&[&["kubeconfig", &control_plane.address()], &POLICY[..]].concat());
     }
 
-    /// Has kubectl not verify the API server from now on, whose certificates are not valid yet by the clock of this machine. It still
-    /// proves who it is.
+    /// Makes kubectl accept any certificate of the API server from now on: by the clock of this machine, the real one is not valid yet.
+    /// kubectl still sends its own certificate.
     pub fn accept_certificates_of_the_future(&self) {
         let kubeconfig = self.folder.path().join("firstlight-admin.conf");
         let text = fs::read_to_string(kubeconfig).unwrap();

@@ -91,7 +91,7 @@ pub(super) fn map<'c>(
             .map_err(|why| unfit(mapping, why))
     };
     if first_use == FirstUse::Create {
-        // what the kernel gets does not depend on whether the host has erased it
+        // the kernel gets zeros, also from a host that has not erased the superblock
         superblock = PageBuffer::new(SUPERBLOCK_LEN);
     } else {
         parse(&superblock)?;

@@ -288,7 +288,7 @@ fn check_members(
     only(what, object, &names.copied().collect::<Vec<_>>())
 }
 
-/// The value of a member that has the same one in each header.
+/// The value that a member has in each header that a node accepts.
 enum Fixed<'a> {
     Text(&'a str),
     Number(u64),
