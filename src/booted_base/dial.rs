@@ -42,11 +42,14 @@ pub fn dial(
     let lookup = known.is_empty().then(|| Lookup::begin(host));
     loop {
         let now = Instant::now();
-        let found = lookup.as_ref().map_or_else(|| known.clone(), Lookup::found);
+        let (found, mut waits) = match &lookup {
+            Some(lookup) => lookup.state(),
+            None => (known.clone(), vec![]),
+        };
         if lookup.is_some() && !found.is_empty() {
             learn(host, &found);
         }
-        let is_over = lookup.as_ref().is_none_or(Lookup::is_over);
+        let is_over = waits.is_empty();
         race.add(found, port, is_over, now);
         if let Some(socket) = race.step(now, deadline.min(now + time)) {
             return Ok(socket);
@@ -55,7 +58,6 @@ pub fn dial(
             forget(host);
             return Err(race.failure(lookup));
         }
-        let mut waits = lookup.as_ref().map(Lookup::waits).unwrap_or_default();
         waits.extend(
             race.attempts
                 .iter()
