@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the unit tests, and the tests against real peers that need no VM. Most test programs wait for other programs and for timers, so
 # several run at once (AT_ONCE=N; by default twice as many as there are processors). The output of a program is in target/tests while
-# it runs, and is printed when it has ended. At the end come the ten programs that took longest, and those that failed.
+# it runs, and is printed when it has ended. At the end come the ten programs that took longest, and what the failed tests printed.
 #
 #   tools/unit.sh [COMMAND [ARGUMENT...]]     runs the command too, in the time that compilation and tests leave
 . "$(dirname "$0")/lib.sh"
@@ -55,4 +55,10 @@ fi
 
 say "the slowest test programs, in seconds:"
 sort -rn "$LOGS/times" | head -n 10 | sed 's/^/     /' >&2
-[ ! -e "$LOGS/failed" ] || die "failed, with the output in $LOGS: $(paste -sd ' ' "$LOGS/failed")"
+[ -e "$LOGS/failed" ] || exit 0
+while read -r name; do
+  say "failed: $name"
+  # what comes after the list of the tests that passed: the output of those that failed, or an error of the compiler
+  [ ! -e "$LOGS/$name.log" ] || awk '/^failures:$/ || /^error/ { on = 1 } on' "$LOGS/$name.log" | tail -n 200
+done <"$LOGS/failed"
+die "failed, with the output in $LOGS: $(paste -sd ' ' "$LOGS/failed")"
