@@ -81,7 +81,7 @@ kubeadm: setup ## check that kubeadm of each supported version that can be built
 
 kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and Helm chart with a real kube-apiserver, etcd and Helm; a CSI driver in VMs opens an encrypted volume
 	cargo test --locked --test addons --test chart --test etcd_backup --test kubernetes_api --test kubernetes_migrate --test kubernetes_services --test kubernetes_keys --test join_service --test node --test node_remove -- --ignored --skip cluster_api
-	cargo test --locked -p bootstrapper restore -- --ignored
+	cargo test --locked -p firstlight-bootstrapper restore -- --ignored
 	cargo test --locked --test csi -- --ignored --nocapture
 	cargo test --locked --test key_wrapping -- --ignored
 
@@ -118,7 +118,7 @@ watch-load: setup ## measure what a join service needs to ask 10 000 members for
 	@tools/kubernetes.sh kube-apiserver etcd >/dev/null
 	cargo bench --locked --bench storm -- watch 10000 300
 
-proto: setup ## generate src/proto and src/booted_proto from proto/
+proto: setup ## generate src/proto from proto/
 	UPDATE_PROTO=1 cargo test --locked --test proto
 
 h2spec: setup ## run the public HTTP/2 conformance suite against our server, plaintext and TLS

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use atls::{Client, Server};
 use base::pool::Pool;
-use booted_sys::keeping::Keeping;
+use sys::keeping::Keeping;
 use verifier::{Issuer, Validator};
 
 #[path = "../src/atls/tests/dummy.rs"]

@@ -26,14 +26,13 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use booted_sys::keeping::Keeping;
-use rpc::grpc::{Call, CallOptions, Channel, Limits, Router, Server};
+use rpc::grpc::{Call, CallOptions, Channel, Limits, Router, Sender, Server};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{
     ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
 };
-use streaming::{Sender, StreamingCalls, StreamingMethods};
+use sys::keeping::Keeping;
 use transport::{Accept, Transport};
 
 /// The message of all calls. In `unary` it has 18 bytes on the wire.
@@ -624,7 +623,7 @@ fn serve(who: &str, files: &[&str]) {
         _ => None,
     };
     let secure = move |socket: TcpStream| match &tls {
-        None => booted_base::plain::transport(socket),
+        None => transport::plain::transport(socket),
         Some(tls) => shake_hands(
             ServerConnection::new(tls.clone())
                 .map_err(io::Error::other)?
@@ -713,7 +712,7 @@ impl Connect {
     fn transport(&self) -> Transport {
         let socket = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         match &self.tls {
-            None => booted_base::plain::transport(socket).unwrap(),
+            None => transport::plain::transport(socket).unwrap(),
             Some(config) => {
                 let name = ServerName::try_from("localhost").unwrap();
                 shake_hands(

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use kubernetes::kubeadm::{self, AUDIT_POLICY, AUDIT_POLICY_PATH, ClusterSettings, NodeSettings};
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::parameters::{Networks, NodeName};

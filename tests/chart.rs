@@ -11,11 +11,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::crypto::Secret;
+use base::kms::ClusterKms;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use common::kube_apiserver::{Cluster, PATIENCE};
-use kms::ClusterKms;
 use kubernetes::client::{CONFIG_MAPS, Object, PODS, Resource, Selector};
 use kubernetes::wrapping_key;
 use kubernetes::yaml;

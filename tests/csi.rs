@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use ::services::key_service::{Clients, Config, KeyService};
 use base::crypto::Secret;
+use base::kms::ClusterKms;
 use base::stop::Stop;
 use common::kube_apiserver::{Cluster, PATIENCE};
 use common::volumes::{self, ATTACHMENTS, DRIVER};
-use kms::ClusterKms;
 use kubernetes::client::{CONFIG_MAPS, Client};
 use machine::case;
 use machine::initramfs::{self, Overlay};

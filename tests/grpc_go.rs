@@ -42,7 +42,7 @@ impl Peer {
 
     fn connect(&self) -> Channel {
         Channel::new(
-            booted_base::plain::transport(TcpStream::connect(&self.address).unwrap()).unwrap(),
+            transport::plain::transport(TcpStream::connect(&self.address).unwrap()).unwrap(),
             &self.address,
         )
         .unwrap()
@@ -137,7 +137,7 @@ fn the_first_call_already_respects_the_servers_limits() {
 #[test]
 fn the_error_has_the_text_of_the_servers_goaway() {
     let peer = Peer::start(&[]);
-    let socket = booted_base::plain::transport(TcpStream::connect(&peer.address).unwrap()).unwrap();
+    let socket = transport::plain::transport(TcpStream::connect(&peer.address).unwrap()).unwrap();
     // The server's enforcement policy allows one PING in five minutes.
     let hasty = Keepalive {
         every: Duration::from_millis(50),

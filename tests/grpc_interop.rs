@@ -22,8 +22,9 @@ use std::time::{Duration, Instant};
 
 use interop::testing::{self, Seen, wait_for};
 use interop::tls;
-use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Metadata, Router, Server, Status};
-use streaming::{Receiver, Sender, StreamingCalls, StreamingMethods};
+use rpc::grpc::{
+    Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server, Status,
+};
 use support::foreign::python;
 use transport::Accept;
 
@@ -136,14 +137,14 @@ fn start(accept: Arc<dyn Accept>) -> OurServer {
 
 fn start_plain() -> OurServer {
     start(Arc::new(|socket: TcpStream, _: Instant| {
-        booted_base::plain::transport(socket)
+        transport::plain::transport(socket)
     }))
 }
 
 fn connect_plain(port: u16) -> Channel {
     let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
     Channel::new(
-        booted_base::plain::transport(socket).unwrap(),
+        transport::plain::transport(socket).unwrap(),
         &format!("127.0.0.1:{port}"),
     )
     .unwrap()

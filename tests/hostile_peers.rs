@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use booted_sys::keeping::Keeping;
-use booted_sys::process::raise_descriptor_limit;
-use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
+use rpc::grpc::{
+    Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status,
+};
 use rpc::h2::{self, Connection, Indexing};
 use socket2::{Domain, Socket, Type};
-use streaming::{Receiver, Sender, StreamingCalls, StreamingMethods};
+use sys::keeping::Keeping;
+use sys::process::raise_descriptor_limit;
 use transport::{Accept, Transport};
 use unlock::recovery;
 
@@ -137,7 +138,7 @@ fn child_server() {
             wait_cancelled(call, Duration::from_secs(60));
             Ok(Blob::default())
         });
-    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
+    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
     let accept: Arc<dyn Accept> = match is_tls {
         true => Arc::new(atls::Server::new(None, None)),
         false => Arc::new(plain),
@@ -251,7 +252,7 @@ impl Target {
             true => atls::Client::new(None, None)
                 .connect(socket, deadline)
                 .unwrap(),
-            false => booted_base::plain::transport(socket).unwrap(),
+            false => transport::plain::transport(socket).unwrap(),
         }
     }
 
@@ -1477,7 +1478,7 @@ fn ipv6_peers() {
         return;
     }
     let router = Router::new().unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request));
-    let accept = Arc::new(|socket: TcpStream, _: Instant| booted_base::plain::transport(socket));
+    let accept = Arc::new(|socket: TcpStream, _: Instant| transport::plain::transport(socket));
     let limits = Limits {
         connections_per_peer: 2,
         ..Limits::default()
@@ -1498,7 +1499,7 @@ fn ipv6_peers() {
             .unwrap();
         socket.connect(&to.into()).unwrap();
         Channel::new(
-            booted_base::plain::transport(socket.into()).unwrap(),
+            transport::plain::transport(socket.into()).unwrap(),
             "localhost",
         )
         .unwrap()

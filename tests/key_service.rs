@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
-use booted_proto::kms::GET_DATA_KEY;
-use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use program::Program;
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use proto::kms::GET_DATA_KEY;
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use services::join_service::keys::{Auth, Error, KeyClient};
 use services::key_service::master_secret::MasterSecret;
@@ -258,7 +258,7 @@ fn a_machine_of_no_or_another_cluster_gets_no_key_even_without_own_checks() {
             .and_then(|transport| ask(transport).map_err(|status| status.to_string()));
         assert!(answer.is_err(), "{:?} got a key", tpm.map(Swtpm::location));
     }
-    let plain = booted_base::plain::transport(TcpStream::connect(address).unwrap()).unwrap();
+    let plain = transport::plain::transport(TcpStream::connect(address).unwrap()).unwrap();
     assert!(ask(plain).is_err());
     assert!(
         !program.output().contains("result=given"),
@@ -523,7 +523,7 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
     let service = KeyService::start(config).unwrap();
     service.provide(secret.read().unwrap()).unwrap();
     let plain =
-        booted_base::plain::transport(TcpStream::connect(service.health_addr().unwrap()).unwrap())
+        transport::plain::transport(TcpStream::connect(service.health_addr().unwrap()).unwrap())
             .unwrap();
     let options = CallOptions {
         timeout: Some(Duration::from_secs(10)),

@@ -22,13 +22,11 @@ use std::time::{Duration, Instant};
 use ::services::join_service::keys::{Auth, Error, KeyClient};
 use ::services::key_service::{Clients, Config};
 use base::crypto::Secret;
+use base::kms::ClusterKms;
 use base::stop::Stop;
+use base::uuid::Uuid;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use booted_base::uuid::Uuid;
-use booted_proto::kms::GET_DATA_KEY;
-use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
-use kms::ClusterKms;
 use kube_apiserver::{Cluster, PATIENCE};
 use kubernetes::client::{
     CONFIG_MAPS, Client, NAMESPACES, NODES, Object, PODS, Resource, SERVICE_ACCOUNTS, Selector,
@@ -38,6 +36,8 @@ use kubernetes::services::{self, Settings};
 use kubernetes::wrapping_key;
 use kubernetes::yaml;
 use program::Program;
+use proto::kms::GET_DATA_KEY;
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
 use socket2::{Domain, Socket, Type};
@@ -203,7 +203,7 @@ fn address_in(line: &str) -> SocketAddr {
 
 fn ask(address: SocketAddr, id: &str, authorization: Option<&str>) -> Result<Vec<u8>, Status> {
     let socket = TcpStream::connect(address).unwrap();
-    let channel = Channel::new(booted_base::plain::transport(socket).unwrap(), "x").unwrap();
+    let channel = Channel::new(transport::plain::transport(socket).unwrap(), "x").unwrap();
     let request = GetDataKeyRequest {
         data_key_id: id.into(),
         length: 32,
@@ -510,7 +510,7 @@ fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
     );
     let ask = |address: SocketAddr, id: &str, token: Option<&str>| {
         let socket = TcpStream::connect(address).unwrap();
-        let channel = Channel::new(booted_base::plain::transport(socket).unwrap(), "x").unwrap();
+        let channel = Channel::new(transport::plain::transport(socket).unwrap(), "x").unwrap();
         call(&channel, &of_volume(&id.to_lowercase(), id), token)
     };
     for caller in [&join, &csi, &old_csi] {
@@ -865,7 +865,7 @@ fn without_attachments_the_pods_of_a_node_decide() {
     });
     volumes::add_volume(&client, "local");
     let socket = TcpStream::connect(service.address).unwrap();
-    let channel = Channel::new(booted_base::plain::transport(socket).unwrap(), "x").unwrap();
+    let channel = Channel::new(transport::plain::transport(socket).unwrap(), "x").unwrap();
     let get = |node: usize| call(&channel, &of_volume("local", ""), Some(&tokens[node]));
 
     let claim = json!({"metadata": {"name": "own-app-data"}, "spec": {
@@ -1290,7 +1290,7 @@ fn channel_from(own: &str, service: SocketAddr) -> Channel {
     let own: SocketAddr = format!("{own}:0").parse().unwrap();
     socket.bind(&own.into()).unwrap();
     socket.connect(&service.into()).unwrap();
-    Channel::new(booted_base::plain::transport(socket.into()).unwrap(), "x").unwrap()
+    Channel::new(transport::plain::transport(socket.into()).unwrap(), "x").unwrap()
 }
 
 fn ask_from(own: &str, service: SocketAddr, id: &str) -> Result<Vec<u8>, Status> {

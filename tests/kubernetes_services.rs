@@ -12,10 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::crypto::Secret;
+use base::kms::ClusterKms;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kms::ClusterKms;
 use kube_apiserver::{Cluster, play_controller};
 use kubernetes::client::{
     CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use metrics::{Counter, Exporter, Gauge, Histogram, Labelled, Registry};
+use services::metrics::{Counter, Exporter, Gauge, Histogram, Labelled, Registry};
 use support::foreign::python;
 
 fn registry() -> Registry {

@@ -14,14 +14,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use base::crypto::Secret;
+use base::kms::ClusterKms;
 use base::stop::Stop;
+use base::time;
+use base::uuid::Uuid;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use booted_base::time;
-use booted_base::uuid::Uuid;
 use common::cloud_server::{self, Answer};
 use common::kube_apiserver::{Cluster, PATIENCE, build, config};
-use kms::ClusterKms;
 use kubernetes::client::{
     CONFIG_MAPS, Client, DAEMON_SETS, JOBS, LEASES, NODES, Object, POD_DISRUPTION_BUDGETS, PODS,
     SECRETS, SERVICE_ACCOUNTS, Selector,

@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 
 use attested::{Anybody, attested, attested_channel, plain_channel, within};
 use base::crypto;
-use booted_proto::join::ISSUE_JOIN_TICKET;
-use booted_proto::join::ISSUE_REJOIN_TICKET;
-use booted_proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
-use booted_proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
-use booted_proto::kms::GET_DATA_KEY;
-use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use kubernetes::kubelet_request::KubeletRequest;
 use kubernetes::parameters::NodeName;
 use kubernetes::services::migration::Migration;
 use program::Program;
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
+use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use proto::kms::GET_DATA_KEY;
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use services::join_service::keys::{Auth, KeyClient};
 use services::join_service::{self};
@@ -595,7 +595,7 @@ fn a_key_of_the_wrong_length_is_a_permanent_failure_without_details() {
             data_key: crypto::random::<16>().to_vec(),
         })
     });
-    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
+    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
     let join = join_service(&keys.local_addr().to_string());
@@ -820,7 +820,7 @@ fn each_stage_of_a_boot_gets_its_own_ticket_only() {
             data_key: vec![1; 32],
         })
     });
-    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
+    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
     let join = Program::start(&mut join_program(
@@ -895,7 +895,7 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
             data_key: vec![1; 32],
         })
     });
-    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
+    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
     let join = Program::start(&mut join_program(

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use base::crypto::Secret;
+use base::kms::ClusterKms;
 use cli::shares::{Named, Share, join, lines, parse, split};
-use kms::ClusterKms;
 use support::foreign::go_program;
 use tempfile::TempDir;
 

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use booted_proto::join::ISSUE_REJOIN_TICKET;
-use booted_proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
-use booted_proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
 use common::attested::{plain_channel, within};
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{Channel, Code, Status};
 use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};

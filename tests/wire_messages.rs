@@ -1,19 +1,19 @@
 //! A peer's message never takes much more memory than its own size, whatever fields it has.
 
-use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
-use booted_proto::generation::{GenerationRequest, GenerationResponse};
-use booted_proto::init::{InitRequest, InitResponse};
-use booted_proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
-    IssueRejoinTicketResponse,
-};
-use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
-use booted_proto::verify::{GetAttestationRequest, GetAttestationResponse};
 use prost::Message;
 use prost::encoding::encode_varint;
 use proto::attested::{Collateral, Offer, Proof};
+use proto::evidence::{EvidenceRequest, EvidenceResponse};
+use proto::generation::{GenerationRequest, GenerationResponse};
+use proto::init::{InitRequest, InitResponse};
+use proto::join::{
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
+};
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use proto::node::{TimelineRequest, TimelineResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
+use proto::verify::{GetAttestationRequest, GetAttestationResponse};
 use rpc::grpc;
 use support::memory::{self, Counting};
 
@@ -89,7 +89,7 @@ fn no_message_takes_much_more_memory_than_its_length() {
 /// The largest messages that a node accepts: 64 components, a control plane's files, names of an API server.
 #[test]
 fn the_largest_genuine_messages_are_decoded() {
-    let component = booted_proto::components::Component {
+    let component = proto::components::Component {
         url: "data:application/json;base64,".to_owned() + &"A".repeat(1000),
         hash: "sha256:".to_owned() + &"0".repeat(64),
         install_path: "/opt/kubernetes/patches/kube-apiserver+json.json".into(),
@@ -100,26 +100,18 @@ fn the_largest_genuine_messages_are_decoded() {
     request.apiserver_cert_sans = vec!["a-long-name.of.an.api-server.example.com".into(); 300];
     request.kms_uri = "kms://".into();
     let bytes = request.encode_to_vec();
-    assert!(
-        bytes.len() < booted_proto::init::MAX_REQUEST,
-        "{}",
-        bytes.len()
-    );
+    assert!(bytes.len() < proto::init::MAX_REQUEST, "{}", bytes.len());
     let decoded = grpc::decode::<InitRequest>(&bytes, "request").unwrap();
     assert!(decoded == request);
     let mut ticket = IssueJoinTicketResponse::default();
     ticket.kubernetes_components = vec![component; 64];
-    let file = booted_proto::join::ControlPlaneCertOrKey {
+    let file = proto::join::ControlPlaneCertOrKey {
         name: "apiserver-kubelet-client.crt".into(),
         data: vec![7; 4000],
     };
     ticket.control_plane_files = vec![file; 20];
     let bytes = ticket.encode_to_vec();
-    assert!(
-        bytes.len() < booted_proto::join::MAX_TICKET,
-        "{}",
-        bytes.len()
-    );
+    assert!(bytes.len() < proto::join::MAX_TICKET, "{}", bytes.len());
     let decoded = grpc::decode::<IssueJoinTicketResponse>(&bytes, "ticket").unwrap();
     assert!(decoded == ticket);
     println!(
@@ -133,11 +125,11 @@ fn the_largest_genuine_messages_are_decoded() {
 #[test]
 fn each_server_has_the_promised_limit_of_its_requests() {
     let limits = [
-        booted_proto::init::MAX_REQUEST,
-        booted_proto::join::MAX_REQUEST,
+        proto::init::MAX_REQUEST,
+        proto::join::MAX_REQUEST,
         proto::recoverproto::MAX_REQUEST,
-        booted_proto::kms::MAX_REQUEST,
-        booted_proto::verify::MAX_REQUEST,
+        proto::kms::MAX_REQUEST,
+        proto::verify::MAX_REQUEST,
     ];
     assert_eq!(limits, [128 << 10, 64 << 10, 16 << 10, 2 << 10, 256]);
 }

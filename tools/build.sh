@@ -46,8 +46,8 @@ say "building ${PROGRAMS[*]} for $target"
 # unlock and firstlight-volume have calls of their own. In one call with the other programs, Cargo would give their rustls a feature that
 # only an HTTPS client needs: the logging of handshakes
 # They make a few connections in a boot, so rustls is optimized for size there, and for speed in the services
-cargo build --locked --release --target "$target" --package unlock --config 'profile.release.package.rustls.opt-level="z"'
-cargo build --locked --release --target "$target" --package volume --config 'profile.release.package.rustls.opt-level="z"'
+cargo build --locked --release --target "$target" --package firstlight-unlock --config 'profile.release.package.rustls.opt-level="z"'
+cargo build --locked --release --target "$target" --package firstlight-volume --config 'profile.release.package.rustls.opt-level="z"'
 # one call for the others, because it links two programs at once; tools/check-deps.sh checks that no program gets features of another
 cargo build --locked --release --target "$target" "${TOGETHER[@]/#/--bin=}"
 mkdir -p "$dist"

@@ -15,12 +15,13 @@ NOT_OURS='thiserror'
 # the limit for the program of the initramfs; tools/build.sh limits its bytes
 UNLOCK_PACKAGES=48
 # it links no client of a cloud's API or of HTTPS, and nothing for Kubernetes, archives or SSH
-UNLOCK_WITHOUT='cloud_api|aws|ureq|http|httpdate|httparse|roxmltree|kubernetes|tar|flate2|saphyr-parser|ssh|bcrypt'
+UNLOCK_WITHOUT='ureq|http|httpdate|httparse|roxmltree|tar|flate2|saphyr-parser|bcrypt'
+UNLOCK_WITHOUT_OURS='cloud_api|http|keywrap|kubernetes|ssh'
 # it links no verifier: it only proves its own machine, and the disk shows whether a key is right
 JUDGES='verifier|hardware|roots|endorsement|collateral'
 
-# Prints the crates that a package's programs link: "NAME", or "NAME (/path)" for ours.
-tree() { cargo tree --locked --package "$1" --target "$MUSL" --edges normal,no-proc-macro --prefix none --format '{p}' "${@:2}" | sed 's/ v[0-9][^ ]*//; s/ (\*)$//' | sort -u; }
+# Prints the crates that the programs of one of our folders link: "NAME", or "NAME (/path)" for ours.
+tree() { cargo tree --locked --package "firstlight-$1" --target "$MUSL" --edges normal,no-proc-macro --prefix none --format '{p}' "${@:2}" | sed 's/ v[0-9][^ ]*//; s/ (\*)$//' | sort -u; }
 # Counts the lines of code below a folder, without tests, comments and blank lines. A test module is at the end of its file, or in a
 # file of its own.
 lines() {
@@ -32,7 +33,7 @@ lines() {
 
 found=$(grep -rlE --include='*.rs' --include=Cargo.toml 'allow\(unsafe_code|unsafe_code = "(allow|warn)"' src | grep -v '^src/sys/' || true)
 [ -z "$found" ] || die "unsafe code is allowed outside of src/sys: $found"
-tools/circles.py src/* src/sys/booted_sys || die "these modules of one folder use each other: move what both need to a file below them"
+tools/circles.py src/* || die "these modules of one folder use each other: move what both need to a file below them"
 tools/long_functions.py src || die "these functions are too long to be read at once"
 tools/counts.py src || die "give the errors a type whose kind can be asked, the types a name of their own"
 
@@ -48,15 +49,14 @@ for package in "${PACKAGES[@]}"; do
   found=$(grep -xE "$SECOND_WAYS" <<<"$others" || true)
   [ -z "$found" ] || die "$package links a second library for the same purpose: $found"
   for one in $ours; do
-    # by its path: other packages can have the same name
-    found=$(tree "path+file://$ROOT/src/$one" --depth 1 | grep -xE "$NOT_OURS" || true)
+    found=$(tree "${one//_/-}" --depth 1 | grep -xE "$NOT_OURS" || true)
     [ -z "$found" ] || die "$one links a library for something that we have ourselves: $found"
   done
   packages=$(wc -l <<<"$others") code=0
   for one in $ours; do code=$((code + $(lines "src/$one"))); done
   printf '%-14s %3d packages of others, %6d lines of ours in %s\n' "$package" "$packages" "$code" "$(tr '\n' ' ' <<<"$ours")"
   if [ "$package" = unlock ] || [ "$package" = volume ]; then
-    found=$(sed 's/ (.*//' <<<"$all" | grep -xE "$UNLOCK_WITHOUT" || true)
+    found=$(grep -xE "$UNLOCK_WITHOUT" <<<"$others" || true)$(grep -xE "$UNLOCK_WITHOUT_OURS" <<<"$ours" || true)
     [ -z "$found" ] || die "$package links crates that it does not need: $found"
     found=$(grep -xE "$JUDGES" <<<"$ours" || true)
     [ -z "$found" ] || die "$package links crates that judge evidence, which it does not do: $found"
@@ -67,7 +67,7 @@ for package in "${PACKAGES[@]}"; do
 done
 
 # One build makes all programs except unlock and firstlight-volume. In such a build Cargo gives a package all features that any of the programs wants.
-features() { cargo tree --locked --target "$MUSL" --edges normal,no-proc-macro --prefix none --format '{p} {f}' "${@/#/--package=}" | sed 's/ (\*)$//' | sort -u; }
+features() { cargo tree --locked --target "$MUSL" --edges normal,no-proc-macro --prefix none --format '{p} {f}' "${@/#/--package=firstlight-}" | sed 's/ (\*)$//' | sort -u; }
 # these change nothing for the others: bcrypt wants random numbers as an iterator, argon2 more traits of digest than ML-KEM,
 # rsa wants traits of numbers with the standard library, vsss-rs integers of 128 bits of subtle, toml the part of serde for alloc,
 # which std has too
@@ -77,8 +77,7 @@ for package in "${TOGETHER[@]}"; do
   [ -z "$found" ] || die "$package gets features of another program: $found"
 done
 
-# our crate http has the same name as a package that ureq uses
-twice=$(cargo tree --locked "${PACKAGES[@]/#/--package=}" --target "$MUSL" --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | grep -v '^http ' | sed '/^$/d' | sort -u)
+twice=$(cargo tree --locked "${PACKAGES[@]/#/--package=firstlight-}" --target "$MUSL" --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | sed '/^$/d' | sort -u)
 [ -z "$twice" ] || { say "in more than one version:"; echo "$twice" >&2; }
 
 # Prints the parts of docs/architecture.md that come from the manifests. `picture`: an arrow for each dependency, unless a longer
@@ -86,8 +85,9 @@ twice=$(cargo tree --locked "${PACKAGES[@]/#/--package=}" --target "$MUSL" --edg
 drawing() {
   cargo metadata --locked --no-deps --format-version 1 | python3 -c '
 import json, sys
-packages = {p["name"]: p for p in json.load(sys.stdin)["packages"] if "/src/" in p["manifest_path"]}
-uses = {n: {d["name"] for d in p["dependencies"] if d["kind"] is None} & set(packages) for n, p in packages.items()}
+def folder(path): return path.rsplit("/src/", 1)[1].removesuffix("/Cargo.toml")
+packages = {folder(p["manifest_path"]): p for p in json.load(sys.stdin)["packages"] if "/src/" in p["manifest_path"]}
+uses = {n: {folder(d["path"]) for d in p["dependencies"] if d["kind"] is None and "/src/" in d.get("path", "")} for n, p in packages.items()}
 programs = {n: sorted(t["name"] for t in p["targets"] if "bin" in t["kind"]) for n, p in packages.items()}
 def reach(n): return uses[n].union(*map(reach, uses[n])) if uses[n] else set()
 def height(n): return 1 + max(map(height, uses[n]), default=0)

@@ -10,7 +10,8 @@ library with the musl in it.
 import hashlib, json, os, re, subprocess, sys, tomllib, uuid
 
 TARGET = "x86_64-unknown-linux-musl"
-PACKAGES = {"firstlight": "cli", "join-service": "services", "key-service": "services", "firstlight-volume": "volume"}
+PACKAGES = {"firstlight": "firstlight-cli", "join-service": "firstlight-services", "key-service": "firstlight-services",
+            "unlock": "firstlight-unlock", "bootstrapper": "firstlight-bootstrapper", "firstlight-volume": "firstlight-volume"}
 
 
 def output(*command):
@@ -23,7 +24,7 @@ def sha256(digest):
 
 def crates(program):
     """Yields a component for each crate that the program links, itself excluded."""
-    package = PACKAGES.get(program, program)
+    package = PACKAGES[program]
     with open("Cargo.lock", "rb") as file:
         lock = tomllib.load(file)["package"]
     hashes = {(p["name"], p["version"]): p.get("checksum") for p in lock}

@@ -45,7 +45,7 @@ def of_crates(program: str) -> collections.Counter[str]:
     return sizes
 
 
-MESSAGES = {"proto", "booted_proto", "prost", "bytes"}
+MESSAGES = {"proto", "prost", "bytes"}
 OURS = {path.name for path in (ROOT / "src").iterdir()} - MESSAGES | {"unlock", "bootstrapper", "join_service", "key_service", "firstlight"}
 PARTS = [
     ("ours", OURS),

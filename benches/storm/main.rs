@@ -46,7 +46,6 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use base::stop::Stop;
-use booted_sys::process;
 use crowd::{Joined, JoiningNode};
 use faults::Line;
 use kube_apiserver::Cluster;
@@ -54,6 +53,7 @@ use kubernetes::client::{CONFIG_MAPS, Client, Collection, NODES, Object, SECRETS
 use kubernetes::services;
 use metadata::MetadataServer;
 use serde_json::json;
+use sys::process;
 use tempfile::TempDir;
 use tpm::Tpm;
 

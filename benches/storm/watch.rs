@@ -15,8 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
-use booted_proto::generation::{GENERATION, GenerationRequest, GenerationResponse};
 use kubernetes::client::{CONFIG_MAPS, Client, NODES};
+use proto::generation::{GENERATION, GenerationRequest, GenerationResponse};
 use rpc::grpc::{Call, Limits, Router, Server};
 use serde_json::{Value, json};
 use verifier::{Issuer, Registers};

@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
     use crate::dummy::{Dummy, OID, OTHER_OID};
-    use booted_base::time::to_der;
+    use base::time::to_der;
     use support::mutation::mutations;
 
     const NONCE: &[u8] = &[9; 32];

@@ -1,18 +1,24 @@
-//! What all programs use. A module that only one program needs does not belong here.
+//! What several programs use. A module that only one program needs does not belong here.
 
 pub mod backoff;
 pub mod boot;
 pub mod bytes;
+pub mod child_output;
 pub mod child_process;
 pub mod crypto;
 pub mod der;
+pub mod file;
+pub mod kms;
 pub mod logger;
+pub mod machines;
 pub mod network;
 pub mod options;
+pub mod phases;
 pub mod pool;
 pub mod program;
 pub mod request;
 pub mod resolver;
+pub mod stage;
 pub mod stop;
 pub mod sync;
 pub mod sysfs;
@@ -21,4 +27,5 @@ pub mod text;
 pub mod time;
 pub mod timeline;
 pub mod turns;
+pub mod uuid;
 pub mod x509;

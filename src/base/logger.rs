@@ -27,10 +27,9 @@ use sys::clock;
 use crate::text;
 
 /// The crates of this project, separated by spaces; all others are libraries.
-const OURS: &str = "atls attest aws base booted_base booted_proto booted_sys bootstrapper cli cloud cloud_api \
-    collateral disk endorsement hardware http image keywrap kms kubernetes machines metrics node \
-    proto roots rpc services ssh streaming sys tee tls tpm transport unlock verifier \
-    volume web";
+const OURS: &str = "atls attest base bootstrapper cli cloud cloud_api collateral disk endorsement hardware \
+    http image keywrap kubernetes node proto roots rpc services ssh sys tee tls tpm \
+    transport unlock verifier volume";
 /// The level for libraries; their other records help only in debugging.
 const FOREIGN_LEVEL: LevelFilter = LevelFilter::Warn;
 

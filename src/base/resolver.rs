@@ -1,6 +1,6 @@
 //! The resolver of all programs. It asks for the addresses of both IP versions apart, by the C
 //! library and in threads of their own: a wrong answer for one version, or none, does not hide the
-//! addresses of the other one. `booted_base::dial` connects to them.
+//! addresses of the other one. `transport::dial` connects to them.
 
 use std::fmt;
 use std::fs;

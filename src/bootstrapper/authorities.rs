@@ -22,8 +22,8 @@ use super::error::Error as Step;
 use super::job::Job;
 use super::kubelet;
 use base::crypto::Secret;
+use base::file;
 use base::stop::Stop;
-use booted_base::file;
 use kubernetes::client::{self, CONFIG_MAPS, Client, Config};
 use kubernetes::{NAMESPACE, authority, kubelet_certificate};
 

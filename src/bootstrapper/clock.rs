@@ -18,13 +18,13 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base::child_process;
+use base::file;
+use base::machines::{Cloud, is_host};
 use base::stop::Stop;
 use base::text::quoted;
 use base::time;
 use base::timeline::Timeline;
-use booted_base::file;
 use cloud_api::Service;
-use machines::{Cloud, is_host};
 use sys::clock;
 
 /// The folder whose files our chrony.conf includes. An image whose chrony takes its servers from this
@@ -255,7 +255,7 @@ fn chosen(
 
 /// Returns whether a time service has set the clock; `None` if the kernel does not say so.
 pub fn is_synchronized() -> Option<bool> {
-    booted_sys::clock::is_synchronized().ok()
+    sys::clock::is_synchronized().ok()
 }
 
 /// The time service of this machine.
@@ -323,7 +323,7 @@ impl TimeService {
         loop {
             match self.metadata.time_servers() {
                 Ok(listed) => return listed,
-                Err(machines::Error::Unreachable { .. })
+                Err(base::machines::Error::Unreachable { .. })
                     if tries < TRIES && !self.stop.wait(pause) =>
                 {
                     tries += 1;

@@ -23,15 +23,15 @@ use base::backoff::Backoff;
 use base::child_process::Cause;
 use base::crypto::Secret;
 use base::stop::Stop;
-use booted_base::uuid::Uuid;
-use booted_proto::components::Component as Wire;
-use booted_proto::init::InitRequest;
+use base::uuid::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client, Config, NODES};
 use kubernetes::components::{self, Component};
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::parameters::{self, Networks};
 use kubernetes::services::kubeadm_bindings;
 use kubernetes::{kubeadm, kubelet_certificate};
+use proto::components::Component as Wire;
+use proto::init::InitRequest;
 
 /// kubeadm's configuration for the init; it has no secrets.
 const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-init.yaml");

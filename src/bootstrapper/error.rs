@@ -68,7 +68,7 @@ pub enum Error {
     /// The node lock was not taken.
     Lock(node_lock::Error),
     /// A key cannot be derived.
-    Key(kms::Error),
+    Key(base::kms::Error),
     /// An action with the state disk failed: its name, and why.
     Disk(&'static str, state_disk::Error),
     /// The lock of the state disk's header was not taken.
@@ -128,8 +128,8 @@ impl From<client::Error> for Error {
     }
 }
 
-impl From<kms::Error> for Error {
-    fn from(error: kms::Error) -> Error {
+impl From<base::kms::Error> for Error {
+    fn from(error: base::kms::Error) -> Error {
         Error::Key(error)
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use base::stop::Stop;
 use base::timeline::Timeline;
-use booted_sys::process;
+use sys::process;
 
 /// The manifest of etcd's static pod; only control planes have it.
 pub const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use prost::Message;
 
 use attest::{IssueError, Issuer, Request, Role, wire};
-use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
-use booted_proto::verify::USER_DATA;
+use proto::evidence::{EvidenceRequest, EvidenceResponse};
+use proto::verify::USER_DATA;
 use sys::poll::Poller;
 use tpm::Bank;
 use verifier::NamedRegister;
@@ -61,7 +61,7 @@ pub fn is_marked(tpm: &tpm::Location) -> Result<bool, tpm::Error> {
 /// Serves the socket that systemd passed to this program. Returns when nobody has called for a
 /// minute.
 pub fn serve(evidence: Attester) -> Result<(), Error> {
-    let listener = booted_sys::activation::listener().map_err(|error| match error.kind() {
+    let listener = sys::activation::listener().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::NoSocket,
         _ => Error::Socket(error),
     })?;

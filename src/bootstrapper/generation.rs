@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::crypto::random;
+use base::file;
 use base::sync::lock;
 use base::text::{hex, printable};
-use booted_base::file;
-use booted_proto::generation::{GENERATION, GenerationRequest, GenerationResponse};
+use proto::generation::{GENERATION, GenerationRequest, GenerationResponse};
 use rpc::grpc::{Call, Code, Router, Status};
 
 /// The path of the file below the mount point.

@@ -8,9 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use base::timeline::Timeline;
-use booted_sys::ext4;
 use disk::state_disk::MAPPING;
 use sys::block::{self, PageBuffer};
+use sys::ext4;
 
 /// Block size of the file system in bytes, and sector size of the encryption.
 const BLOCK: u64 = 4096;

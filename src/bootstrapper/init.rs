@@ -14,14 +14,14 @@ use base::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID,
     Secret, cluster_id,
 };
+use base::kms::ClusterKms;
+use base::machines::Role;
 use base::stop::Stop;
 use base::text::hex;
-use booted_proto::init::InitRequest;
 use disk::state_disk::NodeState;
-use kms::ClusterKms;
 use kubernetes::wrapping_key;
-use machines::Role;
 use node::service_trust::ClusterId;
+use proto::init::InitRequest;
 use rpc::grpc::{Code, Status};
 
 /// The result of a successful init.
@@ -42,13 +42,13 @@ pub enum Refused {
     /// The init secret was not checked: when to try again.
     Busy(Duration),
     /// The request's location of the master secret cannot be used.
-    MasterSecret(kms::Error),
+    MasterSecret(base::kms::Error),
     /// The measurement salt has a wrong length.
     Salt(usize),
     /// The keys cannot be derived.
-    Derivation(kms::Error),
+    Derivation(base::kms::Error),
     /// The metadata service does not describe this machine.
-    NoIdentity(machines::Error),
+    NoIdentity(base::machines::Error),
     /// The machine of this name is a worker.
     Worker(String),
     /// The machine cannot become the node that the request describes.
@@ -247,7 +247,7 @@ impl Init {
     }
 }
 
-fn derive(kms: &ClusterKms, name: &Dek) -> Result<Secret, kms::Error> {
+fn derive(kms: &ClusterKms, name: &Dek) -> Result<Secret, base::kms::Error> {
     kms.dek(name, KEY_LEN)
 }
 

@@ -30,15 +30,14 @@ use super::race::Entrant;
 use super::secret_guard::{SecretGuard, Verdict};
 use super::setup::{Node, Outcome};
 use attest::Issuer;
-use booted_proto::init::PROGRESS;
-use booted_proto::init::init_response::Kind;
-use booted_proto::init::{
+use node::record;
+use proto::init::PROGRESS;
+use proto::init::init_response::Kind;
+use proto::init::{
     INIT, InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, MAX_REQUEST,
     ProgressResponse,
 };
-use node::record;
-use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
-use streaming::{Sender, StreamingMethods};
+use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
 
 /// How often the server checks whether the operator is gone or a stop was requested.
 const TICK: Duration = Duration::from_millis(200);

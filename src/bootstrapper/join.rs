@@ -22,12 +22,12 @@ use super::ticket::Ticket;
 use base::backoff::Backoff;
 use base::child_process::Cause;
 use base::crypto::CLUSTER_ID_LEN;
+use base::file;
+use base::machines::Role;
 use base::stop::Stop;
-use booted_base::file;
 use disk::state_disk::NodeState;
 use kubernetes::kubeadm::{self, Trust};
 use kubernetes::parameters;
-use machines::Role;
 
 /// kubeadm's configuration for the join; it has the token.
 const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-join.yaml");

@@ -30,16 +30,16 @@ use super::state_disk::NewDisk;
 use super::ticket::{Expected, Ticket};
 use super::turn::Turns;
 use attest::Issuer;
+use base::machines::{Instance, Role};
 use base::stop::Stop;
 use base::sync::lock;
 use base::timeline::Timeline;
-use booted_proto::join::ISSUE_JOIN_TICKET;
-use booted_proto::join::IssueJoinTicketRequest;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
-use machines::{Instance, Role};
 use node::service_trust::Settings;
 use node::ticket_client::{self, Failure, JoinService, Listing, Source, TicketRequester};
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::IssueJoinTicketRequest;
 
 /// After this time the console says which sources have not answered.
 const FIRST_REMINDER: Duration = Duration::from_secs(10);

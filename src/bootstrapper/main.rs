@@ -10,12 +10,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::machines::Cloud;
 use base::options::{help, of};
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use booted_proto::init;
-use booted_sys::keeping::Keeping;
 use bootstrapper::clock::TimeService;
 use bootstrapper::evidence::{self, Attester};
 use bootstrapper::generation::Generations;
@@ -27,10 +26,11 @@ use bootstrapper::update::trial::{Trial, TrialEnd};
 use bootstrapper::update::{self, ImageDisk, Offer};
 use bootstrapper::{Bootstrapper, Ending, member, peers, renew, restore, upgrade};
 use lexopt::Parser;
-use machines::Cloud;
 use node::options::{self, Options, STOPPED, all};
 use node::quotes;
 use node::settings;
+use proto::init;
+use sys::keeping::Keeping;
 use verifier::Variant;
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library. Keeps some wiped

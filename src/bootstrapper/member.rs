@@ -15,8 +15,8 @@ use super::operator::OperatorService;
 use attest::Issuer;
 use base::stop::Stop;
 use base::timeline::{RECORD_BYTES, Timeline};
-use booted_proto::operator::MAX_REQUEST;
 use node::record;
+use proto::operator::MAX_REQUEST;
 use rpc::grpc::{Limits, Router, Server};
 
 /// Maximum number of connections.

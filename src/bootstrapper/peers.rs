@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use super::header_lock::HeaderLock;
 use super::state_disk;
+use base::machines::{Cloud, Role};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use cloud_api::Metadata;
 use disk::luks::Peers;
 use disk::state_disk::device;
-use machines::{Cloud, Role};
 use node::ending::Ending;
 
 /// The pause after a successful answer. It also limits how often the header is written.
@@ -32,7 +32,7 @@ pub struct Known {
     /// Their addresses.
     pub peers: Peers,
     /// The errors of the requests that failed.
-    pub errors: Vec<machines::Error>,
+    pub errors: Vec<base::machines::Error>,
 }
 
 /// Asks the metadata service for the addresses of the join services. If a request fails, its part
@@ -133,8 +133,8 @@ mod tests {
     use std::sync::Mutex;
 
     use base::crypto::{KEY_LEN, Secret};
+    use base::machines::{Error, Instance};
     use disk::luks::{self, MIN_DEVICE_SIZE, VOLUME_KEY_LEN};
-    use machines::{Error, Instance};
 
     use super::*;
 

@@ -1,8 +1,8 @@
 //! Writes the addresses of the cluster's join services into the header of the state disk, for the next
 //! boot. The crate `disk` has the form of this token, and reads it.
 
+use base::machines::is_host;
 use disk::luks::{Device, Error, Header, MAX_CONTROL_PLANES, Peers};
-use machines::is_host;
 use serde_json::{Map, Value, json};
 
 /// Writes the addresses with one write of the metadata. Returns whether they have changed; if not,

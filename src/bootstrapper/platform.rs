@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use base::text::hex;
-use booted_base::x509::Certificate;
+use base::x509::Certificate;
 use cloud::http::GOOGLE;
 use hardware::json::Digits;
 use hcl::{HardwareReport, HclReport};

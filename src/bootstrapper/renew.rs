@@ -46,7 +46,7 @@ use super::setup;
 use super::static_pods;
 use base::stop::Stop;
 use base::timeline::Timeline;
-use booted_base::{child_output, file};
+use base::{child_output, file};
 use kubernetes::kubeadm::KUBELET_CLIENT_CERTIFICATE;
 
 /// The folder of the cluster's files. A lock on it keeps two runs of kubeadm apart.

@@ -33,10 +33,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
+use base::child_output;
 use base::options::{Opt, Table, put};
 use base::program::{self, Failure};
 use base::stop::Stop;
-use booted_base::child_output;
 use disk::state_disk::node_state::NodeState;
 use kubernetes::client::{Client, Config, NAMESPACES, Selector};
 use lexopt::Parser;

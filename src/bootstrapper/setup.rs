@@ -20,9 +20,10 @@ use super::state_disk::{Handover, NewDisk, mark_begun, mark_complete};
 use attest::Issuer;
 use base::child_process;
 use base::crypto::{CLUSTER_ID_LEN, Secret};
+use base::machines::Instance;
 use base::stop::Stop;
 use base::timeline::Timeline;
-use booted_base::{child_output, file};
+use base::{child_output, file};
 use disk::luks::Peers;
 use disk::state_disk::NodeState;
 use kubernetes::components::{self, Component, Settings, Step};
@@ -30,7 +31,6 @@ use kubernetes::kubeadm;
 use kubernetes::kubelet_certificate::{self, KubeletCertificate};
 use kubernetes::parameters::{self, NodeName};
 use kubernetes::wrapping_key;
-use machines::Instance;
 
 /// The directory of the components' programs; in PATH it comes before the image's own directories.
 pub const PROGRAMS: &str = "/run/state/bin";

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use crate::peers_token;
 use base::crypto::Secret;
-use booted_base::file;
+use base::file;
 use disk::luks::{self, ClusterToken, Integrity, Peers, Probe, probe};
 use disk::state_disk;
 use disk::state_disk::handover::{HOST_CERTIFICATE, describe, header_file, open};
@@ -344,9 +344,9 @@ fn write_durably(root: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
 mod tests {
     use super::*;
     use base::crypto::KEY_LEN;
+    use base::machines::Role;
     use disk::luks::{MIN_DEVICE_SIZE, VOLUME_KEY_LEN};
     use disk::state_disk::handover::leave;
-    use machines::Role;
 
     fn state() -> NodeState {
         NodeState {
@@ -413,7 +413,7 @@ mod tests {
         let header = luks::format(&mut disk, &volume_key, &passphrase).unwrap();
         leave(&handover.key_file, &passphrase, &header).unwrap();
         let state = NodeState {
-            role: machines::Role::Worker,
+            role: base::machines::Role::Worker,
             measurement_salt: [2; 32],
         };
         let secret = Secret::random(KEY_LEN);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::job::Job;
+use base::file;
 use base::stop::Stop;
-use booted_base::file;
 use kubernetes::client::{self, Client, Config, PODS, SELF_SUBJECT_REVIEWS};
 use kubernetes::control_planes::static_pod_name;
 use kubernetes::{NAMESPACE, yaml};

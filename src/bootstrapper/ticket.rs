@@ -22,13 +22,13 @@ use zeroize::Zeroizing;
 
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{CLUSTER_ID_LEN, KEY_LEN, Secret, cluster_id};
-use booted_proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
 use kubernetes::components::{self, Component};
 use kubernetes::kubeadm::Trust;
 use kubernetes::kubelet_certificate::KubeletCertificate;
 use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::node_files;
 use kubernetes::parameters::{Version, is_endpoint};
+use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
 
 /// Maximum bytes of a certificate or key of the control plane; an RSA-4096 key has 3 KiB.
 const MAX_FILE: usize = 64 << 10;
@@ -386,8 +386,8 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use booted_proto::components::Component as Wire;
     use kubernetes::parameters::NodeName;
+    use proto::components::Component as Wire;
     use ssh::key;
     use support::mutation::mutations;
     use support::openssl::{authority, sign};

@@ -20,7 +20,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::slice;
 
-use booted_sys::process;
+use sys::process;
 use toml::{Table, Value};
 
 use super::error::Error;

@@ -15,8 +15,8 @@ use crate::error::Error;
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::options::Opt;
-use booted_base::dial::{self, DialError};
 use rpc::grpc::Channel;
+use transport::dial::{self, DialError};
 use verifier::stage::validator_at_any_stage;
 use verifier::{
     Challenge, Evidence, Form, Identified, Identity, KeyName, Policy, Properties, Refusal, Stage,

@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use booted_base::file::sync_directory;
+use base::file::sync_directory;
 use zeroize::Zeroizing;
 
 const PRIVATE: u32 = 0o600;

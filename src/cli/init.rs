@@ -32,21 +32,20 @@ use crate::error::Error;
 use base::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id,
 };
+use base::kms::{ClusterKms, NO_STORE};
+use base::machines::Role;
 use base::options::Opt;
 use base::program;
 use base::text::hex;
-use booted_proto::components::Component;
-use booted_proto::init;
-use booted_proto::init::init_response::Kind;
-use booted_proto::init::{InitRequest, InitResponse, ProgressResponse};
-use kms::{ClusterKms, NO_STORE};
 use kubernetes::kubeconfig;
 use kubernetes::parameters::{self, Networks, Version};
 use kubernetes::services::{self, Phase};
-use machines::Role;
+use proto::components::Component;
+use proto::init;
+use proto::init::init_response::Kind;
+use proto::init::{InitRequest, InitResponse, ProgressResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
-use streaming::StreamingCalls;
 use verifier::{KeyName, Variant};
 
 /// The gRPC method.
@@ -161,7 +160,7 @@ pub fn options(given: &Given) -> Result<Options, Error> {
         ));
     }
     Ok(Options {
-        endpoint: endpoint_of(given, booted_proto::init::PORT)?,
+        endpoint: endpoint_of(given, proto::init::PORT)?,
         variant: variant_of(given)?,
         policy: given.path("policy"),
         trust: trust_of(given)?,
@@ -993,9 +992,8 @@ mod tests {
 
     use super::*;
     use crate::error::UNREACHABLE;
-    use booted_proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
-    use rpc::grpc::{Call, Limits, Router, Server};
-    use streaming::{Sender, StreamingMethods};
+    use proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
+    use rpc::grpc::{Call, Limits, Router, Sender, Server};
     use transport::Accept;
     use verifier::variant;
 

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id};
+use base::kms::ClusterKms;
 use keywrap::{Author, KeyEncryptionKey, Wrapped};
-use kms::ClusterKms;
 use kubernetes::client::Client;
 use kubernetes::services;
 use kubernetes::services::master_secret::{self, Keeping, Present};

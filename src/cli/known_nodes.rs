@@ -7,11 +7,11 @@ use std::time::SystemTime;
 
 use super::error::Error;
 use super::state::{KnownNode, MAX_ADDRESSES, MAX_NODES, State};
+use base::machines::Role;
 use kubernetes::client::{Client, NODES, Selector};
 use kubernetes::control_planes::is_labelled;
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::services;
-use machines::Role;
 use serde_json::{Value, json};
 
 /// The kinds of addresses, in the order in which they are tried.

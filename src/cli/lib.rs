@@ -84,7 +84,7 @@ pub fn help() -> String {
 /// Runs the command that the arguments name.
 pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     warnings::init();
-    booted_base::dial::remember();
+    transport::dial::remember();
     // this process's memory contains the master secret
     process::keep_memory_private().map_err(|error| {
         Failure::failed(format!("cannot keep memory out of core dumps: {error}"))

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use base::crypto::random;
 use base::stop::Stop;
 use base::text::hex;
-use booted_base::time;
+use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, LEASES, Object};
 use serde_json::{Value, json};

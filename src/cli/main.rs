@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use base::program;
-use booted_sys::keeping::Keeping;
+use sys::keeping::Keeping;
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library, and keeps some for
 /// the next allocation.

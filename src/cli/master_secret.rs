@@ -33,9 +33,9 @@ use super::keeping::Wish;
 use super::shares;
 use super::usage::Given;
 use base::crypto::{KEY_LEN, Secret};
+use base::kms::ClusterKms;
 use base::options::Opt;
 use keywrap::{Author, store};
-use kms::ClusterKms;
 use kubernetes::wrapping_key;
 
 /// Minimum bytes of the key that the key service and Constellation accept.

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use base::machines::Instance;
 use base::sync::lock;
 use cloud::{Machines, Problem};
 use cloud_api::listed;
-use machines::Instance;
+use http::server::{Limits, Response, Server, TIME};
 use serde_json::{Value, json};
 use sys::signal::StopSignals;
-use web::{Answer, Limits, Server, TIME};
 
 use super::cluster_api::ClusterApi;
 use super::error::Error;
@@ -86,7 +86,7 @@ fn options(given: &Given) -> Result<Options, Error> {
     match given.operand()?.as_str() {
         "serve" => Ok(Options {
             source: source(given)?,
-            listen: given.parsed("listen", web::parse_listen)?,
+            listen: given.parsed("listen", http::server::parse_listen)?,
         }),
         other => Err(Error::Usage(format!("{other:?}: expected serve"))),
     }
@@ -205,9 +205,9 @@ fn serve(options: Options) -> Result<Server, Error> {
     let pages = move |page: &str, peer: IpAddr| {
         let list = lock(&known).current();
         let Some(list) = list else {
-            return Answer::status("503 Service Unavailable");
+            return Response::status("503 Service Unavailable");
         };
-        answer(&list, page, peer).unwrap_or_else(|| Answer::status("404 Not Found"))
+        answer(&list, page, peer).unwrap_or_else(|| Response::status("404 Not Found"))
     };
     Server::start("metadata", listen, LIMITS, pages)
         .map_err(|error| Error::failed(format!("cannot listen on {listen}: {error}")))
@@ -223,8 +223,8 @@ fn read(path: &Path) -> Result<Machines, Error> {
 
 /// Returns the answer to a request; `None` if there is none, such as `/self` for a machine that is
 /// not on the list.
-fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<Answer> {
-    let json = |value: Value| Answer::ok("application/json", value.to_string());
+fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<Response> {
+    let json = |value: Value| Response::ok("application/json", value.to_string());
     match target.split('?').next()? {
         "/self" => {
             let own = listed::at(list, &[peer.to_canonical()]);
@@ -240,9 +240,9 @@ fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<Answer> {
     }
 }
 
-fn text(text: &Option<String>) -> Option<Answer> {
+fn text(text: &Option<String>) -> Option<Response> {
     let text = text.as_ref()?.as_str();
-    Some(Answer::ok("text/plain; charset=utf-8", text.into()))
+    Some(Response::ok("text/plain; charset=utf-8", text.into()))
 }
 
 fn wire(instance: &Instance) -> Value {
@@ -257,7 +257,7 @@ fn wire(instance: &Instance) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use machines::Cloud;
+    use base::machines::Cloud;
 
     const LIST: &str = r#"{"endpoint":"cluster.example","initSecretHash":"$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy",
         "machines":[{"name":"control-plane-0","role":"control-plane","address":"127.0.0.1"},

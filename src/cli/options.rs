@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use base::machines::Cloud;
 use base::options::Opt;
 use base::program;
 use base64::Engine;
@@ -10,7 +11,6 @@ use base64::engine::general_purpose::STANDARD;
 use cloud::Machines;
 use cloud_api::listed;
 use kubernetes::services::MetadataService;
-use machines::Cloud;
 use verifier::{Variant, variant};
 
 use super::error::Error;
@@ -42,11 +42,11 @@ pub const TIMEOUT: Opt = Opt::value(
 );
 
 /// The names of the clouds, and `none`.
-const CLOUDS: [&str; machines::NAMES.len() + 1] = {
-    let mut names = ["none"; machines::NAMES.len() + 1];
+const CLOUDS: [&str; base::machines::NAMES.len() + 1] = {
+    let mut names = ["none"; base::machines::NAMES.len() + 1];
     let mut index = 0;
-    while index < machines::NAMES.len() {
-        names[index] = machines::NAMES[index];
+    while index < base::machines::NAMES.len() {
+        names[index] = base::machines::NAMES[index];
         index += 1;
     }
     names
@@ -60,7 +60,7 @@ pub const CLOUD_PROVIDER: Opt = Opt::value(
      of any name, but no control planes",
 ).one_of(&CLOUDS)
 .was("csp")
-.or(machines::DEFAULT.name());
+.or(base::machines::DEFAULT.name());
 
 /// The cloud of a cluster that may exist.
 pub const CLOUD_PROVIDER_OF_APPLY: Opt = Opt::value(
@@ -148,7 +148,7 @@ pub fn metadata_of(given: &Given) -> Result<MetadataService, Error> {
             cloud: Some(cloud),
             url,
         }),
-        Err(error @ machines::Error::Url { .. }) => {
+        Err(error @ base::machines::Error::Url { .. }) => {
             Err(Error::Usage(format!("--metadata: {error}")))
         }
         Err(error) => Err(Error::Usage(format!("--cloud-provider: {error}, or none"))),

@@ -178,7 +178,7 @@ fn qr(share: &Share) -> Result<Zeroizing<String>, Error> {
 mod tests {
     use super::*;
     use base::crypto::Secret;
-    use kms::ClusterKms;
+    use base::kms::ClusterKms;
 
     fn shares() -> Vec<Share> {
         let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap();

@@ -14,8 +14,8 @@ use super::master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secre
 use super::output::{OUTPUT, Output};
 use super::usage::{Command, Given};
 use base::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
+use base::kms::ClusterKms;
 use base::options::Opt;
-use kms::ClusterKms;
 use serde_json::json;
 use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
 

@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 use super::error::Error;
 use super::files::{self, FileError};
 use base::crypto::{self, CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
+use base::machines::Role;
 use base::options::Opt;
 use base::text::{self, hex};
-use booted_base::time;
-use machines::Role;
+use base::time;
 use verifier::KeyName;
 
 const VERSION: u32 = 1;

@@ -144,7 +144,7 @@ fn columns() -> usize {
     let said = std::env::var("COLUMNS").ok();
     let terminal = io::stdout()
         .is_terminal()
-        .then(|| booted_sys::terminal::columns(io::stdout().as_fd()));
+        .then(|| sys::terminal::columns(io::stdout().as_fd()));
     (terminal.flatten())
         .or_else(|| said?.parse().ok())
         .unwrap_or(COLUMNS)

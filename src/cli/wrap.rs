@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use base::kms::ClusterKms;
 use keywrap::Wrapped;
-use kms::ClusterKms;
 use kubernetes::wrapping_key;
 use zeroize::Zeroizing;
 

@@ -8,11 +8,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use base::machines::Error;
 pub use base::request::Fields;
 use base::request::{NoAnswer, Request, Transport};
 use base::sync::lock;
 use base::text::of_error;
-use machines::Error;
 use serde::de::DeserializeOwned;
 
 use super::plain::{Plain, Url, find};

@@ -14,7 +14,7 @@ pub use r#static::{Machines, Problem};
 
 use std::sync::Arc;
 
-use machines::{Cloud, Error, Role};
+use base::machines::{Cloud, Error, Role};
 
 /// Lists host names and addresses. Each call reads or requests them again.
 pub type Hosts = Arc<dyn Fn() -> Result<Vec<String>, Error> + Send + Sync>;

@@ -2,7 +2,7 @@
 //! machine. The machine's own metadata service returns the tag by plain HTTP and without
 //! credentials. The answer is not authenticated: the host controls each answer of a cloud.
 
-use machines::{Error, is_host};
+use base::machines::{Error, is_host};
 use serde::Deserialize;
 
 use super::http::{Http, MAX_BODY, check_url};

@@ -111,7 +111,7 @@ fn head(request: &Request<'_>, url: &Url<'_>) -> Result<String, NoAnswer> {
 }
 
 /// Connects to the first address of the host that accepts. It tries one after the other, because
-/// `booted_base::dial` would add 12 KB to `unlock`.
+/// `transport::dial` would add 12 KB to `unlock`.
 fn connect(url: &Url<'_>, end: Instant) -> Result<TcpStream, NoAnswer> {
     let addresses = resolver::resolve(url.host, end);
     let addresses = addresses.map_err(|error| NoAnswer::Connection(error.to_string()))?;

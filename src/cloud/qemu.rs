@@ -15,7 +15,7 @@
 
 use std::net::IpAddr;
 
-use machines::{Error, Instance, Role, is_host};
+use base::machines::{Error, Instance, Role, is_host};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 

@@ -36,10 +36,10 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::net::IpAddr;
 
+use base::machines::{Error, Role, is_host};
 use base::text::quoted;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use machines::{Error, Role, is_host};
 use serde::Deserialize;
 
 /// The file with the list that an image contains.

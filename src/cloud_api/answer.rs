@@ -1,7 +1,7 @@
 //! Parses the JSON of the clouds' APIs and metadata services.
 
+use base::machines::Error;
 use cloud::http::excerpt;
-use machines::Error;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;

@@ -22,9 +22,9 @@ use super::https::api as api_at;
 use super::pages;
 use super::place::Place;
 use super::service::{Alias, Service, bcrypt_hash};
+use base::machines::{Error, Instance, Role};
 use cloud::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
 use http::encoded;
-use machines::{Error, Instance, Role};
 
 use crate::Metadata;
 

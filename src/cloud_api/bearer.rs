@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use zeroize::Zeroizing;
 
+use base::machines::Error;
 use cloud::http::{Answer, Fields, Http};
-use machines::Error;
 
 /// How long before it expires a token is renewed. A metadata service gives a new one at least four minutes before.
 const EARLY: Duration = Duration::from_secs(200);

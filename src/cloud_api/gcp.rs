@@ -23,9 +23,9 @@ use super::https::api;
 use super::pages;
 use super::place::Place;
 use super::service::{Alias, Service, bcrypt_hash};
+use base::machines::{Error, Instance, Role};
 use cloud::http::{GOOGLE, Http, MAX_BODY, excerpt};
 use http::encoded;
-use machines::{Error, Instance, Role};
 
 use crate::Metadata;
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
-use machines::{Error, Instance, Role, is_host};
+use base::machines::{Error, Instance, Role, is_host};
 
 use crate::Metadata;
 

@@ -1,7 +1,7 @@
 //! Requests to a cloud's API over HTTPS.
 
+use base::machines::Error;
 use cloud::http::Http;
-use machines::Error;
 
 /// Makes a client of the API at this base URL: `https://..`, or `http://` on an address of this machine.
 pub fn api(base_url: &str) -> Result<Http, Error> {

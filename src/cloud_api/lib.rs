@@ -22,8 +22,8 @@ pub use service::{Alias, Made, Metadata, Service, bcrypt_hash};
 
 use std::sync::Arc;
 
+use base::machines::Cloud;
 use guard::Guarded;
-use machines::Cloud;
 
 /// Creates the client of a cloud's services, which describe a machine and its peers. `place`, e.g. `http://10.42.0.1:8080`,
 /// replaces the default. Sends no request.

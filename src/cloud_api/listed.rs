@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use base::machines::{Error, Instance, Role};
 use base::resolver;
-use booted_base::dial;
 use cloud::r#static::{ListedMetadata, Machine};
 use cloud::{Machines, Problem};
-use machines::{Error, Instance, Role};
+use transport::dial;
 
 use crate::service::is_bcrypt;
 use crate::{Metadata, Service};

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use booted_base::time;
+use base::time;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -28,9 +28,9 @@ use super::pages;
 use super::place::Place;
 use super::range::Range;
 use super::service::{Alias, Service, bcrypt_hash};
+use base::machines::{Error, Instance, Role};
 use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
 use http::encoded;
-use machines::{Error, Instance, Role};
 
 use crate::Metadata;
 

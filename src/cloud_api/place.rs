@@ -2,8 +2,8 @@
 //! service's. A name and a URL replace the usual address of an API, for private endpoints and sovereign clouds. Some clouds also
 //! have names whose values are no URLs.
 
+use base::machines::Error;
 use cloud::plain::Url;
-use machines::Error;
 
 /// The services' addresses.
 #[derive(Debug)]

@@ -4,9 +4,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use base::machines::{Error, Instance};
 use cloud::http::MAX_BODY;
 use cloud::qemu;
-use machines::{Error, Instance};
 
 use crate::range::Range;
 

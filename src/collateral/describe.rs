@@ -1,12 +1,12 @@
 //! EC2's description of one instance: `DescribeInstances` with its ID ("Amazon EC2 API Reference").
 
-use aws::credentials::Unsigned;
-use aws::xml::{child, children, document, text_at};
-use aws::{Client, Failed, is_name};
+use base::machines::Error as ApiError;
 use base::text::quoted;
 use cloud::http::excerpt;
+use cloud_api::aws::credentials::Unsigned;
+use cloud_api::aws::xml::{child, children, document, text_at};
+use cloud_api::aws::{Failed, SignedClient, is_name};
 use hardware::{Cause, Unavailable};
-use machines::Error as ApiError;
 
 /// Maximum size in bytes of an answer: an instance with fifteen network interfaces of fifty addresses each has less.
 const MAX_ANSWER: u64 = 1 << 20;
@@ -26,7 +26,7 @@ pub struct Described {
 
 /// Asks EC2 for an instance. EC2 answers only for instances of the caller's account, and for those that are shared with it. The
 /// kind of the error is [`Cause::Setting`] if the caller's credentials, permissions or settings are the reason.
-pub fn describe(client: &Client, id: &str) -> Result<Described, Unavailable> {
+pub fn describe(client: &SignedClient, id: &str) -> Result<Described, Unavailable> {
     // without credentials the region does not matter
     let unsigned = |why: Unsigned| Cause::Setting.because(why.to_string());
     client.signer().map(drop).map_err(unsigned)?;

@@ -16,12 +16,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aws::Client;
-use aws::credentials::{self, Variables};
 use base::backoff::Backoff;
+use base::machines::Cloud;
 use base::sync::{lock, wait_timeout};
+use cloud_api::aws::SignedClient;
+use cloud_api::aws::credentials::{self, Variables};
 use hardware::{Cause, Unavailable};
-use machines::Cloud;
 use verifier::instance::Instance;
 
 use crate::describe::describe;
@@ -75,7 +75,7 @@ impl Default for Ec2Caller {
 /// EC2's answers, and the client.
 pub struct Ec2 {
     /// The error names the address or the variable that is wrong. A caller gets it only when a request would be sent.
-    client: Result<Client, Unavailable>,
+    client: Result<SignedClient, Unavailable>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -108,7 +108,7 @@ struct Slot {
 impl Ec2 {
     /// Makes the client. Sends no request.
     pub fn new(caller: &Ec2Caller) -> Arc<Ec2> {
-        let client = Client::of_caller(caller.place.as_deref(), caller.variables);
+        let client = SignedClient::of_caller(caller.place.as_deref(), caller.variables);
         Arc::new(Ec2 {
             client: client.map_err(|error| Cause::Setting.because(error.to_string())),
             state: Mutex::new(State {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use base::der::{Reader, SEQUENCE};
 use base::text;
-use booted_base::x509::Certificate;
+use base::x509::Certificate;
 use hardware::{Cause, Unavailable};
 use http::Roots;
 use rustls_pki_types::CertificateDer;

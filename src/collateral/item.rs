@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::der::{OCTET_STRING, Reader};
 use base::text::{self, hex};
-use booted_base::x509;
+use base::x509;
 use hardware::snp::certificate::ChipCertificate;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
@@ -257,7 +257,7 @@ fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, Unav
         let head: Head = serde_json::from_str(text).map_err(|error| {
             Unavailable::malformed(text::of_error(error)).about(format!("the {name}"))
         })?;
-        let end = booted_base::time::parse(&head.next_update)
+        let end = base::time::parse(&head.next_update)
             .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok())
             .ok_or_else(|| Unavailable::malformed(format!("the {name} has no end")))?;
         Ok((head, end.as_secs()))

@@ -1,8 +1,8 @@
 //! Reads names and ends of validity from certificates and revocation lists (RFC 5280), for the cache. The validator verifies them.
 
 use base::der::{BIT_STRING, INTEGER, Malformed, Reader, SEQUENCE};
-use booted_base::time::of_der;
-use booted_base::x509;
+use base::time::of_der;
+use base::x509;
 use hardware::Unavailable;
 
 /// A certificate whose signature is not verified.

@@ -5,7 +5,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use webpki::EndEntityCert;
 
 use ::roots::chain::{authorities_certify, in_words};
-use booted_base::x509::{Certificate, KEY_AGREEMENT, KEY_ENCIPHERMENT};
+use base::x509::{Certificate, KEY_AGREEMENT, KEY_ENCIPHERMENT};
 use tpm::{Endorsement, EndorsementKind};
 use verifier::refusal::{Kind, Refusal};
 

@@ -12,7 +12,7 @@ use base::der::{
     BIT_STRING, BOOLEAN, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE,
     context,
 };
-use booted_base::x509::{Certificate, KEY_CERT_SIGN};
+use base::x509::{Certificate, KEY_CERT_SIGN};
 use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor};
 
 use crate::name;

@@ -2,7 +2,7 @@
 //! not do.
 
 use base::der::{BIT_STRING, INTEGER, Reader, SEQUENCE};
-use booted_base::time;
+use base::time;
 use webpki::{BorrowedCertRevocationList, CertRevocationList};
 
 use crate::refusal::{Kind, Refusal};

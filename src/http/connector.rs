@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use ::transport::dial::dial;
 use base::request::CONNECT_TIMEOUT;
-use booted_base::dial::dial;
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};

@@ -3,7 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 use std::{fmt, io};
 
-use booted_base::dial::DialError;
+use transport::dial::DialError;
 
 /// Why a request has no answer. No text contains the value of a header field.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The HTTPS client of all programs: one [`Client`], whose [`ClientPolicy`] says what it accepts. Only this crate uses the HTTP library.
+//! A small HTTP [`server`], and the HTTPS client of all programs: one [`Client`], whose [`ClientPolicy`] says what it accepts. Only this crate uses the HTTP library.
 //!
 //! Every client verifies the server by its [`Roots`], limits the time of a request and the size of an answer, and says in its errors what
 //! failed, but never what a header field contained. By default it uses no proxy, and follows no redirect, which would send
@@ -20,6 +20,7 @@ mod connector;
 mod error;
 pub mod proxy;
 mod roots;
+pub mod server;
 
 pub use address::{UrlError, check, encoded, form, host, is_loopback, name, path_below, shown};
 pub use error::{Error, ErrorKind};
@@ -277,9 +278,10 @@ impl Answer {
         ));
         let mut reader = self.into_reader().take(limit.saturating_add(1));
         reader.read_to_end(&mut content)?;
-        match content.len() as u64 > limit {
-            false => Ok(content),
-            true => Err(Error::too_long(limit)),
+        if content.len() as u64 <= limit {
+            Ok(content)
+        } else {
+            Err(Error::too_long(limit))
         }
     }
 }

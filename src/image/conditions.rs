@@ -1,9 +1,9 @@
 //! What determines the registers in addition to the image: the conditions of a boot, and the texts
 //! that systemd's units measure.
 
-use booted_base::phases::{self, OS_SEPARATOR, UNTIL_BOOTED};
+use base::phases::{self, OS_SEPARATOR, UNTIL_BOOTED};
 
-pub use booted_base::stage::Stage;
+pub use base::stage::Stage;
 
 use super::event_log::Log;
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base::text::hex;
-use booted_base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
+use base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
 use prost::Message;
 use ring::digest::{SHA256, SHA384, digest};
 use roots::chain;

@@ -1,10 +1,10 @@
-//! Requests to AWS, signed with the credentials that [`aws::credentials`] finds: the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`
+//! Requests to AWS, signed with the credentials that [`cloud_api::aws::credentials`] finds: the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`
 //! and `AWS_SESSION_TOKEN`, or the instance's role (IMDSv2).
 
 use std::time::SystemTime;
 
-use aws::credentials::{self, Signer, Unsigned};
-use aws::{Client, sigv4};
+use cloud_api::aws::credentials::{self, Signer, Unsigned};
+use cloud_api::aws::{SignedClient, sigv4};
 
 use super::error::Error;
 use super::https::{Answer, Fields, Server};
@@ -12,12 +12,12 @@ use super::named;
 use super::uri::Author;
 
 /// Finds the credentials for requests to AWS.
-pub struct Callers(Client);
+pub struct Callers(SignedClient);
 
 impl Callers {
     /// Makes the finder. Sends no request.
     pub fn new() -> Result<Callers, Error> {
-        Client::of_caller(None, credentials::environment)
+        SignedClient::of_caller(None, credentials::environment)
             .map(Callers)
             .map_err(|error| Error::Credentials(format!("{}: {error}", credentials::IMDS)))
     }
@@ -63,7 +63,7 @@ pub fn check_server(
     author: Author,
     variables: &[&str],
 ) -> Result<(), Error> {
-    let domain = aws::domain(region);
+    let domain = cloud_api::aws::domain(region);
     let is_public = ["", "-fips"].iter().any(|kind| {
         let name = format!("{service}{kind}.{region}.{domain}");
         server.name().eq_ignore_ascii_case(&name)

@@ -9,9 +9,9 @@
 //!
 //! API: AWS Key Management Service API Reference (`TrentService`).
 
-use aws::credentials::Signer;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use cloud_api::aws::credentials::Signer;
 use serde::Deserialize;
 use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
@@ -59,8 +59,8 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
     let author = query.author;
     query.finish(PARAMETERS)?;
     let region = region_of(&name, region)?;
-    let endpoint =
-        endpoint.unwrap_or_else(|| format!("https://kms.{region}.{}", aws::domain(&region)));
+    let endpoint = endpoint
+        .unwrap_or_else(|| format!("https://kms.{region}.{}", cloud_api::aws::domain(&region)));
     let server = Server::new(&endpoint, ca.as_deref())?;
     check_server(&server, ("kms", &region), author, &ENDPOINT)?;
     Ok(Box::new(Key {
@@ -267,7 +267,7 @@ impl Key {
     }
 
     fn refusal(&self, signer: &Signer, operation: &str, answer: &Answer) -> Error {
-        let (code, message) = aws::parse_error(&answer.body);
+        let (code, message) = cloud_api::aws::parse_error(&answer.body);
         let (host, name, status) = (self.server.host(), &self.name, answer.status);
         let said = said(&format!("{code}: {message}"));
         let text = format!("{host}: {operation} {name}: status {status}{said}");
@@ -321,7 +321,7 @@ fn refusal(
         | "RequestTimeTooSkewed" => Error::Credentials(format!(
             "{text}; the secret key of {origin} is wrong, or this machine's clock is"
         )),
-        _ if aws::is_of_credentials(code) || code == "MissingAuthenticationToken" => {
+        _ if cloud_api::aws::is_of_credentials(code) || code == "MissingAuthenticationToken" => {
             Error::Credentials(format!(
                 "{text}; the credentials of {origin} are wrong or have expired"
             ))

@@ -117,7 +117,7 @@ fn identity_token(
         .map_err(|error| Error::Credentials(format!("{IMDS} or {CLIENT_ID}: {error}")))?;
     let token = imds.token_for(resource).map_err(|error| {
         let next = match error {
-            machines::Error::Status { status: 400, .. } => {
+            base::machines::Error::Status { status: 400, .. } => {
                 "; assign an identity to the machine; if it has several, name one by AZURE_CLIENT_ID"
             }
             _ => "",

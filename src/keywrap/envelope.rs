@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use base::crypto::{Secret, random};
-use kms::{ClusterKms, NO_STORE};
+use base::kms::{ClusterKms, NO_STORE};
 
 use super::error::Error;
 use super::service::KeyEncryptionKey;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use aws::credentials::VariableError;
 use base::text;
+use cloud_api::aws::credentials::VariableError;
 use http::CertificateError;
 
 /// Maximum number of characters of a service's message in an error.

@@ -22,8 +22,8 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use zeroize::Zeroizing;
 
 use base::crypto::Secret;
-use booted_base::dial::dial;
-use booted_base::timed::Timed;
+use transport::dial::dial;
+use transport::timed::Timed;
 
 use super::error::{Error, said};
 use super::service::{KeyEncryptionKey, Service};

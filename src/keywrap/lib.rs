@@ -36,7 +36,7 @@ pub use error::Error;
 pub use service::KeyEncryptionKey;
 pub use uri::Author;
 
-use kms::ClusterKms;
+use base::kms::ClusterKms;
 
 use service::Service;
 

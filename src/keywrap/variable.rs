@@ -1,6 +1,6 @@
 //! Credentials in environment variables, which the services' own programs read too.
 
-use aws::credentials;
+use cloud_api::aws::credentials;
 use zeroize::Zeroizing;
 
 use super::error::Error;

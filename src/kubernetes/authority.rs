@@ -15,7 +15,7 @@ use rustls::pki_types::pem::PemObject;
 use super::kubelet_certificate::{Authority, Error};
 use super::yaml;
 use base::der;
-use booted_base::x509;
+use base::x509;
 
 /// The validity of a new certificate: ten years, as in kubeadm.
 const VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);

@@ -246,7 +246,7 @@ fn identity(node: Value) -> Value {
 mod tests {
     use std::time::SystemTime;
 
-    use booted_base::uuid::Uuid;
+    use base::uuid::Uuid;
 
     use super::*;
 

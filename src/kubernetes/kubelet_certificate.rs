@@ -29,9 +29,9 @@ use zeroize::{Zeroize, Zeroizing};
 
 use super::parameters::NodeName;
 use base::der::{self, Reader};
-use booted_base::file;
-use booted_base::time as instant;
-use booted_base::x509;
+use base::file;
+use base::time as instant;
+use base::x509;
 
 /// The accepted clock difference between nodes.
 const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);

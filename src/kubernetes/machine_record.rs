@@ -23,8 +23,8 @@ use serde_json::{Value, json};
 
 use super::NAMESPACE;
 use super::client::{self, CONFIG_MAPS, Client, Selector};
-use booted_base::time;
-use booted_base::uuid::Uuid;
+use base::time;
+use base::uuid::Uuid;
 
 /// The name prefix of a node's record.
 pub const NODE_RECORD_PREFIX: &str = "join-node-";

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::SystemTime;
 
 use base::text::quoted;
-use booted_base::time;
+use base::time;
 
 /// The supported minor versions of Kubernetes 1, from the first with kubeadm's v1beta4 to the newest: the number, and the day after
 /// which its project makes no more patch releases (kubernetes.io/releases, "End Of Life Date").

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::NAMESPACE;
 use super::client::{self, CONFIG_MAPS, Client, Object};
-use booted_base::time;
+use base::time;
 
 /// The name of the ConfigMap.
 pub const CONFIG_MAP: &str = "join-removed-nodes";

@@ -37,8 +37,8 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use base::crypto::{KEY_LEN, Secret, derive_key};
-use booted_base::file;
-use kms::ClusterKms;
+use base::file;
+use base::kms::ClusterKms;
 
 /// The directory of the key on a control plane, and in the pods of both services. kubeadm's reset does
 /// not empty it.

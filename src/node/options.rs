@@ -8,6 +8,7 @@ use std::{io, thread};
 
 use attest::{Issuer, Variant, variant};
 use base::logger;
+use base::machines::Cloud;
 use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
@@ -16,13 +17,12 @@ use base::timeline::Timeline;
 use disk::state_disk::handover;
 use lexopt::Parser;
 use log::LevelFilter;
-use machines::Cloud;
 
 use crate::{service_trust, settings};
 
 /// The options of both programs.
 pub const OPTIONS: &Table<Options> = &[
-    (Opt::value("cloud-provider", "NAME", "the cloud of this machine (environment: CONSTEL_CSP; also --csp)").was("csp").one_of(&machines::NAMES).setting(),
+    (Opt::value("cloud-provider", "NAME", "the cloud of this machine (environment: CONSTEL_CSP; also --csp)").was("csp").one_of(&base::machines::NAMES).setting(),
      |it, _, value| put(&mut it.csp, text(value))),
     (Opt::value("attestation-variant", "NAME", "the attestation variant (environment: CONSTEL_ATTESTATION_VARIANT; also --variant)").was("variant").one_of(&variant::NAMES).setting(),
      |it, _, value| put(&mut it.variant, text(value))),

@@ -127,8 +127,8 @@ impl From<String> for Failure {
     }
 }
 
-impl From<machines::Error> for Failure {
-    fn from(error: machines::Error) -> Failure {
+impl From<base::machines::Error> for Failure {
+    fn from(error: base::machines::Error) -> Failure {
         Failure::from(error.to_string())
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::refusal::Kind;
 use base::text;
-use booted_base::x509::may_certify;
+use base::x509::may_certify;
 use webpki::{Error, VerifiedPath};
 
 /// Refuses a path with a certificate that is not a CA's according to its key usage, which the

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::resolver::Unresolved;
-use booted_base::dial;
 use rpc::grpc::Status;
+use transport::dial;
 
 use crate::probe;
 

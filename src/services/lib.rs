@@ -4,6 +4,7 @@
 pub mod check;
 pub mod join_service;
 pub mod key_service;
+pub mod metrics;
 mod policy_file;
 pub mod probe;
 mod serving;
@@ -40,7 +41,8 @@ pub const VERBOSITY: Opt = Opt::value(
 /// Parses the option `name`: `ADDRESS:PORT`, or `*:PORT`.
 pub fn listen(name: &str, value: OsString) -> Result<SocketAddr, Failure> {
     let text = program::text(value)?;
-    web::parse_listen(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
+    http::server::parse_listen(&text)
+        .map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
 }
 
 /// Returns the level for `-v` of Constellation's programs: -1 and below is debug, 0 info, 1

@@ -22,7 +22,7 @@ pub fn serve_health(
     address: SocketAddr,
     ready: impl Fn() -> bool + Send + Sync + 'static,
 ) -> io::Result<Server> {
-    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
+    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
     let limits = Limits {
         message_bytes: MAX_REQUEST,
         connections: CONNECTIONS,
@@ -43,7 +43,7 @@ pub fn serve_health(
 pub fn check_health(address: SocketAddr, timeout: Duration) -> Result<(), Status> {
     let failed = |error: io::Error| Status::new(Code::Unavailable, error.to_string());
     let socket = TcpStream::connect_timeout(&address, timeout).map_err(failed)?;
-    let transport = booted_base::plain::transport(socket).map_err(failed)?;
+    let transport = transport::plain::transport(socket).map_err(failed)?;
     let channel = Channel::new(transport, &address.to_string())?;
     let options = CallOptions {
         timeout: Some(timeout),

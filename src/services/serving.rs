@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::metrics::{Exporter, Registry};
 use crate::{probe, shared_metrics};
-use metrics::{Exporter, Registry};
 use rpc::grpc::{Limits, Router, Server};
 use transport::Accept;
 

@@ -1,9 +1,9 @@
-//! Metrics of components that do not use the `metrics` crate.
+//! Metrics of components that do not use the module `metrics`.
 
 use std::sync::Arc;
 
+use crate::metrics::Registry;
 use collateral::{Fetching, Statistics as Fetches};
-use metrics::Registry;
 use rpc::grpc::{Server, Statistics};
 use verifier::Validator;
 use verifier::sources::{Sources, offline};

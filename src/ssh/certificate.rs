@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::signature::{ED25519, UnparsedPublicKey};
 
-use booted_base::time;
+use base::time;
 
 use super::key::{self, PublicKey};
 use super::wire::{Malformed, Reader};

@@ -23,8 +23,8 @@ use zeroize::Zeroizing;
 use super::key::{self, PublicKey};
 use super::{Authority, Error as Refused};
 use base::child_process::{self, Cause};
+use base::file;
 use base::stop::Stop;
-use booted_base::file;
 use sys::interfaces;
 
 /// The directory below the mount point of the state disk.

@@ -238,7 +238,7 @@ impl std::error::Error for Error {}
 mod tests {
     use super::*;
     use base::crypto::{Dek, KEY_LEN, SSH_USER_CA_SEED_ID};
-    use kms::ClusterKms;
+    use base::kms::ClusterKms;
     use wire::Reader;
 
     /// Returns the user authority of Constellation's test vectors: master key 01.., salt 02..

@@ -1,6 +1,10 @@
-//! Time since power-on.
+//! Time since power-on, and whether a time service has set the clock.
 
+use std::io;
+use std::mem;
 use std::time::Duration;
+
+use super::check;
 
 /// Returns `CLOCK_BOOTTIME` (clock_gettime(2)): the time since the kernel started, including sleep.
 /// Setting the wall clock does not change it.
@@ -14,6 +18,17 @@ pub fn since_boot() -> Duration {
     // The call fails only for an unknown clock; this one exists since Linux 2.6.39.
     debug_assert_eq!(rc, 0);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// Returns whether the kernel takes its clock for synchronized: a time service has set it and has
+/// cleared `STA_UNSYNC` (adjtimex(2)). Without further updates the kernel sets the flag again after 9
+/// hours. Changes nothing.
+pub fn is_synchronized() -> io::Result<bool> {
+    // SAFETY: timex has only integers, for which zero is valid; `modes` 0 changes nothing.
+    let mut state: libc::timex = unsafe { mem::zeroed() };
+    // SAFETY: `state` is a timex that outlives the call, and the call writes only to it.
+    check(unsafe { libc::adjtimex(&mut state) })?;
+    Ok(state.status & libc::STA_UNSYNC == 0)
 }
 
 #[cfg(test)]
@@ -30,5 +45,10 @@ mod tests {
             (second.as_secs_f64() - uptime).abs() < 60.0,
             "{second:?} against {uptime}"
         );
+    }
+
+    #[test]
+    fn everybody_may_ask_whether_the_clock_is_synchronized() {
+        is_synchronized().unwrap();
     }
 }

@@ -1,14 +1,16 @@
-//! The raw system calls and `unsafe` blocks of all programs; one file per subject. The crate
-//! `booted_sys` has those that `unlock` does not need. Each function is safe to call and returns
-//! [`std::io::Error`] from `errno`. It names the manual page or kernel header from which its
-//! constants come.
+//! The raw system calls and `unsafe` blocks of all programs; one file per subject. Each function is
+//! safe to call and returns [`std::io::Error`] from `errno`. It names the manual page or kernel header
+//! from which its constants come.
 #![allow(unsafe_code)]
 
+pub mod activation;
 pub mod block;
 pub mod cipher;
 pub mod clock;
 pub mod device_mapper;
+pub mod ext4;
 pub mod interfaces;
+pub mod keeping;
 pub mod keyring;
 pub mod mount;
 pub mod net;
@@ -18,6 +20,8 @@ pub mod power;
 pub mod process;
 pub mod sev_guest;
 pub mod signal;
+pub mod space;
+pub mod terminal;
 pub mod wiping;
 
 use std::ffi::CString;

@@ -1,13 +1,19 @@
-//! What attested TLS and gRPC share: a connection whose two directions can be used from two threads
-//! at once.
+//! Connections. What attested TLS and gRPC share: one whose two directions can be used from two
+//! threads at once.
 //!
+//! - [`dial`]: connects to a host.
 //! - [`half_open`]: limits for connections whose handshake is not complete.
 //! - [`message`]: limits what the fields of a decoded message take in memory.
+//! - [`plain`]: connections without TLS.
 //! - [`strangers`]: peers that speak other protocols.
+//! - [`timed`]: one time limit for a whole exchange.
 
+pub mod dial;
 pub mod half_open;
 pub mod message;
+pub mod plain;
 pub mod strangers;
+pub mod timed;
 
 use std::any::Any;
 use std::io::{self, Read, Write};

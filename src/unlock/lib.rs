@@ -81,12 +81,12 @@ use std::time::Duration;
 
 use attest::Issuer;
 use base::crypto::{KEY_LEN, Secret, cluster_id};
+use base::machines::Cloud;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use disk::device_mapper::{self, FirstUse, Mapping};
 use disk::luks::{self, ClusterToken, VOLUME_KEY_LEN};
 use disk::state_disk::{self, Disk, MAPPING, NodeState, device, filesystem, handover, node_state};
-use machines::Cloud;
 use node::service_trust::Settings;
 use node::{quotes, ticket_client};
 use peers::Sources;

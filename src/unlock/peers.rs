@@ -14,9 +14,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use base::machines::{Cloud, Error};
 use cloud::Own;
 use disk::luks::{Fault, Header, Peers};
-use machines::{Cloud, Error};
 use node::ticket_client::{Failure, Listing, Source};
 
 /// Advice for a node whose sources lead to no join service.
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn each_cloud_has_its_sources_around_the_header() {
         let setting = ["a.example".to_owned(), "10.0.0.1".into()];
-        for cloud in machines::ALL {
+        for cloud in base::machines::ALL {
             let sources = Sources::new(&setting, cloud, None).unwrap();
             let count = (sources.before.len(), sources.after.len());
             let expected = match cloud {

@@ -16,9 +16,9 @@ use super::rejoin::{migration_salt, wrong_salt};
 use super::waiting::{Candidate, Refused, Waiting};
 use attest::{ClusterRegister, Issuer};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
+use base::kms::ClusterKms;
 use base::timeline::Timeline;
 use base::turns::Turns;
-use kms::ClusterKms;
 use node::record;
 use proto::recoverproto::{
     MAX_REQUEST, RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
@@ -133,7 +133,7 @@ fn candidate(
     uuid: &str,
     from: String,
 ) -> Result<Candidate, Status> {
-    let invalid = |error: kms::Error| Status::new(Code::InvalidArgument, error.to_string());
+    let invalid = |error: base::kms::Error| Status::new(Code::InvalidArgument, error.to_string());
     let kms = ClusterKms::from_uris(&message.kms_uri, &message.storage_uri).map_err(invalid)?;
     Ok(Candidate {
         disk_key: kms.dek(&Dek::disk(uuid), KEY_LEN).map_err(invalid)?,

@@ -8,7 +8,7 @@ use webpki::{EndEntityCert, KeyUsage, ring as algorithms};
 /// Returns the URL at which the certificate of a certificate's issuer is published.
 pub use attest::azure_trustedlaunch::places_of_issuer;
 use base::text;
-use booted_base::x509::{Certificate, DIGITAL_SIGNATURE};
+use base::x509::{Certificate, DIGITAL_SIGNATURE};
 use roots::chain::{authorities_certify, in_words};
 
 use super::hex;

@@ -38,7 +38,7 @@ pub mod vtpm;
 pub mod wire;
 
 pub use attest::*;
-pub use booted_base::stage::Stage;
+pub use base::stage::Stage;
 pub use hardware::claims::{PlatformClaims, Property, TcbPart};
 pub use hardware::{Refusal, claims, reasons, refusal};
 pub use judge::{OTHER_VARIANT, judge, judge_of_any, refusal as refusal_of, role_of};

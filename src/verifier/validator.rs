@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use attest::{ClusterRegister, Form, Identity, KeyName, Oid};
-use booted_base::stage::Stage;
+use base::stage::Stage;
 use hardware::claims::PlatformClaims;
 use proto::attested::Collateral;
 use rustls::pki_types::UnixTime;

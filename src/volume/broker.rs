@@ -9,7 +9,7 @@ use base::crypto::{KEY_LEN, MEASUREMENT_SALT_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::sync::lock;
 use base::text::hex;
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use node::service_trust::{ClusterId, Settings};
 use node::ticket_client::{self, Failure, JoinService, Listing, Source, TicketRequester};
 use proto::join::ISSUE_REJOIN_TICKET;

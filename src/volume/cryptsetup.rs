@@ -15,7 +15,7 @@ use super::header::{CIPHERS, decimal, weakness};
 use base::child_process::{self, Cause};
 use base::crypto::{KEY_LEN, Secret};
 use base::stop::Stop;
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use disk::device_mapper::{FORMATTED, SUPERBLOCK_LEN, other_byte};
 use serde_json::{Value, json};
 use sys::block::PageBuffer;

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use base::crypto::Secret;
 use base::stop::Stop;
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use zeroize::Zeroizing;
 
 use super::broker;
@@ -292,7 +292,7 @@ fn new_uuid(planned: &Path) -> Result<Uuid, Error> {
     let uuid = uuid.ok_or_else(|| failed(random, io::ErrorKind::InvalidData.into()))?;
     let folder = planned.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)
-        .and_then(|()| booted_base::file::replace(planned, uuid.to_string().as_bytes(), 0o644))
+        .and_then(|()| base::file::replace(planned, uuid.to_string().as_bytes(), 0o644))
         .map_err(|error| failed(planned, error))?;
     Ok(uuid)
 }

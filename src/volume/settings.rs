@@ -10,7 +10,7 @@ use std::time::Duration;
 use attest::{Issuer, Variant, variant};
 use base::options::{Opt, Table, put, take};
 use base::program::{Failure, parsed, text};
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use cloud::peers::parse_hosts;
 use lexopt::{Arg, Parser};
 
@@ -215,7 +215,7 @@ impl Volume {
         check_name(name)?;
         let path = folder.join(name);
         let written = fs::create_dir_all(folder)
-            .and_then(|()| booted_base::file::replace(&path, self.lines().as_bytes(), 0o644));
+            .and_then(|()| base::file::replace(&path, self.lines().as_bytes(), 0o644));
         written.map_err(|error| Error::File(path, error))
     }
 

@@ -9,9 +9,9 @@ mod secrets;
 mod volume;
 
 use base::crypto::{Dek, KEY_LEN, Secret};
+use base::kms::ClusterKms;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use kms::ClusterKms;
 use machine::case::{self, Case};
 use machine::flow::{self, Setting};
 use machine::initramfs::Overlay;

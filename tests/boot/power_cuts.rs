@@ -7,9 +7,9 @@
 
 use super::faults::{PATIENCE, small};
 use base::crypto::{Dek, KEY_LEN, Secret};
+use base::kms::ClusterKms;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use kms::ClusterKms;
 use machine::case;
 use machine::flow::{self, RECOVERY, Setting};
 use machine::initramfs::{self, Overlay};

@@ -5,11 +5,11 @@
 //! key. Every other copy fails the test, which names its page, and what the kernel says about the page (`/proc/kpageflags`).
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, disk_mac_key};
+use base::kms::ClusterKms;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::area_key::area_keys;
 use disk::luks::{Header, Probe, probe};
-use kms::ClusterKms;
 use machine::flow::{self, PATIENCE, Setting};
 use machine::vm::Vm;
 use machine::{Context, Failure, Result};

@@ -5,11 +5,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
+use base::machines::{Cloud, Role};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cloud_api::Service;
 use common::aws::{Imds, place};
-use machines::{Cloud, Role};
 use serde_json::{Value, json};
 use support::ROOT;
 use support::foreign::python;

@@ -95,6 +95,6 @@ fn control_planes_may_ask_each_node_for_evidence() {
 }
 
 /// Returns the text of the error.
-fn error<T: std::fmt::Debug>(result: Result<T, machines::Error>) -> String {
+fn error<T: std::fmt::Debug>(result: Result<T, base::machines::Error>) -> String {
     result.unwrap_err().to_string()
 }

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base::der::{self, context, element};
+use base::x509::Certificate;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use booted_base::x509::Certificate;
 use bootstrapper::evidence::Attester;
 use bootstrapper::service_trust::{self, ServiceTrust};
 use common::evidence::{self, Bringing};

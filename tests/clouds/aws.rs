@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use booted_base::time;
+use base::machines::{Instance, Role};
+use base::time;
 use cloud_api::Service;
 use common::aws::{HASH, Imds, Moto, credentials, lone_instance, place};
-use machines::{Instance, Role};
 use serde_json::{Value, json};
 
 use super::server::{self, Answer, Request};

@@ -4,8 +4,8 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use base::machines::{Instance, Role};
 use cloud_api::Service;
-use machines::{Instance, Role};
 use serde_json::{Value, json};
 use support::ROOT;
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use base::machines::{Instance, Role};
 use cloud_api::Service;
-use machines::{Instance, Role};
 use serde_json::{Map, Value, json};
 use support::ROOT;
 

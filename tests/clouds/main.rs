@@ -10,10 +10,10 @@ mod tls;
 
 use std::sync::Arc;
 
+use base::machines::Cloud;
 use cloud_api::Service;
 use common::aws::HASH;
 use common::cloud_server as server;
-use machines::Cloud;
 
 /// Makes the client of a cloud whose services are here.
 fn client(cloud: &str, place: &str) -> Arc<dyn Service> {
@@ -22,6 +22,6 @@ fn client(cloud: &str, place: &str) -> Arc<dyn Service> {
 }
 
 /// Returns the text of the error.
-fn error<T: std::fmt::Debug>(result: Result<T, machines::Error>) -> String {
+fn error<T: std::fmt::Debug>(result: Result<T, base::machines::Error>) -> String {
     result.unwrap_err().to_string()
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use booted_base::time;
+use base::machines::{Instance, Role};
+use base::time;
 use cloud_api::Service;
-use machines::{Instance, Role};
 use serde_json::{Value, json};
 use support::ROOT;
 

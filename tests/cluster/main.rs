@@ -24,9 +24,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::time;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use booted_base::time;
 use network::Network;
 use node::Node;
 use operator::Operator;

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use base::crypto::{KEY_LEN, Secret};
-use booted_base::time;
+use base::time;
 use disk::luks;
 use disk::state_disk::handover;
 use ring::digest::{SHA256, digest};

@@ -100,7 +100,7 @@ fn two_of_three_control_planes_are_lost_and_all_pods_come_back() {
         let pod: Option<Value> = pod.and_then(|json| serde_json::from_str(&json).ok());
         pod.is_some_and(|pod| {
             let state = &pod["status"]["containerStatuses"][0]["state"]["running"];
-            let started = booted_base::time::parse(state["startedAt"].as_str().unwrap_or_default());
+            let started = base::time::parse(state["startedAt"].as_str().unwrap_or_default());
             ready(&pod).is_some() && started >= Some(restored)
         })
     });

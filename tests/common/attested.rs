@@ -69,7 +69,7 @@ pub fn attested_channel(address: SocketAddr) -> Channel {
 }
 
 pub fn plain_channel(address: SocketAddr) -> Channel {
-    let transport = booted_base::plain::transport(TcpStream::connect(address).unwrap()).unwrap();
+    let transport = transport::plain::transport(TcpStream::connect(address).unwrap()).unwrap();
     Channel::new(transport, &address.to_string()).unwrap()
 }
 

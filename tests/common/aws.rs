@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
-use booted_base::time;
+use base::machines::Cloud;
+use base::time;
 use cloud_api::Service;
-use machines::Cloud;
 use serde_json::{Value, json};
 use support::ROOT;
 use support::foreign::python;

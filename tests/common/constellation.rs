@@ -9,9 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::kube_apiserver::PATIENCE;
 use base::stop::Stop;
+use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use booted_base::time;
 use kubernetes::client::{
     CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS,
     NODE_VERSIONS, NODES, PENDING_NODES, Resource, SCALING_GROUPS, SECRETS, SERVICE_ACCOUNTS,

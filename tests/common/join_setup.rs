@@ -14,19 +14,19 @@ pub use ::services::join_service::CONTROL_PLANE_FILES as PKI;
 use ::services::join_service::keys::Auth;
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
-use booted_base::time;
-use booted_proto::join::ISSUE_JOIN_TICKET;
-use booted_proto::join::ISSUE_REJOIN_TICKET;
-use booted_proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
-    IssueRejoinTicketResponse,
-};
+use base::time;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
 use kubernetes::services;
 use kubernetes::services::migration::Migration;
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::{
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
+};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use serde_json::{Value, json};
@@ -118,7 +118,7 @@ impl Setup {
             kubernetes: Some(account),
             metadata: Some(
                 cloud_api::metadata(
-                    machines::Cloud::Qemu,
+                    base::machines::Cloud::Qemu,
                     Some(&format!("http://{}", self.metadata.address)),
                 )
                 .unwrap(),

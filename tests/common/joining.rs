@@ -13,10 +13,10 @@ use std::time::SystemTime;
 use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use booted_proto::components::Component;
-use booted_proto::join::{ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse};
 use bootstrapper::ticket::CONTROL_PLANE_FILES;
 use kubernetes::kubelet_request::authority_hashes;
+use proto::components::Component;
+use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse};
 use rpc::grpc::{Call, Limits, Router, Server, Status};
 use verifier::{Issuer, Measurement, Policy, qemu_vtpm};
 

@@ -1,7 +1,7 @@
 //! The settings of the services in tests and benches that need their manifests.
 
 use base::crypto::Secret;
-use kms::ClusterKms;
+use base::kms::ClusterKms;
 use kubernetes::services::Settings;
 use kubernetes::services::master_secret::Keeping;
 

@@ -16,7 +16,7 @@ use transport::Accept;
 fn main() -> io::Result<()> {
     let identity = tls::Identity::new();
     let plain = serve(Arc::new(|socket: TcpStream, _: Instant| {
-        booted_base::plain::transport(socket)
+        transport::plain::transport(socket)
     }))?;
     let encrypted = serve(identity.accept())?;
     println!(

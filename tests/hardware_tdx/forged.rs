@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use booted_base::time;
+use base::time;
 use hardware::tdx::dcap::Hex;
 use hardware::tdx::{Collateral, Verifier};
 use rcgen::{

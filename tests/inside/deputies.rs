@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
 
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use common::kube_apiserver::{Process, build};
 use common::volumes::add_pod;
 use kubernetes::client::{

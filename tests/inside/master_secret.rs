@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use base::crypto::Secret;
+use base::kms::ClusterKms;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kms::ClusterKms;
 use kubernetes::client::{NODES, PODS, SECRETS, Selector, VALIDATING_ADMISSION_POLICY_BINDINGS};
 use kubernetes::services::{Settings, master_secret};
 use kubernetes::wrapping_key;

@@ -9,8 +9,10 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use prost::Message;
-use rpc::grpc::{Call, CallOptions, Channel, Code, Metadata, Router, Status};
-use streaming::{Receiver, Requests, Responses, Sender, StreamingCalls, StreamingMethods};
+use rpc::grpc::{
+    Call, CallOptions, Channel, Code, Metadata, Receiver, Requests, Responses, Router, Sender,
+    Status,
+};
 
 use super::super::{soon, within};
 

@@ -5,7 +5,7 @@
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use booted_base::time;
+use base::time;
 use kubernetes::client::{
     CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, NODES,
     SECRETS,
@@ -78,10 +78,9 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
     let cluster = Cluster::shared();
     let setup = Setup::for_renewals(cluster);
     bind_as_kubeadm(&setup.admin);
-    let token =
-        |ticket: &booted_proto::join::IssueJoinTicketResponse| by_token(cluster, &ticket.token);
+    let token = |ticket: &proto::join::IssueJoinTicketResponse| by_token(cluster, &ticket.token);
     let first = token(&setup.join(&Swtpm::start(), &worker()).unwrap());
-    let old = booted_proto::join::IssueJoinTicketRequest {
+    let old = proto::join::IssueJoinTicketRequest {
         accepts_cluster_ca: false,
         has_client_key: false,
         ..request("worker-1.example", &["127.42.2.101"], 2, false)
@@ -149,7 +148,7 @@ fn a_reader_of_the_token_of_a_ticket_gets_no_certificate_of_its_node() {
     let setup = Setup::for_renewals(cluster);
     bind_as_kubeadm(&setup.admin);
     let key = KeyPair::generate().unwrap();
-    let machine = booted_proto::join::IssueJoinTicketRequest {
+    let machine = proto::join::IssueJoinTicketRequest {
         has_client_key: true,
         ..request_with_key(&key, "worker-0", &["127.42.2.100"], 1, false)
     };

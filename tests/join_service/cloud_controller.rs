@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use ::services::join_service::deleted_machines::Times;
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
-use booted_base::time;
+use base::time;
 use common::aws::{Imds, Moto};
 use common::manifests::settings;
 use kubernetes::client::{CONFIG_MAPS, Client, NODES, Object, PODS, Selector};

@@ -17,10 +17,10 @@ use ::services::join_service::deleted_machines::Times;
 use ::services::join_service::{Config, JoinService};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id, derive_key};
 use base::text::hex;
-use booted_proto::join::{ISSUE_JOIN_TICKET, IssueJoinTicketRequest, IssueJoinTicketResponse};
 use bootstrapper::evidence::Attester;
 use common::evidence;
 use kubernetes::client::{CONFIG_MAPS, LEASES, NODES, PODS, SERVICE_ACCOUNTS, Selector};
+use proto::join::{ISSUE_JOIN_TICKET, IssueJoinTicketRequest, IssueJoinTicketResponse};
 use rpc::grpc::{Channel, Code};
 use serde_json::json;
 use support::ROOT;
@@ -200,7 +200,7 @@ impl Scene {
         let config = Config {
             listen: SocketAddr::new(source, 30090),
             evidence: Some(self.plane.path("evidence")),
-            metadata: Some(cloud_api::metadata(machines::Cloud::Qemu, Some(&url)).unwrap()),
+            metadata: Some(cloud_api::metadata(base::machines::Cloud::Qemu, Some(&url)).unwrap()),
             // the program waits for five minutes and an hour
             deleted_machines: Times {
                 pause: Duration::from_secs(2),

@@ -3,11 +3,11 @@
 use ::services::join_service::deleted_machines::{self, Outcome};
 use ::services::key_service::disks::Disks;
 use base::stop::Stop;
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, MachineRecord};
-use metrics::Registry;
 use rpc::grpc::Code;
+use services::metrics::Registry;
 
 use crate::kube_apiserver::Cluster;
 use crate::setup::*;

@@ -18,16 +18,16 @@ use std::time::{Duration, Instant, SystemTime};
 use ::services::join_service::cleaner::{Cleaner, Task};
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
+use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use booted_base::time;
-use booted_proto::join::ISSUE_JOIN_TICKET;
-use booted_proto::join::ISSUE_REJOIN_TICKET;
-use booted_proto::join::{
+use kubernetes::client::{self, CONFIG_MAPS, Client, LEASES, Object, SECRETS};
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
 };
-use kubernetes::client::{self, CONFIG_MAPS, Client, LEASES, Object, SECRETS};
 use rpc::grpc::{Channel, Code, Status};
 use serde_json::{Value, json};
 use support::random::Random;

@@ -30,15 +30,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
+use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use booted_base::time;
-use booted_proto::join::ISSUE_JOIN_TICKET;
-use booted_proto::join::ISSUE_REJOIN_TICKET;
-use booted_proto::join::{
-    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
-    IssueRejoinTicketResponse,
-};
 use forger::Forger;
 use kube_apiserver::{Cluster, PATIENCE};
 use kubernetes::client::{
@@ -46,6 +40,12 @@ use kubernetes::client::{
 };
 use kubernetes::services::migration::Migration;
 use program::Program;
+use proto::join::ISSUE_JOIN_TICKET;
+use proto::join::ISSUE_REJOIN_TICKET;
+use proto::join::{
+    IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
+};
 use rpc::grpc::{Channel, Code, Status};
 use serde_json::json;
 use swtpm::Swtpm;
@@ -1277,7 +1277,7 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
             .metadata
             .set_peers(&format!("[{me},{}]", machine.instance("plane-3", 3)));
         let metadata = cloud_api::metadata(
-            machines::Cloud::Qemu,
+            base::machines::Cloud::Qemu,
             Some(&format!("http://{}", machine.metadata.address)),
         )
         .unwrap();

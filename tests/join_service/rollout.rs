@@ -10,12 +10,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use base::stop::Stop;
-use booted_base::time;
-use booted_base::uuid::Uuid;
-use booted_proto::join::{
-    ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, IssueJoinTicketResponse, IssueRejoinTicketRequest,
-    IssueRejoinTicketResponse,
-};
+use base::time;
+use base::uuid::Uuid;
 use common::cloud_server::{self, Answer};
 use kubernetes::client::{
     CONFIG_MAPS, Client, DAEMON_SETS, LEASES, NODES, Object, POD_DISRUPTION_BUDGETS, PODS,
@@ -23,6 +19,10 @@ use kubernetes::client::{
 };
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::services;
+use proto::join::{
+    ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, IssueJoinTicketResponse, IssueRejoinTicketRequest,
+    IssueRejoinTicketResponse,
+};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use support::program::{Program, built};

@@ -16,8 +16,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
-use booted_proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
 use common::attested::{plain_channel, within};
+use proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
 use serde_json::{Value, json};
 use support::ROOT;
 use support::foreign::python;
@@ -33,7 +33,7 @@ type Env<'a> = &'a [(&'a str, &'a str)];
 /// A folder with the master secret, as the operator and as the key service have it.
 fn workspace() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let kms = kms::ClusterKms::new(
+    let kms = base::kms::ClusterKms::new(
         base::crypto::Secret::new(KEY.to_vec()),
         base::crypto::Secret::new(SALT.to_vec()),
     );

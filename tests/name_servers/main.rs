@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-use booted_base::dial::dial;
 use common::simple_server::SimpleServer;
 use support::foreign::go_program;
+use transport::dial::dial;
 
 use server::Mode::{Code, Dropped, Garbage, Good, Slow, Truncated, WrongId};
 use server::{A, AAAA, NameServer};

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use common::kube_apiserver::Cluster;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, NODES};

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::thread;
 
 use base::crypto::Secret;
+use base::kms::ClusterKms;
 use base::stop::Stop;
+use base::uuid::Uuid;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use booted_base::uuid::Uuid;
 use common::kube_apiserver::{Cluster, PATIENCE, play_controller};
 use common::manifests;
-use kms::ClusterKms;
 use kubernetes::client::{
     CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client,
     Collection, DAEMON_SETS, NODES, PODS, SECRETS, SERVICE_ACCOUNTS, Selector,
@@ -193,7 +193,7 @@ fn break_cluster(client: &Client, setting: &Setting) {
     );
     let disk = Uuid::parse("00000000-0000-0000-0000-000000000002").unwrap();
     let mut gone = MachineRecord::of_node("gone", &disk, None, "abcdef", "");
-    gone.issued = booted_base::time::parse("2026-01-01T00:00:00Z");
+    gone.issued = base::time::parse("2026-01-01T00:00:00Z");
     client
         .create(&in_system(&CONFIG_MAPS), &gone.to_object())
         .unwrap();

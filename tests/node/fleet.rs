@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use base::machines::Cloud;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use base64::Engine;
 use bootstrapper::generation::Generations;
 use bootstrapper::operator::{Machine, OperatorService};
-use machines::Cloud;
 use proto::recoverproto::{
     RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
 };

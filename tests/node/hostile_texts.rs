@@ -6,13 +6,12 @@ use std::process::Command;
 use std::sync::Arc;
 
 use base::text::is_visible;
-use booted_proto::init::init_response::Kind;
-use booted_proto::init::{InitFailureResponse, InitRequest, InitResponse, ProgressResponse};
+use proto::init::init_response::Kind;
+use proto::init::{InitFailureResponse, InitRequest, InitResponse, ProgressResponse};
 use proto::node::{TimelineRequest, TimelineResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
-use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
+use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
 use serde_json::Value;
-use streaming::{Sender, StreamingMethods};
 
 use crate::forger::Forger;
 use crate::setting::{MASTER_KEY, Setting, set_private};

@@ -6,11 +6,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use base::crypto::Secret;
-use booted_proto::init::init_response::Kind;
-use booted_proto::init::{INIT, InitRequest, InitResponse};
-use kms::{ClusterKms, NO_STORE};
+use base::kms::{ClusterKms, NO_STORE};
+use proto::init::init_response::Kind;
+use proto::init::{INIT, InitRequest, InitResponse};
 use rpc::grpc::{CallOptions, Channel, Status};
-use streaming::StreamingCalls;
 
 use crate::json::assert_documented;
 use crate::program::{PATIENCE, Program};

@@ -10,13 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::crypto::{Secret, cluster_id};
-use booted_proto::init::INIT;
-use booted_proto::join::ControlPlaneCertOrKey;
 use disk::luks::{self, Probe};
+use proto::init::INIT;
+use proto::join::ControlPlaneCertOrKey;
 use ring::digest::{SHA256, digest};
 use rpc::grpc::{Code, Status};
 use serde_json::{Value, json};
-use streaming::StreamingCalls;
 
 use crate::joining::{DISK_KEY, MEASUREMENT_SALT, MEASUREMENT_SECRET, TOKEN, assert_no_token};
 use crate::program::Program;

@@ -8,15 +8,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, derive_key};
-use booted_proto::join::{
+use base::kms::{ClusterKms, NO_STORE};
+use common::area_key::area_keys;
+use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
 };
-use common::area_key::area_keys;
-use kms::{ClusterKms, NO_STORE};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
-use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
-use streaming::{Sender, StreamingMethods};
+use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
 use verifier::{Measurement, Policy, Validator, qemu_vtpm};
 
 use disk::luks::{Probe, probe};

@@ -7,16 +7,15 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use base::crypto::{Dek, KEY_LEN, SSH_USER_CA_SEED_ID, Secret};
-use booted_proto::operator::{
+use base::kms::ClusterKms;
+use proto::operator::{
     Caller, LOGS, Log, LogsRequest, LogsResponse, REVOKE, RevokeRequest, RevokeResponse,
 };
-use kms::ClusterKms;
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use serde_json::Value;
 use ssh::certificate::UserCertificate;
 use ssh::signature::SigningKey;
 use ssh::{Authority, OPERATOR, OPERATOR_NAMESPACE};
-use streaming::StreamingCalls;
 
 use crate::absence::{has_stand_in, told};
 use crate::fleet::{Member, boots, workspace};

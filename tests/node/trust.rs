@@ -5,12 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base64::Engine;
-use booted_proto::init::{InitRequest, InitResponse};
+use proto::init::{InitRequest, InitResponse};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
-use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
+use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
 use serde_json::json;
-use streaming::{Sender, StreamingMethods};
 use tpm::Tpm;
 use verifier::{KeyName, qemu_vtpm};
 

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::crypto::Secret;
+use base::kms::{ClusterKms, NO_STORE};
 use common::cloud_server::{self, Answer};
 use disk::luks::Peers;
-use kms::{ClusterKms, NO_STORE};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};

@@ -1,8 +1,8 @@
 //! The answers of AWS. The first byte chooses the kind of answer, and the rest is the answer.
 #![no_main]
 
-use aws::credentials::parse_credentials;
-use aws::{parse_error, parse_identity};
+use cloud_api::aws::credentials::parse_credentials;
+use cloud_api::aws::{parse_error, parse_identity};
 use cloud_api::aws::{parse_aliases, parse_arn, parse_dns_name, parse_instances};
 use collateral::parsers::parse_described;
 use libfuzzer_sys::fuzz_target;

@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use libfuzzer_sys::fuzz_target;
 use services::join_service::file_records::fields;
 

@@ -9,7 +9,7 @@ use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::parameters::NodeName;
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
-use booted_proto::join::IssueJoinTicketResponse;
+use proto::join::IssueJoinTicketResponse;
 use ssh::PublicKey;
 
 static KUBELET: LazyLock<KubeletRequest> = LazyLock::new(|| {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use base::crypto::Dek;
-use kms::ClusterKms;
+use base::kms::ClusterKms;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

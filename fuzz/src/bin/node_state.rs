@@ -1,7 +1,7 @@
 //! The node's state file on the disk.
 #![no_main]
 
-use machines::Role;
+use base::machines::Role;
 use disk::state_disk::node_state::NodeState;
 use libfuzzer_sys::fuzz_target;
 

@@ -3,8 +3,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
+use base::machines::{Error, Instance};
 use cloud_api::Metadata;
-use machines::{Error, Instance};
 use support::foreign::fetched;
 use support::mutation::mutations;
 
@@ -142,7 +142,7 @@ fn the_setting_comes_first_then_the_list_the_cloud_and_public_servers() {
 
 #[test]
 fn the_sources_of_each_cloud_are_valid() {
-    for cloud in machines::NAMES {
+    for cloud in base::machines::NAMES {
         if let Some(source) = cloud_api::time_source(Cloud::named(cloud).unwrap()) {
             sources(source);
         }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use booted_base::file;
-use booted_proto::operator::Caller;
+use base::file;
+use proto::operator::Caller;
 use rpc::grpc::{Call, Code, Status};
 use ssh::certificate::{self, UserCertificate};
 use ssh::{OPERATOR, OPERATOR_NAMESPACE, READER, host, signature};

@@ -4,10 +4,10 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use booted_proto::operator::{Action, ControlRequest, ControlResponse};
 use disk::state_disk::device;
 use kubernetes::kubeadm::KUBELET_CERTIFICATES;
 use kubernetes::kubelet_certificate;
+use proto::operator::{Action, ControlRequest, ControlResponse};
 use rpc::grpc::{Call, Code, Status};
 
 use super::OperatorService;

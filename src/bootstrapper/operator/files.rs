@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base::stop::Stop;
-use booted_base::time;
+use base::time;
 use rpc::grpc::{Call, Code, Status};
 
 /// Maximum time of a call that reads logs; the caller may end it before.

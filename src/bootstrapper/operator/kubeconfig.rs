@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::{Duration, SystemTime};
 
-use booted_proto::operator::{KubeconfigRequest, KubeconfigResponse};
 use kubernetes::client_certificate::{self, Subject};
+use proto::operator::{KubeconfigRequest, KubeconfigResponse};
 use rpc::grpc::{Call, Code, Status};
 
 use super::OperatorService;

@@ -4,9 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use booted_proto::operator::{Log, LogsRequest, LogsResponse};
-use rpc::grpc::{Call, Code, Status};
-use streaming::Sender;
+use proto::operator::{Log, LogsRequest, LogsResponse};
+use rpc::grpc::{Call, Code, Sender, Status};
 
 use super::OperatorService;
 use super::callers::Right;

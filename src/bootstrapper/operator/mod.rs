@@ -25,14 +25,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use booted_proto::operator::{
+use base::machines::Cloud;
+use proto::operator::{
     CONTROL, KUBECONFIG, LOGS, LogsResponse, RESTORE_ETCD, REVOKE, RevokeRequest, RevokeResponse,
     SUPPORT, SupportResponse, UPDATE,
 };
-use machines::Cloud;
-use rpc::grpc::{Call, Router, Status};
+use rpc::grpc::{Call, Router, Sender, Status};
 use ssh::key::PublicKey;
-use streaming::{Sender, StreamingMethods};
 
 use base::stop::Stop;
 use base::timeline::Timeline;

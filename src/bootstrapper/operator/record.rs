@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-use booted_base::time;
-use booted_sys::space;
+use base::time;
 use rpc::grpc::{Call, Code, Status};
 use serde_json::json;
+use sys::space;
 
 use super::callers::Operator;
 use super::files::Files;

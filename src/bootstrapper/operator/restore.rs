@@ -14,10 +14,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use booted_proto::operator::{RestoreEtcdRequest, RestoreEtcdResponse};
 use kubernetes::etcd_signature;
-use rpc::grpc::{Call, Code, Status};
-use streaming::{Receiver, Sender};
+use proto::operator::{RestoreEtcdRequest, RestoreEtcdResponse};
+use rpc::grpc::{Call, Code, Receiver, Sender, Status};
 
 use super::OperatorService;
 use super::callers::Right;

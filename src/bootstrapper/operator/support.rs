@@ -6,9 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use booted_proto::operator::{SupportRequest, SupportResponse};
-use rpc::grpc::{Call, Status};
-use streaming::Sender;
+use proto::operator::{SupportRequest, SupportResponse};
+use rpc::grpc::{Call, Sender, Status};
 
 use super::OperatorService;
 use super::callers::Right;

@@ -2,9 +2,8 @@
 
 use std::io::{self, Read};
 
-use booted_proto::operator::{UpdateRequest, UpdateResponse};
-use rpc::grpc::{Call, Code, Status};
-use streaming::{Receiver, Sender};
+use proto::operator::{UpdateRequest, UpdateResponse};
+use rpc::grpc::{Call, Code, Receiver, Sender, Status};
 use verifier::Policy;
 
 use super::OperatorService;

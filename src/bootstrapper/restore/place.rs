@@ -19,8 +19,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use base::crypto::random;
+use base::file;
 use base::text::hex;
-use booted_base::file;
 use serde_json::{Value, json};
 
 use super::database::Member;

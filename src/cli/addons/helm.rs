@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use base::child_output;
 use base::child_process::{self, Cause};
 use base::crypto::Secret;
 use base::stop::Stop;
 use base::text::{hex, quoted};
-use booted_base::child_output;
 use serde_json::Value;
 
 use super::file::{Addon, Content};

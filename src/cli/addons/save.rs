@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use booted_base::time;
+use base::time;
 use kubernetes::client::{self, Client, Resource, Selector};
 use serde_json::{Value, json};
 

@@ -9,8 +9,8 @@ use ring::digest::{Context, SHA256};
 use super::list::read;
 use crate::error::Error;
 use base::text::hex;
-use booted_proto::components::Component as Wire;
 use kubernetes::components::{Component, Policy};
+use proto::components::Component as Wire;
 
 /// The programs that a node starts; each needs its own entry.
 const NEEDED: [&str; 3] = ["kubelet", "kubeadm", "kubectl"];

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::error::Error;
 use crate::files::{self, FileError};
-use booted_proto::components::Component;
+use proto::components::Component;
 
 /// A component in the file of a list.
 #[derive(Deserialize, Serialize)]

@@ -15,11 +15,11 @@ use crate::usage::{Command, Given, Operand};
 use base::options::Opt;
 use base::program;
 use base::text::quoted;
-use booted_proto::components::Component;
 pub use check::check;
 use kubernetes::parameters::Version;
 use list::Entry;
 pub use list::{DOWNLOADS, read};
+use proto::components::Component;
 pub use published::{REGISTRY, Servers};
 
 /// The command and its options.

@@ -11,9 +11,9 @@ use crate::error::Error;
 use crate::progress::Progress;
 use base::request::Request;
 use base::text::hex;
-use booted_proto::components::Component;
 use http::{ClientPolicy, ErrorKind, Proxy, Roots};
 use kubernetes::parameters::Version;
+use proto::components::Component;
 
 /// The registry of Kubernetes' images.
 pub const REGISTRY: &str = "https://registry.k8s.io";

@@ -4,10 +4,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use booted_proto::operator::{Caller, RESTORE_ETCD, RestoreEtcdRequest, RestoreEtcdResponse};
 use kubernetes::etcd_signature;
-use rpc::grpc::{CallOptions, Channel, Code, Status};
-use streaming::{Requests, StreamingCalls};
+use proto::operator::{Caller, RESTORE_ETCD, RestoreEtcdRequest, RestoreEtcdResponse};
+use rpc::grpc::{CallOptions, Channel, Code, Requests, Status};
 
 use crate::consent;
 use crate::error::Error;

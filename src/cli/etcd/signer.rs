@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret};
 use base::text::hex;
-use booted_base::time;
+use base::time;
 use kubernetes::client::Client;
 use kubernetes::etcd_signature::{Statement, file_of};
 use kubernetes::{services, wrapping_key};

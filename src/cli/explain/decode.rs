@@ -5,7 +5,7 @@
 use super::device_path;
 use super::text::{ascii, guid, plain, utf16};
 use base::bytes::Reader;
-use booted_base::x509::Certificate;
+use base::x509::Certificate;
 use verifier::event_log::{self, Event};
 
 /// Maximum number of certificates of a variable that are shown.

@@ -8,7 +8,7 @@ use super::super::connect::{Attempt, Endpoint, Node};
 use super::super::sources::sources;
 use super::evidence::LogAndQuotes;
 use crate::error::Error;
-use booted_proto::init;
+use proto::init;
 use proto::recoverproto;
 use verifier::refusal::Kind;
 use verifier::{

@@ -559,7 +559,7 @@ pub mod tests {
     use super::*;
     use crate::migrate::facts::{Group, NodeOperator, Workload};
     use base::crypto::Secret;
-    use kms::ClusterKms;
+    use base::kms::ClusterKms;
     use kubernetes::services::OldClients;
     use zeroize::Zeroizing;
 

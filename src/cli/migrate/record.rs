@@ -5,10 +5,10 @@ use std::io;
 use std::path::Path;
 
 use base::crypto::CLUSTER_ID_LEN;
+use base::kms::ClusterKms;
 use base::text::hex;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kms::ClusterKms;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, Object, SECRETS};
 use kubernetes::services::Before;

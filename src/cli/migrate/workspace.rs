@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use base::crypto::{CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
-use kms::ClusterKms;
+use base::kms::ClusterKms;
 use kubernetes::services::master_secret;
 use kubernetes::yaml;
 use serde_json::Value;

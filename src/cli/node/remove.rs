@@ -14,7 +14,7 @@
 
 use std::time::{Duration, Instant};
 
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client, JOINING_NODES, LEASES, NODES, SECRETS};
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};

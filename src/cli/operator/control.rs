@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use base::options::Opt;
 use base::program;
-use booted_proto::operator::{Action, CONTROL, ControlRequest, ControlResponse};
+use proto::operator::{Action, CONTROL, ControlRequest, ControlResponse};
 use serde_json::json;
 
 use super::absence::Absence;

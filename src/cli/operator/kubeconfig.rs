@@ -2,9 +2,9 @@
 
 use base::crypto::Secret;
 use base::options::Opt;
-use booted_proto::operator::{KUBECONFIG, KubeconfigRequest, KubeconfigResponse};
 use kubernetes::client_certificate::Subject;
 use kubernetes::kubeconfig::rebuild;
+use proto::operator::{KUBECONFIG, KubeconfigRequest, KubeconfigResponse};
 use serde_json::json;
 
 use super::session::{CERTIFICATE, KEY, Operator, POLICY};

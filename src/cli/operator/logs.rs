@@ -4,9 +4,8 @@ use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base::options::Opt;
-use booted_proto::operator::{LOGS, Log, LogsRequest, LogsResponse};
+use proto::operator::{LOGS, Log, LogsRequest, LogsResponse};
 use rpc::grpc::{CallOptions, Code, Status};
-use streaming::StreamingCalls;
 
 use super::session::{CERTIFICATE, KEY, Operator, POLICY};
 use crate::connect::ATTESTATION_KEY;

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use base::crypto::SSH_USER_CA_SEED_ID;
 use base::options::Opt;
 use base::program;
-use booted_proto::operator::{REVOKE, RevokeRequest, RevokeResponse};
+use proto::operator::{REVOKE, RevokeRequest, RevokeResponse};
 use serde_json::json;
 use ssh::{OPERATOR, READER, signature};
 

@@ -5,13 +5,13 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use base::child_output;
 use base::crypto::{CLUSTER_ID_LEN, SSH_USER_CA_SEED_ID};
+use base::machines::Role;
 use base::options::Opt;
-use booted_base::child_output;
-use booted_base::time::seconds;
-use booted_proto::init;
-use booted_proto::operator::Caller;
-use machines::Role;
+use base::time::seconds;
+use proto::init;
+use proto::operator::Caller;
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use ssh::certificate::UserCertificate;
 use ssh::signature::{self, SigningKey};

@@ -6,16 +6,15 @@ use std::path::PathBuf;
 
 use base::options::Opt;
 use base::program;
-use booted_proto::operator::{SUPPORT, SupportRequest, SupportResponse};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Collection, EVENTS, NODES, PODS, Selector};
 use kubernetes::machine_record::{MachineRecord, RECORDS};
 use proto::node::{TIMELINE, TimelineRequest, TimelineResponse};
+use proto::operator::{SUPPORT, SupportRequest, SupportResponse};
 use rpc::grpc::{Code, Status};
 use serde_json::{Value, json};
-use streaming::StreamingCalls;
 
 use super::session::{CERTIFICATE, KEY, Operator, POLICY};
 use crate::connect::ATTESTATION_KEY;

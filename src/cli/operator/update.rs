@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use booted_proto::operator::{Caller, UPDATE, UpdateRequest, UpdateResponse};
-use rpc::grpc::{CallOptions, Channel, Code, Status};
-use streaming::{Requests, StreamingCalls};
+use proto::operator::{Caller, UPDATE, UpdateRequest, UpdateResponse};
+use rpc::grpc::{CallOptions, Channel, Code, Requests, Status};
 
 use super::session::Session;
 use crate::error::Error;

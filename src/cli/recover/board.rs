@@ -13,9 +13,9 @@ use crate::error::{ATTESTATION_REFUSED, FRESH, OTHER_CLUSTER, UNREACHABLE, WAITS
 use crate::progress::{block, human, printable};
 use crate::state::role_name;
 use crate::verify;
+use base::machines::Role;
 use base::program::FAILED;
 use base::sync::lock;
-use machines::Role;
 use serde_json::{Value, json};
 use verifier::{KeyName, Refusal};
 
@@ -290,7 +290,7 @@ impl Board {
             let rows = self.rows();
             let is_over = Instant::now() >= deadline || rows.iter().all(|row| self.is_done(row));
             let err = io::stderr();
-            let size = booted_sys::terminal::size(err.as_fd()).unwrap_or(USUAL);
+            let size = sys::terminal::size(err.as_fd()).unwrap_or(USUAL);
             let lines = match is_over {
                 true => vec![],
                 false => live(&rows, self.started.elapsed(), size),

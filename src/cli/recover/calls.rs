@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::progress::{human, printable};
-use kms::{ClusterKms, NO_STORE};
+use base::kms::{ClusterKms, NO_STORE};
 use proto::recoverproto::{
     RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
 };

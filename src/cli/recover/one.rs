@@ -217,7 +217,7 @@ mod tests {
     use super::*;
     use crate::error::UNREACHABLE;
     use crate::master_secret;
-    use kms::ClusterKms;
+    use base::kms::ClusterKms;
     use proto::recoverproto::{
         RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
     };

@@ -10,9 +10,9 @@ use crate::connect::{Attempt, Endpoint, Node};
 use crate::error::Error;
 use crate::files;
 use crate::state::{KnownNode, State};
+use base::machines::Role;
 use base::sync::lock;
 use cloud::Machines;
-use machines::Role;
 use proto::recoverproto;
 use verifier::{KeyName, Validator};
 

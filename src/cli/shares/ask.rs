@@ -2,7 +2,7 @@
 
 use std::io;
 
-use booted_sys::terminal::Hidden;
+use sys::terminal::Hidden;
 use zeroize::Zeroizing;
 
 use super::code::parse;

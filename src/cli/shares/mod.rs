@@ -8,7 +8,7 @@ mod scheme;
 use std::path::PathBuf;
 
 use super::{error, files};
-use kms::ClusterKms;
+use base::kms::ClusterKms;
 
 pub use code::{code, lines, parse};
 pub use scheme::{Error, Named, Share, join, split};

@@ -14,7 +14,7 @@ use vsss_rs::Gf256;
 use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::{Dek, Secret, random};
-use kms::ClusterKms;
+use base::kms::ClusterKms;
 
 /// The name of the key whose first bytes are the fingerprint of a master secret.
 const FINGERPRINT_ID: &str = "share-fingerprint";

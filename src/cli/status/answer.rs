@@ -1,6 +1,6 @@
 //! The servers that a node can have, and their answers.
 
-use booted_proto::init;
+use proto::init;
 use proto::recoverproto::{self, StatusResponse};
 use rpc::grpc::Status;
 use verifier::{KeyName, Refusal};

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use booted_base::time;
+use base::time;
 use kubernetes::client::{
     CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client,
     Collection, DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, LEASES, PODS, ROLE_BINDINGS, ROLES,

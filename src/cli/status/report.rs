@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::iter;
 
-use booted_proto::init;
+use proto::init;
 use proto::recoverproto;
 use serde_json::{Value, json};
 use verifier::refusal::Kind;

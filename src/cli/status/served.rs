@@ -8,8 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base::request::Response;
-use booted_base::timed::Timed;
-use booted_base::x509::Certificate;
+use base::x509::Certificate;
 use cloud::plain;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -18,6 +17,7 @@ use rustls::{
     ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, SignatureScheme,
     StreamOwned,
 };
+use transport::timed::Timed;
 
 use crate::connect::Endpoint;
 

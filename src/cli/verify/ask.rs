@@ -11,9 +11,7 @@ use super::super::connect::{Endpoint, Node};
 use super::demand::Demand;
 use super::presented::{Channel, Presented};
 use crate::error::Error;
-use booted_proto::verify::{
-    GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_RESPONSE,
-};
+use proto::verify::{GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_RESPONSE};
 use rpc::grpc::{self, CallOptions};
 use verifier::refusal::Kind;
 use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
@@ -107,7 +105,7 @@ fn get_attestation(endpoint: &Endpoint, nonce: &[u8], deadline: Instant) -> Resu
     };
     let socket = node.endpoint.dial(deadline);
     let socket = socket.map_err(|why| Error::Unreachable(why.text))?;
-    let transport = booted_base::plain::transport(socket);
+    let transport = transport::plain::transport(socket);
     let transport = transport.map_err(|error| Error::Unreachable(error.to_string()))?;
     let channel = grpc::Channel::new(transport, &endpoint.to_string());
     let channel = channel.map_err(|status| Error::Unreachable(status.to_string()))?;

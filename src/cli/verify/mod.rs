@@ -120,10 +120,8 @@ fn evidence_source(given: &Given) -> Result<EvidenceSource, Error> {
         Some(host) => Endpoint::parse(host, port),
     };
     match (given.has("evidence"), given.has("plain")) {
-        (false, false) => Ok(EvidenceSource::Server(endpoint(booted_proto::init::PORT)?)),
-        (false, true) => Ok(EvidenceSource::Plain(endpoint(
-            booted_proto::verify::NODE_PORT,
-        )?)),
+        (false, false) => Ok(EvidenceSource::Server(endpoint(proto::init::PORT)?)),
+        (false, true) => Ok(EvidenceSource::Plain(endpoint(proto::verify::NODE_PORT)?)),
         (true, false) if host.is_none() => Ok(EvidenceSource::File(given.path("evidence"))),
         (true, _) => Err(Error::Usage(
             "--evidence: give neither a server nor --plain with it".into(),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::files::{self, FileError};
 use crate::error::Error;
-use booted_proto::verify::USER_DATA;
+use proto::verify::USER_DATA;
 use tpm::{Endorsement, EndorsementKind};
 use verifier::refusal::Kind;
 use verifier::{

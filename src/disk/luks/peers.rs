@@ -16,8 +16,8 @@ use super::error::Fault::{self, Malformed};
 use super::error::ensure;
 use super::json::{text, texts};
 use super::token;
+use base::machines::is_host;
 use base::text::quoted;
-use machines::is_host;
 
 /// The `type` of the token.
 pub const PEERS_TYPE: &str = "firstlight-peers";

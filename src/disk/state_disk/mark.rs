@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use machines::Cloud;
+use base::machines::Cloud;
 use serde_json::Value;
 use sys::nvme;
 

@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
 use base::crypto::MEASUREMENT_SALT_LEN;
-use machines::Role;
+use base::machines::Role;
 
 /// The path of the file below the mount point.
 pub const FILE: &str = "constellation/node_state.json";

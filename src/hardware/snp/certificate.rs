@@ -3,8 +3,8 @@
 
 use base::der::{BIT_STRING, INTEGER, Reader, SEQUENCE};
 use base::text;
+use base::x509;
 use base::x509::{Extension, extensions};
-use booted_base::x509;
 use ring::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
 
 use super::report::{Report, Signer};

@@ -3,7 +3,7 @@
 
 use base::der::{INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET};
 use base::text;
-use booted_base::x509::{self, DIGITAL_SIGNATURE, KEY_CERT_SIGN};
+use base::x509::{self, DIGITAL_SIGNATURE, KEY_CERT_SIGN};
 
 use super::tcb::Platform;
 use crate::refusal::{Kind, Refusal};

@@ -459,8 +459,7 @@ struct Date(u64);
 impl<'de> Deserialize<'de> for Date {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Date, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let since =
-            booted_base::time::parse(&text).and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let since = base::time::parse(&text).and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         let since = since.map(|since| Date(since.as_secs()));
         since.ok_or_else(|| serde::de::Error::custom("expected a time as 2025-06-19T10:16:03Z"))
     }

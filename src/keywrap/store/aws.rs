@@ -6,8 +6,8 @@
 //!
 //! API: Amazon S3 API Reference, `GetObject`, and `PutObject` with the condition `If-None-Match: *`.
 
-use aws::credentials::Signer;
-use aws::sigv4;
+use cloud_api::aws::credentials::Signer;
+use cloud_api::aws::sigv4;
 
 use super::super::aws_credentials::{Callers, check_region, check_server, send};
 use super::super::error::{Error, said};
@@ -55,8 +55,8 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
             "bucket={bucket} is not the name of a bucket"
         )));
     }
-    let endpoint =
-        endpoint.unwrap_or_else(|| format!("https://s3.{region}.{}", aws::domain(&region)));
+    let endpoint = endpoint
+        .unwrap_or_else(|| format!("https://s3.{region}.{}", cloud_api::aws::domain(&region)));
     let server = Server::new(&endpoint, ca.as_deref())?;
     check_server(&server, ("s3", &region), author, &ENDPOINT)?;
     Ok(Box::new(Object {
@@ -107,7 +107,7 @@ impl Object {
     }
 
     fn refusal(&self, signer: &Signer, method: &str, answer: &Answer) -> Error {
-        let (code, message) = aws::parse_error(&answer.body);
+        let (code, message) = cloud_api::aws::parse_error(&answer.body);
         let (host, status) = (self.server.host(), answer.status);
         let object = format!("{}/{}", self.bucket, self.key);
         let said = said(&format!("{code}: {message}"));
@@ -147,7 +147,7 @@ fn refusal(
         "InvalidAccessKeyId" => {
             Error::Credentials(format!("{text}; the credentials of {origin} are wrong"))
         }
-        _ if aws::is_of_credentials(code) => Error::Credentials(format!(
+        _ if cloud_api::aws::is_of_credentials(code) => Error::Credentials(format!(
             "{text}; the credentials of {origin} are wrong or have expired"
         )),
         _ if status == 412 => Error::Exists,

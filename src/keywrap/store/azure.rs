@@ -10,7 +10,7 @@
 
 use std::time::SystemTime;
 
-use aws::parse_error;
+use cloud_api::aws::parse_error;
 
 use super::super::azure_credentials::{
     CHINA_LOGIN, Callers, GOVERNMENT_LOGIN, PUBLIC_LOGIN, is_name,

@@ -17,7 +17,7 @@ mod azure;
 mod gcp;
 mod kind;
 
-use ::aws::sigv4::sha256;
+use cloud_api::aws::sigv4::sha256;
 
 use super::envelope::{MAX_LEN, is_wrapped};
 use super::error::Error;

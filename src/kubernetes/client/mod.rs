@@ -32,10 +32,10 @@ use zeroize::{Zeroize, Zeroizing};
 use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
 use base::sync::lock;
-use booted_base::dial;
-use booted_base::time::seconds;
-use booted_base::x509::Certificate;
+use base::time::seconds;
+use base::x509::Certificate;
 use http::{Answer, ClientPolicy, ErrorKind, Proxy};
+use transport::dial;
 
 pub use config::{Config, SERVICE_ACCOUNT};
 pub use error::{Distrust, Error, Refused};

@@ -16,7 +16,7 @@ use super::error::Error;
 use super::place;
 use crate::parameters::Version;
 use base::text::hex;
-use booted_proto::components::Component as Wire;
+use proto::components::Component as Wire;
 
 /// The default directories for components, as in Constellation's lists. Their subdirectories are permitted too.
 pub const DIRECTORIES: [&str; 3] = ["/run/state/bin", "/opt/cni/bin", "/opt/kubernetes/patches"];

@@ -16,8 +16,8 @@ use tempfile::TempDir;
 
 use super::*;
 use base::text::hex;
-use booted_proto::components::Component as Wire;
 use http::shown;
+use proto::components::Component as Wire;
 use support::mutation::mutations;
 
 /// The policy of a test's directory.

@@ -17,7 +17,7 @@ use super::super::client::{
 };
 use super::drivers;
 use super::render;
-use machines::Cloud;
+use base::machines::Cloud;
 
 /// Values of the chart by their names, as in Helm's `--set`.
 pub type Values = BTreeMap<&'static str, Value>;

@@ -27,8 +27,8 @@ use super::super::client::{
     self, Client, DAEMON_SETS, NETWORK_POLICIES, Object, SECRETS, Selector,
 };
 use super::super::wrapping_key::{self, Undecipherable};
+use base::kms::{ClusterKms, NO_STORE};
 use base::text::hex;
-use kms::{ClusterKms, NO_STORE};
 
 /// The Secret of Constellation and of earlier versions, which is not encrypted.
 pub(super) const PLAIN: &str = "constellation-mastersecret";

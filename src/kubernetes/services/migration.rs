@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use booted_base::time;
+use base::time;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 

@@ -56,8 +56,8 @@ use super::client::{
 };
 use super::readiness;
 use super::wrapping_key::Undecipherable;
-use booted_base::time;
-use kms::ClusterKms;
+use base::kms::ClusterKms;
+use base::time;
 use master_secret::{Keeping, Stored};
 use owned::owned;
 
@@ -205,7 +205,7 @@ impl Default for MetadataService {
     /// Returns QEMU's metadata service at its default URL.
     fn default() -> MetadataService {
         MetadataService {
-            cloud: Some(machines::DEFAULT.name().into()),
+            cloud: Some(base::machines::DEFAULT.name().into()),
             url: None,
         }
     }

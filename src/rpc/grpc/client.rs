@@ -132,7 +132,7 @@ impl Channel {
         message::decode(&call.wait_for_one(core)?, "response")
     }
 
-    /// Opens a call with any number of requests and responses. The crate `streaming` makes typed
+    /// Opens a call with any number of requests and responses. [`Channel::streaming`] makes typed
     /// streams of it.
     pub fn open(&self, path: &str, options: &CallOptions) -> Result<OpenCall, Status> {
         let (call, core) = self.start(path, options)?;

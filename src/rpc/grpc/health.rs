@@ -64,8 +64,7 @@ mod tests {
     #[test]
     fn every_server_reports_the_health_of_its_services() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let accept =
-            Arc::new(|socket: TcpStream, _: Instant| booted_base::plain::transport(socket));
+        let accept = Arc::new(|socket: TcpStream, _: Instant| transport::plain::transport(socket));
         let is_ready = Arc::new(AtomicBool::new(true));
         let ready = is_ready.clone();
         let router = Router::new()
@@ -76,7 +75,7 @@ mod tests {
         let server = Server::start("test", listener, accept, router, Limits::default()).unwrap();
         let socket = TcpStream::connect(server.local_addr()).unwrap();
         let channel =
-            Channel::new(booted_base::plain::transport(socket).unwrap(), "localhost").unwrap();
+            Channel::new(transport::plain::transport(socket).unwrap(), "localhost").unwrap();
         let ask = |method: &str, service: &str| -> Result<HealthCheckResponse, Code> {
             let request = HealthCheckRequest {
                 service: service.into(),

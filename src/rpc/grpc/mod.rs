@@ -15,9 +15,7 @@
 //!   switch between threads.
 //! - `client`: a [`Channel`] makes calls.
 //! - `call`, `router`, `health`, `server`: a [`Server`] answers them.
-//!
-//! The crate `streaming` has typed calls with several messages, and the tests of client against
-//! server.
+//! - `streaming`: typed calls with several messages.
 
 // A handler that panics must not end the calls of other clients.
 #[cfg(panic = "abort")]
@@ -36,6 +34,7 @@ mod router;
 mod server;
 mod session;
 mod status;
+mod streaming;
 
 pub use call::Call;
 pub use client::{CallOptions, Channel, Keepalive, OpenCall};
@@ -45,6 +44,7 @@ pub use metadata::Metadata;
 pub use router::Router;
 pub use server::{Server, Statistics};
 pub use status::{Code, Status};
+pub use streaming::{Receiver, Requests, Responses, Sender};
 
 #[cfg(test)]
 mod testing;

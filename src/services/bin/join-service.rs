@@ -8,22 +8,22 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use base::logger;
+use base::machines::Cloud;
 use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
-use booted_base::uuid::Uuid;
-use booted_sys::keeping::Keeping;
+use base::uuid::Uuid;
 use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
-use machines::Cloud;
 use services::check;
 use services::join_service::keys::{self, Flags};
 use services::join_service::watch::flags;
 use services::join_service::{self, Config, JoinService, file_records, own_node};
 use services::key_service::tokens;
+use sys::keeping::Keeping;
 use sys::signal::StopSignals;
 use verifier::{Variant, variant};
 
@@ -121,7 +121,7 @@ fn wait_until_control_plane(api: &client::Client, signals: &StopSignals) -> Resu
             "nothing is served: the node {node} is not known to be a control plane: {why}; trying again in {} s",
             own_node::INTERVAL.as_secs()
         );
-        let waited = booted_sys::signal::wait_for(signals, own_node::INTERVAL);
+        let waited = sys::signal::wait_for(signals, own_node::INTERVAL);
         if let Some(signal) = waited.map_err(Failure::failed)? {
             log::info!("{signal}: stopped before the service started");
             return Ok(false);
@@ -216,7 +216,7 @@ const OPTIONS: &Table<Given> = &[
      |it, name, value| put(&mut it.verification_http, optional(name, value))),
     (Opt::value("require", "FORM", "refuses nodes of the old form of attested TLS, as those of Constellation; off by default").one_of(&["strong"]),
      |it, name, value| put(&mut it.require_strong, strong(name, value))),
-    (Opt::value("cloud-provider", "CLOUD", "the cloud whose metadata service lists the machines; without it, machines of any name are admitted as workers, and control planes cannot join").one_of(&machines::NAMES),
+    (Opt::value("cloud-provider", "CLOUD", "the cloud whose metadata service lists the machines; without it, machines of any name are admitted as workers, and control planes cannot join").one_of(&base::machines::NAMES),
      |it, _, value| put(&mut it.cloud, text(value))),
     (Opt::value("metadata", "URL", "the URL of the metadata service [the cloud's default]"),
      |it, _, value| put(&mut it.metadata_url, text(value))),

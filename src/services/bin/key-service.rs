@@ -6,15 +6,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use base::backoff::Backoff;
+use base::kms::ClusterKms;
 use base::logger;
 use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
 use base::text::hex;
-use booted_sys::keeping::Keeping;
 use collateral::Fetching;
-use kms::ClusterKms;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
@@ -22,6 +21,7 @@ use services::join_service::keys::SECRET_FILE;
 use services::key_service::grants::Grants;
 use services::key_service::master_secret::{self, MasterSecret};
 use services::key_service::{self, Clients, Config, KeyService, tokens};
+use sys::keeping::Keeping;
 use sys::signal::StopSignals;
 use tpm::Location;
 use verifier::{Variant, variant};
@@ -233,7 +233,7 @@ impl Given {
     /// Returns the configuration of the service, and where the master secret is.
     fn config(mut self) -> Result<(Config, MasterSecret), Failure> {
         let secret = self.secret();
-        let mut listen = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), booted_proto::kms::PORT);
+        let mut listen = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), proto::kms::PORT);
         // Constellation's chart gives no other option.
         if self.port.is_some() && self.how.is_none() && self.listen.is_none() {
             self.how = Some("any".into());
@@ -333,8 +333,7 @@ fn read(
                 service.waits(&error.to_string());
                 let pause = backoff.pause();
                 log::warn!("{error}; trying again in {} s", pause.as_secs() + 1);
-                let waited =
-                    booted_sys::signal::wait_for(signals, pause).map_err(Failure::failed)?;
+                let waited = sys::signal::wait_for(signals, pause).map_err(Failure::failed)?;
                 if let Some(signal) = waited {
                     log::info!("{signal}: stopped without the master secret");
                     return Ok(None);

@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 
 use super::joined::Joined;
 use super::refusal::TicketRefusal;
+use crate::metrics::{Counter, Histogram, Labelled, Registry};
 use crate::peer;
 use base::crypto::random;
 use base::text::hex;
-use booted_base::time;
+use base::time;
 use kubernetes::client::{self, Client, EVENTS};
-use metrics::{Counter, Histogram, Labelled, Registry};
 use rpc::grpc::{Call, Status};
 use verifier::{Claims, Form, PlatformClaims};
 

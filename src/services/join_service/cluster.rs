@@ -23,7 +23,6 @@ use super::known_records::KnownRecords;
 use super::node_status::NodeStatus;
 use super::refusal::TicketRefusal;
 use super::tokens;
-use booted_proto::components::Component;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch,
 };
@@ -34,6 +33,7 @@ use kubernetes::node_version::NAME as NODE_VERSION;
 use kubernetes::parameters::{self, Subnet, Version as Release};
 use kubernetes::removed_nodes::{self, RemovedNode, RemovedNodes};
 use kubernetes::{NAMESPACE, yaml};
+use proto::components::Component;
 
 /// The pause before a refused watch is tried again: the resource or the permission may be created
 /// later.

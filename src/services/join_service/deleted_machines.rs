@@ -28,12 +28,12 @@ use super::cluster::Cluster;
 use super::instances::Instances;
 use super::joined::Joined;
 use super::joining_node;
-use booted_base::uuid::Uuid;
+use crate::metrics::Registry;
+use base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
 use kubernetes::services::migration::Migration;
-use metrics::Registry;
 
 /// The timeout of one call of the API.
 const TIMEOUT: Duration = Duration::from_secs(5);

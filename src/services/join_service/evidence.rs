@@ -11,14 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::rush::Rush;
+use crate::metrics::{Counter, Labelled, Registry};
 use atls::FIRST_PAUSE_ALERT;
 use base::crypto::random;
 use base::sync::lock;
-use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use collateral::Fetching;
-use metrics::{Counter, Labelled, Registry};
 use prost::Message;
 use proto::attested::Collateral;
+use proto::evidence::{EvidenceRequest, EvidenceResponse};
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};
 use verifier::refusal::Kind;

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::records::{self, DiskRecords};
 use super::refusal::TicketRefusal;
 use base::sync::lock;
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use kubernetes::machine_record::{DISK_RECORD_PREFIX, MachineRecord};
 use kubernetes::services::migration::Migration;
 
@@ -48,7 +48,7 @@ pub fn accept(dir: &Path, disk: &Uuid, machine: &str) -> io::Result<PathBuf> {
     let mut fields = found.unwrap_or_else(|| json!({}));
     fields["disk"] = disk.as_str().into();
     fields["machine"] = machine.into();
-    booted_base::file::replace(&path, format!("{fields}\n").as_bytes(), OPERATORS_MODE)?;
+    base::file::replace(&path, format!("{fields}\n").as_bytes(), OPERATORS_MODE)?;
     Ok(path)
 }
 
@@ -102,7 +102,7 @@ impl FileRecords {
         let mut fields = self.read(disk)?.unwrap_or_else(|| json!({}));
         fields["disk"] = disk.as_str().into();
         fields["machine"] = record.machine.into();
-        booted_base::file::replace(&path, format!("{fields}\n").as_bytes(), MODE)
+        base::file::replace(&path, format!("{fields}\n").as_bytes(), MODE)
             .map_err(|error| failed(&path, &error))?;
         Ok("the machine is now recorded as the owner of this disk")
     }

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use super::known_machines::KnownMachines;
 use super::refusal::TicketRefusal;
 use super::request::JoinRequest;
+use base::machines::{Instance, Role};
 use cloud_api::Service;
 use kubernetes::parameters::NodeName;
-use machines::{Instance, Role};
 
 /// The maximum age of a list.
 const MAX_AGE: Duration = Duration::from_secs(5);
@@ -100,7 +100,7 @@ impl Instances {
 
     /// Returns the names of the nodes of all machines that the cloud has, running or not: `None`
     /// without a metadata service. Asks the service each time.
-    pub fn existing(&self) -> Option<Result<HashSet<String>, machines::Error>> {
+    pub fn existing(&self) -> Option<Result<HashSet<String>, base::machines::Error>> {
         let metadata = self.metadata.as_deref()?;
         let fetch = || {
             let running = metadata.peers()?.into_iter().map(|peer| peer.name);
@@ -129,7 +129,7 @@ impl Instances {
 fn cached(
     last: &Mutex<Cached>,
     age: Duration,
-    fetch: &dyn Fn() -> Result<KnownMachines, machines::Error>,
+    fetch: &dyn Fn() -> Result<KnownMachines, base::machines::Error>,
 ) -> Result<Arc<KnownMachines>, TicketRefusal> {
     let mut last = lock(last);
     // A failure is cached too. Otherwise each waiting caller would wait for one more timeout.

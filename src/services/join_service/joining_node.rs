@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::lease;
 use super::refusal::TicketRefusal;
-use booted_base::time;
+use base::time;
 use kubernetes::client::{self, Client, JOINING_NODES};
 
 /// The name of the JoiningNode of every control plane.

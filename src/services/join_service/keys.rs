@@ -24,14 +24,14 @@ use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::options::{Opt, Table, put};
 use base::program::{Failure, parsed, text};
 use base::sync::lock;
-use booted_base::dial;
-use booted_proto::kms::GET_DATA_KEY;
-use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
 use kubernetes::wrapping_key;
+use proto::kms::GET_DATA_KEY;
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use tpm::Location;
 use transport::Transport;
+use transport::dial;
 use verifier::{NamedRegister, Variant};
 
 /// The default file of a pod's token for the key service.
@@ -497,7 +497,7 @@ impl Inner {
                     let key = key.ok_or("this machine has no wrapping key yet")?;
                     certificate::connect(&certificate::seed_of(&key), socket, deadline)?
                 }
-                _ => booted_base::plain::transport(socket)?,
+                _ => transport::plain::transport(socket)?,
             });
         };
         let register = verifier::cluster_register(tpm)?;

@@ -4,9 +4,9 @@ use std::iter;
 use std::net::IpAddr;
 
 use super::index::Index;
+use base::machines::Instance;
 use cloud_api::Alias;
 use kubernetes::parameters::NodeName;
-use machines::Instance;
 
 /// The machines that the cloud lists, with an index of their names and addresses.
 #[derive(Default)]
@@ -137,7 +137,7 @@ impl KnownMachines {
 
 #[cfg(test)]
 mod tests {
-    use machines::Role;
+    use base::machines::Role;
 
     use super::*;
 

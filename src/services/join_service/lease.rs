@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::node_status::NodeStatus;
-use booted_base::time;
+use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, LEASES, Object};
 

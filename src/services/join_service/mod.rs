@@ -74,6 +74,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::metrics::Registry;
 use crate::policy_file::{self, Loaded};
 use crate::serving::{Addresses, Api, Refused, Serving};
 use crate::shared_metrics;
@@ -81,8 +82,6 @@ use admission::ClusterAccess;
 use approver::Approver;
 use audit::Audit;
 use base::stop::Stop;
-use booted_proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
-use booted_proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use cleaner::{Cleaner, CleanerThreads};
 use cloud_api::Service;
 use cluster::{Cluster, Watches};
@@ -95,12 +94,13 @@ use keys::KeyClient;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
-use metrics::Registry;
 pub use node_files::DIRECTORY as NODE_FILES_DIR;
 use node_files::NodeFiles;
 use pki::Pki;
 pub use pki::{CONTROL_PLANE_FILES, DIRECTORY as PKI_DIR};
 use policy::PolicyFile;
+use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
+use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{Call, Limits, Router, Server};
 use rush::Rush;
 use secrets::Secrets;
@@ -178,7 +178,7 @@ pub struct Config {
 pub struct JoinService {
     serving: Serving,
     verification: Option<Server>,
-    _verification_http: Option<web::Server>,
+    _verification_http: Option<http::server::Server>,
     cluster: Option<Background>,
     registry: Registry,
     /// Dropped after the server, which uses the policy that this watch keeps up to date.
@@ -196,7 +196,7 @@ struct Background {
     _deleting: Joined,
     watching: Option<Watching>,
     /// The HTTP server for attestation results.
-    results: Option<web::Server>,
+    results: Option<http::server::Server>,
     _sending: Joined,
 }
 
@@ -308,7 +308,7 @@ impl JoinService {
     /// Returns the address of the server for attestation results, if there is one.
     pub fn results_addr(&self) -> Option<SocketAddr> {
         let results = self.cluster.as_ref()?.results.as_ref();
-        results.map(web::Server::local_addr)
+        results.map(http::server::Server::local_addr)
     }
 }
 
@@ -343,7 +343,7 @@ fn door(
 }
 
 /// Starts the servers that show evidence of this machine to every caller: by gRPC, and over HTTP.
-fn verification(config: &Config) -> Result<(Option<Server>, Option<web::Server>), Error> {
+fn verification(config: &Config) -> Result<(Option<Server>, Option<http::server::Server>), Error> {
     let Some(socket) = config.evidence.clone() else {
         return Ok((None, None));
     };

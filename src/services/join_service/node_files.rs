@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
 use super::refusal::TicketRefusal;
-use booted_proto::join::ControlPlaneCertOrKey;
 use kubernetes::node_files::{self, MAX_BYTES, MAX_FILES};
+use proto::join::ControlPlaneCertOrKey;
 
 /// The directory where the Secret is mounted.
 pub const DIRECTORY: &str = "/var/node-files";

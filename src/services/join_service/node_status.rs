@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use booted_base::time;
+use base::time;
 
 /// The type of the condition with the result of the last attestation ([`watch`](super::watch)).
 pub const ATTESTED: &str = "Attested";

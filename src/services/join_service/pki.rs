@@ -10,11 +10,11 @@ use zeroize::Zeroizing;
 
 use super::refusal::TicketRefusal;
 use base::crypto::Secret;
-use booted_proto::join::ControlPlaneCertOrKey;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::kubelet_certificate::Authority;
 use kubernetes::kubelet_request::authority_hashes;
 use kubernetes::wrapping_key;
+use proto::join::ControlPlaneCertOrKey;
 
 /// The directory of kubeadm's certificates.
 pub const DIRECTORY: &str = "/etc/kubernetes/pki";

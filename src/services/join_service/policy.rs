@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::metrics::Registry;
 use crate::policy_file::Loaded;
 use crate::shared_metrics;
-use metrics::Registry;
 use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
 
 /// How often the file is read. The kubelet takes up to a minute to update it.

@@ -9,8 +9,8 @@ use super::cluster::Cluster;
 use super::node_status::NodeStatus;
 use super::refusal::TicketRefusal;
 use super::tokens;
-use booted_base::time;
-use booted_base::uuid::Uuid;
+use base::time;
+use base::uuid::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client};
 use kubernetes::removed_nodes;
 use kubernetes::{

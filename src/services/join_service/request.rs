@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use super::refusal::TicketRefusal;
 use base::text::quoted;
-use booted_base::uuid::Uuid;
-use booted_proto::join::IssueJoinTicketRequest;
+use base::uuid::Uuid;
 use kubernetes::certificate_request::CertificateRequest;
+use proto::join::IssueJoinTicketRequest;
 use ssh::PublicKey;
 
 /// The maximum number of principals. A node has a few interfaces with a few addresses each.

@@ -16,7 +16,7 @@ use super::cluster::Cluster;
 use super::joining_node;
 use super::lease::{self, Decision, Lease};
 use super::refusal::TicketRefusal;
-use booted_base::time;
+use base::time;
 use kubernetes::client::{Client, JOINING_NODES};
 
 /// When a node that waits asks again. It leaves the queue after six times as long.

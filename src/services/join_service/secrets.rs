@@ -11,7 +11,7 @@ use base::crypto::{
     KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID,
     SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
 };
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use ssh::key::ED25519_BLOB_LEN;
 use ssh::{Authority, PublicKey};
 

@@ -37,12 +37,12 @@ use super::request::{self, JoinRequest};
 use super::rush::Rush;
 use super::secrets::{Secrets, SshAuthorities};
 use base::crypto::Secret;
-use booted_base::uuid::Uuid;
-use booted_proto::join::{
+use base::uuid::Uuid;
+use kubernetes::services::migration::Migration;
+use proto::join::{
     ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse,
     IssueRejoinTicketRequest, IssueRejoinTicketResponse,
 };
-use kubernetes::services::migration::Migration;
 use rpc::grpc::{Call, Code, Status};
 use ssh::PublicKey;
 use verifier::{Claims, Stage};

@@ -11,7 +11,7 @@ use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::random;
-use booted_base::time;
+use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, Object, SECRETS};
 use kubernetes::services::TICKET_GROUP;

@@ -20,13 +20,11 @@ use base::network::Network;
 use base::turns::Turns;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
-use booted_proto::verify::{
-    GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_REQUEST,
-};
+use http::server::Response;
+use proto::verify::{GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_REQUEST};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use serde_json::json;
 use verifier::Variant;
-use web::Answer;
 
 use super::evidence::RemoteIssuer;
 
@@ -62,7 +60,7 @@ pub fn serve(address: SocketAddr, verification: Arc<Verification>) -> io::Result
         GET_ATTESTATION,
         move |call: &Call, request: GetAttestationRequest| verification.attest(call, &request),
     );
-    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
+    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
     let limits = Limits {
         message_bytes: MAX_REQUEST,
         connections: CONNECTIONS,
@@ -74,14 +72,17 @@ pub fn serve(address: SocketAddr, verification: Arc<Verification>) -> io::Result
 }
 
 /// Serves HTTP at this address.
-pub fn serve_http(address: SocketAddr, verification: Arc<Verification>) -> io::Result<web::Server> {
+pub fn serve_http(
+    address: SocketAddr,
+    verification: Arc<Verification>,
+) -> io::Result<http::server::Server> {
     let get = move |target: &str, peer: IpAddr| verification.get(target, peer);
-    let limits = web::Limits {
+    let limits = http::server::Limits {
         connections: CONNECTIONS,
         of_peer: CONNECTIONS_PER_PEER,
         time: PATIENCE + Duration::from_secs(30),
     };
-    web::Server::start("verification", address, limits, get)
+    http::server::Server::start("verification", address, limits, get)
 }
 
 impl Verification {
@@ -93,18 +94,18 @@ impl Verification {
         }
     }
 
-    fn get(&self, target: &str, peer: IpAddr) -> Answer {
+    fn get(&self, target: &str, peer: IpAddr) -> Response {
         let Some(nonce) = nonce_of(target) else {
-            return Answer::status("400 Bad Request");
+            return Response::status("400 Bad Request");
         };
         match self.document(&nonce, peer.into(), Instant::now() + PATIENCE, || false) {
             Ok(document) => {
                 let body = json!({"data": STANDARD.encode(document)});
-                Answer::ok("application/json", format!("{body}\n"))
+                Response::ok("application/json", format!("{body}\n"))
             }
-            Err(Refusal::Nonce(_)) => Answer::status("400 Bad Request"),
-            Err(Refusal::Busy(_)) => Answer::status("503 Service Unavailable"),
-            Err(Refusal::Failed) => Answer::status("500 Internal Server Error"),
+            Err(Refusal::Nonce(_)) => Response::status("400 Bad Request"),
+            Err(Refusal::Busy(_)) => Response::status("503 Service Unavailable"),
+            Err(Refusal::Failed) => Response::status("500 Internal Server Error"),
         }
     }
 

@@ -195,7 +195,7 @@ fn issue(seed: &Secret) -> (CertificateDer<'static>, Arc<dyn rustls::sign::Signi
             &der::element(
                 der::SEQUENCE,
                 &VALIDITY
-                    .map(booted_base::time::to_der)
+                    .map(base::time::to_der)
                     .each_ref()
                     .map(Vec::as_slice),
             ),

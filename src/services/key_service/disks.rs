@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use booted_base::uuid::Uuid;
+use crate::metrics::{Histogram, Registry};
+use base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client, Error, Selector};
 use kubernetes::machine_record::MachineRecord;
-use metrics::{Histogram, Registry};
 use rpc::grpc::{Code, Status};
 
 /// The timeout of one page of a list with its retries, and of waiting for another request's list.

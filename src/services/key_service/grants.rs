@@ -18,7 +18,7 @@ use std::str::FromStr;
 use base::crypto::{
     MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID,
 };
-use booted_base::uuid::Uuid;
+use base::uuid::Uuid;
 use kubernetes::services::JOIN_SERVICE_ACCOUNT;
 use kubernetes::services::grants::parse;
 pub use kubernetes::services::grants::{ANYONE, InvalidGrants, LOCAL, MEMBER};

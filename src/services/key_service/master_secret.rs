@@ -8,8 +8,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use base::crypto::Secret;
+use base::kms::{ClusterKms, NO_STORE};
 use keywrap::Author;
-use kms::{ClusterKms, NO_STORE};
 use kubernetes::wrapping_key;
 use zeroize::Zeroizing;
 
@@ -132,7 +132,7 @@ pub enum Error {
         std::ops::RangeInclusive<usize>,
     ),
     /// The secret is not valid.
-    Kms(kms::Error),
+    Kms(base::kms::Error),
     /// The secret in this file cannot be unwrapped.
     Wrapped(PathBuf, keywrap::Error),
     /// The secret in this file cannot be decrypted.

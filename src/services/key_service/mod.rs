@@ -53,30 +53,30 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::metrics::{Counter, Histogram, Labelled, Registry};
 use crate::serving::{Addresses, Api, Refused, Serving};
 use crate::{peer, policy_file, shared_metrics};
 use base::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID,
     SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret, cluster_id,
 };
+use base::kms::ClusterKms;
 use base::stop::Stop;
 use base::sync::lock;
-use booted_base::uuid::Uuid;
-use booted_proto::kms::{GET_DATA_KEY, MAX_REQUEST};
-use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use base::uuid::Uuid;
 use certificate::Tls;
 use collateral::Fetching;
 use control_planes::ControlPlanes;
 use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
-use kms::ClusterKms;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
 use kubernetes::wrapping_key;
 use members::Members;
-use metrics::{Counter, Histogram, Labelled, Registry};
 use old_clients::{OldClient, OldClients};
+use proto::kms::{GET_DATA_KEY, MAX_REQUEST};
+use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use shared_secret::SharedSecret;
 use tokens::{Account, Node, Reviewer};
@@ -506,7 +506,7 @@ impl Authentication {
 
 /// Returns the acceptor of connections without TLS.
 fn plain() -> Arc<dyn Accept> {
-    Arc::new(|socket: TcpStream, _: Instant| booted_base::plain::transport(socket))
+    Arc::new(|socket: TcpStream, _: Instant| transport::plain::transport(socket))
 }
 
 /// Creates the TLS acceptor in which both ends prove that they are machines of the cluster that this machine is a member of. Also

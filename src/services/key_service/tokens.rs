@@ -28,9 +28,9 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
+use crate::metrics::{Counter, Histogram, Labelled, Registry};
 use kubernetes::client::{self, Client, Resource};
 use kubernetes::services::KEY_SERVICE_AUDIENCE as AUDIENCE;
-use metrics::{Counter, Histogram, Labelled, Registry};
 use rpc::grpc::{Code, Metadata, Status};
 
 /// How long a verdict is cached.

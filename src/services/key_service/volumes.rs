@@ -24,10 +24,10 @@ use serde_json::{Value, json};
 use super::grants::VOLUME_PREFIX;
 use super::tokens::Node;
 use base::text::hex;
-use booted_base::uuid::Uuid;
-use booted_proto::kms::GetDataKeyRequest;
+use base::uuid::Uuid;
 use kubernetes::client::{Client, Error, NODES, Object, PODS, Resource, Selector};
 use kubernetes::services::drivers::CSI_DRIVERS;
+use proto::kms::GetDataKeyRequest;
 use rpc::grpc::{Code, Status};
 
 /// The annotation of a PersistentVolume whose volume has the key of its LUKS UUID.

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::thread;
 use std::time::SystemTime;
 
+use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use booted_base::time;
 use disk::luks::{self, Probe};
 use kubernetes::client::{Client, LEASES, NODES};
 use serde_json::{Value, json};

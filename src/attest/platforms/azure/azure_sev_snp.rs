@@ -54,7 +54,7 @@ impl AzureSnpMachine {
         AzureSnpMachine(Http::new(host))
     }
 
-    fn certification(&self) -> Result<Certification, machines::Error> {
+    fn certification(&self) -> Result<Certification, base::machines::Error> {
         let (fields, expected) = ([("Metadata", "true")], "the certificate of the chip");
         self.0.get_json(CERTIFICATION, &fields, expected)
     }

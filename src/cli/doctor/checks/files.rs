@@ -1,7 +1,7 @@
 //! The operator's files.
 
 use base::text::hex;
-use booted_sys::process;
+use sys::process;
 
 use super::super::diagnosis::Diagnosis;
 use super::super::gathered::Gathered;

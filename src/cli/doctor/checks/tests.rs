@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use base::crypto::Secret;
-use booted_base::time;
-use kms::ClusterKms;
+use base::kms::ClusterKms;
+use base::time;
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::rbac::Account;
 use kubernetes::services::master_secret::Keeping;
@@ -257,7 +257,7 @@ pub fn healthy() -> Gathered {
             files: vec![OwnFile {
                 path: "secret.json".into(),
                 mode: 0o600,
-                owner: booted_sys::process::user(),
+                owner: sys::process::user(),
                 is_secret: true,
             }],
             salt: Some("c2FsdA==".into()),

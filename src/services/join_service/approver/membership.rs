@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::super::cluster::Cluster;
 use super::request::Judgement::Leave;
 use super::request::{Judgement, deny};
-use booted_base::time;
+use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::removed_nodes::{CONFIG_MAP, RemovedNode};

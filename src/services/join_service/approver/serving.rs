@@ -328,8 +328,8 @@ fn of_other(wanted: &Wanted, node: &str, other: &str) -> Judgement {
 mod tests {
     use std::time::Duration;
 
+    use base::machines::{Instance, Role};
     use cloud_api::Alias;
-    use machines::{Instance, Role};
     use serde_json::json;
 
     use super::super::membership::tests::member;

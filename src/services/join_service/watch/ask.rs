@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use super::decide::{Answer, Reason};
 use base::text::printable;
-use booted_proto::generation::{GENERATION, GenerationRequest, GenerationResponse};
-use booted_proto::init::PORT;
 use kubernetes::machine_record::MachineRecord;
+use proto::generation::{GENERATION, GenerationRequest, GenerationResponse};
+use proto::init::PORT;
 use rpc::grpc::{CallOptions, Channel, Code};
 use transport::Transport;
 use verifier::refusal::Kind;

@@ -20,22 +20,22 @@ use std::time::{Duration, Instant, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use http::server::Response;
 use serde_json::{Value, json};
-use web::Answer;
 use zeroize::Zeroizing;
 
 use super::super::cluster::Cluster;
 use super::ear::{self, Accepted};
 use super::signing::Keys;
 use crate::key_service::members::InForce;
+use crate::metrics::{Counter, Labelled, Registry};
 use base::crypto::Secret;
 use base::sync::lock;
-use booted_base::time;
+use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client, Object, SECRETS};
 use kubernetes::machine_record::{MachineRecord, name_of_node};
 use kubernetes::wrapping_key;
-use metrics::{Counter, Labelled, Registry};
 
 /// The Secret with the keys.
 pub const SECRET: &str = "join-attestation-keys";
@@ -54,7 +54,7 @@ const RUNNING: u32 = 4;
 /// The timeout of such a read, and of calls for the keys.
 const READ: Duration = Duration::from_secs(2);
 /// Relying parties come through few addresses: those of proxies.
-pub const LIMITS: web::Limits = web::Limits {
+pub const LIMITS: http::server::Limits = http::server::Limits {
     connections: 32,
     of_peer: 16,
     time: Duration::from_secs(5),
@@ -314,21 +314,21 @@ impl Issuer {
     }
 
     /// Answers the `GET` of a target.
-    pub fn page(&self, target: &str, in_force: impl Fn() -> Option<Arc<InForce>>) -> Answer {
+    pub fn page(&self, target: &str, in_force: impl Fn() -> Option<Arc<InForce>>) -> Response {
         let keys = self.keys();
         match page_of(&self.url, target) {
             Page::Configuration => json_of(&configuration(&self.url)),
             // a relying party would remember that there are none
-            Page::Keys if keys.is_empty() => Answer::status(UNAVAILABLE),
+            Page::Keys if keys.is_empty() => Response::status(UNAVAILABLE),
             Page::Keys => json_of(&keys.public()),
             Page::Node(_) if keys.is_empty() || !self.cluster.is_known_within(Duration::ZERO) => {
-                Answer::status(UNAVAILABLE)
+                Response::status(UNAVAILABLE)
             }
             Page::Node(name) => match self.cluster.node(name) {
                 Some(node) => self.token(name, &node.uid, &keys, in_force),
-                None => Answer::status(NOT_FOUND),
+                None => Response::status(NOT_FOUND),
             },
-            Page::None => Answer::status(NOT_FOUND),
+            Page::None => Response::status(NOT_FOUND),
         }
     }
 
@@ -338,9 +338,9 @@ impl Issuer {
         uid: &str,
         keys: &Keys,
         in_force: impl Fn() -> Option<Arc<InForce>>,
-    ) -> Answer {
+    ) -> Response {
         let Some(_running) = self.begin(Instant::now()) else {
-            return Answer::status(UNAVAILABLE);
+            return Response::status(UNAVAILABLE);
         };
         let found = self.client.within(READ).find(&map_of(node));
         // after the read: a policy that is in force now was so when the token was read, or is newer
@@ -354,12 +354,12 @@ impl Issuer {
                     has_key: |key: &str| keys.has(key),
                 };
                 let token = current(&map, &present, SystemTime::now());
-                token.map_or(Answer::status(NOT_FOUND), |token| {
-                    Answer::ok("application/eat+jwt", token.to_owned())
+                token.map_or(Response::status(NOT_FOUND), |token| {
+                    Response::ok("application/eat+jwt", token.to_owned())
                 })
             }
-            (Ok(None), Some(_)) => Answer::status(NOT_FOUND),
-            _ => Answer::status(UNAVAILABLE),
+            (Ok(None), Some(_)) => Response::status(NOT_FOUND),
+            _ => Response::status(UNAVAILABLE),
         }
     }
 
@@ -474,8 +474,8 @@ fn configuration(url: &str) -> Value {
     })
 }
 
-fn json_of(value: &Value) -> Answer {
-    Answer::ok("application/json", format!("{value}\n"))
+fn json_of(value: &Value) -> Response {
+    Response::ok("application/json", format!("{value}\n"))
 }
 
 /// Why a token is not published.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
-use booted_base::time;
+use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, LEASES, Object};
 

@@ -38,6 +38,7 @@ use super::joined::Joined;
 use super::node_status::NodeStatus;
 use super::secrets::Secrets;
 use crate::key_service::members::{InForce, Members};
+use crate::metrics::{Counter, Labelled, Registry};
 use crate::serving::Refused;
 use agenda::{Agenda, Job};
 use ask::{Asked, Proved};
@@ -50,7 +51,6 @@ use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, MachineRecord};
 use leader::Election;
-use metrics::{Counter, Labelled, Registry};
 use verifier::Variant;
 use verifier::sources::Sources;
 
@@ -193,17 +193,17 @@ impl Watching {
     }
 
     /// Starts the HTTP server for relying parties, if results are published.
-    pub fn serve_results(&self) -> Result<Option<web::Server>, Refused> {
+    pub fn serve_results(&self) -> Result<Option<http::server::Server>, Refused> {
         let Some(place) = &self.shared.options.issuer else {
             return Ok(None);
         };
         let shared = Arc::downgrade(&self.shared);
         let page = move |target: &str| match shared.upgrade() {
             Some(shared) => shared.page(target),
-            None => web::Answer::status("503 Service Unavailable"),
+            None => http::server::Response::status("503 Service Unavailable"),
         };
         let page = move |target: &str, _| page(target);
-        let server = web::Server::start("results", place.listen, issuer::LIMITS, page)
+        let server = http::server::Server::start("results", place.listen, issuer::LIMITS, page)
             .map_err(|error| (place.listen, error))?;
         log::info!(
             "attestation results of nodes on http://{}, for {}",
@@ -394,10 +394,10 @@ impl Shared {
         *logged = why;
     }
 
-    fn page(&self, target: &str) -> web::Answer {
+    fn page(&self, target: &str) -> http::server::Response {
         match &self.issuer {
             Some(issuer) => issuer.page(target, || self.members.get().map(Members::in_force)),
-            None => web::Answer::status("404 Not Found"),
+            None => http::server::Response::status("404 Not Found"),
         }
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::node_status::{ATTESTED, Attested, CORDONED, LABEL, NodeStatus, TAINT};
 use super::decide::Reason;
-use booted_base::time;
+use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client, NODES};
 use kubernetes::machine_record::MachineRecord;

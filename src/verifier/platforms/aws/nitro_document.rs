@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use base::der;
 use base::text;
-use booted_base::x509::Certificate;
+use base::x509::Certificate;
 use minicbor::data::Type;
 use minicbor::{Decoder, Encoder};
 use ring::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use attest::document::Document;
 pub use attest::gcp_sev_es::*;
 use base::der::{self, context};
-use booted_base::x509::Certificate;
+use base::x509::Certificate;
 use proto::attested::Collateral;
 use webpki::KeyUsage;
 
