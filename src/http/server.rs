@@ -38,7 +38,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Limits {
     /// Maximum number of connections, each with a thread; a further one is closed.
     pub connections: usize,
-    /// Maximum number of connections from one address, so that one peer cannot block the others.
+    /// Maximum number of connections from one address, so that one peer cannot block the others. An answered one makes room for
+    /// the next.
     pub of_peer: usize,
     /// Maximum time from accept to the last byte of the answer.
     pub time: Duration,
@@ -62,7 +63,15 @@ struct Shared {
     pool: Arc<Pool>,
     stopping: AtomicBool,
     /// Open connections, to count them and to interrupt them.
-    open: Mutex<Vec<(u64, Network, TcpStream)>>,
+    open: Mutex<Vec<Connection>>,
+}
+
+struct Connection {
+    number: u64,
+    network: Network,
+    socket: TcpStream,
+    /// Only the peer's end of the connection is awaited.
+    is_answered: bool,
 }
 
 /// Parses the address of a server: `ADDRESS:PORT`, or `*:PORT` for all addresses of this machine.
@@ -118,16 +127,16 @@ impl Drop for Server {
             // The thread runs no foreign code, so it cannot panic there.
             let _ = thread.join();
         }
-        for (_, _, socket) in self.shared.open().iter() {
+        for connection in self.shared.open().iter() {
             // This fails if the peer has closed the socket already, which is fine.
-            let _ = socket.shutdown(Shutdown::Both);
+            let _ = connection.socket.shutdown(Shutdown::Both);
         }
         self.shared.pool.stop();
     }
 }
 
 impl Shared {
-    fn open(&self) -> MutexGuard<'_, Vec<(u64, Network, TcpStream)>> {
+    fn open(&self) -> MutexGuard<'_, Vec<Connection>> {
         lock(&self.open)
     }
 
@@ -152,24 +161,47 @@ impl Shared {
 
     fn admit(self: &Arc<Self>, number: u64, socket: TcpStream, ip: IpAddr) {
         let (mut open, network) = (self.open(), Network::from(ip));
-        let of_peer = open.iter().filter(|(_, other, _)| *other == network);
-        let of_peer = of_peer.count();
         let Ok(handle) = socket.try_clone() else {
             return;
         };
         let (name, limits) = (self.name, self.limits);
-        if open.len() >= limits.connections || of_peer >= limits.of_peer {
+        let is_full = |open: &[Connection]| {
+            let of_peer = open.iter().filter(|it| it.network == network);
+            open.len() >= limits.connections || of_peer.count() >= limits.of_peer
+        };
+        if is_full(&open) {
+            // the next request of a network ends a connection that only waits for the peer to close it
+            let answered = open
+                .iter()
+                .position(|it| it.network == network && it.is_answered);
+            if let Some(at) = answered {
+                let _ = open.remove(at).socket.shutdown(Shutdown::Read);
+            }
+        }
+        if is_full(&open) {
             return log::debug!("{name}: {ip}: refused, because there are too many connections");
         }
-        open.push((number, network, handle));
+        open.push(Connection {
+            number,
+            network,
+            socket: handle,
+            is_answered: false,
+        });
         drop(open);
         let shared = self.clone();
-        // The pool has as many threads as there may be connections, so the job starts at once.
+        // The pool has as many threads as there may be connections, so the job starts at once, or when the job of an ended
+        // connection has left its thread.
         self.pool.submit(move || {
-            if let Err(error) = serve(&socket, ip, limits.time, &*shared.pages) {
+            let served = serve(&socket, ip, limits.time, &*shared.pages, || {
+                let mut open = shared.open();
+                if let Some(this) = open.iter_mut().find(|it| it.number == number) {
+                    this.is_answered = true;
+                }
+            });
+            if let Err(error) = served {
                 log::debug!("{name}: {ip}: {error}");
             }
-            shared.open().retain(|(other, ..)| *other != number);
+            shared.open().retain(|it| it.number != number);
         });
     }
 
@@ -193,14 +225,21 @@ impl Shared {
     }
 }
 
-/// Handles one request.
-fn serve(socket: &TcpStream, peer: IpAddr, time: Duration, pages: &Pages) -> io::Result<()> {
+/// Handles one request. Calls `answered` when the answer is sent.
+fn serve(
+    socket: &TcpStream,
+    peer: IpAddr,
+    time: Duration,
+    pages: &Pages,
+    answered: impl FnOnce(),
+) -> io::Result<()> {
     let deadline = Instant::now() + time;
     let answer = match read_head(socket, deadline.min(Instant::now() + TIME))? {
         Some(head) => answer(&head, peer, pages),
         None => Response::status("431 Request Header Fields Too Large"),
     };
     write_all(socket, &answer.bytes(), deadline)?;
+    answered();
     socket.shutdown(Shutdown::Write)?;
     let mut rest = Timed {
         socket,
@@ -442,6 +481,38 @@ mod tests {
             .concat(),
         ] {
             assert!(ask(&server, &endless).starts_with("HTTP/1.1 431 "));
+        }
+    }
+
+    /// A busy server still waits for the end of connections whose answers the peer has read.
+    #[test]
+    fn a_peer_that_asks_again_is_not_refused_for_the_connections_of_its_last_answers() {
+        let server = server();
+        let _kept: Vec<_> = (0..4 * LIMITS.of_peer)
+            .map(|_| {
+                let mut socket = TcpStream::connect(server.local_addr()).unwrap();
+                socket.write_all(REQUEST).unwrap();
+                let mut answer = String::new();
+                socket.read_to_string(&mut answer).unwrap();
+                assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+                socket
+            })
+            .collect();
+    }
+
+    #[test]
+    fn a_connection_without_an_answer_keeps_its_place() {
+        let server = server();
+        let connect = || TcpStream::connect(server.local_addr()).unwrap();
+        let waiting: Vec<_> = (0..LIMITS.of_peer).map(|_| connect()).collect();
+        let mut refused = connect();
+        let _ = refused.write_all(REQUEST);
+        assert_eq!(refused.read(&mut [0]).unwrap_or(0), 0);
+        for mut socket in waiting {
+            socket.write_all(REQUEST).unwrap();
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         }
     }
 
