@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cli::policy::Edit;
+use cli::trust::policy::Edit;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
 use endorsement::roots::{self, Root};

@@ -545,7 +545,7 @@ fn a_join_service_explains_why_it_refuses_a_real_machine() {
     };
     let policy = Policy::new([4, 7, 8, 15].map(measurement).into()).unwrap();
     let policy_file = folder.path().join("attestationConfig");
-    fs::write(&policy_file, cli::policy::text(&policy)).unwrap();
+    fs::write(&policy_file, cli::trust::policy::text(&policy)).unwrap();
     let join = Program::start(
         Command::new(support::program::built("join-service"))
             .args(["--key-service=127.0.0.1:1", "--key-service-auth=none"])

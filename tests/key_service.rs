@@ -47,7 +47,7 @@ fn config(secret: u8, policy: &Policy) -> TempDir {
     fs::write(dir.path().join("measurementSalt"), SALT).unwrap();
     fs::write(
         dir.path().join("attestationConfig"),
-        cli::policy::text(policy),
+        cli::trust::policy::text(policy),
     )
     .unwrap();
     dir
@@ -351,7 +351,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
         .unwrap();
     fs::write(
         dir.path().join("attestationConfig"),
-        cli::policy::text(&both),
+        cli::trust::policy::text(&both),
     )
     .unwrap();
     assert!(get(&new_machine).is_err());
@@ -365,7 +365,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
         .unwrap();
     fs::write(
         dir.path().join("attestationConfig"),
-        cli::policy::text(&both),
+        cli::trust::policy::text(&both),
     )
     .unwrap();
     assert!(get(&new_machine).is_ok());
@@ -376,7 +376,8 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
         let client = key_client(address, valid.path(), &new_machine);
         client.data_key(UUID, 32, None).is_ok()
     };
-    let unknown = cli::policy::text(&both).replacen('{', r#"{"atestationKeys":["000b"],"#, 1);
+    let unknown =
+        cli::trust::policy::text(&both).replacen('{', r#"{"atestationKeys":["000b"],"#, 1);
     fs::write(dir.path().join("attestationConfig"), unknown).unwrap();
     assert!(served());
     program.expect(r#"attestation policy ./attestationConfig: the old policy stays in force: measurement policy: unknown field "atestationKeys""#);

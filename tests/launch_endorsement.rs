@@ -307,7 +307,7 @@ fn mrtds_are_those_that_google_signed() {
     let endorsed = read.replace(&"aa".repeat(48), any_memory);
     fs::write(&path, &endorsed).unwrap();
     let (policy, said) = measured(&[&endorsement[..], &more].concat());
-    let written = cli::policy::text(&Policy::from_json(&endorsed).unwrap());
+    let written = cli::trust::policy::text(&Policy::from_json(&endorsed).unwrap());
     assert_eq!(policy.trim(), written);
     assert!(!said.contains("also accepts"), "{said}");
 }

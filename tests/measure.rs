@@ -1020,7 +1020,7 @@ fn a_machine_with_a_changed_part_is_refused_and_the_part_is_named() {
             warn_only: false,
         };
         let policy = COMPARED.map(|pcr| (pcr, enforced(pcr))).into();
-        let policy = cli::policy::text(&Policy::new(policy).unwrap());
+        let policy = cli::trust::policy::text(&Policy::new(policy).unwrap());
         std::fs::write(folder.path().join("attestationConfig"), policy).unwrap();
         let join = Program::start(
             Command::new(built("join-service"))

@@ -1,5 +1,5 @@
 //! Policies as each program reads them, and `firstlight policy` as the operator sees it. `src/verifier/policy/words.rs` and
-//! `src/cli/policy/tests.rs` test the single rules, and `tests/key_service.rs` the key service's policy.
+//! `src/cli/trust/policy/tests.rs` test the single rules, and `tests/key_service.rs` the key service's policy.
 
 use std::fs::{self, Permissions};
 use std::io::Write;

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use base::crypto::Secret;
 use base::kms::ClusterKms;
-use cli::shares::{Named, Share, join, lines, parse, split};
+use cli::workspace::shares::{Named, Share, join, lines, parse, split};
 use support::foreign::go_program;
 use tempfile::TempDir;
 

@@ -3,7 +3,7 @@
 # the released cni-plugins-linux-amd64-VERSION.tgz that the tests need. Go checks every module against the checksum database.
 . "$(dirname "$0")/lib.sh"
 
-VERSION=v1.8.0 # as in src/cli/components/list.rs
+VERSION=v1.8.0 # as in src/cli/trust/components/list.rs
 PLUGINS=(main/bridge main/loopback ipam/host-local meta/portmap)
 folder=$CACHE/cni-plugins-$VERSION
 archive=$folder/cni-plugins-linux-amd64-$VERSION.tgz

@@ -2,14 +2,19 @@
 
 use base::program::{FAILED, USAGE};
 
-use super::error::{ATTESTATION_REFUSED, UNREACHABLE};
-use super::output::OUTPUT;
-use super::usage::{HELP, Program, VERSION};
-use super::{
-    apply, cluster_id, collateral, completions, components, doctor, etcd, explain, hash_secret,
-    init, man, measure, metadata, migrate, node, operator, policy, recover, rollout, roots, share,
-    ssh, status, timeline, upgrade, verify, version, wrap,
+use crate::cluster::{apply, cluster_id, init, metadata, recover, status, timeline};
+use crate::migrate;
+use crate::nodes::{doctor, etcd, node, operator, rollout, upgrade};
+use crate::secrets::{hash_secret, share, ssh, wrap};
+use crate::shell::{
+    completions,
+    error::{ATTESTATION_REFUSED, UNREACHABLE},
+    man,
+    output::OUTPUT,
+    usage::{HELP, Program, VERSION},
+    version,
 };
+use crate::trust::{collateral, components, explain, measure, policy, roots, verify};
 
 /// The program with all its commands.
 pub const PROGRAM: Program = Program {

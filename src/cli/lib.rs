@@ -1,69 +1,27 @@
-//! `firstlight`, the operator's command. Each command has a file, which begins with the table of its
-//! options; `commands` lists the commands. `usage` reads the tables, and `completions` and `man`
-//! print them. The commands share the operator's `files`, `connect`, which reaches a node,
-//! `progress`, which shows the progress of a command that waits, and `options`, which has the
-//! options that belong to no other file.
+//! `firstlight`, the operator's command. Each command has a file or folder, which begins with the
+//! table of its options; `commands` lists the commands. They are in wings, and each wing uses only
+//! those above it in this list:
+//!
+//! - `shell`: the frame of the program. `usage` reads the tables of options, `completions` and `man`
+//!   print them, `progress` shows what a command waits for.
+//! - `workspace`: the operator's files, and the ways to a node and to the API server.
+//! - `trust`: images, policies, evidence.
+//! - `cluster`: a cluster's life, from `init` to `status` and `recover`.
+//! - `migrate`: the move of a cluster of Constellation.
+//! - `secrets`: what comes from the master secret.
+//! - `nodes`: changes of a running cluster and of its nodes.
 //!
 //! Results go to standard output, everything else to standard error. The kind of an [`Error`] decides
 //! the exit code.
 
-mod addons;
-mod apply;
-pub mod chart;
-mod cluster_api;
-mod cluster_id;
-mod collateral;
+pub mod cluster;
 mod commands;
-mod completions;
-mod components;
-mod config;
-mod connect;
-mod consent;
-mod doctor;
-pub mod drain;
-mod error;
-mod etcd;
-pub mod etcd_members;
-pub mod explain;
-mod files;
-mod hash_secret;
-mod init;
-mod interrupt;
-mod keeping;
-mod known_nodes;
-mod kubeconfig;
-mod launch_digest;
-mod launch_endorsement;
-mod lock;
-mod man;
-mod master_secret;
-mod measure;
-mod measure_image;
-mod metadata;
 mod migrate;
-pub mod node;
-mod objects;
-mod operator;
-mod options;
-mod output;
-pub mod policy;
-mod progress;
-mod recover;
-mod rollout;
-mod roots;
-mod share;
-pub mod shares;
-mod sources;
-mod ssh;
-mod state;
-mod status;
-pub mod timeline;
-mod upgrade;
-mod usage;
-pub mod verify;
-mod version;
-mod warnings;
-mod wrap;
+pub mod nodes;
+mod secrets;
+mod shell;
+pub mod trust;
+pub mod workspace;
 
 use std::ffi::OsString;
 
@@ -71,7 +29,10 @@ use base::program::{self, Failure};
 use lexopt::prelude::*;
 use sys::process;
 
-pub use error::{ATTESTATION_REFUSED, Error, UNREACHABLE};
+use shell::{config, interrupt, output, usage, warnings};
+use workspace::sources;
+
+pub use shell::error::{ATTESTATION_REFUSED, Error, UNREACHABLE};
 
 /// Commands with another name than before.
 const RENAMED: [(&str, &str); 1] = [("machine", "node")];

@@ -229,7 +229,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
         r#"{{"measurements":{{"15":{{"expected":"{}","warnOnly":false}}}},"bootloaderVersion":4,"teeVersion":1,"snpVersion":24,"microcodeVersion":219,"firmwareSignerConfig":{{"acceptedKeyDigests":["{digest}"],"enforcementPolicy":"MAAFallback","maaURL":"https://x.attest.azure.net"}},"amdRootKey":"","amdSigningKey":""}}"#,
         "00".repeat(32)
     );
-    let written = cli::policy::text(&Policy::from_json(&text).unwrap());
+    let written = cli::trust::policy::text(&Policy::from_json(&text).unwrap());
     let [read, written] = [&text, &written].map(|it| serde_json::from_str::<Value>(it).unwrap());
     assert_eq!(written, read);
     let machine = Machine::start(|_| (), |_| ());
@@ -239,7 +239,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
     all["snp"] = json!({"launchMeasurements": ["aa".repeat(48)], "chips": ["c5".repeat(64)], "hostData": ["bb".repeat(32)], "minimumGuestSvn": 7, "refuseSmt": true});
     let policy = policy(&all).unwrap();
     assert_eq!(
-        Policy::from_json(&cli::policy::text(&policy)).unwrap(),
+        Policy::from_json(&cli::trust::policy::text(&policy)).unwrap(),
         policy
     );
     judge(&all, &offline())

@@ -327,7 +327,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
         hex("00", 32),
         "e702060000000000",
     );
-    let written = cli::policy::text(&Policy::from_json(&text).unwrap());
+    let written = cli::trust::policy::text(&Policy::from_json(&text).unwrap());
     let [read, written] = [&text, &written].map(|it| serde_json::from_str::<Value>(it).unwrap());
     assert_eq!(written, read);
     let machine = Machine::start(&Parts::default(), |_| ());

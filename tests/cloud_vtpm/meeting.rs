@@ -69,7 +69,7 @@ pub fn validator_with(
         policy[name] = value.clone();
     }
     let policy = Policy::from_json(&policy.to_string()).unwrap();
-    let written = cli::policy::text(&policy);
+    let written = cli::trust::policy::text(&policy);
     assert_eq!(Policy::from_json(&written).as_ref(), Ok(&policy));
     variant.validator_for(policy, sources).unwrap()
 }

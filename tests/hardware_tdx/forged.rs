@@ -394,7 +394,7 @@ impl Signed {
 
     /// Returns the policy with the root of this hierarchy.
     pub fn trusting(&self, policy: &Policy) -> Policy {
-        let mut policy: Value = serde_json::from_str(&cli::policy::text(policy)).unwrap();
+        let mut policy: Value = serde_json::from_str(&cli::trust::policy::text(policy)).unwrap();
         policy["intelRootKey"] = self.root_in_pem.clone().into();
         Policy::from_json(&policy.to_string()).unwrap()
     }

@@ -2,7 +2,7 @@
 //! about the log has a limited size and no control characters for a terminal.
 #![no_main]
 
-use cli::explain::explained;
+use cli::trust::explain::explained;
 use libfuzzer_sys::fuzz_target;
 use verifier::event_log::{Event, Log, digest_of, parse};
 use verifier::excerpt::excerpt;

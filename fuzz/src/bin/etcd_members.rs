@@ -1,7 +1,7 @@
 //! The logs of etcdctl, which `firstlight node remove` reads: the list of members, a zero byte, and what each says of its health.
 #![no_main]
 
-use cli::etcd_members::read;
+use cli::nodes::etcd_members::read;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

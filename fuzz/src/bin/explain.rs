@@ -1,7 +1,7 @@
 //! `firstlight explain`: whatever a log or a document contains, the report has a limited size and no control characters for a terminal.
 #![no_main]
 
-use cli::explain::explained;
+use cli::trust::explain::explained;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -16,6 +16,6 @@ fuzz_target!(|text: &str| {
             .mismatches(&none)
             .any(|(_, measurement, _)| !measurement.warn_only)
     );
-    let written = cli::policy::text(&policy);
+    let written = cli::trust::policy::text(&policy);
     assert_eq!(Policy::from_json(&written).as_ref(), Ok(&policy));
 });

@@ -1,7 +1,7 @@
 //! A file of `firstlight verify --save`, which another person may have sent.
 #![no_main]
 
-use cli::verify::presented::parse;
+use cli::trust::verify::presented::parse;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -1,7 +1,7 @@
 //! The text of a share of the master secret: an accepted share is the same after it was written and parsed again.
 #![no_main]
 
-use cli::shares::{lines, parse};
+use cli::workspace::shares::{lines, parse};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &[u8]| {

@@ -1,8 +1,8 @@
 //! The record of a boot from a node: its chart and its picture are printable, in lines of limited length.
 #![no_main]
 
-use cli::chart;
-use cli::timeline::{events, steps};
+use cli::cluster::chart;
+use cli::cluster::timeline::{events, steps};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|record: &[u8]| {

@@ -4,7 +4,7 @@
 //! contains the master secret, so the URI is a secret too. `uri` parses and writes URIs. This
 //! version has one back end, [`ClusterKms`], which derives every key from the master secret and
 //! needs no storage. Back ends that wrap random keys with a cloud's key service are recognized by
-//! name and refused. [`Uuid`] names a disk and its key.
+//! name and refused.
 
 mod error;
 mod uri;

@@ -17,14 +17,18 @@ mod workspace;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::apply::{RECORD_CONTROL_PLANE, grants_of, until};
-use super::error::Error;
-use super::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
-use super::master_secret::{MASTER_SECRET, SHARE_FILE, master_secret_of};
-use super::options::time;
-use super::output::{OUTPUT, Output};
-use super::progress::Progress;
-use super::usage::{Command, Given, Operand, suggestion};
+use crate::cluster::apply::{RECORD_CONTROL_PLANE, grants_of, until};
+use crate::shell::{
+    error::Error,
+    output::{OUTPUT, Output},
+    progress::Progress,
+    usage::{Command, Given, Operand, suggestion},
+};
+use crate::workspace::{
+    kubeconfig::{self, KUBECONFIG, kubeconfigs_of},
+    master_secret::{MASTER_SECRET, SHARE_FILE, master_secret_of},
+    options::time,
+};
 use base::options::Opt;
 use base::program;
 use facts::Facts;

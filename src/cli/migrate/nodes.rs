@@ -10,13 +10,12 @@ use serde_json::Value;
 use verifier::{Policy, Variant};
 
 use super::facts;
-use crate::connect::and_known;
-use crate::error::Error;
-use crate::progress::{Progress, human};
-use crate::state::State;
-use crate::status::inquiry::Inquiry;
-use crate::status::listed::listed;
-use crate::status::view;
+use crate::cluster::{status::inquiry::Inquiry, status::listed::listed, status::view};
+use crate::shell::{
+    error::Error,
+    progress::{Progress, human},
+};
+use crate::workspace::{connect::and_known, state::State};
 
 /// How often the nodes are listed.
 const INTERVAL: Duration = Duration::from_secs(2);

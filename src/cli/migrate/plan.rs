@@ -14,11 +14,13 @@ use super::facts::{ClusterNode, Facts};
 use super::parts::{self, FoundPart};
 use super::wanted::Wanted;
 use super::workspace::Workspace;
-use crate::apply::undecided;
-use crate::error::Error;
-use crate::output::{Output, say_all};
-use crate::policy::found;
-use crate::progress::printable;
+use crate::cluster::apply::undecided;
+use crate::shell::{
+    error::Error,
+    output::{Output, say_all},
+    progress::printable,
+};
+use crate::trust::policy::found;
 
 /// The minor version of Kubernetes from which the nodes of Firstlight can join.
 const OLDEST_MINOR: u32 = 31;

@@ -18,9 +18,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::wanted::{PolicyFile, Wanted};
-use crate::error::Error;
-use crate::files::{self, FileError};
-use crate::state::unhex;
+use crate::shell::{
+    error::Error,
+    files::{self, FileError},
+};
+use crate::workspace::state::unhex;
 
 /// The operator's file.
 pub const FILE: &str = "firstlight-migration.json";

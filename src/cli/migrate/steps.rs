@@ -19,15 +19,14 @@ use super::plan;
 use super::record::{self, Earlier, FILE, MoveStep, Record, STEPS, Seal, Texts};
 use super::wanted::Options;
 use super::workspace::Workspace;
-use crate::apply;
-use crate::error::Error;
-use crate::init::expected_cluster_id;
-use crate::interrupt;
-use crate::keeping::Wish;
-use crate::objects::text;
-use crate::policy::both_images;
-use crate::progress::Progress;
-use crate::state::{STATE_FILE, State};
+use crate::cluster::{apply, init::expected_cluster_id};
+use crate::shell::{error::Error, interrupt, progress::Progress};
+use crate::trust::policy::both_images;
+use crate::workspace::{
+    keeping::Wish,
+    objects::text,
+    state::{STATE_FILE, State},
+};
 
 /// NodeVersion's imageVersion while the nodes run Firstlight. It is no number, so that Constellation's command replaces no image.
 pub const IMAGE_OF_FIRSTLIGHT: &str = "firstlight";

@@ -9,10 +9,9 @@ use super::facts;
 use super::nodes;
 use super::record::{MoveStep, Record, Texts};
 use super::steps::{Move, check_day, moves_nodes};
-use crate::apply;
-use crate::error::Error;
-use crate::interrupt;
-use crate::policy::both_images;
+use crate::cluster::apply;
+use crate::shell::{error::Error, interrupt};
+use crate::trust::policy::both_images;
 
 impl Move<'_> {
     /// Restores the cluster. Returns what stays.

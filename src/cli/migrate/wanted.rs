@@ -7,10 +7,8 @@ use kubernetes::node_version::NodeVersion;
 use kubernetes::services::migration::Migration;
 
 use super::facts::Facts;
-use crate::error::Error;
-use crate::files;
-use crate::master_secret::SecretSource;
-use crate::output::Output;
+use crate::shell::{error::Error, files, output::Output};
+use crate::workspace::master_secret::SecretSource;
 
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

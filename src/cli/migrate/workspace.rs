@@ -10,11 +10,9 @@ use kubernetes::yaml;
 use serde_json::Value;
 use verifier::variant::ALL;
 
-use crate::error::Error;
-use crate::files;
-use crate::init::expected_cluster_id;
-use crate::master_secret::SecretSource;
-use crate::state::unhex;
+use crate::cluster::init::expected_cluster_id;
+use crate::shell::{error::Error, files};
+use crate::workspace::{master_secret::SecretSource, state::unhex};
 
 /// The kubeconfig that Constellation's command writes.
 pub const KUBECONFIG_FILE: &str = "constellation-admin.conf";

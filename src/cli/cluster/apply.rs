@@ -1,0 +1,715 @@
+//! `firstlight apply`: installs or upgrades the services of the control planes in a cluster.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::cluster::addons::{self, ADDONS, Addons, How, Stage};
+use crate::shell::{
+    error::Error,
+    files, interrupt,
+    output::{OUTPUT, Output, say},
+    progress::Progress,
+    usage::{Command, Given},
+};
+use crate::workspace::{
+    connect::and_known,
+    keeping::{CREATE_KEY, KMS_ACCESS, Wish, check_named, wish_of},
+    known_nodes, kubeconfig,
+    kubeconfig::{KUBECONFIG, kubeconfigs_of},
+    master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of},
+    options::{
+        CLOUD_PROVIDER_OF_APPLY, METADATA, SKIP_WAIT, VARIANT, metadata_of, named_variant, time,
+    },
+    state::{STATE_FILE, State},
+};
+use base::options::Opt;
+use base::program;
+use kubernetes::client::Client;
+use kubernetes::services::grants::{self, ANYONE, LOCAL, MEMBER};
+use kubernetes::services::migration::Migration;
+use kubernetes::services::{
+    self, Applied, JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MetadataService, OldClients, Phase,
+    Report, Settings, outside,
+};
+use serde_json::{Value, json};
+use verifier::sources::offline;
+use verifier::variant::DEFAULT;
+use verifier::{KeyName, Policy, Variant};
+
+/// What is granted to Constellation's S3 proxy: the only key for which it asks.
+const S3_PROXY_KEY: &str = "id:s3proxy-kek";
+/// The values of `apply --require`.
+const REQUIRE: [&str; 2] = ["strong", "any"];
+/// The values of `apply --watch-action`.
+const ACTIONS: [&str; 3] = ["report", "taint", "cordon"];
+/// The shortest and the longest value of `apply --watch`, as the join service has them.
+const WATCH: (u64, u64) = (60, 86_400);
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "apply",
+    summary: "install or upgrade the services of the control planes in a cluster",
+    about: &[
+        "Installs the join service and the key service, with the master secret and the attestation policy. The objects are those of \
+         the Helm chart in charts/firstlight. Run it again to change the image or the policy: settings that no option names keep \
+         their values in the cluster, as Helm or an earlier run has set them, and the command lists them. It first saves the present \
+         manifests into a folder named after the date. If the new ones are refused, or the services are not ready in time, it \
+         restores the previous state.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed(
+            "policy",
+            "FILE",
+            "the attestation policy that nodes must meet (JSON)",
+        ),
+        VARIANT,
+        Opt::value(
+            "image",
+            "IMAGE",
+            "a container image with /join-service and /key-service",
+        ),
+        Opt::value(
+            "skip-phases",
+            "PHASE,..",
+            "do not change these: policy, services; without services no image is needed",
+        ),
+        ADDONS,
+        Opt::value(
+            "require",
+            "FORM",
+            "strong: refuse nodes of the old form of attested TLS, which all nodes of Constellation use; the policy's own field \
+             `\"require\": \"strong\"` does the same; any: admit them, unless the policy has that field; by default as before",
+        ).one_of(&REQUIRE),
+        KUBECONFIG,
+        MASTER_SECRET,
+        SHARE_FILE,
+        Opt::value(
+            "kms",
+            "URI",
+            "keep the master secret in the cluster only as the key of this external KMS wraps it (docs/kms.md), or plain: \
+             kms://cluster-kms; the previous form is deleted when all key services run with the new one; by default the form \
+             stays as it is",
+        ),
+        CREATE_KEY,
+        KMS_ACCESS,
+        Opt::value(
+            "state",
+            "FILE",
+            "the state file, which has the measurement salt",
+        )
+        .or(STATE_FILE),
+        Opt::value(
+            "node-port",
+            "PORT",
+            "the join service's port on every control plane; by default as before, and 30090 in a new cluster",
+        ),
+        CLOUD_PROVIDER_OF_APPLY,
+        METADATA,
+        Opt::value(
+            "migrate-until",
+            "DATE",
+            "the last day, as 2027-01-31, on which the join service opens disks without a record, such as those of \
+             Constellation, or never; by default as before, and never in a new cluster",
+        ),
+        Opt::value(
+            "old-clients-until",
+            "DATE",
+            "the last day, as 2027-01-31, on which the key service gives keys of volumes to CSI drivers of Constellation, which \
+             show no token, or never; by default as before, and never in a new cluster",
+        ),
+        Opt::value(
+            "watch",
+            "SECONDS",
+            "ask each member for fresh evidence once in this time, 60 to 86400, and show the result at its Node (docs/watch.md), or \
+             never; by default as before, and never in a new cluster",
+        ),
+        Opt::value(
+            "watch-action",
+            "WORD",
+            "what happens to a node that is refused then; by default as before, and report in a new cluster",
+        ).one_of(&ACTIONS),
+        Opt::value(
+            "watch-issuer",
+            "URL",
+            "publish the result of each accepted node as a signed token that OpenID Connect relying parties verify, at \
+             https://HOST[:PORT][/PATH] (docs/watch.md), or none; by default as before, and none in a new cluster",
+        ),
+        Opt::value(
+            "grants",
+            "CALLER=CLASS,..;..",
+            "the keys that each client of the key service may get (docs/services.md); by default as before, and in a new cluster \
+             those of the join service",
+        ),
+        RECORD_CONTROL_PLANE,
+        Opt::value(
+            "backups",
+            "FILE",
+            "the folder for the folders with saved manifests",
+        )
+        .or("."),
+        SKIP_WAIT,
+        Opt::value(
+            "timeout",
+            "TIME",
+            "the limit until the services are ready, as 90s, 10m or 1h",
+        )
+        .or("10m"),
+        Opt::flag(
+            "dry-run",
+            "ask the API server and the KMS whether they would accept all of it, and change nothing",
+        ),
+        Opt::flag(
+            "print",
+            "only print the manifests (JSON, with the encrypted master secret), without a cluster",
+        ),
+        OUTPUT,
+    ],
+    examples: &[
+        concat!("firstlight apply --policy policy.json --image registry.example.com/firstlight:", env!("CARGO_PKG_VERSION")),
+        concat!("firstlight apply --policy policy.json --image example.com/firstlight:", env!("CARGO_PKG_VERSION"), " --kms 'kms://cluster-kms' --dry-run"),
+        concat!("firstlight apply --policy policy.json --image registry.example.com/firstlight:", env!("CARGO_PKG_VERSION"), " --skip-wait"),
+        "firstlight apply --policy policy-upgrade.json --skip-phases services",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+/// Names a control plane that has no record.
+pub const RECORD_CONTROL_PLANE: Opt = Opt::value(
+    "record-control-plane",
+    "NODE",
+    "record that this node is a control plane, if it has no record because it joined before records existed; may be repeated",
+);
+
+/// Returns the options that the command line gives.
+pub fn options(given: &Given) -> Result<Options, Error> {
+    let skip_phases = given
+        .value("skip-phases")
+        .map(program::text)
+        .transpose()?
+        .unwrap_or_default();
+    let phase = |name: &str| {
+        Phase::parse(name).ok_or_else(|| {
+            Error::Usage(format!(
+                "--skip-phases: {name:?} is not a phase: expected policy, services"
+            ))
+        })
+    };
+    let skip_phases: Vec<Phase> = skip_phases
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(phase)
+        .collect::<Result<_, _>>()?;
+    let image = given.value("image").map(program::text).transpose()?;
+    if image.is_none() && !skip_phases.contains(&Phase::Services) {
+        return Err(Error::Usage("--image is missing".into()));
+    }
+    let wish = wish_of(given)?;
+    if wish.create_key && given.has("dry-run") {
+        return Err(Error::Usage(
+            "--create-key makes a key, and --dry-run changes nothing: give one of them".into(),
+        ));
+    }
+    if wish.kms.is_some() && skip_phases.contains(&Phase::Services) {
+        return Err(Error::Usage(
+            "--kms changes the key service: --skip-phases services contradicts it".into(),
+        ));
+    }
+    Ok(Options {
+        kubeconfig: kubeconfigs_of(given),
+        variant: named_variant(given)?,
+        policy: given.path("policy"),
+        policy_text: None,
+        require_strong: match given.one_of("require", &REQUIRE)?.as_str() {
+            "" => None,
+            form => Some(form == "strong"),
+        },
+        image: image.unwrap_or_default(),
+        addons: given.value("addons").map(Into::into),
+        skip_phases,
+        master_secret: master_secret_of(given)?,
+        wish,
+        state: given.path("state"),
+        node_port: given
+            .value("node-port")
+            .map(|port| program::parsed("node-port", port))
+            .transpose()?,
+        migration: until(given, "migrate-until")?,
+        old_clients: until(given, "old-clients-until")?,
+        watch: watch(given)?,
+        watch_action: Some(given.one_of("watch-action", &ACTIONS)?).filter(|it| !it.is_empty()),
+        watch_issuer: issuer(given)?,
+        grants: grants_of(given)?,
+        metadata: match given.has("cloud-provider") || given.has("metadata") {
+            true => Some(metadata_of(given)?),
+            false => None,
+        },
+        backups: given.path("backups"),
+        skip_wait: given.has("skip-wait"),
+        print: given.has("print"),
+        is_dry_run: given.has("dry-run"),
+        keeps_superseded: false,
+        control_planes: given.texts("record-control-plane")?,
+        output: Output::of(given)?,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+/// Returns the last day that an option names; `never` is a day that is always over.
+pub fn until(given: &Given, option: &'static str) -> Result<Option<Migration>, Error> {
+    Ok(match given.value(option) {
+        Some(never) if never == "never" => Some(Migration::default()),
+        date => date.map(|date| program::parsed(option, date)).transpose()?,
+    })
+}
+
+/// Returns the seconds of `--watch`; empty for `never`.
+fn watch(given: &Given) -> Result<Option<String>, Error> {
+    let Some(value) = given.value("watch") else {
+        return Ok(None);
+    };
+    if value == "never" {
+        return Ok(Some(String::new()));
+    }
+    match program::parsed("watch", value)? {
+        seconds if (WATCH.0..=WATCH.1).contains(&seconds) => Ok(Some(seconds.to_string())),
+        other => Err(Error::Usage(format!(
+            "--watch {other}: expected {} to {} seconds, or never",
+            WATCH.0, WATCH.1
+        ))),
+    }
+}
+
+/// Returns the URL of `--watch-issuer`; empty for `none`. The join service checks it completely.
+fn issuer(given: &Given) -> Result<Option<String>, Error> {
+    let Some(url) = given.value("watch-issuer") else {
+        return Ok(None);
+    };
+    match program::text(url.clone())? {
+        none if none == "none" => Ok(Some(String::new())),
+        url if url.starts_with("https://") && !url.ends_with('/') => Ok(Some(url)),
+        other => Err(Error::Usage(format!(
+            "--watch-issuer {other:?}: expected https://HOST[:PORT][/PATH] without a slash at its end, or none"
+        ))),
+    }
+}
+
+/// Returns the text of `--grants`. Refuses one with which the key service would not start.
+pub fn grants_of(given: &Given) -> Result<Option<String>, Error> {
+    let text = given.value("grants").map(program::text).transpose()?;
+    if let Some(text) = &text {
+        let grants =
+            grants::parse(text).map_err(|error| Error::Usage(format!("--grants: {error}")))?;
+        if let Some((caller, _)) = grants
+            .iter()
+            .find(|(caller, _)| [LOCAL, MEMBER].contains(caller))
+        {
+            return Err(Error::Usage(format!(
+                "--grants: {caller:?}: expected NAMESPACE/NAME or {ANYONE}, because the clients of this key service show tokens"
+            )));
+        }
+    }
+    Ok(text)
+}
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// The administrator's kubeconfigs; `$KUBECONFIG` may name several.
+    pub kubeconfig: Vec<PathBuf>,
+    /// The attestation policy that nodes must meet.
+    pub policy: PathBuf,
+    /// Its text in place of the file's.
+    pub policy_text: Option<String>,
+    /// Whether the policy must refuse nodes of the old form of attested TLS, even if its file does
+    /// not say so; if `None`, unchanged.
+    pub require_strong: Option<bool>,
+    /// In how many seconds members are asked for fresh evidence; if `None`, unchanged.
+    pub watch: Option<String>,
+    /// What happens to a node that is refused then; if `None`, unchanged.
+    pub watch_action: Option<String>,
+    /// The URL of the issuer of attestation results; if `None`, unchanged.
+    pub watch_issuer: Option<String>,
+    /// The attestation variant of the nodes; if `None`, unchanged.
+    pub variant: Option<&'static Variant>,
+    /// The container image of the services; empty if the services are skipped.
+    pub image: String,
+    /// The list of add-ons; if `None`, they stay as they are.
+    pub addons: Option<PathBuf>,
+    /// The parts that are not changed.
+    pub skip_phases: Vec<Phase>,
+    /// The source of the master secret.
+    pub master_secret: SecretSource,
+    /// How the cluster must store it.
+    pub wish: Wish,
+    /// The state file, which has the measurement salt.
+    pub state: PathBuf,
+    /// The port of the join service on each control plane; if `None`, unchanged. The same applies
+    /// to the next ones.
+    pub node_port: Option<u16>,
+    /// The time until which the join service opens disks that have no record.
+    pub migration: Option<Migration>,
+    /// The time until which the key service serves clients without a token.
+    pub old_clients: Option<Migration>,
+    /// The keys that each client of the key service may get.
+    pub grants: Option<String>,
+    /// The metadata service from which the join service gets the list of machines.
+    pub metadata: Option<MetadataService>,
+    /// The folder in which folders with saved manifests are created.
+    pub backups: PathBuf,
+    /// Whether to return when the API server has accepted the objects.
+    pub skip_wait: bool,
+    /// Whether to only print the manifests, without a cluster.
+    pub print: bool,
+    /// Whether to check everything and change nothing.
+    pub is_dry_run: bool,
+    /// Whether other forms of the master secret stay in the cluster.
+    pub keeps_superseded: bool,
+    /// Nodes without a record that are control planes.
+    pub control_planes: Vec<String>,
+    /// The form of the output.
+    pub output: Output,
+    /// The time limit until everything is ready.
+    pub timeout: Duration,
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Error> {
+    if options.print {
+        let settings = settings(options, None)?;
+        let objects =
+            services::manifests_without(&settings, &options.skip_phases).map_err(Error::failed)?;
+        return say(format_args!(
+            "{:#}",
+            json!({"apiVersion": "v1", "kind": "List", "items": objects})
+        ));
+    }
+    let applied = apply(options)?;
+    options.output.json(&json(&applied))?;
+    if options.is_dry_run {
+        let changed: Vec<_> = applied
+            .changed
+            .iter()
+            .map(|at| format!("would change {at}\n"))
+            .collect();
+        return options
+            .output
+            .say(format!("{}nothing was changed", changed.concat()));
+    }
+    options.output.say(summary(&applied))
+}
+
+/// Installs or upgrades the services.
+pub fn apply(options: &Options) -> Result<Applied, Error> {
+    let client = kubeconfig::client(&options.kubeconfig)?;
+    let applied = bring_in(&client, options, &Progress::on_stderr())?;
+    if !options.is_dry_run {
+        known_nodes::keep(&client, &options.state);
+    }
+    Ok(applied)
+}
+
+/// Returns the objects that these options make in this cluster.
+pub fn manifests(options: &Options, client: &Client) -> Result<Vec<Value>, Error> {
+    services::manifests(&settings(options, Some(client))?).map_err(Error::failed)
+}
+
+/// Returns the result for people: the number of changed objects.
+pub fn summary(applied: &Applied) -> String {
+    match applied.changed.len() {
+        0 => "nothing had to be changed".into(),
+        1 => "1 object is new or changed".into(),
+        count => format!("{count} objects are new or changed"),
+    }
+}
+
+/// Returns the result for programs: the changed objects, and the folder with the previous ones.
+pub fn json(applied: &Applied) -> Value {
+    json!({"changed": applied.changed, "backup": applied.backup})
+}
+
+/// Reads the settings of the services from the operator's files.
+fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Error> {
+    let policy = match &options.policy_text {
+        Some(text) => text.clone().into_bytes().into(),
+        None => files::read(&options.policy)?,
+    };
+    let unusable = |error: &dyn std::fmt::Display| {
+        Error::failed(format!("{}: {error}", options.policy.display()))
+    };
+    let policy = str::from_utf8(&policy).map_err(|error| unusable(&error))?;
+    let kms = options
+        .master_secret
+        .read_wrapped(options.wish.kms.as_deref())
+        .map_err(Error::failed)?;
+    let state = State::open(&options.state)?;
+    // checked here: if the service cannot read the new policy, it keeps the previous one, and the
+    // operator would not notice
+    let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
+    let is_strong = requires_strong(options, &read, client)?;
+    let wanted = policy_of(read.clone(), state.attestation_keys.clone(), is_strong)?;
+    let policy = if wanted == read {
+        policy.into()
+    } else {
+        crate::trust::policy::text(&wanted)
+    };
+    let variant = variant(options, client)?;
+    // without a cluster the variant is unknown, and may be another one
+    if client.is_some() || options.variant.is_some() || options.print {
+        endorsement::validator(variant, wanted, &offline()).map_err(|error| unusable(&error))?;
+    }
+    let keeping = options.wish.keeping(&kms, &state, client)?;
+    Ok(Settings {
+        image: options.image.clone(),
+        variant: variant.name.into(),
+        policy,
+        measurement_salt: state.measurement_salt.to_vec(),
+        kms,
+        keeping,
+        node_port: options.node_port,
+        migrate_until: options.migration.map(|until| until.to_string()),
+        old_clients_until: options.old_clients.map(|until| until.to_string()),
+        grants: options.grants.clone(),
+        metadata: options.metadata.clone(),
+        // the policy has this requirement; a value of the chart has the same effect, and `--require
+        // any` removes it
+        require_strong: options.require_strong.filter(|strong| !strong),
+        watch: options.watch.clone(),
+        watch_action: options.watch_action.clone(),
+        watch_issuer: options.watch_issuer.clone(),
+    })
+}
+
+/// Returns the attestation variant from the options or the policy; if neither has it, the cluster's
+/// present one.
+fn variant(options: &Options, client: Option<&Client>) -> Result<&'static Variant, Error> {
+    if let Some(variant) = options.variant {
+        return Ok(variant);
+    }
+    let present = client.map(services::present_variant).transpose();
+    let present = present?.flatten();
+    Variant::named(present.as_deref().unwrap_or(DEFAULT)).map_err(Error::failed)
+}
+
+/// Returns the policy that `apply` puts in force: that of the file, the keys of known nodes, and the strong form of attested TLS
+/// if it is required besides.
+pub fn policy_of(
+    file: Policy,
+    known: impl IntoIterator<Item = KeyName>,
+    is_strong: bool,
+) -> Result<Policy, Error> {
+    let policy = and_known(file, known)?;
+    Ok(match is_strong {
+        true => policy.requiring_strong(),
+        false => policy,
+    })
+}
+
+/// Returns whether `apply` keeps the requirement of the strong form, because the policy in force has it. A policy that cannot be
+/// read, such as one of Constellation, requires nothing.
+pub fn keeps_strong(in_force: &str) -> bool {
+    Policy::from_json(in_force).is_ok_and(|policy| policy.requires_strong())
+}
+
+/// Returns whether to add the requirement of the strong form to a policy without it: as the options
+/// say, or else as in the cluster.
+fn requires_strong(
+    options: &Options,
+    read: &Policy,
+    client: Option<&Client>,
+) -> Result<bool, Error> {
+    let (Some(client), None, false) = (client, options.require_strong, read.requires_strong())
+    else {
+        return Ok(options.require_strong.unwrap_or_default());
+    };
+    let is_strong = services::present_policy(client)?.is_some_and(|text| keeps_strong(&text));
+    if is_strong {
+        log::warn!(
+            "the policy in force requires the strong form, and {} does not: the requirement stays, and --require any removes it",
+            options.policy.display()
+        );
+    }
+    Ok(is_strong)
+}
+
+/// Installs or upgrades the services of this cluster.
+pub fn bring_in(client: &Client, options: &Options, progress: &Progress) -> Result<Applied, Error> {
+    // report errors in files before any request to the cluster
+    let has_services = [Phase::Policy, Phase::Services]
+        .iter()
+        .any(|phase| !options.skip_phases.contains(phase));
+    if has_services && options.wish.kms.is_none() {
+        settings(options, None)?;
+    }
+    let addons = (options.addons.as_ref())
+        .map(|list| Addons::read(list, &options.kubeconfig))
+        .transpose()
+        .map_err(Error::failed)?;
+    progress.phase(format!("waiting for the API server {}", client.server()));
+    client
+        .within(options.timeout)
+        .wait_ready(&mut |why| progress.line(why))?;
+    if let Some(addons) = &addons {
+        let version = client.version()?;
+        addons.check(&version).map_err(Error::failed)?;
+    }
+    if !options.is_dry_run {
+        interrupt::means(
+            "what was applied stays, and nothing is rolled back; run the same command again",
+        );
+    }
+    let how = How {
+        client,
+        progress,
+        limit: options.timeout,
+        wait: !options.skip_wait,
+        is_dry_run: options.is_dry_run,
+    };
+    let install = |stage| match &addons {
+        Some(addons) => addons.install(stage, &how).map_err(addon_failed),
+        None => Ok(vec![]),
+    };
+    if !options.skip_phases.contains(&Phase::Services) {
+        check_old_clients(client, options)?;
+        check_network(client, options)?;
+    }
+    let mut changed = install(Stage::BeforeServices)?;
+    let services = match has_services {
+        true => bring_services(client, options, progress)?,
+        false => Applied::default(),
+    };
+    changed.extend(services.changed);
+    changed.extend(install(Stage::AfterServices)?);
+    if let Some(addons) = &addons {
+        for sentence in addons.no_longer_listed().map_err(addon_failed)? {
+            progress.line(sentence);
+        }
+    }
+    Ok(Applied {
+        changed,
+        backup: services.backup,
+    })
+}
+
+fn bring_services(
+    client: &Client,
+    options: &Options,
+    progress: &Progress,
+) -> Result<Applied, Error> {
+    let settings = settings(options, Some(client))?;
+    if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
+        check_named(client, &settings.kms)?;
+    }
+    let how = services::Options {
+        skip: &options.skip_phases,
+        backups: Path::new(&options.backups),
+        wait: (!options.skip_wait).then_some(options.timeout),
+        is_dry_run: options.is_dry_run,
+        keeps_superseded: options.keeps_superseded,
+        control_planes: &options.control_planes,
+    };
+    services::apply(client, &settings, &how, &mut |report| match report {
+        Report::Phase(text) => progress.phase(text),
+        Report::Line(text) => progress.line(text),
+    })
+    .map_err(Error::from)
+}
+
+/// Refuses to replace the key service of Constellation while clients use it that would lose access to their keys, unless
+/// the options say what such clients get.
+fn check_old_clients(client: &Client, options: &Options) -> Result<(), Error> {
+    let present = services::old_clients(client)?;
+    match undecided(&present, options.old_clients, options.grants.as_deref()) {
+        None => Ok(()),
+        Some((loss, advice)) => Err(Error::failed(format!(
+            "{loss}. Nothing was changed. {advice} (docs/migration.md)"
+        ))),
+    }
+}
+
+/// Returns what clients without a token would lose, and which option is missing that decides it; `None` if it is decided, or if there
+/// are no such clients.
+pub fn undecided(
+    clients: &OldClients,
+    until: Option<Migration>,
+    grants: Option<&str>,
+) -> Option<(String, String)> {
+    let OldClients {
+        drivers,
+        s3_proxies,
+        s3_accounts,
+        maybe_s3_proxies,
+    } = clients;
+    let mut sentences = Vec::new();
+    if !drivers.is_empty() {
+        sentences.push(format!(
+            "{} mount volumes with keys of the present key service, and ask without a token: with the new key service they could \
+             mount none",
+            drivers.join(", ")
+        ));
+    }
+    if !s3_proxies.is_empty() {
+        sentences.push(format!(
+            "{} (Constellation's S3 proxy) asks the present key service for its key without a token: with the new key service it \
+             would get none",
+            s3_proxies.join(", ")
+        ));
+    }
+    if !maybe_s3_proxies.is_empty() {
+        sentences.push(format!(
+            "{} would get no key either if it is Constellation's S3 proxy: its image or port says so, which each user with the role \
+             edit in that namespace can write. Grant {S3_PROXY_KEY} to the account of its pods only if you installed it",
+            maybe_s3_proxies.join(", ")
+        ));
+    }
+    let granted = grants.and_then(|text| grants::parse(text).ok());
+    let has_grant = |account: &String| {
+        let mut granted = granted.iter().flatten();
+        granted.any(|(caller, items)| {
+            (*caller == ANYONE || caller == account) && items.contains(&S3_PROXY_KEY)
+        })
+    };
+    let is_granted = s3_accounts.iter().all(has_grant);
+    let advice = match until {
+        _ if sentences.is_empty() => return None,
+        None => "Give --old-clients-until DATE to serve them through that day, or never".to_owned(),
+        Some(until) if !s3_proxies.is_empty() && !is_granted && until.is_on(SystemTime::now()) => {
+            let own = s3_accounts
+                .iter()
+                .map(|account| format!(";{account}={S3_PROXY_KEY}"))
+                .collect::<String>();
+            format!(
+                "The S3 proxy also needs a grant for the service account of its pods, which each pod with this account gets: give \
+                 --grants '{JOIN_SERVICE_ACCOUNT}={JOIN_SERVICE_GRANT}{own}', or remove the proxy"
+            )
+        }
+        Some(_) => return None,
+    };
+    Some((sentences.join("; "), advice))
+}
+
+/// Refuses to serve clients without a token where packets from outside of the cluster can have a node's address.
+fn check_network(client: &Client, options: &Options) -> Result<(), Error> {
+    let until = match options.old_clients {
+        None => services::old_clients_until(client)?.and_then(|kept| kept.parse().ok()),
+        given => given,
+    };
+    let Some(until) = until.filter(|until: &Migration| until.is_on(SystemTime::now())) else {
+        return Ok(());
+    };
+    match outside::why_open(client)? {
+        None => Ok(()),
+        Some(why) => Err(Error::failed(format!(
+            "with --old-clients-until {until}, the key service would still serve nobody without a token, because that is safe only \
+             where Cilium replaces kube-proxy and drops packets from outside of the cluster: {why}. Nothing was changed. Let Cilium \
+             do that, or give --old-clients-until never (docs/storage.md)"
+        ))),
+    }
+}
+
+fn addon_failed(error: addons::Error) -> Error {
+    match &error {
+        addons::Error::Api(cause) => Error::of_api(cause, error.to_string()),
+        _ => Error::failed(error),
+    }
+}

@@ -1,0 +1,1416 @@
+//! `firstlight init`: makes a booted node the first of a new cluster.
+//!
+//! The master secret and the measurement salt must not be lost, so the command writes them to disk
+//! before it sends them to the node. The node accepts only one request. If the connection is lost,
+//! or the command is run again, the same request attaches to the set-up that the node is running.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::cluster::{
+    addons::{ADDONS, Addons},
+    apply,
+};
+use crate::shell::{
+    error::Error,
+    files, interrupt,
+    output::{OUTPUT, Output},
+    progress::Progress,
+    usage::{Command, Given},
+};
+use crate::trust::{components, components::Servers};
+use crate::workspace::{
+    connect::{
+        ATTESTATION_KEY, Endpoint, NODE_OPERAND, Node, Reached, TRUST_ANY_TPM, Trust, endpoint_of,
+        read_policy, trust_of,
+    },
+    keeping::{CREATE_KEY, KMS_ACCESS, Wish, wish_of},
+    kubeconfig::{self as kubeconfig_file, KUBECONFIG_FILE, default_path, merge},
+    master_secret::{self, MASTER_SECRET_FILE, SecretSource},
+    options::{
+        CLOUD_PROVIDER, METADATA, POLICY, SKIP_WAIT, TIMEOUT, VARIANT, metadata_of, time,
+        variant_of,
+    },
+    sources::{KEPT, OFFLINE},
+    state::{KnownNode, STATE_FILE, State},
+};
+use base::crypto::{
+    CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id,
+};
+use base::kms::{ClusterKms, NO_STORE};
+use base::machines::Role;
+use base::options::Opt;
+use base::program;
+use base::text::hex;
+use kubernetes::kubeconfig;
+use kubernetes::parameters::{self, Networks, Version};
+use kubernetes::services::{self, Phase};
+use proto::components::Component;
+use proto::init;
+use proto::init::init_response::Kind;
+use proto::init::{InitRequest, InitResponse, ProgressResponse};
+use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
+use serde_json::json;
+use verifier::{KeyName, Variant};
+
+/// The gRPC method.
+const INIT: &str = "/init.API/Init";
+/// Maximum bytes of the node's log; a Constellation node sends its whole journal when it fails.
+const MAX_LOG: usize = 64 << 20;
+
+/// The image of the services.
+const IMAGE: Opt = Opt::value(
+    "image",
+    "IMAGE",
+    "a container image with /join-service and /key-service, which are installed in the new cluster; without it, run \
+     `firstlight apply` later",
+);
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "init",
+    summary: "make a booted node the first of a new cluster",
+    about: &[
+        "Connects over attested TLS, checks that the node meets the policy, and sends it the master secret. Waits for a \
+              node that still boots, and shows what the node does. The node's work does not depend on the connection: if the \
+              connection is lost, run the same command with the same files again to watch the work and get its result.",
+        "The policy or the command line must name the node's attestation key. The node's console shows the name; \
+              `firstlight measure` writes it into the policy.",
+        "With --kubernetes-version the node becomes the first control plane of a cluster. Without it the node's disk gets \
+              its permanent key, and no cluster is made.",
+    ],
+    operand: Some(NODE_OPERAND),
+    options: &[
+        Opt::value("endpoint", "HOST[:PORT]", "the node; the default port is 9000"),
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        Opt::needed(
+            "init-secret",
+            "FILE",
+            "the secret whose hash the node gets from the metadata, in a file that only you may read; - is standard input",
+        ),
+        Opt::value(
+            "master-secret",
+            "FILE",
+            "the master secret; a new one is written if the file does not exist, and it is never overwritten; without it \
+             the cluster cannot be recovered",
+        )
+        .or(MASTER_SECRET_FILE),
+        Opt::value(
+            "kms",
+            "URI",
+            "write a new master secret only as the key of this external KMS wraps it (docs/kms.md), and keep it so in the cluster; \
+             quote it in a shell",
+        ),
+        CREATE_KEY,
+        KMS_ACCESS,
+        ATTESTATION_KEY,
+        TRUST_ANY_TPM,
+        Opt::value("state", "FILE", "the file for the measurement salt, the cluster ID, and the node's attestation key")
+            .or(STATE_FILE),
+        Opt::value("kubeconfig", "FILE", "the file for the administrator's kubeconfig; must not exist")
+            .or(KUBECONFIG_FILE),
+        Opt::flag(
+            "merge-kubeconfig",
+            "also add the kubeconfig to the file that kubectl reads ($KUBECONFIG, else ~/.kube/config)",
+        ),
+        Opt::value("log", "FILE", "the file for the node's log; it is written if the node fails")
+            .or("firstlight-cluster.log"),
+        Opt::value("cluster-name", "NAME", "the cluster's name; by default the node chooses it"),
+        Opt::value("kubernetes-version", "VERSION", "the cluster's version of Kubernetes, from v1.31 on; v1.36 is its newest patch"),
+        Opt::value(
+            "components",
+            "FILE",
+            "the list of programs that the node installs first, as `firstlight components` makes it; without it, init makes it in \
+             the same way",
+        ),
+        Opt::value("service-cidr", "NETWORK", "the services' addresses; by default 10.96.0.0/12"),
+        Opt::value("pod-cidr", "NETWORK", "the pods' addresses; by default the network plugin chooses them"),
+        Opt::value(
+            "apiserver-san",
+            "NAME",
+            "a further name or address of the API server; may be repeated",
+        ),
+        IMAGE,
+        ADDONS,
+        CLOUD_PROVIDER,
+        METADATA,
+        SKIP_WAIT,
+        Opt::flag("skip-addons", "do not install kubeadm's CoreDNS and kube-proxy, if the network plugin has its own"),
+        Opt::flag("verbose", "show each line of the node's progress, not only its phases").short('v'),
+        Opt::flag("dry-run", "check the files and the node, and say what would be done; send and write nothing"),
+        OUTPUT,
+        TIMEOUT.or("30m"),
+    ],
+    examples: &[
+        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
+         --kubernetes-version v1.36.4",
+        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret secret.txt --kms 'kms://aws-kms?keyName=ARN'",
+        "pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+/// Returns the options that the command line gives.
+pub fn options(given: &Given) -> Result<Options, Error> {
+    let both = ["init-secret", "master-secret"];
+    if both
+        .iter()
+        .all(|name| files::is_standard_input(&given.path(name)))
+    {
+        return Err(Error::Usage(
+            "--init-secret - and --master-secret -: only one can be on standard input".into(),
+        ));
+    }
+    Ok(Options {
+        endpoint: endpoint_of(given, proto::init::PORT)?,
+        variant: variant_of(given)?,
+        policy: given.path("policy"),
+        trust: trust_of(given)?,
+        init_secret: given.path("init-secret"),
+        master_secret: given.path("master-secret"),
+        wish: wish_of(given)?,
+        state: given.path("state"),
+        kubeconfig: given.path("kubeconfig"),
+        merge_kubeconfig: given.has("merge-kubeconfig"),
+        log: given.path("log"),
+        cluster_name: given.text("cluster-name")?,
+        kubernetes: kubernetes_of(given)?,
+        verbose: given.has("verbose"),
+        is_dry_run: given.has("dry-run"),
+        output: Output::of(given)?,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn kubernetes_of(given: &Given) -> Result<Option<Kubernetes>, Error> {
+    if !given.has("kubernetes-version") {
+        let alone = [
+            "components",
+            "service-cidr",
+            "pod-cidr",
+            "apiserver-san",
+            "skip-addons",
+            "image",
+            "addons",
+            "cloud-provider",
+            "metadata",
+            "skip-wait",
+        ];
+        return match alone.into_iter().find(|name| given.has(name)) {
+            Some(name) => Err(Error::Usage(format!(
+                "--{name} is for a cluster: --kubernetes-version is missing"
+            ))),
+            None => Ok(None),
+        };
+    }
+    if let (false, Some(name)) = (
+        given.has("image"),
+        ["cloud-provider", "metadata"]
+            .into_iter()
+            .find(|name| given.has(name)),
+    ) {
+        return Err(Error::Usage(format!(
+            "--{name} is for the services: --image is missing"
+        )));
+    }
+    // the node refuses other versions, and so does `firstlight components`
+    let components: Option<PathBuf> = given.value("components").map(Into::into);
+    let version = components::version(
+        &given.text("kubernetes-version")?,
+        components.as_deref(),
+        &Servers::default(),
+        given.parsed("timeout", time)?,
+    )?;
+    Ok(Some(Kubernetes {
+        version,
+        components,
+        service_cidr: given.text("service-cidr")?,
+        pod_cidr: given.text("pod-cidr")?,
+        apiserver_sans: given.texts("apiserver-san")?,
+        has_kubeadm_addons: !given.has("skip-addons"),
+        addons: given.value("addons").map(Into::into),
+        image: given.value("image").map(program::text).transpose()?,
+        metadata: metadata_of(given)?,
+        skip_wait: given.has("skip-wait"),
+    }))
+}
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// The node's address.
+    pub endpoint: Endpoint,
+    /// The attestation policy that the node must meet.
+    pub policy: PathBuf,
+    /// The attestation variant of the nodes.
+    pub variant: &'static Variant,
+    /// The TPMs that may get the master secret.
+    pub trust: Trust,
+    /// The file of the init secret; `-` is standard input.
+    pub init_secret: PathBuf,
+    /// The file of the master secret, which is made if it does not exist.
+    pub master_secret: PathBuf,
+    /// How the cluster stores the master secret, and in which form a new one is written.
+    pub wish: Wish,
+    /// The state file.
+    pub state: PathBuf,
+    /// The file for the administrator's kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// Whether to add the kubeconfig to the file that kubectl reads.
+    pub merge_kubeconfig: bool,
+    /// The file for the log of a node whose set-up fails.
+    pub log: PathBuf,
+    /// The cluster's name; empty for the node's default.
+    pub cluster_name: String,
+    /// The cluster to make; if `None`, the node only gets the permanent key of its disk.
+    pub kubernetes: Option<Kubernetes>,
+    /// Whether to show each line of the node's progress, and not only its phases.
+    pub verbose: bool,
+    /// Whether to check everything, and to send and write nothing.
+    pub is_dry_run: bool,
+    /// The form of the output.
+    pub output: Output,
+    /// The limit for the whole command.
+    pub timeout: Duration,
+}
+
+/// The cluster to make.
+#[derive(Debug)]
+pub struct Kubernetes {
+    /// The version of Kubernetes, as `v1.34.4`.
+    pub version: Version,
+    /// The file with the list of components; if `None`, the list is made from what the servers of Kubernetes publish.
+    pub components: Option<PathBuf>,
+    /// The services' network; empty for kubeadm's default.
+    pub service_cidr: String,
+    /// The pods' network; empty if the network plugin chooses it.
+    pub pod_cidr: String,
+    /// Additional names and addresses of the API server.
+    pub apiserver_sans: Vec<String>,
+    /// Whether kubeadm installs CoreDNS and kube-proxy.
+    pub has_kubeadm_addons: bool,
+    /// The list of add-ons; if `None`, none are installed.
+    pub addons: Option<PathBuf>,
+    /// The services' container image; if `None`, the services are not installed.
+    pub image: Option<String>,
+    /// The metadata service from which the join service gets the list of machines.
+    pub metadata: services::MetadataService,
+    /// Whether to return before the services are ready.
+    pub skip_wait: bool,
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Error> {
+    let policy = read_policy(&options.policy)?;
+    let node = |cluster: Option<&[u8; CLUSTER_ID_LEN]>, state: Option<&State>| {
+        let known = state.iter().flat_map(|state| &state.attestation_keys);
+        let trust = options.trust.clone().and_known(known.copied());
+        let policy = policy.clone();
+        Node::to_initialize(&options.endpoint, options.variant, policy, &trust, cluster)
+    };
+    match options.is_dry_run {
+        true => rehearse(node, options),
+        false => initialize(node, options),
+    }
+}
+
+/// The operator's input, checked.
+struct Brought {
+    cluster_name: String,
+    init_secret: Secret,
+    /// `None` if there is no state file yet.
+    state: Option<State>,
+    /// The files that the node downloads and installs. Empty if the operator asks for no cluster.
+    components: Vec<Component>,
+}
+
+fn check(options: &Options) -> Result<Brought, Error> {
+    let cluster_name = parameters::cluster_name(&options.cluster_name).map_err(Error::failed)?;
+    let init_secret = read_init_secret(&options.init_secret)?;
+    if options.kubeconfig.exists() {
+        let path = options.kubeconfig.display();
+        return Err(Error::failed(format!(
+            "{path} exists: it belongs to another cluster; move it away"
+        )));
+    }
+    let state = State::find(&options.state)?;
+    if let Some(id) = state.as_ref().and_then(|state| state.cluster_id) {
+        let path = options.state.display();
+        return Err(Error::failed(format!(
+            "cluster {} already exists; to make another one, move {path} away",
+            hex(&id)
+        )));
+    }
+    if options.merge_kubeconfig {
+        kubeconfig_file::check(&default_path())?;
+    }
+    let components = match &options.kubernetes {
+        Some(kubernetes) => kubernetes.check(options.timeout)?,
+        None => vec![],
+    };
+    Ok(Brought {
+        cluster_name,
+        init_secret,
+        state,
+        components,
+    })
+}
+
+/// Checks the operator's input, and that the node meets the policy; reports what an init would do.
+/// Sends and writes nothing.
+fn rehearse(
+    node: impl Fn(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Error>,
+    options: &Options,
+) -> Result<(), Error> {
+    let deadline = Instant::now() + options.timeout;
+    let brought = check(options)?;
+    let kms = options.wish.kms.as_deref();
+    let kms = match master_secret::read_wrapped(&options.master_secret, kms) {
+        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => None,
+        read => Some(read.map_err(Error::failed)?),
+    };
+    let external = options.wish.key()?;
+    if let (Some(external), false) = (&external, options.wish.create_key) {
+        external.key.prepare(false)?;
+    }
+    let components = brought.components.len();
+    let cluster = match (&kms, &brought.state) {
+        (Some(kms), Some(state)) => Some(expected_cluster_id(kms, &state.measurement_salt)?),
+        _ => None,
+    };
+    let node = node(cluster.as_ref(), brought.state.as_ref())?;
+    let progress = Progress::on_stderr();
+    let reached = node.reach(deadline, &progress)?;
+    drop(progress);
+    check_carried(options, &reached)
+        .map_err(|error| Error::failed(format!("{error}. Nothing was sent")))?;
+    let key = reached.key;
+
+    let (output, endpoint) = (options.output, &options.endpoint);
+    let secret = options.master_secret.display();
+    output.say(format_args!(
+        "{endpoint} meets the policy {}",
+        options.policy.display()
+    ))?;
+    output.say(match (&kms, external) {
+        (Some(_), _) => format!("It would get the master secret in {secret}"),
+        (None, None) => format!("It would get a new master secret, written to {secret}"),
+        (None, Some(external)) => format!(
+            "It would get a new master secret, written to {secret} as {} wraps it",
+            external.uri
+        ),
+    })?;
+    output.say(match &options.kubernetes {
+        None => "No cluster would be set up on it: --kubernetes-version is not given".into(),
+        Some(kubernetes) => format!(
+            "It would become the first control plane of a cluster {:?} with Kubernetes {} ({components} components), kubeconfig {}",
+            brought.cluster_name,
+            kubernetes.version,
+            options.kubeconfig.display()
+        ),
+    })?;
+    let services = options.kubernetes.as_ref().and_then(|it| it.image.as_ref());
+    if let Some(image) = services {
+        output.say(format_args!(
+            "Then the services of {image} would be installed"
+        ))?;
+    }
+    output.json(&json!({
+        "node": endpoint.to_string(),
+        "key": key.map(|key| key.to_string()),
+        "cluster": cluster.map(|id| hex(&id)),
+        "masterSecret": options.master_secret,
+        "isNewMasterSecret": kms.is_none(),
+        "kubernetes": options.kubernetes.as_ref().map(|it| it.version.to_string()),
+        "services": services,
+    }))?;
+    output.say("Nothing was sent or written")
+}
+
+fn initialize(
+    node: impl Fn(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Error>,
+    options: &Options,
+) -> Result<(), Error> {
+    let deadline = Instant::now() + options.timeout;
+    let Brought {
+        cluster_name,
+        init_secret,
+        state,
+        components,
+    } = check(options)?;
+    // report a faulty policy before anything is written
+    node(None, state.as_ref())?;
+    let mut state = match state {
+        Some(state) => state,
+        None => State::create(&options.state)?,
+    };
+    let (kms, origin) = master_secret::open_or_create(&options.master_secret, &options.wish)
+        .map_err(Error::failed)?;
+    let output = options.output;
+    output.say(format_args!(
+        "{} {}",
+        match origin {
+            master_secret::Origin::Created => "A new master secret is in",
+            master_secret::Origin::Found => "Using the master secret in",
+        },
+        options.master_secret.display()
+    ))?;
+    let expected = expected_cluster_id(&kms, &state.measurement_salt)?;
+    let node = node(Some(&expected), Some(&state))?;
+    let request = request(options, &kms, &state, &init_secret, components);
+    let answered = send(&node, &request, options, deadline)?;
+    if answered.success.cluster_id != expected {
+        return Err(Error::failed(format!(
+            "the node's cluster ID is {}, but the cluster ID of this master secret is {}: do not use this node",
+            hex(&answered.success.cluster_id),
+            hex(&expected)
+        )));
+    }
+    // write these first: a later init, recovery or status needs them, even if the kubeconfig cannot be written
+    state.attestation_keys.extend(answered.key);
+    state.cluster_id = Some(expected);
+    // its name is unknown until the API server lists it
+    state.nodes = vec![KnownNode {
+        name: String::new(),
+        role: Role::ControlPlane,
+        addresses: vec![options.endpoint.host().to_owned()],
+        key: answered.key,
+    }];
+    state.save()?;
+    interrupt::means("the node is initialized, and the state file has its cluster ID and key");
+    output.say(format_args!("Cluster ID: {}", hex(&expected)))?;
+    match keep_result(options, &answered, &cluster_name)? {
+        true => bring_services(options, deadline),
+        false => output.say("The node is initialized; no cluster was set up on it"),
+    }
+}
+
+/// Refuses what an init server of Constellation would ignore: its request has no field for it.
+fn check_carried(options: &Options, reached: &Reached) -> Result<(), Error> {
+    if !reached.is_constellation {
+        return Ok(());
+    }
+    let no_cluster = options.kubernetes.is_none();
+    let is_kubernetes = |has: fn(&Kubernetes) -> bool| options.kubernetes.as_ref().is_some_and(has);
+    let lost: Vec<&str> = [
+        (no_cluster, "it always makes a cluster: give --kubernetes-version"),
+        (
+            is_kubernetes(|it| !it.pod_cidr.is_empty()),
+            "it does not know --pod-cidr: leave it out, and set the pods' addresses in the network plugin's own configuration",
+        ),
+        (
+            is_kubernetes(|it| it.has_kubeadm_addons),
+            "it installs neither CoreDNS nor kube-proxy: give --skip-addons, and install them as add-ons",
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(is_lost, what)| is_lost.then_some(what))
+    .collect();
+    match lost.is_empty() {
+        true => Ok(()),
+        false => Err(Error::failed(format!(
+            "{}: the node has the init server of Constellation: {}",
+            options.endpoint,
+            lost.join("; ")
+        ))),
+    }
+}
+
+/// The answer of an initialized node, and its attestation key.
+struct Answered {
+    success: Success,
+    key: Option<KeyName>,
+}
+
+/// Sends the request until the node answers. After a lost connection the node continues its set-up, and the same request attaches
+/// to it.
+fn send(
+    node: &Node,
+    request: &InitRequest,
+    options: &Options,
+    deadline: Instant,
+) -> Result<Answered, Error> {
+    let progress = Progress::on_stderr();
+    let mut watching = Watching::new(&progress, options);
+    let mut was_sent = false;
+    interrupt::means(
+        "nothing was sent to a node; the master secret stays in its file, and the next init uses it",
+    );
+    loop {
+        let reached = node.reach(deadline, &progress).and_then(|reached| {
+            check_carried(options, &reached)?;
+            Ok(reached)
+        });
+        let reached = reached.inspect_err(|_| {
+            if !was_sent {
+                let file = options.master_secret.display();
+                progress.line(format!(
+                    "Nothing was sent to a node. The master secret stays in {file}, and the next init uses it"
+                ));
+            }
+        })?;
+        progress.phase(format!("initializing {}", options.endpoint));
+        was_sent = true;
+        interrupt::means(match reached.is_constellation {
+            false => {
+                "the node continues; run the same command with the same files again to watch it and to get its result"
+            }
+            true => {
+                "the node runs Constellation and stops its set-up without the connection; start the machine anew"
+            }
+        });
+        let key = reached.key;
+        match watching.exchange(&reached.channel, request, deadline) {
+            Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {
+                progress.line(format!(
+                    "{}: {}; asking again",
+                    options.endpoint,
+                    short(&status.to_string())
+                ));
+                let left = deadline.saturating_duration_since(Instant::now());
+                thread::sleep(status.retry_after().unwrap_or_default().min(left));
+            }
+            answer => {
+                let success = answer.map_err(|failure| failure.into_failure(options))?;
+                watching.finish();
+                return Ok(Answered { success, key });
+            }
+        }
+    }
+}
+
+/// Writes the kubeconfig, and prints the command's result. Returns whether the node made a cluster.
+fn keep_result(
+    options: &Options,
+    Answered { success, key }: &Answered,
+    cluster_name: &str,
+) -> Result<bool, Error> {
+    let output = options.output;
+    let kubeconfig = keep_kubeconfig(options, &success.kubeconfig, cluster_name)?;
+    let result = json!({
+        "cluster": hex(&success.cluster_id),
+        "node": options.endpoint.to_string(),
+        "key": key.map(|key| key.to_string()),
+        "masterSecret": options.master_secret,
+        "state": options.state,
+        "kubeconfig": kubeconfig.as_ref().map(|_| &options.kubeconfig),
+    });
+    // before the services are installed: this message is true even if the installation fails
+    output.json(&result)?;
+    let Some(kubeconfig) = kubeconfig else {
+        return Ok(false);
+    };
+    output.say(format_args!(
+        "Administrator's kubeconfig: {}",
+        options.kubeconfig.display()
+    ))?;
+    if options.merge_kubeconfig {
+        let path = default_path();
+        let context = merge(&path, kubeconfig.expose())?;
+        output.say(format_args!(
+            "It is also the current context of {}: {context}",
+            path.display()
+        ))?;
+    }
+    Ok(true)
+}
+
+impl Kubernetes {
+    /// Checks for input that the node would refuse, and returns the components that it installs.
+    fn check(&self, limit: Duration) -> Result<Vec<Component>, Error> {
+        Networks::parse(&self.service_cidr, &self.pod_cidr, None).map_err(Error::failed)?;
+        for name in &self.apiserver_sans {
+            parameters::alternative_name(name)
+                .map_err(|error| Error::failed(format!("--apiserver-san: {error}")))?;
+        }
+        if let Some(list) = &self.addons {
+            let addons = Addons::read(list, &[]).map_err(Error::failed)?;
+            addons
+                .check(&self.version.to_string())
+                .map_err(Error::failed)?;
+        }
+        if let Some(warning) = self.version.warning(SystemTime::now()) {
+            log::warn!("{warning}");
+        }
+        components::of(&self.version, self.components.as_deref(), limit)
+    }
+}
+
+/// Installs the services, if an image is given.
+fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
+    let Some(kubernetes) = &options.kubernetes else {
+        return Ok(());
+    };
+    if kubernetes.image.is_none() {
+        options.output.say(
+            "No other node can join yet: `firstlight apply` installs the services that admit nodes",
+        )?;
+    }
+    let skip_phases = match kubernetes.image {
+        Some(_) => vec![],
+        None if kubernetes.addons.is_none() => return Ok(()),
+        None => vec![Phase::Policy, Phase::Services],
+    };
+    let applied = apply::apply(&apply::Options {
+        require_strong: None,
+        watch: None,
+        watch_action: None,
+        watch_issuer: None,
+        variant: Some(options.variant),
+        kubeconfig: vec![options.kubeconfig.clone()],
+        policy: options.policy.clone(),
+        policy_text: None,
+        image: kubernetes.image.clone().unwrap_or_default(),
+        addons: kubernetes.addons.clone(),
+        skip_phases,
+        master_secret: SecretSource::File(options.master_secret.clone()),
+        wish: options.wish.clone(),
+        state: options.state.clone(),
+        node_port: None,
+        migration: None,
+        old_clients: None,
+        grants: None,
+        metadata: Some(kubernetes.metadata.clone()),
+        backups: ".".into(),
+        skip_wait: kubernetes.skip_wait,
+        print: false,
+        is_dry_run: false,
+        keeps_superseded: false,
+        control_planes: vec![],
+        output: options.output,
+        timeout: deadline.saturating_duration_since(Instant::now()),
+    });
+    let applied = applied.inspect_err(|_| {
+        log::warn!("the cluster is made, and its state file stays: continue with `firstlight apply`, not with init");
+    })?;
+    options.output.say(apply::summary(&applied))
+}
+
+/// Writes the kubeconfig of a node whose init is complete; returns `None` if it has none, because
+/// no cluster was made.
+fn keep_kubeconfig(
+    options: &Options,
+    sent: &Secret,
+    cluster_name: &str,
+) -> Result<Option<Secret>, Error> {
+    if sent.is_empty() {
+        return Ok(None);
+    }
+    let lost = |why: String| {
+        Error::failed(format!(
+            "the node is initialized, and {} has its cluster ID and key, but there is no kubeconfig: {why}. `firstlight kubeconfig` \
+             makes one",
+            options.state.display()
+        ))
+    };
+    let built = kubeconfig::rebuild(
+        sent.expose(),
+        cluster_name,
+        &format!("{cluster_name}-admin"),
+    )
+    .map_err(|why| {
+        lost(format!(
+            "its kubeconfig does not have the form of kubeadm's: {why}"
+        ))
+    })?;
+    files::create_private(&options.kubeconfig, built.expose())
+        .map_err(|error| lost(error.to_string()))?;
+    Ok(Some(built))
+}
+
+/// Reads the init secret, without the line break that editors and `echo` leave.
+pub fn read_init_secret(path: &Path) -> Result<Secret, Error> {
+    let content = files::read_secret(path)?;
+    let line = content.strip_suffix(b"\n").unwrap_or(&content);
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    match line.is_empty() {
+        true => Err(Error::failed(format!(
+            "the init secret in {} is empty",
+            path.display()
+        ))),
+        false => Ok(Secret::new(line.to_vec())),
+    }
+}
+
+/// Returns the ID of the cluster with this master secret and this salt.
+pub fn expected_cluster_id(
+    kms: &ClusterKms,
+    salt: &[u8; MEASUREMENT_SALT_LEN],
+) -> Result<[u8; CLUSTER_ID_LEN], Error> {
+    let measurement_secret = kms
+        .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
+        .map_err(Error::failed)?;
+    Ok(cluster_id(&measurement_secret, salt))
+}
+
+/// Returns whether a call ended because its connection was lost.
+fn is_lost(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::Cancelled)
+}
+
+fn request(
+    options: &Options,
+    kms: &ClusterKms,
+    state: &State,
+    init_secret: &Secret,
+    components: Vec<Component>,
+) -> InitRequest {
+    let mut request = InitRequest::default();
+    request.kms_uri = kms.uri().to_string();
+    request.storage_uri = NO_STORE.into();
+    request.measurement_salt = state.measurement_salt.to_vec();
+    request.init_secret = init_secret.expose().to_vec();
+    request.cluster_name = options.cluster_name.clone();
+    if let Some(kubernetes) = &options.kubernetes {
+        request.kubernetes_components = components;
+        request.kubernetes_version = kubernetes.version.to_string();
+        request.service_cidr = kubernetes.service_cidr.clone();
+        request.pod_cidr = kubernetes.pod_cidr.clone();
+        request.apiserver_cert_sans = kubernetes.apiserver_sans.clone();
+        request.kubeadm_addons = kubernetes.has_kubeadm_addons;
+    }
+    request
+}
+
+/// The answer of a node that succeeded.
+struct Success {
+    kubeconfig: Secret,
+    cluster_id: Vec<u8>,
+}
+
+enum NoSuccess {
+    /// The node failed or refused, for this reason; its log.
+    Refused(String, Log),
+    /// The call ended before the node's result.
+    Ended(Status),
+    /// The node sent no result.
+    Nothing,
+    /// The node's log cannot be written.
+    Local(files::FileError),
+}
+
+/// In a phase that takes longer than this, one line of the node is printed after each such
+/// interval, even if the operator did not ask for lines.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// The progress of a node's set-up, over any number of connections.
+struct Watching<'a> {
+    progress: &'a Progress,
+    options: &'a Options,
+    /// Number of progress messages so far; a node sends all of them on each connection.
+    seen: usize,
+    /// The node's present phase, and its beginning by the node's clock.
+    phase: Option<(String, Duration)>,
+    /// The time of the latest message, by the node's clock.
+    latest: Duration,
+    /// The time of the latest line that was printed.
+    told: Duration,
+    /// The lines of the phases, for the log of a failure.
+    log: Log,
+}
+
+impl<'a> Watching<'a> {
+    fn new(progress: &'a Progress, options: &'a Options) -> Watching<'a> {
+        let log = Log::new(&options.log);
+        Watching {
+            progress,
+            options,
+            seen: 0,
+            phase: None,
+            latest: Duration::ZERO,
+            told: Duration::ZERO,
+            log,
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        channel: &Channel,
+        request: &InitRequest,
+        deadline: Instant,
+    ) -> Result<Success, NoSuccess> {
+        let timeout = Some(deadline.saturating_duration_since(Instant::now()));
+        let mut metadata = Metadata::new();
+        metadata
+            .insert(init::PROGRESS, "1")
+            .map_err(NoSuccess::Ended)?;
+        let options = CallOptions { timeout, metadata };
+        let mut responses = channel
+            .server_streaming(INIT, request, &options)
+            .map_err(NoSuccess::Ended)?;
+        let mut number = 0;
+        let error = loop {
+            let response: InitResponse = responses
+                .next()
+                .ok_or(NoSuccess::Nothing)?
+                .map_err(NoSuccess::Ended)?;
+            match response.kind {
+                Some(Kind::InitSuccess(mut success)) => {
+                    let kubeconfig = Secret::new(std::mem::take(&mut success.kubeconfig));
+                    return Ok(Success {
+                        kubeconfig,
+                        cluster_id: std::mem::take(&mut success.cluster_id),
+                    });
+                }
+                Some(Kind::InitFailure(failure)) => break failure.error,
+                Some(Kind::Log(chunk)) => self.log.add(&chunk.log)?,
+                Some(Kind::Progress(event)) => {
+                    number += 1;
+                    if number > self.seen {
+                        self.seen = number;
+                        self.show(&event)?;
+                    }
+                }
+                // a message of a later version
+                None => {}
+            }
+        };
+        // the node's log follows; Constellation ends it with an error status although the log is
+        // complete
+        while let Some(Ok(InitResponse {
+            kind: Some(Kind::Log(chunk)),
+        })) = responses.next()
+        {
+            self.log.add(&chunk.log)?;
+        }
+        let log = std::mem::replace(&mut self.log, Log::new(&self.options.log));
+        Err(NoSuccess::Refused(error, log))
+    }
+
+    fn show(&mut self, event: &ProgressResponse) -> Result<(), NoSuccess> {
+        self.latest = Duration::from_millis(event.elapsed_millis);
+        if event.line.is_empty() {
+            self.finish();
+            self.phase = Some((event.phase.clone(), self.latest));
+            self.progress.phase(event.phase.as_str());
+            return Ok(());
+        }
+        let begun = self
+            .phase
+            .as_ref()
+            .map_or(Duration::ZERO, |(_, since)| *since);
+        if self.options.verbose || self.latest.saturating_sub(begun.max(self.told)) >= SILENCE {
+            self.told = self.latest;
+            self.progress.line(format!("  {}", event.line));
+        }
+        let at = self.latest.as_secs_f64();
+        self.log
+            .add(format!("{at:9.3}s {}: {}\n", event.phase, event.line).as_bytes())
+    }
+
+    /// Ends the present phase, and prints its duration.
+    fn finish(&mut self) {
+        if let Some((phase, since)) = self.phase.take() {
+            let took = self.latest.saturating_sub(since).as_secs_f64();
+            self.progress.line(format!("{phase}: {took:.1} s"));
+        }
+    }
+}
+
+impl NoSuccess {
+    fn into_failure(self, options: &Options) -> Error {
+        let endpoint = &options.endpoint;
+        match self {
+            NoSuccess::Refused(error, log) => {
+                let kept = match log.len {
+                    0 => String::new(),
+                    len => format!("\nIts log ({len} bytes) is in {}", options.log.display()),
+                };
+                Error::Refused(format!(
+                    "{endpoint}: the node could not be initialized: {}{kept}",
+                    short(&error)
+                ))
+            }
+            NoSuccess::Ended(status) => match status.code() {
+                Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => {
+                    Error::Unreachable(format!(
+                        "{endpoint}: the call ended before the node answered: {}\nThe node may continue: run the same \
+                     command again to ask it",
+                        short(&status.to_string())
+                    ))
+                }
+                _ => Error::Refused(format!(
+                    "{endpoint}: the node refused: {}",
+                    short(&status.to_string())
+                )),
+            },
+            NoSuccess::Nothing => Error::failed(format!(
+                "{endpoint}: the node ended the call without an answer"
+            )),
+            NoSuccess::Local(error) => Error::failed(error),
+        }
+    }
+}
+
+/// Returns a peer's text, cut to the size of a screen.
+fn short(text: &str) -> String {
+    const MAX: usize = 2000;
+    text.chars().take(MAX).collect()
+}
+
+/// The node's log, which is appended to a file; the first chunk creates the file.
+struct Log {
+    path: PathBuf,
+    file: Option<File>,
+    len: usize,
+}
+
+impl Log {
+    fn new(path: &Path) -> Log {
+        Log {
+            path: path.into(),
+            file: None,
+            len: 0,
+        }
+    }
+
+    fn add(&mut self, chunk: &[u8]) -> Result<(), NoSuccess> {
+        let chunk = &chunk[..chunk.len().min(MAX_LOG - self.len)];
+        if chunk.is_empty() {
+            return Ok(());
+        }
+        let file = match self.file.take() {
+            Some(file) => file,
+            None => files::append_private(&self.path).map_err(NoSuccess::Local)?,
+        };
+        let file = self.file.insert(file);
+        file.write_all(chunk).map_err(|error| {
+            NoSuccess::Local(files::FileError::Io("write", self.path.clone(), error))
+        })?;
+        self.len += chunk.len();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::{Arc, Mutex};
+    use std::thread;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::shell::error::UNREACHABLE;
+    use proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
+    use rpc::grpc::{Call, Limits, Router, Sender, Server};
+    use transport::Accept;
+    use verifier::variant;
+
+    /// Starts a node with attested TLS that proves nothing, and with the test's handler.
+    fn node<F>(handler: F) -> Server
+    where
+        F: Fn(&InitRequest, &mut dyn FnMut(Kind)) -> Result<(), Status> + Send + Sync + 'static,
+    {
+        node_at(TcpListener::bind("127.0.0.1:0").unwrap(), handler)
+    }
+
+    fn node_at<F>(listener: TcpListener, handler: F) -> Server
+    where
+        F: Fn(&InitRequest, &mut dyn FnMut(Kind)) -> Result<(), Status> + Send + Sync + 'static,
+    {
+        let router = Router::new().server_streaming(
+            INIT,
+            move |_: &Call, request: InitRequest, out: &mut Sender<InitResponse>| {
+                handler(&request, &mut |kind| {
+                    out.send(&InitResponse { kind: Some(kind) }).unwrap()
+                })
+            },
+        );
+        let tls: Arc<dyn Accept> = Arc::new(atls::Server::new(None, None));
+        Server::start("node", listener, tls, router, Limits::default()).unwrap()
+    }
+
+    struct Operator {
+        dir: TempDir,
+        options: Options,
+    }
+
+    fn operator(node: &str, timeout: u64) -> Operator {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        files::create_private(&file("init-secret"), b"correct horse\n").unwrap();
+        let options = Options {
+            variant: Variant::named(variant::DEFAULT).unwrap(),
+            endpoint: Endpoint::parse(node, 9000).unwrap(),
+            policy: file("none"),
+            trust: Trust::AnyTpm,
+            init_secret: file("init-secret"),
+            wish: Wish::default(),
+            master_secret: file("master.json"),
+            state: file("state.json"),
+            kubeconfig: file("admin.conf"),
+            merge_kubeconfig: false,
+            log: file("cluster.log"),
+            cluster_name: "green".into(),
+            kubernetes: None,
+            verbose: false,
+            is_dry_run: false,
+            output: Output::Text,
+            timeout: Duration::from_secs(timeout),
+        };
+        Operator { dir, options }
+    }
+
+    impl Operator {
+        fn init(&self) -> Result<(), (u8, String)> {
+            match initialize(
+                |_, _| {
+                    Ok(Node {
+                        endpoint: self.options.endpoint.clone(),
+                        client: atls::Client::new(None, None),
+                    })
+                },
+                &self.options,
+            ) {
+                Ok(()) => Ok(()),
+                Err(error) => Err((error.exit_code(), error.to_string())),
+            }
+        }
+
+        fn has(&self, name: &str) -> bool {
+            self.dir.path().join(name).exists()
+        }
+    }
+
+    /// The answer of an honest node.
+    fn success(request: &InitRequest, kubeconfig: &[u8]) -> Kind {
+        let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).unwrap();
+        let secret = kms
+            .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
+            .unwrap();
+        let mut success = InitSuccessResponse::default();
+        success.kubeconfig = kubeconfig.to_vec();
+        success.cluster_id = cluster_id(&secret, &request.measurement_salt).to_vec();
+        Kind::InitSuccess(success)
+    }
+
+    #[test]
+    fn a_node_gets_the_secrets_that_are_on_disk_and_the_cluster_id_is_kept() {
+        let got = Arc::new(Mutex::new(None));
+        let keep = got.clone();
+        let node = node(move |request, send| {
+            *keep.lock().unwrap() = Some(request.clone());
+            send(success(request, b""));
+            Ok(())
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        operator.init().unwrap();
+        let request = got.lock().unwrap().take().unwrap();
+        let state = State::open(&operator.options.state).unwrap();
+        let kms = master_secret::read(&operator.options.master_secret).unwrap();
+        assert_eq!(request.init_secret, b"correct horse");
+        assert_eq!(request.cluster_name, "green");
+        assert_eq!(request.measurement_salt, state.measurement_salt);
+        assert_eq!(
+            ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).unwrap(),
+            kms
+        );
+        assert_eq!(
+            state.cluster_id,
+            Some(expected_cluster_id(&kms, &state.measurement_salt).unwrap())
+        );
+        assert!(!operator.has("admin.conf") && !operator.has("cluster.log"));
+        let (code, text) = operator.init().unwrap_err();
+        assert!(code == 1 && text.contains("already exists"), "{text}");
+    }
+
+    /// The form that kubeadm writes, with more lines for the user.
+    fn admin_conf(in_user: &str) -> String {
+        let pair = rcgen::generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
+        let base64 = |text: String| base64::Engine::encode(&base64::prelude::BASE64_STANDARD, text);
+        let (certificate, key) = (
+            base64(pair.cert.pem()),
+            base64(pair.signing_key.serialize_pem()),
+        );
+        format!(
+            "clusters:\n- name: green\n  cluster: {{server: 'https://10.0.0.1:6443', certificate-authority-data: \
+             {certificate}}}\nusers:\n- name: a\n  user:\n    client-certificate-data: {certificate}\n    client-key-data: \
+             {key}\n{in_user}contexts:\n- name: c\n  context: {{cluster: green, user: a}}\ncurrent-context: c\n"
+        )
+    }
+
+    #[test]
+    fn of_a_nodes_kubeconfig_only_server_and_credentials_are_kept_where_only_the_operator_reads_them()
+     {
+        let node = node(|request, send| {
+            let hostile = admin_conf("    exec: {command: sh, args: [-c, id]}\n    token: t\n");
+            send(success(request, hostile.as_bytes()));
+            Ok(())
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        operator.init().unwrap();
+        let kept = fs::read_to_string(&operator.options.kubeconfig).unwrap();
+        assert!(
+            kept.contains("server: https://10.0.0.1:6443")
+                && kept.contains("name: \"green-admin\""),
+            "{kept}"
+        );
+        assert!(!kept.contains("exec") && !kept.contains("token"), "{kept}");
+        assert_eq!(
+            fs::metadata(&operator.options.kubeconfig)
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o777,
+            0o600
+        );
+    }
+
+    #[test]
+    fn of_a_node_whose_kubeconfig_is_refused_the_cluster_id_is_kept() {
+        let node = node(|request, send| {
+            send(success(
+                request,
+                admin_conf("").replace("https:", "http:").as_bytes(),
+            ));
+            Ok(())
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        let (code, text) = operator.init().unwrap_err();
+        assert!(
+            code == 1
+                && text.contains("expected https://HOST:PORT")
+                && text.contains("`firstlight kubeconfig`"),
+            "{text}"
+        );
+        let state = State::open(&operator.options.state).unwrap();
+        let kms = master_secret::read(&operator.options.master_secret).unwrap();
+        let expected = expected_cluster_id(&kms, &state.measurement_salt).unwrap();
+        assert_eq!(state.cluster_id, Some(expected));
+        assert!(!operator.has("admin.conf"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_cluster_is_said_before_anything_is_written() {
+        let wrong = |change: &dyn Fn(&mut Kubernetes)| {
+            let mut operator = operator("127.0.0.1:1", 1);
+            let mut kubernetes = Kubernetes {
+                version: "v1.36.4".parse().unwrap(),
+                components: None,
+                service_cidr: String::new(),
+                pod_cidr: String::new(),
+                apiserver_sans: vec![],
+                has_kubeadm_addons: true,
+                addons: None,
+                image: None,
+                metadata: services::MetadataService::default(),
+                skip_wait: false,
+            };
+            change(&mut kubernetes);
+            operator.options.kubernetes = Some(kubernetes);
+            let (code, text) = operator.init().unwrap_err();
+            assert!(
+                code == 1 && !operator.has("master.json") && !operator.has("state.json"),
+                "{text}"
+            );
+            text
+        };
+        let text = wrong(&|it| it.components = Some("/nonexistent/components.json".into()));
+        assert!(text.contains("/nonexistent/components.json"), "{text}");
+        let list = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(list.path(), "[]").unwrap();
+        let wrong = |change: &dyn Fn(&mut Kubernetes)| {
+            wrong(&|it| {
+                it.components = Some(list.path().into());
+                change(it);
+            })
+        };
+        let text = wrong(&|it| it.service_cidr = "10.96.0.0/33".into());
+        assert!(text.contains("10.96.0.0/33"), "{text}");
+        let text = wrong(&|it| it.apiserver_sans = vec!["a b".into()]);
+        assert!(text.contains("--apiserver-san: "), "{text}");
+    }
+
+    #[test]
+    fn a_node_with_another_cluster_id_is_not_taken_for_initialized() {
+        let node = node(|_, send| {
+            let mut other = InitSuccessResponse::default();
+            other.cluster_id = vec![7; 32];
+            send(Kind::InitSuccess(other));
+            Ok(())
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        let (code, text) = operator.init().unwrap_err();
+        assert!(
+            code == 1 && text.contains(&"07".repeat(32)) && text.contains("do not use this node"),
+            "{text}"
+        );
+        assert_eq!(
+            State::open(&operator.options.state).unwrap().cluster_id,
+            None
+        );
+    }
+
+    #[test]
+    fn a_failure_is_shown_and_the_nodes_log_kept_though_the_old_system_ends_it_with_an_error() {
+        let node = node(|_, send| {
+            send(Kind::InitFailure(InitFailureResponse {
+                error: "creating kms client: \x1b[2Jno".into(),
+            }));
+            for chunk in [vec![b'a'; 1024], vec![b'b'; 1024], vec![b'c'; 5]] {
+                send(Kind::Log(LogResponseType { log: chunk }));
+            }
+            Err(Status::new(Code::Unknown, "creating kms client: no"))
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        for _ in 0..2 {
+            let (code, text) = operator.init().unwrap_err();
+            assert!(
+                code == 1 && text.contains("creating kms client: \u{1b}[2Jno"),
+                "{text}"
+            );
+            assert!(
+                text.contains("2053 bytes") && text.contains("cluster.log"),
+                "{text}"
+            );
+        }
+        let log = fs::read(&operator.options.log).unwrap();
+        assert_eq!((log.len(), &log[2048..2054]), (2 * 2053, &b"ccccca"[..]));
+        assert_eq!(
+            fs::metadata(&operator.options.log)
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o777,
+            0o600
+        );
+    }
+
+    #[test]
+    fn a_refusal_by_status_and_an_empty_answer_are_failures() {
+        let refusing = node(|_, _| Err(Status::new(Code::PermissionDenied, "wrong init secret")));
+        let (code, text) = operator(&refusing.local_addr().to_string(), 20)
+            .init()
+            .unwrap_err();
+        assert!(code == 1 && text.contains("wrong init secret"), "{text}");
+        let silent = node(|_, _| Ok(()));
+        let (code, text) = operator(&silent.local_addr().to_string(), 20)
+            .init()
+            .unwrap_err();
+        assert!(code == 1 && text.contains("without an answer"), "{text}");
+    }
+
+    /// Forwards connections to `to`, and closes the first one on request.
+    fn cutting_proxy(
+        to: std::net::SocketAddr,
+        cut: Arc<Mutex<Option<TcpStream>>>,
+    ) -> std::net::SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, node) = (client.unwrap(), TcpStream::connect(to).unwrap());
+                cut.lock()
+                    .unwrap()
+                    .get_or_insert(client.try_clone().unwrap());
+                for (mut from, mut to) in [
+                    (client.try_clone().unwrap(), node.try_clone().unwrap()),
+                    (node, client),
+                ] {
+                    thread::spawn(move || io::copy(&mut from, &mut to));
+                }
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn a_connection_that_breaks_is_made_again_and_the_same_request_finds_the_node_at_work() {
+        let requests = Arc::new(Mutex::new(vec![]));
+        let cut: Arc<Mutex<Option<TcpStream>>> = Arc::default();
+        let (seen, cutting) = (requests.clone(), cut.clone());
+        let node = node(move |request, send| {
+            seen.lock().unwrap().push(request.clone());
+            let event = |phase: &str, line: &str| {
+                Kind::Progress(ProgressResponse {
+                    phase: phase.into(),
+                    line: line.into(),
+                    elapsed_millis: 1,
+                })
+            };
+            send(event("components", ""));
+            send(event("components", "kubelet: installed"));
+            if seen.lock().unwrap().len() == 1 {
+                cutting
+                    .lock()
+                    .unwrap()
+                    .as_ref()
+                    .unwrap()
+                    .shutdown(Shutdown::Both)
+                    .unwrap();
+                thread::sleep(Duration::from_millis(300));
+                return Ok(());
+            }
+            send(success(request, b""));
+            Ok(())
+        });
+        let proxy = cutting_proxy(node.local_addr(), cut);
+        operator(&proxy.to_string(), 20).init().unwrap();
+        let requests = requests.lock().unwrap();
+        assert!(requests.len() == 2 && requests[0] == requests[1]);
+    }
+
+    #[test]
+    fn what_the_node_told_before_it_failed_is_in_the_log() {
+        let node = node(|_, send| {
+            for line in ["", "[preflight] Running", "[error] no containerd"] {
+                let (phase, line) = ("kubeadm preflight".into(), line.into());
+                send(Kind::Progress(ProgressResponse {
+                    phase,
+                    line,
+                    elapsed_millis: 1500,
+                }));
+            }
+            send(Kind::InitFailure(InitFailureResponse {
+                error: "kubeadm failed".into(),
+            }));
+            Ok(())
+        });
+        let operator = operator(&node.local_addr().to_string(), 20);
+        let (_, text) = operator.init().unwrap_err();
+        assert!(text.contains("kubeadm failed"), "{text}");
+        let log = fs::read_to_string(&operator.options.log).unwrap();
+        assert_eq!(
+            log,
+            "    1.500s kubeadm preflight: [preflight] Running\n    1.500s kubeadm preflight: [error] no containerd\n"
+        );
+    }
+
+    #[test]
+    fn a_node_that_is_still_booting_is_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        let operator = operator(&address.to_string(), 30);
+        thread::scope(|scope| {
+            let result = scope.spawn(|| operator.init());
+            thread::sleep(Duration::from_millis(700));
+            let _node = node_at(TcpListener::bind(address).unwrap(), |request, send| {
+                send(success(request, b""));
+                Ok(())
+            });
+            assert_eq!(result.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn a_node_that_takes_too_long_is_given_up() {
+        let node = node(|_, _| {
+            thread::sleep(Duration::from_secs(3));
+            Ok(())
+        });
+        let (code, text) = operator(&node.local_addr().to_string(), 1)
+            .init()
+            .unwrap_err();
+        assert_eq!(code, UNREACHABLE, "{text}");
+    }
+}

@@ -1,0 +1,353 @@
+//! Moves the pods away from a node, as `kubectl drain --ignore-daemonsets` does: by the eviction API, which honours
+//! PodDisruptionBudgets. The order is [`cordon`], [`drain`], and [`uncordon`] if the node stays.
+
+use std::time::{Duration, Instant};
+
+use base::options::Opt;
+use kubernetes::client::{Client, NAMESPACES, NODES, PODS, Selector};
+use serde_json::{Value, json};
+
+use crate::shell::{
+    error::Error,
+    progress::{Progress, human, printable},
+    usage::Given,
+};
+use crate::workspace::objects::{is_silent, list, text};
+
+/// The option by which the operator permits [`Permitted::empty_dir`].
+pub const DELETE_EMPTYDIR_DATA: Opt = Opt::flag(
+    "delete-emptydir-data",
+    "also evict pods with emptyDir volumes, whose data is lost",
+);
+
+/// The option by which the operator permits [`Permitted::unmanaged`].
+pub const DELETE_UNMANAGED_PODS: Opt = Opt::flag(
+    "delete-unmanaged-pods",
+    "also evict pods that no controller makes again elsewhere (kubectl drain: --force)",
+);
+
+/// The option with the time limit of [`drain`].
+pub const DRAIN_TIMEOUT: Opt = Opt::value(
+    "drain-timeout",
+    "TIME",
+    "how long the pods of a node may take to end",
+)
+.or("10m");
+
+/// The annotation of a static pod.
+const STATIC: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
+/// The pause between two looks at the pods.
+const PAUSE: Duration = Duration::from_secs(1);
+/// When the eviction of a pod is tried again after a refusal, as in kubectl.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Which pods may be evicted besides those that a controller makes again and that lose no data.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Permitted {
+    /// Those whose data in an emptyDir is lost: `--delete-emptydir-data`.
+    pub empty_dir: bool,
+    /// Those that no controller makes again: `--delete-unmanaged-pods`.
+    pub unmanaged: bool,
+}
+
+impl Permitted {
+    /// Reads the options [`DELETE_EMPTYDIR_DATA`] and [`DELETE_UNMANAGED_PODS`].
+    pub fn of(given: &Given) -> Permitted {
+        Permitted {
+            empty_dir: given.has("delete-emptydir-data"),
+            unmanaged: given.has("delete-unmanaged-pods"),
+        }
+    }
+}
+
+/// How a drain ended.
+#[must_use]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drained {
+    /// The evicted pods have ended.
+    Empty,
+    /// The node's kubelet is silent, or its Node is deleted: nobody says whether its pods have ended.
+    Silent,
+}
+
+/// What happens with a pod.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    /// It ends with its node: it belongs to a DaemonSet, or is static.
+    Stays,
+    Evicted,
+    /// The operator has to permit it, for this reason.
+    Refused(&'static str),
+}
+
+/// Returns what happens with a pod, by the rules of `kubectl drain --ignore-daemonsets`. A pod that somebody has deleted already is only
+/// waited for, also if it is the pod of an earlier command of ours.
+fn fate(pod: &Value, permitted: Permitted) -> Fate {
+    let owners = list(pod, "/metadata/ownerReferences").iter();
+    let controller = owners
+        .filter(|it| it["controller"] == true)
+        .map(|it| text(it, "/kind"))
+        .next();
+    let has_ended = ["Succeeded", "Failed"].contains(&text(pod, "/status/phase"));
+    let is_ending = !text(pod, "/metadata/deletionTimestamp").is_empty();
+    let mut volumes = list(pod, "/spec/volumes").iter();
+    if pod.pointer(STATIC).is_some() {
+        Fate::Stays
+    } else if has_ended {
+        Fate::Evicted
+    } else if controller == Some("DaemonSet") {
+        Fate::Stays
+    } else if is_ending {
+        Fate::Evicted
+    } else if !permitted.empty_dir && volumes.any(|it| !it["emptyDir"].is_null()) {
+        Fate::Refused(
+            "it has data in an emptyDir, which is lost: --delete-emptydir-data permits it",
+        )
+    } else if !permitted.unmanaged && controller.is_none() {
+        Fate::Refused("no controller makes it again elsewhere: --delete-unmanaged-pods permits it")
+    } else {
+        Fate::Evicted
+    }
+}
+
+/// The pods of a node by what happens with them.
+#[derive(Debug, Default)]
+pub struct Pods {
+    /// Those that are evicted.
+    pub evicted: Vec<Value>,
+    /// The number of those that end with the node.
+    pub staying: usize,
+    /// A sentence about each pod that the operator has to permit.
+    pub refused: Vec<String>,
+}
+
+impl Pods {
+    /// Lists the pods of a node.
+    pub fn of(client: &Client, node: &str, permitted: Permitted) -> Result<Pods, Error> {
+        let selector = Selector::fields(&format!("spec.nodeName={node}"));
+        let mut pods = Pods::default();
+        for pod in client.list(&PODS.all(), &selector)?.items {
+            match fate(&pod, permitted) {
+                Fate::Stays => pods.staying += 1,
+                Fate::Evicted => pods.evicted.push(pod),
+                Fate::Refused(why) => pods.refused.push(format!("{}: {why}", name_of(&pod))),
+            }
+        }
+        Ok(pods)
+    }
+
+    /// Refuses pods that the operator has to permit.
+    pub fn check(&self, node: &str) -> Result<(), Error> {
+        match self.refused.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Refused(format!(
+                "{} of the pods on {node} must not be evicted: {}",
+                self.refused.len(),
+                self.refused.join("; ")
+            ))),
+        }
+    }
+}
+
+fn name_of(pod: &Value) -> String {
+    printable(&format!(
+        "{}/{}",
+        text(pod, "/metadata/namespace"),
+        text(pod, "/metadata/name")
+    ))
+}
+
+/// Keeps new pods away from a node.
+pub fn cordon(client: &Client, node: &str) -> Result<(), Error> {
+    set_unschedulable(client, node, Value::Bool(true))
+}
+
+/// Lets new pods come to a node again.
+pub fn uncordon(client: &Client, node: &str) -> Result<(), Error> {
+    set_unschedulable(client, node, Value::Null)
+}
+
+fn set_unschedulable(client: &Client, node: &str, value: Value) -> Result<(), Error> {
+    let patch = json!({"spec": {"unschedulable": value}});
+    client.merge(&NODES.named(node), &patch)?;
+    Ok(())
+}
+
+/// A pod that the server does not evict yet.
+struct Refusal {
+    uid: String,
+    /// When the server was asked.
+    at: Instant,
+    why: String,
+}
+
+/// Evicts the pods of a cordoned node, and waits until they have ended, at most for `limit`. An error leaves the node cordoned, and says
+/// so.
+pub fn drain(
+    client: &Client,
+    node: &str,
+    permitted: Permitted,
+    limit: Duration,
+    progress: &Progress,
+) -> Result<Drained, Error> {
+    let end = Instant::now() + limit;
+    let mut refused: Vec<Refusal> = Vec::new();
+    loop {
+        let pods = Pods::of(client, node, permitted)?;
+        if pods.evicted.is_empty() && pods.refused.is_empty() {
+            return Ok(Drained::Empty);
+        }
+        let found = client.find(&NODES.named(node))?;
+        if found.as_ref().is_none_or(is_silent) {
+            return Ok(Drained::Silent);
+        }
+        if !pods.refused.is_empty() {
+            return Err(unfinished(node, "", &pods.refused));
+        }
+        for pod in &pods.evicted {
+            let uid = text(pod, "/metadata/uid");
+            let is_ending = !text(pod, "/metadata/deletionTimestamp").is_empty();
+            let was_asked = |it: &Refusal| it.uid == uid && it.at.elapsed() < RETRY;
+            if is_ending || refused.iter().any(was_asked) {
+                continue;
+            }
+            refused.retain(|it| it.uid != uid);
+            if let Some(why) = evict(client, pod)? {
+                progress.line(format!("{} is not evicted yet: {why}", name_of(pod)));
+                let (uid, at) = (uid.to_owned(), Instant::now());
+                refused.push(Refusal { uid, at, why });
+            }
+        }
+        if Instant::now() >= end {
+            let left = pods.evicted.iter().map(|pod| state(pod, &refused));
+            let left: Vec<_> = left.collect();
+            let after = format!(" after {} (--drain-timeout)", human(limit));
+            return Err(unfinished(node, &after, &left));
+        }
+        if client.stopped_within(PAUSE) {
+            return Err(kubernetes::client::Error::Stopped.into());
+        }
+    }
+}
+
+/// Returns why a pod is still there.
+fn state(pod: &Value, refused: &[Refusal]) -> String {
+    let uid = text(pod, "/metadata/uid");
+    match refused.iter().find(|it| it.uid == uid) {
+        Some(refusal) => format!(
+            "{}: {}",
+            name_of(pod),
+            printable(refusal.why.trim_end_matches('.'))
+        ),
+        None => format!("{} has not ended", name_of(pod)),
+    }
+}
+
+/// Returns the error after which a node stays cordoned.
+fn unfinished(node: &str, after: &str, left: &[String]) -> Error {
+    Error::Failed(format!(
+        "pods are still on {node}{after}: {}. Other pods may have been evicted, and the node stays cordoned: run the command \
+         again, which goes on, or let pods come back: kubectl uncordon {node}",
+        left.join("; ")
+    ))
+}
+
+/// Evicts a pod. Returns why the server does not do it now; `None` also if the pod is gone.
+fn evict(client: &Client, pod: &Value) -> Result<Option<String>, Error> {
+    let at = PODS
+        .in_namespace(text(pod, "/metadata/namespace"))
+        .named(text(pod, "/metadata/name"));
+    match client.evict(&at, text(pod, "/metadata/uid")) {
+        Ok(refused) => Ok(refused),
+        // the next list shows what became of it
+        Err(error) if error.is_not_found() || error.is_conflict() => Ok(None),
+        // the namespace is being deleted, and with it the pod; or the server cannot answer now
+        Err(error)
+            if error.is_temporary() || error.code() == Some(403) && is_ending(client, pod)? =>
+        {
+            Ok(Some(error.to_string()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_ending(client: &Client, pod: &Value) -> Result<bool, Error> {
+    let namespace = NAMESPACES.named(text(pod, "/metadata/namespace"));
+    let found = client.find(&namespace)?.unwrap_or_default();
+    Ok(!text(&found, "/metadata/deletionTimestamp").is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_is_deleted_already_needs_no_permission() {
+        let deleted = json!({"deletionTimestamp": "2026-11-27T10:50:00Z"});
+        let pod = |metadata: &Value| json!({"metadata": metadata, "spec": {"volumes": [{"emptyDir": {}}]}});
+        assert_eq!(fate(&pod(&deleted), Permitted::default()), Fate::Evicted);
+        assert!(matches!(
+            fate(&pod(&json!({})), Permitted::default()),
+            Fate::Refused(_)
+        ));
+    }
+
+    #[test]
+    fn pods_have_the_fates_that_kubectl_gives_them() {
+        let owner = |kind: &str| json!([{"kind": kind, "controller": true}]);
+        let pod = |owners: Value, volumes: Value, phase: &str| json!({"metadata": {"ownerReferences": owners}, "spec": {"volumes": volumes}, "status": {"phase": phase}});
+        let scratch = || json!([{"name": "a", "emptyDir": {}}]);
+        let none = || json!([]);
+        let strict = Permitted::default();
+        let all = Permitted {
+            empty_dir: true,
+            unmanaged: true,
+        };
+        for (pod, by_strict, by_all) in [
+            (
+                pod(owner("ReplicaSet"), none(), "Running"),
+                "evicted",
+                "evicted",
+            ),
+            (
+                pod(owner("ReplicaSet"), scratch(), "Running"),
+                "refused",
+                "evicted",
+            ),
+            (
+                pod(owner("ReplicaSet"), scratch(), "Failed"),
+                "evicted",
+                "evicted",
+            ),
+            (
+                pod(owner("DaemonSet"), scratch(), "Running"),
+                "stays",
+                "stays",
+            ),
+            (
+                pod(owner("DaemonSet"), none(), "Succeeded"),
+                "evicted",
+                "evicted",
+            ),
+            (pod(none(), none(), "Running"), "refused", "evicted"),
+            (pod(none(), none(), "Succeeded"), "evicted", "evicted"),
+            // an owner that is no controller makes nothing again
+            (
+                pod(json!([{"kind": "Node"}]), none(), "Running"),
+                "refused",
+                "evicted",
+            ),
+        ] {
+            let name = |fate: Fate| match fate {
+                Fate::Stays => "stays",
+                Fate::Evicted => "evicted",
+                Fate::Refused(_) => "refused",
+            };
+            assert_eq!(name(fate(&pod, strict)), by_strict, "{pod}");
+            assert_eq!(name(fate(&pod, all)), by_all, "{pod}");
+            let mut own = pod;
+            own["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "a"});
+            assert_eq!(fate(&own, all), Fate::Stays);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What the cluster needs when a machine goes away for a time: its pods move before, and come back after. Without an API server that
+//! answers, nobody can move them, and the machine goes all the same: its restart may be the repair.
+
+use std::time::{Duration, Instant};
+
+use kubernetes::client::{Client, NODES};
+
+use crate::nodes::{
+    drain::{self, Drained, Permitted, Pods},
+    lock::Lock,
+    rollout::decide::{Cluster, Seen, downtime, keeps_majority},
+    rollout::view,
+};
+use crate::shell::{
+    consent,
+    error::Error,
+    interrupt,
+    output::Output,
+    progress::{Progress, human},
+    usage::Given,
+};
+use crate::workspace::{
+    kubeconfig::{self, ANSWER, kubeconfigs_of},
+    objects::{condition, text},
+    options::time,
+};
+
+/// The pause between two looks at a node.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// The cluster of machines that go away.
+pub struct Absence<'a> {
+    client: Client,
+    output: &'a Output,
+    permitted: Permitted,
+    drain_limit: Duration,
+    /// How long a machine may take to come back.
+    limit: Duration,
+    is_agreed: bool,
+    /// Shows that no other command takes nodes away.
+    _lock: Lock,
+}
+
+/// A node whose pods were moved away.
+pub struct Moved {
+    name: String,
+    boot: String,
+    /// Whether somebody else keeps pods away from it.
+    was_cordoned: bool,
+}
+
+impl Moved {
+    /// Returns a sentence for a node that does not come back by itself.
+    pub fn stays_cordoned(&self) -> String {
+        let name = &self.name;
+        format!("{name}: takes no pods until kubectl uncordon {name}")
+    }
+}
+
+impl<'a> Absence<'a> {
+    /// Reads the options. `None` if no API server answers, of which the output tells.
+    pub fn of(given: &Given, output: &'a Output) -> Result<Option<Absence<'a>>, Error> {
+        let paths = kubeconfigs_of(given);
+        let progress = Progress::on_stderr();
+        let client = match kubeconfig::reach(&paths, &progress) {
+            Ok(client) => client,
+            Err(Error::Unreachable(why)) => {
+                drop(progress);
+                output.say(format_args!("pods stay where they are: {why}"))?;
+                return Ok(None);
+            }
+            Err(error) => {
+                return Err(error.with_text(|text| {
+                    format!("pods cannot be moved away: {text}. With --skip-drain the machine stops without that")
+                }));
+            }
+        };
+        Ok(Some(Absence {
+            _lock: Lock::take(&client, "node", &progress)?,
+            client,
+            output,
+            permitted: Permitted::of(given),
+            drain_limit: given.parsed("drain-timeout", time)?,
+            limit: given.parsed("timeout", time)?,
+            is_agreed: given.has("yes"),
+        }))
+    }
+
+    /// Moves the pods of a node away. `None` if they stay.
+    pub fn before(&self, name: &str) -> Result<Option<Moved>, Error> {
+        let progress = Progress::on_stderr();
+        progress.phase("reading the nodes of the cluster");
+        let cluster = view::read(&self.client)?;
+        drop(progress);
+        let Some(seen) = cluster.nodes.iter().find(|it| it.name == name) else {
+            self.output.say(format_args!(
+                "{name}: the cluster has no node of this name, so no pods are moved"
+            ))?;
+            return Ok(None);
+        };
+        self.check_control_plane(&cluster, seen)?;
+        let mut others = cluster.nodes.iter().filter(|it| it.name != name);
+        if !others.any(|it| it.is_ready && !it.is_cordoned) {
+            self.output.say(format_args!(
+                "{name}: no other node takes its pods, so they stop with it"
+            ))?;
+            return Ok(None);
+        }
+        Pods::of(&self.client, name, self.permitted)?.check(name)?;
+        let progress = Progress::on_stderr();
+        progress.phase(format!("moving the pods of {name} away"));
+        interrupt::means(
+            "the node stays cordoned (kubectl uncordon), and its machine may have stopped; pods may have been evicted",
+        );
+        drain::cordon(&self.client, name)?;
+        let (permitted, limit) = (self.permitted, self.drain_limit);
+        let drained = drain::drain(&self.client, name, permitted, limit, &progress)?;
+        drop(progress);
+        self.output.say(match drained {
+            Drained::Empty => format!("{name}: its pods are moved away"),
+            Drained::Silent => {
+                format!("{name}: its kubelet is silent, so nobody knows about its pods")
+            }
+        })?;
+        Ok(Some(Moved {
+            name: name.into(),
+            boot: seen.boot.clone(),
+            was_cordoned: seen.is_cordoned,
+        }))
+    }
+
+    /// Asks before the cluster loses its API server.
+    fn check_control_plane(&self, cluster: &Cluster, seen: &Seen) -> Result<(), Error> {
+        if !seen.is_control_plane && !seen.is_labelled {
+            return Ok(());
+        }
+        let name = &seen.name;
+        let is_other = |it: &&Seen| it.name != *name && (it.is_control_plane || it.is_labelled);
+        let mut others = cluster.nodes.iter().filter(is_other);
+        if let Some(other) = others.find(|it| !it.is_ready) {
+            return Err(Error::Refused(format!(
+                "the control plane {} is not Ready: repair it before {name} stops, or etcd may lose its majority. --skip-drain looks at \
+                 neither pods nor etcd",
+                other.name
+            )));
+        }
+        if keeps_majority(cluster.members) {
+            return Ok(());
+        }
+        let downtime = downtime(cluster.members);
+        self.output.say(format_args!("{name}: {downtime}"))?;
+        match self.is_agreed {
+            true => Ok(()),
+            false => consent::ask(&format!("Stop {name} all the same?"), "firstlight status"),
+        }
+    }
+
+    /// Waits until a node is back from its restart, and lets pods come to it.
+    pub fn after(&self, moved: &Moved) -> Result<(), Error> {
+        let (name, end) = (&moved.name, Instant::now() + self.limit);
+        let progress = Progress::on_stderr();
+        progress.phase(format!("waiting until {name} is back"));
+        let client = self.client.within(ANSWER);
+        while !self.is_back(&client, moved, &progress)? {
+            if Instant::now() >= end {
+                return Err(Error::Failed(format!(
+                    "{name} is not back after {} (--timeout). It stays cordoned: kubectl uncordon {name}, when it is back",
+                    human(self.limit)
+                )));
+            }
+            if client.stopped_within(PAUSE) {
+                return Err(kubernetes::client::Error::Stopped.into());
+            }
+        }
+        if !moved.was_cordoned {
+            drain::uncordon(&self.client, name)?;
+        }
+        drop(progress);
+        self.output.say(match moved.was_cordoned {
+            true => format!("{name}: is back, and cordoned as before"),
+            false => format!("{name}: is back, and takes pods"),
+        })
+    }
+
+    fn is_back(&self, client: &Client, moved: &Moved, progress: &Progress) -> Result<bool, Error> {
+        match client.find(&NODES.named(&moved.name)).map_err(Error::from) {
+            Ok(node) => Ok(node.is_some_and(|node| {
+                text(&node, "/status/nodeInfo/bootID") != moved.boot
+                    && condition(&node, "Ready") == Some("True")
+            })),
+            // the machine that restarts may be the one that answers
+            Err(Error::Unreachable(why)) => {
+                progress.line(why);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

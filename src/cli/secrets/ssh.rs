@@ -1,0 +1,195 @@
+//! `firstlight ssh`: certifies the operator's key for a day, and writes the known-hosts line with
+//! which ssh recognizes the cluster's nodes.
+//!
+//! Both of the cluster's SSH certificate authorities ([`ssh`]) are derived from the master secret.
+//! The command sends no request, so it works even when the cluster does not.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::shell::{
+    error::Error,
+    files,
+    output::{OUTPUT, Output},
+    usage::{Command, Given},
+};
+use crate::workspace::master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of};
+use base::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
+use base::kms::ClusterKms;
+use base::options::Opt;
+use serde_json::json;
+use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "ssh",
+    summary: "certify your SSH key for the nodes of a cluster",
+    about: &[
+        "The cluster's two SSH certificate authorities, for users and for hosts, are derived from the master secret. This \
+              command certifies your key for root on every node, for a day, and writes a known-hosts line by which ssh \
+              recognizes the nodes' certificates. It needs no connection to a node. The machines' network decides whether \
+              port 22 can be reached.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed(
+            "key",
+            "FILE",
+            "your public key, as ~/.ssh/id_ed25519.pub; any type that can be certified",
+        ),
+        MASTER_SECRET,
+        SHARE_FILE,
+        Opt::value(
+            "certificate",
+            "FILE",
+            "the file for the certificate; must not exist",
+        )
+        .or("firstlight-ssh-cert.pub"),
+        Opt::value(
+            "known-hosts",
+            "FILE",
+            "the file that gets the line for the nodes, unless it has it",
+        )
+        .or("firstlight-known_hosts"),
+        Opt::flag(
+            "old-hosts",
+            "also recognize nodes of Constellation, whose host certificates are from the authority for users",
+        ),
+        Opt::flag("overwrite", "replace an existing certificate"),
+        OUTPUT,
+    ],
+    examples: &[
+        "firstlight ssh --key ~/.ssh/id_ed25519.pub",
+        "firstlight ssh --key ~/.ssh/id_ed25519.pub --certificate ~/.ssh/id_ed25519-cert.pub --overwrite",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Error> {
+    Ok(Options {
+        output: Output::of(given)?,
+        key: given.path("key"),
+        master_secret: master_secret_of(given)?,
+        certificate: given.path("certificate"),
+        known_hosts: given.path("known-hosts"),
+        old_hosts: given.has("old-hosts"),
+        overwrite: given.has("overwrite"),
+    })
+}
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// The operator's public key.
+    pub key: PathBuf,
+    /// The source of the master secret.
+    pub master_secret: SecretSource,
+    /// The file for the certificate.
+    pub certificate: PathBuf,
+    /// The known-hosts file, to which the authority for hosts is added.
+    pub known_hosts: PathBuf,
+    /// Whether to accept the authority for users also for hosts, which Constellation needs.
+    pub old_hosts: bool,
+    /// Whether to replace an existing certificate.
+    pub overwrite: bool,
+    /// The form of the output.
+    pub output: Output,
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Error> {
+    let kms = options.master_secret.read()?;
+    let key = read_key(&options.key).map_err(Error::failed)?;
+    let users = authority(&kms, SSH_USER_CA_SEED_ID)?;
+    let hosts = authority(&kms, SSH_HOST_CA_SEED_ID)?;
+    write_certificate(options, &users.user_certificate(&key, SystemTime::now()))?;
+    let mut is_new = add_known_hosts(&options.known_hosts, &hosts).map_err(Error::failed)?;
+    if options.old_hosts {
+        is_new |= add_known_hosts(&options.known_hosts, &users).map_err(Error::failed)?;
+    }
+
+    let output = options.output;
+    output.json(&json!({
+        "certificate": options.certificate,
+        "knownHosts": options.known_hosts,
+        "isNewAuthority": is_new,
+        "user": USER,
+        "validSeconds": USER_VALIDITY.as_secs(),
+    }))?;
+    let (certificate, known_hosts) = (options.certificate.display(), options.known_hosts.display());
+    let hours = USER_VALIDITY.as_secs() / 3600;
+    output.say(format_args!(
+        "A certificate for {USER}, valid for {hours} hours, is in {certificate}"
+    ))?;
+    output.say(match is_new {
+        true => format!("The cluster's authority for hosts is in {known_hosts}"),
+        false => format!("The cluster's authority for hosts was already in {known_hosts}"),
+    })?;
+    let private = if options.key.extension().is_some_and(|it| it == "pub") {
+        options.key.with_extension("")
+    } else {
+        "KEY".into()
+    };
+    output.say(format_args!(
+        "\nReach a node by:\n  ssh -i {} -o CertificateFile={certificate} -o UserKnownHostsFile={known_hosts} {USER}@NODE",
+        private.display()
+    ))
+}
+
+/// Reads the file of a public key.
+pub fn read_key(path: &Path) -> Result<PublicKey, files::FileError> {
+    let content = files::read(path)?;
+    PublicKey::from_line(&String::from_utf8_lossy(&content))
+        .map_err(|error| files::FileError::Content(path.into(), error.to_string()))
+}
+
+/// Returns the authority whose seed has this ID.
+pub fn authority(kms: &ClusterKms, id: &str) -> Result<Authority, Error> {
+    let seed = kms.dek(&Dek::named(id), KEY_LEN).map_err(Error::failed)?;
+    Authority::from_seed(&seed).map_err(Error::failed)
+}
+
+fn write_certificate(options: &Options, line: &str) -> Result<(), Error> {
+    let (path, content) = (&options.certificate, format!("{line}\n"));
+    let written = match options.overwrite {
+        true => files::replace_private(path, content.as_bytes()),
+        false => files::create_private(path, content.as_bytes()),
+    };
+    written.map_err(|error| match error.kind() {
+        Some(io::ErrorKind::AlreadyExists) => Error::failed(format!(
+            "{} exists: --overwrite replaces it, --certificate names another file",
+            path.display()
+        )),
+        _ => Error::failed(error),
+    })
+}
+
+/// Adds the authority's line to the known-hosts file, and keeps the other lines. Returns whether
+/// the line is new.
+fn add_known_hosts(path: &Path, authority: &Authority) -> Result<bool, files::FileError> {
+    let line = format!("@cert-authority * {}", authority.public_line());
+    let before = match files::read(path) {
+        Ok(content) => content,
+        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Default::default(),
+        Err(error) => return Err(error),
+    };
+    if before
+        .split(|byte| *byte == b'\n')
+        .any(|there| there.trim_ascii() == line.as_bytes())
+    {
+        return Ok(false);
+    }
+    let separator = if before.is_empty() || before.ends_with(b"\n") {
+        ""
+    } else {
+        "\n"
+    };
+    let mut file = files::append_private(path)?;
+    let written = file
+        .write_all(format!("{separator}{line}\n").as_bytes())
+        .and_then(|()| file.sync_all());
+    written
+        .map_err(|error| files::FileError::Io("write", path.into(), error))
+        .map(|()| true)
+}

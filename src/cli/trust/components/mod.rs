@@ -1,0 +1,220 @@
+//! `firstlight components`: makes and checks lists of the programs that a node installs.
+
+mod check;
+mod list;
+mod published;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::shell::{
+    error::Error,
+    output::say,
+    progress::Progress,
+    usage::{Command, Given, Operand},
+};
+use crate::workspace::options::{TIMEOUT, time};
+use base::options::Opt;
+use base::program;
+use base::text::quoted;
+pub use check::check;
+use kubernetes::parameters::Version;
+use list::Entry;
+pub use list::{DOWNLOADS, read};
+use proto::components::Component;
+pub use published::{REGISTRY, Servers};
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "components",
+    summary: "list the programs of a version of Kubernetes, with their hashes, for the nodes",
+    about: &[
+        "Prints the list that `firstlight init --components` takes (JSON). The hashes of kubelet, kubeadm and kubectl, and the digests \
+         of the control plane's images, are those that Kubernetes publishes now. Read the list, and keep it: nodes install nothing \
+         with another hash.",
+        "With --check it checks a list without a network, as a node will: each entry has a hash and a permitted place. With --files it \
+         also compares downloaded files with their hashes.",
+    ],
+    operand: Some(Operand {
+        value: "VERSION",
+        words: &[],
+        is_needed: false,
+        help: "the version of Kubernetes, as v1.36.4; v1.36 is its newest patch",
+    }),
+    options: &[
+        Opt::value(
+            "etcd",
+            "TAG",
+            "the tag of etcd's image, as 3.6.4-0, whose digest is pinned then; `kubeadm config images list` names it",
+        ),
+        Opt::value(
+            "downloads",
+            "URL",
+            "the server of Kubernetes' programs, or a mirror of it, from which the nodes download them too",
+        )
+        .or(DOWNLOADS),
+        Opt::value(
+            "registry",
+            "URL",
+            "the registry of Kubernetes' images, which is asked for their digests",
+        )
+        .or(REGISTRY),
+        Opt::value(
+            "ca",
+            "FILE",
+            "the authorities of these servers' certificates (PEM); without it, those of this machine",
+        ),
+        Opt::value("check", "FILE", "check this list, and make none"),
+        Opt::value(
+            "files",
+            "FILE",
+            "with --check: a folder with downloaded files of the list",
+        ),
+        TIMEOUT.or("2m"),
+    ],
+    examples: &[
+        "firstlight components v1.36 > components.json",
+        "firstlight components v1.34.4 --etcd 3.6.4-0 > components.json",
+        "firstlight components --check components.json --files ./downloads",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Error> {
+    let optional = |name: &str| given.value(name).map(Into::into);
+    let action = match (given.has_operand(), given.has("check")) {
+        (true, false) => {
+            let servers = Servers {
+                downloads: given.text("downloads")?,
+                registry: given.text("registry")?,
+                etcd: given.value("etcd").map(program::text).transpose()?,
+                authorities: optional("ca"),
+            };
+            let limit = given.parsed("timeout", time)?;
+            Action::Make {
+                version: version(&given.operand()?, None, &servers, limit)?,
+                servers,
+            }
+        }
+        (false, true) => Action::Check {
+            list: given.path("check"),
+            files: optional("files"),
+        },
+        _ => {
+            let text = "give either a VERSION, whose list is made, or --check FILE";
+            return Err(Error::Usage(text.into()));
+        }
+    };
+    Ok(Options {
+        action,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// What to do.
+    pub action: Action,
+    /// The limit for the whole command.
+    pub timeout: Duration,
+}
+
+/// What the command does.
+#[derive(Debug)]
+pub enum Action {
+    /// Prints the list for a version, from the files that its project publishes.
+    Make {
+        /// The version of Kubernetes.
+        version: Version,
+        /// Where the programs are published.
+        servers: Servers,
+    },
+    /// Checks a list without a network.
+    Check {
+        /// The file with the list.
+        list: PathBuf,
+        /// The folder with the downloaded files of the list.
+        files: Option<PathBuf>,
+    },
+}
+
+/// Returns the version of Kubernetes that an operator names, with or without `v`. `v1.36` stands for its newest patch: that of the list
+/// of components in the file, or without a file the newest one that Kubernetes has published.
+pub fn version(
+    text: &str,
+    list: Option<&Path>,
+    servers: &Servers,
+    limit: Duration,
+) -> Result<Version, Error> {
+    let parsed = |text: &str| {
+        text.parse::<Version>()
+            .map_err(|error| Error::Usage(error.to_string()))
+    };
+    let with_v = format!("v{text}");
+    let text = match text.starts_with("1.") {
+        true => &with_v,
+        false => text,
+    };
+    if text.matches('.').count() != 1 {
+        return parsed(text);
+    }
+    parsed(&format!("{text}.0"))?;
+    let (newest, source) = match list {
+        Some(file) => (
+            kubernetes::components::version_in(&read(file)?)
+                .unwrap_or_default()
+                .to_owned(),
+            file.display().to_string(),
+        ),
+        None => published::newest(text, servers, limit)?,
+    };
+    match newest
+        .strip_prefix(text)
+        .is_some_and(|it| it.starts_with('.'))
+    {
+        true => {
+            Progress::on_stderr().line(format!("{text}: the newest patch is {newest}"));
+            parsed(&newest)
+        }
+        false => Err(Error::content(format!(
+            "{source}: expected a patch of {text}, got {}",
+            quoted(newest, 40)
+        ))),
+    }
+}
+
+/// Returns the list for a new node: from the operator's file, or without a file from the servers that publish Kubernetes.
+pub fn of(
+    version: &Version,
+    file: Option<&Path>,
+    limit: Duration,
+) -> Result<Vec<Component>, Error> {
+    let Some(file) = file else {
+        let hint = |text: String| {
+            format!(
+                "{text}; make a list with `firstlight components` on a machine that reaches that server, and give it with --components"
+            )
+        };
+        let list = published::list(version, &Servers::default(), limit);
+        return list.map_err(|error| match error {
+            Error::Unreachable(text) => Error::Unreachable(hint(text)),
+            Error::Failed(text) => Error::Failed(hint(text)),
+            other => other,
+        });
+    };
+    read(file)
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Error> {
+    match &options.action {
+        Action::Make { version, servers } => {
+            let list = published::list(version, servers, options.timeout)?;
+            let entries: Vec<Entry> = list.into_iter().map(Entry::from).collect();
+            let json = serde_json::to_value(entries).map_err(Error::failed)?;
+            say(format_args!("{json:#}"))
+        }
+        Action::Check { list, files } => say(check(list, files.as_deref())?),
+    }
+}

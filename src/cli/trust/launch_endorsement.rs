@@ -1,0 +1,256 @@
+//! `firstlight measure --gce-endorsement`: the measurements of the firmware of Google's
+//! confidential machines, as signed by Google.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::shell::{error::Error, usage::Given};
+use crate::trust::{launch_digest, measure_image, policy::Edit};
+use base::text::hex;
+use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, Root, Snp, Tdx};
+use verifier::{Policy, Registers, Variant, variant};
+
+/// The option that names the file.
+const OPTION: &str = "gce-endorsement";
+/// The register of a TDX machine's firmware.
+const MRTD: u32 = 0;
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    file: PathBuf,
+    root: PathBuf,
+    firmware: Option<PathBuf>,
+    /// The numbers of processors of SEV-SNP machines that are used; all if it is empty.
+    processors: Vec<u32>,
+    /// The memory of TDX machines in MiB that is used; any if there is none.
+    memory: Option<u64>,
+    /// The kind of registers of the machines; `None` if the operator does not specify it.
+    registers: Option<Registers>,
+}
+
+/// Returns the options; `None` without `--gce-endorsement`.
+pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Error> {
+    let first = |names: &[&'static str]| names.iter().copied().find(|name| given.has(name));
+    let Some(file) = given.value(OPTION) else {
+        return match first(&["gce-root", "gce-firmware"]) {
+            Some(name) => Err(Error::Usage(format!("--{name} belongs to --{OPTION}"))),
+            None => Ok(None),
+        };
+    };
+    if let Some(name) = first(&["snp-firmware", "tdx-firmware"]) {
+        return Err(Error::Usage(format!(
+            "--{OPTION} and --{name}: give one of the two"
+        )));
+    }
+    if !given.has("gce-root") {
+        return Err(Error::Usage(format!(
+            "--{OPTION}: --gce-root is missing: the certificate GCE-cc-tcb-root_1.crt, which Google publishes"
+        )));
+    }
+    let of_machine = [
+        "tpm",
+        "trust-any-tpm",
+        "pcrs",
+        "initrd",
+        "cmdline",
+        "explain",
+    ];
+    if let Some(name) = first(&of_machine).filter(|_| !is_image) {
+        return Err(Error::Usage(format!(
+            "--{name}: --{OPTION} without an image and --kernel is only about the firmware"
+        )));
+    }
+    // with --kernel, PCR 4 depends on the memory
+    let memory = match given.has("memory") && !is_image {
+        true => Some(given.parsed("memory", measure_image::mebibytes)?),
+        false => None,
+    };
+    let processors = match given.has("vcpus") {
+        true => given.parsed("vcpus", launch_digest::processors)?,
+        false => vec![],
+    };
+    let variant = given.parsed("attestation-variant", Variant::named)?;
+    let is_of_google = has_tdx(variant) || has_snp(variant);
+    let registers = match (is_of_google, processors.is_empty(), memory) {
+        (true, ..) => Some(variant.registers),
+        (false, false, _) => Some(Registers::Pcrs),
+        (false, true, Some(_)) => Some(Registers::Rtmrs),
+        (false, true, None) => None,
+    };
+    Ok(Some(Options {
+        file: file.into(),
+        root: given.path("gce-root"),
+        firmware: given.value("gce-firmware").map(Into::into),
+        processors,
+        memory,
+        registers,
+    }))
+}
+
+/// Returns whether machines of this variant have TDX and no TPM, as Google's may.
+fn has_tdx(variant: &Variant) -> bool {
+    variant.registers == Registers::Rtmrs
+}
+
+/// Returns whether machines of this variant have SEV-SNP, and Google certifies who owns them.
+fn has_snp(variant: &Variant) -> bool {
+    variant.judges("snp") && variant.judges("cloud.projects")
+}
+
+/// Google's endorsement, and the part of it that the operator wants.
+pub struct Endorsed<'a> {
+    golden: Golden,
+    options: &'a Options,
+}
+
+impl Options {
+    /// Reads and verifies the endorsement, and prints its content on standard error.
+    pub fn read(&self) -> Result<Endorsed<'_>, Error> {
+        let wrong = |path: &Path, error: &dyn std::fmt::Display| {
+            Error::failed(format!("{}: {error}", path.display()))
+        };
+        let content = |path: &Path| fs::read(path).map_err(|error| wrong(path, &error));
+        let root = Root::parse(&content(&self.root)?).map_err(|error| wrong(&self.root, &error))?;
+        let endorsement = LaunchEndorsement::parse(&content(&self.file)?);
+        let endorsement = endorsement.map_err(|error| wrong(&self.file, &error))?;
+        let golden = endorsement.verify(&root, SystemTime::now());
+        let golden = golden.map_err(|error| wrong(&self.file, &error))?.clone();
+        if let Some(path) = &self.firmware {
+            let checked = golden.check_firmware(&content(path)?);
+            checked.map_err(|error| wrong(path, &error))?;
+        }
+        eprint!("{}: {}", self.file.display(), golden.explain());
+        if root.fingerprint() != KNOWN_ROOT {
+            log::warn!(
+                "{}: the root is not GCE-cc-tcb-root_1: its SHA-256 is {}, expected {}; go on only if Google publishes this one",
+                self.root.display(),
+                hex(&root.fingerprint()),
+                hex(&KNOWN_ROOT)
+            );
+        }
+        Ok(Endorsed {
+            golden,
+            options: self,
+        })
+    }
+}
+
+impl Endorsed<'_> {
+    fn wrong(&self, error: impl std::fmt::Display) -> Error {
+        Error::failed(format!("{}: {error}", self.options.file.display()))
+    }
+
+    fn snp(&self) -> Result<&Snp, Error> {
+        let missing = || {
+            self.wrong(
+                "it has nothing for SEV-SNP: take the one that is named after MEASUREMENT, from the folder sevsnp",
+            )
+        };
+        self.golden.snp.as_ref().ok_or_else(missing)
+    }
+
+    fn tdx(&self) -> Result<&Tdx, Error> {
+        let missing = || {
+            self.wrong(
+                "it has nothing for TDX: take the one that is named after MRTD, from the folder tdx",
+            )
+        };
+        self.golden.tdx.as_ref().ok_or_else(missing)
+    }
+
+    fn mrtds(&self) -> Result<Vec<[u8; 48]>, Error> {
+        let mrtds = self.tdx()?.mrtds(self.options.memory);
+        mrtds.map_err(|error| self.wrong(error))
+    }
+
+    /// Returns MRTD for a policy that has no other register; `None` if the policy is for SEV-SNP.
+    pub fn mrtd(&self) -> Result<Option<[u8; 48]>, Error> {
+        let (snp, tdx) = (&self.golden.snp, &self.golden.tdx);
+        let registers = match (self.options.registers, snp, tdx) {
+            (Some(registers), ..) => registers,
+            (None, Some(_), None) => Registers::Pcrs,
+            (None, None, Some(_)) => Registers::Rtmrs,
+            (None, None, None) => return Err(self.wrong("it has nothing for SEV-SNP and TDX")),
+            (None, Some(_), Some(_)) => {
+                let named = |is_it: fn(&Variant) -> bool| {
+                    let found = variant::ALL.iter().find(|variant| is_it(variant));
+                    found.map_or("", |variant| variant.name)
+                };
+                return Err(Error::Usage(format!(
+                    "--{OPTION}: it is for SEV-SNP and for TDX: give --attestation-variant {} or {}",
+                    named(has_snp),
+                    named(has_tdx)
+                )));
+            }
+        };
+        match registers {
+            Registers::Pcrs => Ok(None),
+            Registers::Rtmrs => Ok(self.mrtds()?.first().copied()),
+        }
+    }
+
+    /// Returns the policy that also accepts the firmware that Google endorses. Prints on standard
+    /// error which other firmware the policy accepts.
+    pub fn added_to(&self, policy: Policy) -> Result<Policy, Error> {
+        match policy.registers() {
+            Registers::Pcrs if self.options.memory.is_some() => Err(Error::Usage(
+                "--memory: the launch digest of SEV-SNP machines does not depend on it".into(),
+            )),
+            Registers::Pcrs => {
+                let snp = self.snp()?;
+                let digests = snp.digests(&self.options.processors);
+                let digests = digests.map_err(|error| self.wrong(error))?;
+                let all: Vec<_> = snp.measurements.values().collect();
+                for known in &policy.snp().snp.launch_measurements {
+                    if !all.contains(&&known.0) {
+                        let known = hex(&known.0);
+                        eprintln!("  the policy also accepts the launch digest {known}");
+                    }
+                }
+                policy.and_launch_digests(&digests).map_err(Error::failed)
+            }
+            Registers::Rtmrs if !self.options.processors.is_empty() => Err(Error::Usage(
+                "--vcpus: MRTD of TDX machines does not depend on it".into(),
+            )),
+            Registers::Rtmrs => {
+                let all: Vec<_> = self.tdx()?.measurements.iter().map(|one| one.1).collect();
+                for image in policy.images() {
+                    if let Some(own) = image.measurements().get(&MRTD)
+                        && !own.warn_only
+                        && !all.iter().any(|mrtd| own.expected == mrtd)
+                    {
+                        let own = hex(&own.expected);
+                        eprintln!("  the policy also accepts {image} with the MRTD {own}");
+                    }
+                }
+                policy.and_mrtds(&self.mrtds()?).map_err(|error| {
+                    Error::failed(format!(
+                        "{error}; --memory accepts only machines of one size"
+                    ))
+                })
+            }
+        }
+    }
+
+    /// Returns the measurements as lines.
+    pub fn explain(&self) -> String {
+        let mut text = String::new();
+        if let Some(snp) = &self.golden.snp {
+            for (count, digest) in &snp.measurements {
+                text += &format!("MEASUREMENT with --vcpus {count}\n  {}\n", hex(digest));
+            }
+        }
+        if let Some(tdx) = &self.golden.tdx {
+            for (gib, mrtd) in &tdx.measurements {
+                let memory = match gib {
+                    0 => "any memory".into(),
+                    gib => format!("{gib} GiB"),
+                };
+                text += &format!("MRTD with {memory}\n  {}\n", hex(mrtd));
+            }
+        }
+        text
+    }
+}

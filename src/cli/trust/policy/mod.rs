@@ -1,0 +1,324 @@
+//! `firstlight policy`: checks, shows, compares and changes the file with an attestation policy.
+//! `text` writes policies for all commands, `edit` changes them, `images` adds and removes images, `facts` describes what a policy
+//! requires, and `check` finds what it does not pin.
+
+mod check;
+mod edit;
+mod facts;
+mod images;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use verifier::sources::offline;
+use verifier::{KeyName, Policy, Variant};
+
+use crate::shell::{
+    error::Error,
+    files,
+    output::OUTPUT,
+    output::{Output, say_all},
+    usage::{Command, Given, Operand, suggestion},
+};
+use crate::workspace::{
+    connect::read_policy,
+    options::{VARIANT, named_in, variant_of},
+};
+use base::options::Opt;
+use base::program;
+
+pub use check::{accepts_any_tpm, found};
+pub use edit::Edit;
+pub use images::{both_images, only_images};
+pub use text::text;
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "policy",
+    summary: "check, show, compare or change the file with an attestation policy",
+    about: &[
+        "`check FILE` names each error, such as an unknown word, and what the policy does not pin: any TPM, any firmware, another \
+         register than those that are named. The exit code is 0 without an error, and 1 with one. It is also an error if a register \
+         is zero that every firmware extends, or if the policy accepts any boot loader and kernel.",
+        "`show FILE` prints what the policy requires: variant, images with their registers, attestation keys, roots, and each \
+         further requirement in words. `diff FILE FILE` prints what two policies require differently: `-` the first one, `+` the \
+         second one. The exit code is 0 if they require the same, and 1 if not.",
+        "`add-key FILE KEY..` and `remove-key FILE KEY..` change which attestation keys the policy accepts. KEY is the name of a key \
+         as the console of its machine shows it; `-` reads the names from standard input. The file keeps its mode, and is replaced \
+         as a whole. The last key is removed only with --trust-any-tpm, unless the platform endorses keys.",
+    ],
+    operand: Some(Operand {
+        value: "check|show|diff|add-key|remove-key FILE..",
+        words: &ACTIONS,
+        is_needed: true,
+        help: "what to do with the policy in FILE; - is standard input for check, show and diff",
+    }),
+    options: &[
+        Opt::flag(
+            "trust-any-tpm",
+            "remove-key: also remove the last key, after which a program that has no TPM and imitates one is accepted",
+        ),
+        VARIANT,
+        OUTPUT,
+    ],
+    examples: &[
+        "firstlight policy check policy.json",
+        "firstlight policy show policy.json",
+        "firstlight policy diff policy.json policy-upgrade.json",
+        "firstlight policy add-key policy.json 000b1f0c...",
+        "kubectl -n kube-system get configmap join-config -o jsonpath={.data.attestationConfig} | firstlight policy show -",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Error> {
+    use Action;
+    let action = given.operand()?;
+    let texts = given.further().iter().cloned().map(program::text);
+    let texts: Vec<String> = texts.collect::<Result<_, _>>()?;
+    let action = match (&*action, &*texts) {
+        ("check", [file]) => Action::Check(file.into()),
+        ("show", [file]) => Action::Show(file.into()),
+        ("diff", [old, new]) => Action::Diff(old.into(), new.into()),
+        ("add-key", [file, keys @ ..]) if !keys.is_empty() => {
+            Action::AddKey(file.into(), keys.into())
+        }
+        ("remove-key", [file, keys @ ..]) if !keys.is_empty() => {
+            Action::RemoveKey(file.into(), keys.into())
+        }
+        (known, _) if ACTIONS.contains(&known) => {
+            let operands = match known {
+                "diff" => "FILE FILE",
+                "add-key" | "remove-key" => "FILE KEY..",
+                _ => "FILE",
+            };
+            let text = format!("expected firstlight policy {known} {operands}");
+            return Err(Error::Usage(text));
+        }
+        (other, _) => {
+            let suggestion = suggestion("", other, ACTIONS);
+            return Err(Error::Usage(format!(
+                "there is no action {other:?}{suggestion}"
+            )));
+        }
+    };
+    let trust_any_tpm = given.has("trust-any-tpm");
+    if trust_any_tpm && !matches!(action, Action::RemoveKey(..)) {
+        return Err(Error::Usage("--trust-any-tpm is for remove-key".into()));
+    }
+    let named = match given.has("attestation-variant") {
+        true => None,
+        false => texts.first().and_then(|file| named_in(file.as_ref())),
+    };
+    Ok(Options {
+        action,
+        variant: match named {
+            Some(variant) => variant,
+            None => variant_of(given)?,
+        },
+        trust_any_tpm,
+        output: Output::of(given)?,
+    })
+}
+
+/// What is done.
+#[derive(Debug)]
+pub enum Action {
+    /// Errors in the policy, and what it does not pin.
+    Check(PathBuf),
+    /// What the policy requires.
+    Show(PathBuf),
+    /// The differences of two policies.
+    Diff(PathBuf, PathBuf),
+    /// Adds attestation keys.
+    AddKey(PathBuf, Vec<String>),
+    /// Removes attestation keys.
+    RemoveKey(PathBuf, Vec<String>),
+}
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// What is done.
+    pub action: Action,
+    /// The attestation variant of the machines, if the policy names none.
+    pub variant: &'static Variant,
+    /// Whether the last key may be removed.
+    pub trust_any_tpm: bool,
+    /// The form of the result.
+    pub output: Output,
+}
+
+/// The command-line words for [`Action`].
+pub const ACTIONS: [&str; 5] = ["check", "show", "diff", "add-key", "remove-key"];
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Error> {
+    match &options.action {
+        Action::Check(file) => check(options, file),
+        Action::Show(file) => {
+            let policy = read(file)?;
+            options.output.json(&facts::json(&policy))?;
+            print(options.output, &facts::table(&policy))
+        }
+        Action::Diff(old, new) => diff(options, old, new),
+        Action::AddKey(file, keys) => add_keys(options, file, &names(keys)?),
+        Action::RemoveKey(file, keys) => remove_keys(options, file, &names(keys)?),
+    }
+}
+
+/// Reads a policy from a file, or from standard input (`-`).
+fn read(file: &Path) -> Result<Policy, Error> {
+    match files::is_standard_input(file) {
+        true => read_policy(Path::new("/dev/stdin")),
+        false => read_policy(file),
+    }
+}
+
+fn print(output: Output, lines: &str) -> Result<(), Error> {
+    match output {
+        Output::Text => say_all(lines),
+        Output::Json => Ok(()),
+    }
+}
+
+fn check(options: &Options, file: &Path) -> Result<(), Error> {
+    let found = match read(file) {
+        Ok(policy) => check::found(&policy, options.variant),
+        Err(why) => check::Found::error(why.to_string()),
+    };
+    let (errors, open) = (&found.errors, &found.open);
+    let json = json!({"variant": options.variant.name, "errors": errors, "open": open});
+    options.output.json(&json)?;
+    let lines = |kind: &str, all: &[String]| -> String {
+        all.iter().map(|it| format!("{kind}: {it}\n")).collect()
+    };
+    let text = lines("error", errors) + &lines("not pinned", open);
+    print(options.output, &text)?;
+    let file = file.display();
+    match errors.len() {
+        0 => options.output.say(format_args!("{file}: no error")),
+        1 => Err(Error::failed(format!("{file}: 1 error"))),
+        count => Err(Error::failed(format!("{file}: {count} errors"))),
+    }
+}
+
+fn diff(options: &Options, old: &Path, new: &Path) -> Result<(), Error> {
+    let differences = facts::differences(&read(old)?, &read(new)?);
+    let json = differences
+        .iter()
+        .map(|it| json!({"what": it.what, "before": it.before, "after": it.after}));
+    options.output.json(&json.collect::<Vec<Value>>().into())?;
+    let lines: String = differences.iter().map(ToString::to_string).collect();
+    print(options.output, &lines)?;
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(Error::failed(format!(
+            "{} and {} differ",
+            old.display(),
+            new.display()
+        ))),
+    }
+}
+
+/// Returns what the policy in force and the one in a file require differently, each as a phrase.
+pub fn differences(in_force: &Policy, file: &Policy) -> Vec<String> {
+    let value = |value: Option<String>| value.unwrap_or_else(|| "nothing".into());
+    let all = facts::differences(in_force, file).into_iter();
+    all.map(|it| {
+        let (in_force, file) = (value(it.before), value(it.after));
+        format!("{}: in force {in_force}, in the file {file}", it.what)
+    })
+    .collect()
+}
+
+fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Error> {
+    let policy = read_policy(file)?;
+    if !options.variant.judges("attestationKeys") {
+        return Err(Error::failed(format!(
+            "{}: machines with the attestation variant {} have no attestation key",
+            file.display(),
+            options.variant.name
+        )));
+    }
+    if policy.believes_any_key() {
+        log::warn!(
+            "the policy named no key before: now it accepts only machines whose keys it names"
+        );
+    }
+    let (present, new): (Vec<&KeyName>, Vec<_>) =
+        keys.iter().partition(|key| policy.keys().contains(*key));
+    if !new.is_empty() {
+        let added = policy.clone().believing(new.iter().map(|key| **key));
+        write(file, &added.map_err(Error::failed)?)?;
+    }
+    let json = json!({"added": shown(&new), "present": shown(&present)});
+    options.output.json(&json)?;
+    for key in present {
+        options.output.say(format_args!("already there: {key}"))?;
+    }
+    for key in new {
+        options.output.say(format_args!("added: {key}"))?;
+    }
+    Ok(())
+}
+
+fn remove_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Error> {
+    let policy = read_policy(file)?;
+    let failed = |why: String| Error::failed(format!("{}: {why}", file.display()));
+    if let Some(key) = keys.iter().find(|key| !policy.keys().contains(*key)) {
+        return Err(failed(format!(
+            "the policy does not name the key {key}: nothing was changed"
+        )));
+    }
+    let removed = policy.disbelieving(keys).map_err(Error::failed)?;
+    let judge = endorsement::validator(options.variant, removed.clone(), &offline());
+    let judge = judge.map_err(|error| failed(error.to_string()))?;
+    if judge.properties().believes_any_tpm && !options.trust_any_tpm {
+        return Err(failed(
+            "without its last key the policy would accept any TPM, and a program that only simulates one: add another key first \
+             (`firstlight policy add-key`), or give --trust-any-tpm"
+                .into(),
+        ));
+    }
+    write(file, &removed)?;
+    options.output.json(&json!({"removed": shown(keys)}))?;
+    for key in keys {
+        options.output.say(format_args!("removed: {key}"))?;
+    }
+    Ok(())
+}
+
+fn shown(keys: &[impl ToString]) -> Vec<String> {
+    keys.iter().map(ToString::to_string).collect()
+}
+
+/// Returns the keys with these names, each once. `-` stands for the lines of standard input.
+fn names(texts: &[String]) -> Result<Vec<KeyName>, Error> {
+    let mut all = vec![];
+    for text in texts {
+        if text != "-" {
+            all.push(text.clone());
+            continue;
+        }
+        let input = files::read_open(Path::new("standard input"), io::stdin().lock());
+        let input = String::from_utf8_lossy(&input.map_err(Error::failed)?).into_owned();
+        all.extend(input.split_whitespace().map(str::to_owned));
+    }
+    let keys: Result<BTreeSet<KeyName>, _> = all.iter().map(|text| text.parse()).collect();
+    let keys = keys.map_err(Error::Usage)?;
+    match keys.is_empty() {
+        true => Err(Error::Usage("standard input has no key".into())),
+        false => Ok(keys.into_iter().collect()),
+    }
+}
+
+fn write(file: &Path, policy: &Policy) -> Result<(), Error> {
+    let text = text(policy) + "\n";
+    files::replace(file, text.as_bytes()).map_err(Error::from)
+}
