@@ -1172,7 +1172,7 @@ fn the_image_has_the_programs_that_an_operators_calls_run() {
     let (packages, removed) = (of_image("Packages"), of_image("RemoveFiles"));
     let mut faults = vec![];
     let mut unused: BTreeSet<&str> = OF_CALLS.iter().map(|(program, _)| *program).collect();
-    let text = files("src/bootstrapper/operator", &[".rs"])
+    let text = files("src/bootstrapper/members/operator", &[".rs"])
         .iter()
         .map(|path| fs::read_to_string(Path::new(ROOT).join(path)).unwrap())
         .map(|text| text.split("#[cfg(test)]").next().unwrap().to_owned())

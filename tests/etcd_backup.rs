@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::stop::Stop;
-use bootstrapper::restore::changes::Changes;
-use bootstrapper::restore::etcdutl_arguments;
+use bootstrapper::members::restore::changes::Changes;
+use bootstrapper::members::restore::etcdutl_arguments;
 use common::kube_apiserver::{Cluster, PATIENCE};
 use kubernetes::client::{
     CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, DAEMON_SETS, ROLE_BINDINGS, ROLES,

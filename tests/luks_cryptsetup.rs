@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use base::crypto::Secret;
-use bootstrapper::peers_token;
+use bootstrapper::state::peers_token;
 use disk::luks::{self, ClusterToken, DiskState, Error, Header, Integrity, Probe};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 
 use base::crypto::Secret;
-use bootstrapper::peers_token;
+use bootstrapper::state::peers_token;
 use disk::device_mapper::may_hold_data;
 use disk::luks::{
     self, ClusterToken, DATA_OFFSET, Device, DiskState, Error, Header, Integrity, Peers, Probe,

@@ -81,10 +81,10 @@ mod measured {
 pub use measured::{foreign_writer, mark};
 
 #[allow(dead_code)]
-#[path = "../src/bootstrapper/node_lock.rs"]
+#[path = "../src/bootstrapper/lock/node_lock.rs"]
 mod node_lock;
 #[allow(dead_code)] // the model uses fewer functions than the node
-#[path = "../src/bootstrapper/race.rs"]
+#[path = "../src/bootstrapper/lock/race.rs"]
 mod race;
 #[allow(dead_code, unused_imports)]
 #[path = "../src/base/stop.rs"]

@@ -132,10 +132,10 @@ fn every_command_refuses_a_policy_with_an_unknown_field() {
 fn a_node_refuses_a_service_policy_with_an_unknown_field() {
     let folder = folder(&slip());
     let file = folder.path().join("policy.json");
-    let error = bootstrapper::service_trust::read_policy(&file).unwrap_err();
+    let error = bootstrapper::trust::service_trust::read_policy(&file).unwrap_err();
     assert!(error.to_string().contains(SLIP), "{error}");
     fs::write(&file, measured("")).unwrap();
-    assert!(bootstrapper::service_trust::read_policy(&file).is_ok());
+    assert!(bootstrapper::trust::service_trust::read_policy(&file).is_ok());
 }
 
 #[test]

@@ -226,7 +226,7 @@ fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
                     "collateral/ec2.rs",
                     "collateral/describe.rs",
                     // the requirements of a fresh node on a join service, by its own platform; no variant of unlock needs them
-                    "bootstrapper/platform.rs",
+                    "bootstrapper/trust/platform.rs",
                 ]
                 .iter()
                 .any(|known| *file == src.join(known));

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bootstrapper::evidence::is_marked;
-use bootstrapper::node_lock::{Locking, NodeLock};
+use bootstrapper::lock::node_lock::{Locking, NodeLock};
+use bootstrapper::trust::evidence::is_marked;
 use serde_json::{Value, json};
 use swtpm::{Proxy, Swtpm, message};
 use tpm::{Bank, Location, Tpm};

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use bootstrapper::renew::KUBERNETES;
+use bootstrapper::members::renew::KUBERNETES;
 use kubernetes::kubeadm::KUBELET_CLIENT_CERTIFICATE;
 use std::os::unix::fs::symlink;
 use support::ROOT;

@@ -13,54 +13,28 @@
 //!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete ─► member
 //! ```
 //!
-//! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`].
-//! [`platform`] derives what a join service must prove besides its image. Both run a [`race`] for
-//! the [`node_lock`]. The steps after the lock are in [`init`] and [`join`]. Each runs as a
-//! [`job`]; [`setup`] has their common steps, and [`error`](mod@error) says which one failed. [`cluster`] has the steps that set up Kubernetes in
-//! an init. [`kubelet`] and [`etcd`] manage what a member runs, and [`member`] answers `firstlight
-//! status`, [`peers`] keeps the addresses of join services in the disk's header current, which
-//! [`peers_token`] writes, and
-//! [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a member to
-//! another version of Kubernetes. [`renew`] renews the certificates of a control plane, and restarts
-//! the [`static_pods`] that use them; [`authorities`] gives new certificates to those that sign them.
-//! [`restore`] gives etcd the objects of a snapshot if the other control planes are lost.
-//! [`growth`] grows the file system after the disk, and [`generation`] lets the cluster see an old copy
-//! of it. [`clock`] tells the time service which servers to ask. [`child_process`](base::child_process) runs other programs.
+//! In wings, each of which uses only those above it:
+//!
+//! - [`lock`]: the node lock, the race for it, and who may still guess the init secret.
+//! - [`state`]: the state disk and its header, with the addresses of join services in it; its size, and the generation that shows an
+//!   old copy of it.
+//! - [`trust`]: what a join service must prove besides its image, its ticket, and what this machine proves for a join service in a pod.
+//! - [`steps`]: each step is a [`job`](steps::job), and [`error`](steps::error) says which one failed; [`setup`](steps::setup) has
+//!   those that init and join share, [`kubelet`](steps::kubelet), [`etcd`](steps::etcd) and [`static_pods`](steps::static_pods) manage
+//!   what a member runs, [`clock`](steps::clock) tells the time service which servers to ask.
+//! - [`first`]: [`init_server`](first::init_server) and [`join_client`](first::join_client) wait; [`init`](first::init),
+//!   [`cluster`](first::cluster) and [`join`](first::join) have the steps after the lock.
+//! - [`members`]: [`member`](members::member) answers `firstlight status`, [`operator`](members::operator) its other calls;
+//!   [`renew`](members::renew) and [`authorities`](members::authorities) renew certificates, [`upgrade`](members::upgrade) brings
+//!   another version of Kubernetes, [`update`](members::update) another image, [`restore`](members::restore) the objects of a snapshot.
 
-pub mod authorities;
-pub mod clock;
-pub mod cluster;
-pub mod error;
-pub mod etcd;
-pub mod evidence;
-pub mod generation;
-pub mod growth;
-pub mod header_lock;
-pub mod init;
-pub mod init_server;
-pub mod job;
-pub mod join;
-pub mod join_client;
-pub mod kubelet;
-pub mod member;
-pub mod node_lock;
-pub mod operator;
+pub mod first;
+pub mod lock;
+pub mod members;
 pub mod options;
-pub mod peers;
-pub mod peers_token;
-pub mod platform;
-pub mod race;
-pub mod renew;
-pub mod restore;
-pub mod secret_guard;
-pub mod service_trust;
-pub mod setup;
-pub mod state_disk;
-pub mod static_pods;
-pub mod ticket;
-pub mod turn;
-pub mod update;
-pub mod upgrade;
+pub mod state;
+pub mod steps;
+pub mod trust;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -76,16 +50,16 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 use cloud_api::Service;
 use disk::state_disk::device;
-use header_lock::HeaderLock;
-use init_server::InitServer;
-use join_client::JoinClient;
+use first::init_server::InitServer;
+use first::join_client::JoinClient;
 use kubernetes::components;
+use lock::node_lock::NodeLock;
+use lock::race::{Entrant, Race};
+use lock::secret_guard::SecretGuard;
 use node::quotes;
-use node_lock::NodeLock;
-use race::{Entrant, Race};
-use secret_guard::SecretGuard;
-use service_trust::ServiceTrust;
-use setup::{Node, Outcome};
+use state::header_lock::HeaderLock;
+use steps::setup::{Node, Outcome};
+use trust::service_trust::ServiceTrust;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
@@ -153,7 +127,7 @@ impl Bootstrapper {
         let what = format!("{:#} to read PCR 15", self.tpm);
         let is_marked = self
             .timeline
-            .waiting_for(what, || evidence::is_marked(&self.tpm));
+            .waiting_for(what, || trust::evidence::is_marked(&self.tpm));
         if is_marked.map_err(Error::Tpm)? {
             return self.start_member();
         }
@@ -163,7 +137,7 @@ impl Bootstrapper {
         );
         let trust = self
             .timeline
-            .waiting_for(what, || platform::demanding(self.trust, &self.tpm))
+            .waiting_for(what, || trust::platform::demanding(self.trust, &self.tpm))
             // a policy lists this name
             .inspect_err(|_| quotes::announce_key(&self.timeline, self.issuer.as_ref(), &self.tpm))
             .map_err(Error::Unpinned)?;
@@ -178,7 +152,7 @@ impl Bootstrapper {
             has_cloud_controller: self.has_cloud_controller,
             metadata: self.metadata,
             root: self.root,
-            disk: state_disk::Handover {
+            disk: state::state_disk::Handover {
                 device: device.clone(),
                 key_file: self.key_file,
             },
@@ -215,7 +189,7 @@ impl Bootstrapper {
         let what = format!("the file system at {} to be read", self.root.display());
         let is_complete = self
             .timeline
-            .waiting_for(what, || state_disk::is_complete(&self.root));
+            .waiting_for(what, || state::state_disk::is_complete(&self.root));
         let writer = attest::foreign_writer(&self.tpm);
         if !is_complete.map_err(Error::Disk)? {
             // a reset would not help: the next boot measures the same programs
@@ -233,12 +207,12 @@ impl Bootstrapper {
         if let Some(writer) = writer {
             log::warn!("{writer}");
         }
-        growth::grow(&self.root, &self.timeline);
+        state::growth::grow(&self.root, &self.timeline);
         self.renew_host_certificate();
-        if state_disk::has_kubelet(&self.root) {
-            kubelet::start(&self.stop, &self.timeline).map_err(Error::Kubelet)?;
+        if state::state_disk::has_kubelet(&self.root) {
+            steps::kubelet::start(&self.stop, &self.timeline).map_err(Error::Kubelet)?;
             self.timeline.event("kubelet", "started");
-            etcd::prioritize_io(&self.stop, &self.timeline);
+            steps::etcd::prioritize_io(&self.stop, &self.timeline);
         }
         self.timeline
             .event("ready", "a member of its cluster since before this boot");
@@ -248,7 +222,7 @@ impl Bootstrapper {
     /// Replaces the SSH host certificate with the one from the rejoin ticket. A failure is only
     /// logged: a node also works without emergency SSH.
     fn renew_host_certificate(&self) {
-        let certificate = match state_disk::take_host_certificate(&self.key_file) {
+        let certificate = match state::state_disk::take_host_certificate(&self.key_file) {
             Ok(Some(certificate)) => certificate,
             Ok(None) => return,
             Err(error) => return log::warn!("the SSH host certificate is not renewed: {error}"),
@@ -311,7 +285,7 @@ fn reset(disk: &Path, timeline: &Timeline) -> Result<Ending, Error> {
     let what = format!("the disk {} to be marked for reset", disk.display());
     timeline.waiting_for(what, || {
         let _lock = HeaderLock::take(disk).map_err(Error::Locked)?;
-        state_disk::mark_for_reset(disk).map_err(Error::Disk)
+        state::state_disk::mark_for_reset(disk).map_err(Error::Disk)
     })?;
     timeline.event("reset", "the next boot formats the state disk");
     Ok(Ending::Reset)
@@ -323,13 +297,13 @@ pub enum Error {
     /// PCR 15 cannot be read.
     Tpm(tpm::Error),
     /// The setting `require=strong` would accept a program without a TPM.
-    Unpinned(platform::Error),
+    Unpinned(trust::platform::Error),
     /// Another program has measured into PCR 15: which one, and what to do.
     ForeignWriter(String),
     /// The state disk is missing, or cannot be used.
-    Disk(state_disk::Error),
+    Disk(state::state_disk::Error),
     /// The lock of the state disk's header was not taken.
-    Locked(header_lock::Error),
+    Locked(state::header_lock::Error),
     /// The InitServer cannot listen on this address.
     Listen(SocketAddr, io::Error),
     /// A thread cannot be started.

@@ -14,8 +14,8 @@ use node::options;
 use ssh::key::PublicKey;
 use verifier::Policy;
 
-use crate::clock::Sources;
-use crate::service_trust::read_policy;
+use crate::steps::clock::Sources;
+use crate::trust::service_trust::read_policy;
 
 /// The values of the options.
 #[derive(Default)]

@@ -1,6 +1,6 @@
 //! A node's settings about join services.
 //!
-//! A fresh node judges the evidence of the service (`src/bootstrapper/service_trust.rs`). A
+//! A fresh node judges the evidence of the service (`src/bootstrapper/trust/service_trust.rs`). A
 //! rejoining node does not. It only proves itself, and accepts a key because the key opens its disk
 //! (`src/unlock`).
 

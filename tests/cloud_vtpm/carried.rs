@@ -10,8 +10,8 @@ use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bootstrapper::evidence::Attester;
-use bootstrapper::service_trust::{self, ServiceTrust};
+use bootstrapper::trust::evidence::Attester;
+use bootstrapper::trust::service_trust::{self, ServiceTrust};
 use collateral::{Fetching, Settings};
 use common::evidence::{self, Bringing};
 use kubernetes::services::migration::Migration;

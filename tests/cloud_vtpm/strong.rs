@@ -4,8 +4,8 @@
 use std::process::Command;
 use std::sync::Arc;
 
-use bootstrapper::platform;
-use bootstrapper::service_trust::{self, Proof, ServiceTrust};
+use bootstrapper::trust::platform;
+use bootstrapper::trust::service_trust::{self, Proof, ServiceTrust};
 use common::evidence::{self, Bringing};
 use node::service_trust::{ClusterId, Settings};
 use proto::attested::Collateral;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bootstrapper::evidence::{self, Attester};
+use bootstrapper::trust::evidence::{self, Attester};
 use proto::attested::Collateral;
 use verifier::{Identity, IssueError, Issuer, Oid, Request};
 

@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bootstrapper::ticket::CONTROL_PLANE_FILES;
+use bootstrapper::trust::ticket::CONTROL_PLANE_FILES;
 use kubernetes::kubelet_request::authority_hashes;
 use proto::components::Component;
 use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse};

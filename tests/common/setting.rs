@@ -137,7 +137,7 @@ impl Setting {
             load_balancer: None,
             control_planes: hosts.collect(),
         };
-        assert!(bootstrapper::state_disk::set_peers(&disk, &peers).unwrap());
+        assert!(bootstrapper::state::state_disk::set_peers(&disk, &peers).unwrap());
         disk
     }
 

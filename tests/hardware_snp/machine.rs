@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bootstrapper::evidence::Attester;
-use bootstrapper::service_trust::{ServiceTrust, read_policy};
+use bootstrapper::trust::evidence::Attester;
+use bootstrapper::trust::service_trust::{ServiceTrust, read_policy};
 use common::evidence;
 use node::service_trust::{ClusterId, Settings};
 use serde_json::{Value, json};
@@ -336,10 +336,10 @@ fn a_report_of_another_variant_is_refused_and_the_reverse() {
 fn a_machine_joins_one_cluster_and_its_register_survives_until_it_restarts() {
     let machine = Machine::new(|_| ());
     let register = machine.register();
-    assert!(!bootstrapper::evidence::is_marked(&register).unwrap());
+    assert!(!bootstrapper::trust::evidence::is_marked(&register).unwrap());
     assert!(verifier::foreign_writer(&register).is_none());
     verifier::mark(&register, &CLUSTER).unwrap();
-    assert!(bootstrapper::evidence::is_marked(&register).unwrap());
+    assert!(bootstrapper::trust::evidence::is_marked(&register).unwrap());
     for id in [CLUSTER, [8; 32]] {
         let why = verifier::mark(&register, &id).unwrap_err().to_string();
         assert!(why.contains("exists"), "{why}");
@@ -371,7 +371,7 @@ fn a_machine_joins_one_cluster_and_its_register_survives_until_it_restarts() {
     // a file that was cut off belongs to no cluster and to none
     for length in [0, 31, 48] {
         fs::write(machine.folder.path().join("run/cluster"), vec![0; length]).unwrap();
-        let why = bootstrapper::evidence::is_marked(&register)
+        let why = bootstrapper::trust::evidence::is_marked(&register)
             .unwrap_err()
             .to_string();
         assert!(why.contains("expected 32 bytes"), "{why}");

@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bootstrapper::evidence::Attester;
-use bootstrapper::service_trust::ServiceTrust;
+use bootstrapper::trust::evidence::Attester;
+use bootstrapper::trust::service_trust::ServiceTrust;
 use collateral::{Fetching, Kept, Settings};
 use common::at::At;
 use common::evidence::{self, Bringing};

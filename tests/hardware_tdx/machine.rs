@@ -489,14 +489,14 @@ fn the_registers_of_a_machine_are_read_and_a_wrong_one_is_noticed() {
     let measured = (qemu_tdx::VARIANT.measure)(&location, Stage::Booted).unwrap();
     let first: Vec<_> = measured.booted.values().map(|it| it.expected[0]).collect();
     assert_eq!(first, [0xa0, 1, 2, 4, 0]);
-    assert!(!bootstrapper::evidence::is_marked(&location).unwrap());
+    assert!(!bootstrapper::trust::evidence::is_marked(&location).unwrap());
     // a plain file keeps what is written to it, unlike a register: the machine notices that it was not extended
     let error = verifier::mark(&location, &[7; 32]).unwrap_err().to_string();
     assert!(
         error.contains("another program has measured into it"),
         "{error}"
     );
-    assert!(bootstrapper::evidence::is_marked(&location).unwrap());
+    assert!(bootstrapper::trust::evidence::is_marked(&location).unwrap());
     let written = fs::read(folder.path().join("rtmr3:sha384")).unwrap();
     assert_eq!(
         written,

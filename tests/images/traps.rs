@@ -5,7 +5,7 @@ use super::{
     CLOUD, DRACUT, DRACUT_13, INITRAMFS_TOOLS, INITRAMFS_TOOLS_13, INITRAMFS_TOOLS_UBUNTU, Maker,
     NETWORK_MANAGER, setting,
 };
-use bootstrapper::state_disk::set_peers;
+use bootstrapper::state::state_disk::set_peers;
 use disk::luks::Peers;
 use machine::flow::{self, PATIENCE, Setting};
 use machine::initramfs::Overlay;

@@ -4,7 +4,7 @@
 
 use super::mkosi::{image_of_version, said};
 use super::update::{FIRST, GOOD, NEXT, Node, off};
-use bootstrapper::update::{self, ImageDisk, ImageVersion, Offer, Words};
+use bootstrapper::members::update::{self, ImageDisk, ImageVersion, Offer, Words};
 use image::slots::Slots;
 use machine::flow::PATIENCE;
 use machine::write_log::{self, WriteLog};

@@ -1,7 +1,7 @@
 //! Whom a control plane and the operator ask about etcd and the other static pods: no pod of a worker.
 
 use base::uuid::Uuid;
-use bootstrapper::static_pods::is_ready_here;
+use bootstrapper::steps::static_pods::is_ready_here;
 use kubernetes::client::{CONFIG_MAPS, Client, Error, NODES, PODS};
 use kubernetes::control_planes::{ControlPlanes, StaticPod};
 use kubernetes::machine_record::MachineRecord;

@@ -17,7 +17,7 @@ use ::services::join_service::deleted_machines::Times;
 use ::services::join_service::{Config, JoinService};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id, derive_key};
 use base::text::hex;
-use bootstrapper::evidence::Attester;
+use bootstrapper::trust::evidence::Attester;
 use common::evidence;
 use kubernetes::client::{CONFIG_MAPS, LEASES, NODES, PODS, SERVICE_ACCOUNTS, Selector};
 use proto::join::{ISSUE_JOIN_TICKET, IssueJoinTicketRequest, IssueJoinTicketResponse};

@@ -1298,7 +1298,7 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
         node.expect("complete:");
         joining::assert_no_token(&node);
         // Kubeadm finds no name server here, and logs it.
-        let ours = |line: &&str| !line.contains("bootstrapper::job");
+        let ours = |line: &&str| !line.contains("bootstrapper::steps::job");
         assert!(
             !node
                 .output()

@@ -10,8 +10,8 @@ use base::machines::Cloud;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use base64::Engine;
-use bootstrapper::generation::Generations;
-use bootstrapper::operator::{Machine, OperatorService};
+use bootstrapper::members::operator::{Machine, OperatorService};
+use bootstrapper::state::generation::Generations;
 use proto::recoverproto::{
     RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
 };
@@ -63,7 +63,14 @@ pub fn boots(node: &Setting) -> Member {
     let server = std::thread::spawn(move || {
         let root = TempDir::new().unwrap();
         let generations = Arc::new(Generations::open(root.path()));
-        bootstrapper::member::serve(address, issuer, &generations, &operators, &until, &timeline);
+        bootstrapper::members::member::serve(
+            address,
+            issuer,
+            &generations,
+            &operators,
+            &until,
+            &timeline,
+        );
     });
     wait_for_port(address);
     Member {

@@ -109,7 +109,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     assert_no_token(&node);
     assert_committed(&disk);
     // the next boot asks these addresses
-    let known = bootstrapper::state_disk::peers(&disk).unwrap();
+    let known = bootstrapper::state::state_disk::peers(&disk).unwrap();
     assert_eq!(known.control_planes, [2, 3].map(|n| setting.host(n)));
     assert!(known.load_balancer.is_some());
     assert_measured(&setting);
@@ -194,7 +194,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     setting.set_control_planes(&[3, 4]);
     let mut again = Program::start(&mut setting.joining(&disk, "Worker"));
     again.expect("peers: the disk's header names 3 control planes and ");
-    let known = bootstrapper::state_disk::peers(&disk).unwrap();
+    let known = bootstrapper::state::state_disk::peers(&disk).unwrap();
     assert_eq!(known.control_planes, [2, 3, 4].map(|n| setting.host(n)));
     assert!(end_of_member(&mut again).success(), "{}", again.output());
     again.expect("a member of its cluster");

@@ -139,7 +139,7 @@ fn an_older_header_of_a_member_opens_with_the_same_key() {
         load_balancer: None,
         control_planes: vec![setting.host(3)],
     };
-    assert!(bootstrapper::state_disk::set_peers(&disk, &peers).unwrap());
+    assert!(bootstrapper::state::state_disk::set_peers(&disk, &peers).unwrap());
     assert_ne!(header_of(&disk), older);
     bring_back(&older, &disk);
     let mut command = setting.unlock(&disk);

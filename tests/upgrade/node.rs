@@ -119,7 +119,7 @@ fn a_cluster_changes_its_release(before: Release, after: Release) {
     let mut setting = Setting::new();
     let disk = a_first_node(&setting, before, before);
     // the addresses in the header
-    let known = bootstrapper::state_disk::peers(&disk).unwrap();
+    let known = bootstrapper::state::state_disk::peers(&disk).unwrap();
     assert_eq!(known.control_planes, [setting.host(2)]);
     // the bootstrapper starts again in the same boot
     let again = Program::start(&mut after.run(|| setting.bootstrapper(&disk)));
@@ -189,8 +189,8 @@ fn todays_programs_read_and_replace_the_addresses_in_a_previous_header() {
         load_balancer: None,
         control_planes: hosts.clone(),
     };
-    assert!(bootstrapper::state_disk::set_peers(&disk, &peers).unwrap());
-    let known = bootstrapper::state_disk::peers(&disk).unwrap();
+    assert!(bootstrapper::state::state_disk::set_peers(&disk, &peers).unwrap());
+    let known = bootstrapper::state::state_disk::peers(&disk).unwrap();
     assert_eq!(known.control_planes, hosts);
 }
 

@@ -3,7 +3,7 @@
 
 use std::io::Cursor;
 
-use bootstrapper::restore::database::{members, objects};
+use bootstrapper::members::restore::database::{members, objects};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use bootstrapper::ticket::{Expected, Ticket};
+use bootstrapper::trust::ticket::{Expected, Ticket};
 use kubernetes::components::Policy;
 use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::parameters::NodeName;

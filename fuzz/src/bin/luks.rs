@@ -8,7 +8,7 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use base::crypto::Secret;
-use bootstrapper::peers_token;
+use bootstrapper::state::peers_token;
 use disk::luks::{self, Device, DiskState, Error, Header, Integrity, Peers, Probe};
 use libfuzzer_sys::fuzz_target;
 use ring::digest::{SHA256, digest};

@@ -1,5 +1,5 @@
 //! The handover of a new disk from the initramfs to the booted system: what the initramfs leaves.
-//! The booted system takes it in `src/bootstrapper/state_disk.rs`.
+//! The booted system takes it in `src/bootstrapper/state/state_disk.rs`.
 //!
 //! The host may replace the disk's header between the two. The booted system must accept only the
 //! header that the initramfs wrote, so a file beside the passphrase records the disk's UUID and a

@@ -1,6 +1,6 @@
 //! The record that a node keeps about itself on its state disk: its role, and the salt of its
 //! cluster ID. `constellation/node_state.json` has the format of Constellation, whose initramfs also
-//! reads it. The booted system writes it (`src/bootstrapper/state_disk.rs`).
+//! reads it. The booted system writes it (`src/bootstrapper/state/state_disk.rs`).
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -1,0 +1,9 @@
+//! What a member does: it answers the operator, renews certificates, takes a new image or version, restores etcd.
+
+pub mod authorities;
+pub mod member;
+pub mod operator;
+pub mod renew;
+pub mod restore;
+pub mod update;
+pub mod upgrade;
