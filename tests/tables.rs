@@ -257,6 +257,22 @@ fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
     }
 }
 
+/// The log has other levels for libraries.
+#[test]
+fn the_log_knows_each_crate_of_the_project() {
+    let src = Path::new(ROOT).join("src");
+    let text = fs::read_to_string(src.join("base/logger.rs")).unwrap();
+    let list = text.split("const OURS: &str = \"").nth(1).unwrap();
+    let list = list.split('"').next().unwrap().replace('\\', " ");
+    let listed: Vec<_> = list.split_whitespace().map(str::to_owned).collect();
+    let folders = fs::read_dir(&src).unwrap();
+    let mut crates: Vec<_> = folders
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    crates.sort();
+    assert_eq!(listed, crates);
+}
+
 /// Targets of make that build, install or print something, or that another target runs.
 const NO_TESTS: [&str; 13] = [
     "help",

@@ -58,9 +58,10 @@ pub fn issue(
         None => Vec::new(),
         Some(issuer) => {
             let user_data = user_data(&public_key);
-            let document = match for_stranger {
-                true => issuer.issue_for_stranger(&user_data, nonce),
-                false => issuer.issue(&user_data, nonce),
+            let document = if for_stranger {
+                issuer.issue_for_stranger(&user_data, nonce)
+            } else {
+                issuer.issue(&user_data, nonce)
             };
             let document = document.map_err(Error::Issuer)?;
             if document.len() > MAX_DOCUMENT {

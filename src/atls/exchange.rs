@@ -149,9 +149,10 @@ impl End<'_> {
         let sent = pipe.send(&own)?;
         let session = self.session(pipe, [&received, &sent], own, peers)?;
         let demand = session.peers.demand.as_ref();
-        let challenge = match demand.is_some_and(|demand| demand.challenges) {
-            true => pipe.receive_challenge()?,
-            false => None,
+        let challenge = if demand.is_some_and(|demand| demand.challenges) {
+            pipe.receive_challenge()?
+        } else {
+            None
         };
         pipe.send(&self.prove(&session, challenge, turn)?)?;
         let accepted = self.verify(pipe, &session)?;
@@ -270,9 +271,10 @@ impl End<'_> {
             return Ok(None);
         };
         let demand = session.own.demand.as_ref();
-        let max = match demand.is_some_and(|demand| demand.collateral) {
-            true => MAX_PROOF_WITH_COLLATERAL,
-            false => MAX_PROOF,
+        let max = if demand.is_some_and(|demand| demand.collateral) {
+            MAX_PROOF_WITH_COLLATERAL
+        } else {
+            MAX_PROOF
         };
         let (proof, _) = pipe.receive::<Proof>(max)?;
         let judged = judge.proof(&Presented {
@@ -362,11 +364,12 @@ impl Pipe<'_, '_> {
     /// Receives a proof without a document; returns its challenge.
     fn receive_challenge(&mut self) -> Result<Option<Challenge>, Error> {
         let (proof, _) = self.receive::<Proof>(MAX_EMPTY_PROOF)?;
-        match proof.document.is_empty() {
-            true => Ok(proof.challenge),
-            false => Err(Error::Misbehaved(
+        if proof.document.is_empty() {
+            Ok(proof.challenge)
+        } else {
+            Err(Error::Misbehaved(
                 "it sends a proof that was not requested".into(),
-            )),
+            ))
         }
     }
 

@@ -153,9 +153,10 @@ impl Server {
         session: &Arc<Session>,
         filter: Option<(&mut HelloFilter, Vec<u8>)>,
     ) -> Result<(Connection, Option<Accepted>), Error> {
-        let config = match session.is_strong {
-            true => self.bare()?.1.clone(),
-            false => config(session, &OLD_PROTOCOLS)?,
+        let config = if session.is_strong {
+            self.bare()?.1.clone()
+        } else {
+            config(session, &OLD_PROTOCOLS)?
         };
         let mut connection = Connection::Server(ServerConnection::new(config)?);
         let result = handshake::complete(&mut connection, peer, filter);

@@ -80,9 +80,10 @@ pub fn parse(log: &[u8]) -> Log<'_> {
     let zeros = log.iter().rev().take_while(|byte| **byte == 0).count();
     while parsed.rest.len() > zeros {
         let mut reader = Reader(parsed.rest);
-        let event = match parsed.is_agile {
-            true => agile_event(&mut reader, &parsed.banks),
-            false => old_event(&mut reader),
+        let event = if parsed.is_agile {
+            agile_event(&mut reader, &parsed.banks)
+        } else {
+            old_event(&mut reader)
         };
         let Some(event) = event else { break };
         parsed.rest = reader.0;

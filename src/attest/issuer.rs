@@ -56,9 +56,10 @@ pub trait Issuer: Send + Sync {
             ));
         }
         let user_data = request.user_data(&[]);
-        match request.for_stranger {
-            true => self.issue_for_stranger(&user_data, request.nonce),
-            false => self.issue(&user_data, request.nonce),
+        if request.for_stranger {
+            self.issue_for_stranger(&user_data, request.nonce)
+        } else {
+            self.issue(&user_data, request.nonce)
         }
     }
     /// Returns cached collateral for a document of this machine. Sends no request.

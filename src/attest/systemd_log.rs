@@ -98,9 +98,10 @@ pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> Option<String> {
     }
     let mut advice: Vec<_> = shown.map(|record| record.writer().advice()).collect();
     advice.dedup();
-    let beside = match replay(&records).is_some_and(|replayed| replayed == value) {
-        true => "but belongs to no cluster",
-        false => "and contains more than the ID of a cluster",
+    let beside = if replay(&records).is_some_and(|replayed| replayed == value) {
+        "but belongs to no cluster"
+    } else {
+        "and contains more than the ID of a cluster"
     };
     Some(format!(
         "PCR {pcr} is not zero, {beside}: {}. The register says to which cluster a node belongs, so nothing else may measure into \

@@ -50,12 +50,13 @@ pub(super) fn mark(location: &Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Re
     )
     .map_err(|error| Error::Failed(format!("RTMR 3 at {location}: {error}")))?;
     let got = cluster_register(location)?;
-    match got == register {
-        true => Ok(()),
-        false => Err(Error::Failed(format!(
+    if got == register {
+        Ok(())
+    } else {
+        Err(Error::Failed(format!(
             "RTMR 3 is {got} after the cluster ID was measured, expected {register}: another program has measured into it. Reboot \
-             the machine"
-        ))),
+         the machine"
+        )))
     }
 }
 

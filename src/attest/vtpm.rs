@@ -188,9 +188,10 @@ impl super::Issuer for Issuer {
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
         self.machine.prepare(&self.location)?;
-        let open = match request.for_stranger {
-            true => Tpm::open_for_stranger,
-            false => Tpm::open,
+        let open = if request.for_stranger {
+            Tpm::open_for_stranger
+        } else {
+            Tpm::open
         };
         let secret = match request.challenge {
             None => None,

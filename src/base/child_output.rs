@@ -37,9 +37,10 @@ pub fn in_foreground(command: &mut Command, input: &[u8]) -> Result<Vec<u8>, Err
     let output = child
         .wait_with_output()
         .map_err(|error| failed(name.clone(), Cause::Output(error)))?;
-    match output.status.success() {
-        true => Ok(output.stdout),
-        false => Err(failed(name, Cause::Failed(output.status))),
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(failed(name, Cause::Failed(output.status)))
     }
 }
 
@@ -80,11 +81,12 @@ fn read_all(mut pipe: impl Read) -> io::Result<Secret> {
         .read_to_end(&mut bytes)?;
     // the rest is read too, so that the program does not fail because its pipe is full
     io::copy(&mut pipe, &mut io::sink())?;
-    match bytes.len() <= MAX_OUTPUT {
-        true => Ok(Secret::new(bytes)),
-        false => Err(io::Error::other(format!(
+    if bytes.len() <= MAX_OUTPUT {
+        Ok(Secret::new(bytes))
+    } else {
+        Err(io::Error::other(format!(
             "it is longer than {MAX_OUTPUT} bytes"
-        ))),
+        )))
     }
 }
 

@@ -38,9 +38,10 @@ pub fn addresses(host: &str, mut until: Instant) -> Result<Vec<SocketAddr>, Unre
             until = until.min(now + OTHER_VERSION);
         }
         if waits.is_empty() || now >= until {
-            return match found.is_empty() {
-                true => Err(lookup.unresolved()),
-                false => Ok(found),
+            return if found.is_empty() {
+                Err(lookup.unresolved())
+            } else {
+                Ok(found)
             };
         }
         // after an error the loop looks again

@@ -10,9 +10,12 @@ const MAX_ERROR: usize = 160;
 /// Returns at most `max` characters of a text, without control characters that could affect a
 /// terminal.
 pub fn printable(text: &str, max: usize) -> String {
-    let plain = |c: char| match c == ' ' || c.is_ascii_graphic() {
-        true => c,
-        false => '?',
+    let plain = |c: char| {
+        if c == ' ' || c.is_ascii_graphic() {
+            c
+        } else {
+            '?'
+        }
     };
     let shown = text.chars().take(max).map(plain);
     shown.chain(end(text, max).chars()).collect()

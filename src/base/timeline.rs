@@ -160,15 +160,17 @@ fn keep(mut record: &File, name: &str, event: &str) -> io::Result<()> {
     let mut ends = (0..=RECORD_LINE.min(line.len())).rev();
     let end = ends.find(|end| line.is_char_boundary(*end));
     let line = &line[..end.unwrap_or_default()];
-    let limit = match REPEATED.contains(&name) {
-        true => RECORD_BYTES / 2,
-        false => RECORD_BYTES,
+    let limit = if REPEATED.contains(&name) {
+        RECORD_BYTES / 2
+    } else {
+        RECORD_BYTES
     };
     // one call, since several threads append
     let line = format!("{line}\n");
-    match record.metadata()?.len() + line.len() as u64 > limit as u64 {
-        true => Ok(()),
-        false => record.write_all(line.as_bytes()),
+    if record.metadata()?.len() + line.len() as u64 > limit as u64 {
+        Ok(())
+    } else {
+        record.write_all(line.as_bytes())
     }
 }
 

@@ -64,16 +64,17 @@ impl Answer {
     pub fn content(self) -> Result<Vec<u8>, Error> {
         let media_type = self.field("Content-Type").unwrap_or_default();
         let is_page = media_type.to_ascii_lowercase().starts_with("text/html");
-        match self.status == 200 && is_page {
-            false => self.successful(),
-            true => Err(Error::Nonsense {
+        if self.status == 200 && is_page {
+            Err(Error::Nonsense {
                 got: format!(
                     "text/html (a proxy may be in the way): {:?}",
                     excerpt(&self.body)
                 ),
                 request: self.request,
                 expected: "an answer of the API",
-            }),
+            })
+        } else {
+            self.successful()
         }
     }
 
@@ -264,9 +265,10 @@ pub fn check_url(url: &str) -> Result<(), Error> {
 /// Returns the beginning of an answer, for an error.
 pub fn excerpt(body: &[u8]) -> String {
     let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN)]).into_owned();
-    match body.len() > SHOWN {
-        true => format!("{shown}.."),
-        false => shown,
+    if body.len() > SHOWN {
+        format!("{shown}..")
+    } else {
+        shown
     }
 }
 
@@ -287,9 +289,12 @@ mod tests {
             let mut got = vec![];
             let mut part = [0; 4096];
             // only JSON follows the header fields
-            let end = |got: &[u8]| match got.starts_with(b"POST") {
-                true => got.ends_with(b"}"),
-                false => got.ends_with(b"\r\n\r\n"),
+            let end = |got: &[u8]| {
+                if got.starts_with(b"POST") {
+                    got.ends_with(b"}")
+                } else {
+                    got.ends_with(b"\r\n\r\n")
+                }
             };
             while !end(&got) {
                 let len = stream.read(&mut part).unwrap();

@@ -80,9 +80,10 @@ impl<'a> Url<'a> {
 
     /// Checks the base URL of a service. The error is a clause that says what is wrong.
     pub fn check_base(url: &str) -> Result<(), &'static str> {
-        match Url::parse(url)?.target.contains(['?', '#']) {
-            true => Err("it has more than a path after its host"),
-            false => Ok(()),
+        if Url::parse(url)?.target.contains(['?', '#']) {
+            Err("it has more than a path after its host")
+        } else {
+            Ok(())
         }
     }
 }
@@ -292,11 +293,12 @@ fn append(
         return Err(too_long(limit));
     }
     let read = reader.by_ref().take(length).read_to_end(body)?;
-    match read as u64 == length {
-        true => Ok(()),
-        false => Err(NoAnswer::Malformed(
+    if read as u64 == length {
+        Ok(())
+    } else {
+        Err(NoAnswer::Malformed(
             "the connection ended within the answer",
-        )),
+        ))
     }
 }
 

@@ -83,9 +83,10 @@ pub fn parse_peers(url: &str, body: &[u8]) -> Result<Vec<Instance>, Error> {
 pub fn parse_endpoint(url: &str, body: &[u8]) -> Result<String, Error> {
     const EXPECTED: &str = "a host's address or name";
     let host: String = json(url, EXPECTED, body)?;
-    match is_host(&host) {
-        true => Ok(host),
-        false => Err(nonsense(url, EXPECTED, excerpt(host.as_bytes()))),
+    if is_host(&host) {
+        Ok(host)
+    } else {
+        Err(nonsense(url, EXPECTED, excerpt(host.as_bytes())))
     }
 }
 

@@ -180,12 +180,13 @@ impl Client {
         let (zone, name) = (encoded(&own.zone), encoded(&own.name));
         let (request, body) = self.compute(&format!("zones/{zone}/instances/{name}"))?;
         let member = parse_member(&request, &own.project, &own.zone, &body)?;
-        match member.instance.name == own.name {
-            true => Ok(member),
-            false => Err(Error::Refused(format!(
+        if member.instance.name == own.name {
+            Ok(member)
+        } else {
+            Err(Error::Refused(format!(
                 "this machine is {:?} for the metadata server, and {:?} for the API",
                 own.name, member.instance.name
-            ))),
+            )))
         }
     }
 

@@ -52,12 +52,13 @@ impl Service for ListedMetadata {
 /// Returns the bcrypt hash of the init secret, if the list has one.
 pub fn init_secret_hash(list: &Machines) -> Result<Option<&str>, Problem> {
     let hash = list.init_secret_hash.as_deref();
-    match hash.is_none_or(is_bcrypt) {
-        true => Ok(hash),
+    if hash.is_none_or(is_bcrypt) {
+        Ok(hash)
+    } else {
         // the error does not repeat the text, which may be the init secret itself
-        false => Err(Problem::Malformed(
-            "initSecretHash is not a bcrypt hash of 60 characters: `firstlight hash-secret` makes one".into(),
-        )),
+        Err(Problem::Malformed(
+        "initSecretHash is not a bcrypt hash of 60 characters: `firstlight hash-secret` makes one".into(),
+    ))
     }
 }
 

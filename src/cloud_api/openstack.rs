@@ -172,9 +172,10 @@ impl Client {
             next: "put the credentials of docs/clouds.md into it".into(),
         })?;
         let url = url.trim_end_matches('/');
-        let keystone = api_at(&match url.ends_with("/v3") {
-            true => url.to_owned(),
-            false => format!("{url}/v3"),
+        let keystone = api_at(&if url.ends_with("/v3") {
+            url.to_owned()
+        } else {
+            format!("{url}/v3")
         })?;
         let fields = [("content-type", "application/json")];
         let body = Some(body.as_bytes());
@@ -400,13 +401,14 @@ fn credentials(
 pub fn parse_description(request: &str, body: &[u8]) -> Result<Description, Error> {
     const EXPECTED: &str = "the description of a server";
     let description: Description = parsed(request, EXPECTED, body)?;
-    match description.name.is_empty() || description.uuid.is_empty() {
-        false => Ok(description),
-        true => Err(Error::Nonsense {
+    if description.name.is_empty() || description.uuid.is_empty() {
+        Err(Error::Nonsense {
             request: request.to_owned(),
             expected: EXPECTED,
             got: "one without a name or a UUID".into(),
-        }),
+        })
+    } else {
+        Ok(description)
     }
 }
 

@@ -210,17 +210,14 @@ impl Cache {
                 return Err(Cause::Limited.because(format!("{item}: {TOO_MANY}")));
             }
             state.waiting += 1;
-            match is_running {
-                true => {
-                    state.waiting_for_chips += chips;
-                    state = wait_timeout(&self.changed, state, left);
-                    state.waiting_for_chips -= chips;
-                }
-                false => {
-                    drop(state);
-                    self.run(item, &name, false, deadline);
-                    state = self.state();
-                }
+            if is_running {
+                state.waiting_for_chips += chips;
+                state = wait_timeout(&self.changed, state, left);
+                state.waiting_for_chips -= chips;
+            } else {
+                drop(state);
+                self.run(item, &name, false, deadline);
+                state = self.state();
             }
             state.waiting -= 1;
         }
@@ -367,13 +364,12 @@ impl Cache {
             is_renewed,
             is_kept: AtomicBool::new(false),
         };
-        match entry.is_valid((self.clock)()) {
-            true => Ok(entry),
-            false => {
-                let end = std::time::UNIX_EPOCH + Duration::from_secs(until);
-                let end = format!("it ended at {}", base::time::seconds(end));
-                Err(Cause::Expired.because(end))
-            }
+        if entry.is_valid((self.clock)()) {
+            Ok(entry)
+        } else {
+            let end = std::time::UNIX_EPOCH + Duration::from_secs(until);
+            let end = format!("it ended at {}", base::time::seconds(end));
+            Err(Cause::Expired.because(end))
         }
     }
 

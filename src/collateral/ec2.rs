@@ -256,9 +256,10 @@ impl State {
                 None
             }
             Some(why) => {
-                let pause = match why.may_pass() {
-                    true => self.backoff.pause(),
-                    false => CALLER_PAUSE,
+                let pause = if why.may_pass() {
+                    self.backoff.pause()
+                } else {
+                    CALLER_PAUSE
                 };
                 self.pause = Some(Pause {
                     until: now + pause,

@@ -71,10 +71,7 @@ fn unless_empty(
     value: OsString,
     set: impl FnOnce(OsString) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    match value.is_empty() {
-        true => Ok(()),
-        false => set(value),
-    }
+    if value.is_empty() { Ok(()) } else { set(value) }
 }
 
 fn url(value: OsString) -> Result<Option<String>, Failure> {
@@ -84,12 +81,13 @@ fn url(value: OsString) -> Result<Option<String>, Failure> {
 impl Kept {
     /// Returns the store at this path: a file if its name ends with `.json`, else a directory.
     pub fn at(path: &Path) -> Kept {
-        match path
+        if path
             .extension()
             .is_some_and(|extension| extension == "json")
         {
-            true => Kept::File(path.into()),
-            false => Kept::Directory(path.into()),
+            Kept::File(path.into())
+        } else {
+            Kept::Directory(path.into())
         }
     }
 }

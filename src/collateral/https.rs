@@ -73,12 +73,11 @@ impl Limit {
     /// Counts one request, or returns when the next one may be sent.
     pub fn take(&mut self, now: Instant) -> Result<(), Instant> {
         let full = self.full.max(now) + self.pause;
-        match full.duration_since(now) <= self.pause * self.at_once {
-            true => {
-                self.full = full;
-                Ok(())
-            }
-            false => Err(full - self.pause * self.at_once),
+        if full.duration_since(now) <= self.pause * self.at_once {
+            self.full = full;
+            Ok(())
+        } else {
+            Err(full - self.pause * self.at_once)
         }
     }
 }

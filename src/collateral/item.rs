@@ -144,9 +144,10 @@ impl Item {
             }
             Item::Issuer { key, .. } => {
                 let until = Certificate::parse(limited(bytes, MAX_CERTIFICATE)?)?.until;
-                match subject_key(bytes) == Some(key) {
-                    true => Ok((Content::Der(bytes.into()), until)),
-                    false => Err(other("it is the certificate of another authority")),
+                if subject_key(bytes) == Some(key) {
+                    Ok((Content::Der(bytes.into()), until))
+                } else {
+                    Err(other("it is the certificate of another authority"))
                 }
             }
             Item::Revoked(product, _) => {
@@ -320,12 +321,13 @@ fn other(what: impl Into<String>) -> Unavailable {
 
 /// Checks the number of bytes.
 pub fn limited(bytes: &[u8], limit: usize) -> Result<&[u8], Unavailable> {
-    match bytes.len() <= limit {
-        true => Ok(bytes),
-        false => Err(Cause::TooLarge.because(format!(
+    if bytes.len() <= limit {
+        Ok(bytes)
+    } else {
+        Err(Cause::TooLarge.because(format!(
             "it has {} bytes, expected at most {limit}",
             bytes.len()
-        ))),
+        )))
     }
 }
 

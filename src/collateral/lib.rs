@@ -267,10 +267,7 @@ impl Fetching {
         patience: Patience,
         deadline: Instant,
     ) -> Result<Arc<Entry>, Unavailable> {
-        let patience = match self.waits {
-            true => patience,
-            false => Patience::None,
-        };
+        let patience = if self.waits { patience } else { Patience::None };
         self.cache.get(item, patience, deadline)
     }
 

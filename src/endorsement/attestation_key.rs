@@ -70,9 +70,10 @@ fn read_rsa(reader: &mut Reader<'_>) -> Option<Result<(), &'static str>> {
     let is_strong = matches!(bits, 2048 | 3072 | 4096)
         && modulus.len() * 8 == usize::from(bits)
         && matches!(exponent, 0 | DEFAULT_EXPONENT);
-    Some(match is_strong {
-        true => Ok(()),
-        false => Err("its attestation key is not an RSA key with 2048, 3072 or 4096 bits"),
+    Some(if is_strong {
+        Ok(())
+    } else {
+        Err("its attestation key is not an RSA key with 2048, 3072 or 4096 bits")
     })
 }
 
@@ -82,9 +83,10 @@ fn read_ecc(reader: &mut Reader<'_>) -> Option<Result<(), &'static str>> {
     let length = CURVES.iter().find(|(known, _)| *known == curve);
     let is_strong = derivation == ALG_NULL
         && length.is_some_and(|(_, length)| x.len() == *length && y.len() == *length);
-    Some(match is_strong {
-        true => Ok(()),
-        false => Err("its attestation key is not a key on the curve P-256 or P-384"),
+    Some(if is_strong {
+        Ok(())
+    } else {
+        Err("its attestation key is not a key on the curve P-256 or P-384")
     })
 }
 

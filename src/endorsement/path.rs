@@ -296,12 +296,15 @@ impl<'a> Link<'a> {
             None => true,
         };
         match self.is_authority() {
-            Ok(limit) if signs => match limit.is_none_or(|limit| below <= limit) {
-                true => Ok(()),
-                false => Err(refused(
-                    "the chain is longer than one of its authorities allows",
-                )),
-            },
+            Ok(limit) if signs => {
+                if limit.is_none_or(|limit| below <= limit) {
+                    Ok(())
+                } else {
+                    Err(refused(
+                        "the chain is longer than one of its authorities allows",
+                    ))
+                }
+            }
             _ => Err(refused(
                 "a certificate of the chain is not that of an authority",
             )),

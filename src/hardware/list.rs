@@ -47,11 +47,12 @@ impl<'a> List<'a> {
         };
         let list = list.map_err(|_| unreadable())?;
         let head = List::parse(der).ok_or_else(unreadable)?;
-        match head.issued <= now {
-            true => Ok((head, CertRevocationList::Borrowed(list))),
-            false => Err(Kind::Expired.because(format!(
+        if head.issued <= now {
+            Ok((head, CertRevocationList::Borrowed(list)))
+        } else {
+            Err(Kind::Expired.because(format!(
                 "the {name} is not valid yet: is the clock of this machine right?"
-            ))),
+            )))
         }
     }
 

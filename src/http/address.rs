@@ -49,9 +49,10 @@ pub fn check(url: &str) -> Result<(), UrlError> {
     if host(url).contains('@') {
         return Err(UrlError::User);
     }
-    match uri.query().is_some() || url.contains('#') {
-        true => Err(UrlError::MoreThanPath),
-        false => Ok(()),
+    if uri.query().is_some() || url.contains('#') {
+        Err(UrlError::MoreThanPath)
+    } else {
+        Ok(())
     }
 }
 

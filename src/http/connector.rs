@@ -74,9 +74,10 @@ impl<In: Transport> Connector<In> for Tcp {
 
 /// Returns the time that is left for the connection.
 fn left(details: &ConnectionDetails<'_>) -> Duration {
-    match details.timeout.after.is_not_happening() {
-        true => CONNECT_TIMEOUT,
-        false => *details.timeout.after,
+    if details.timeout.after.is_not_happening() {
+        CONNECT_TIMEOUT
+    } else {
+        *details.timeout.after
     }
 }
 
@@ -170,9 +171,10 @@ impl fmt::Debug for Socket {
 
 /// Returns how long a read or write may take; an error if its time has passed.
 fn checked(timeout: NextTimeout) -> Result<Option<Duration>, Error> {
-    match timeout.after.is_zero() {
-        true => Err(Error::Timeout(timeout.reason)),
-        false => Ok(timeout.not_zero().map(|left| *left)),
+    if timeout.after.is_zero() {
+        Err(Error::Timeout(timeout.reason))
+    } else {
+        Ok(timeout.not_zero().map(|left| *left))
     }
 }
 

@@ -23,9 +23,10 @@ pub fn of_environment(server: &str) -> Result<Option<String>, UnusableProxy> {
     if !is_used(server, &exceptions) {
         return Ok(None);
     }
-    let url = match proxy.contains("://") {
-        true => proxy,
-        false => format!("http://{proxy}"),
+    let url = if proxy.contains("://") {
+        proxy
+    } else {
+        format!("http://{proxy}")
     };
     match ureq::Proxy::new(&url) {
         Ok(_) if url.starts_with("http://") || url.starts_with("https://") => Ok(Some(url)),

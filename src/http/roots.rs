@@ -97,9 +97,10 @@ fn of_ureq(certificates: &[CertificateDer<'static>]) -> Vec<Certificate<'static>
 fn read(path: &Path) -> Result<Roots, CertificateError> {
     let pem = fs::read(path).map_err(|error| CertificateError::Unreadable(path.into(), error))?;
     let found: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
-    match found.is_empty() {
-        true => Err(CertificateError::Absent(path.into())),
-        false => Ok(Roots(found)),
+    if found.is_empty() {
+        Err(CertificateError::Absent(path.into()))
+    } else {
+        Ok(Roots(found))
     }
 }
 

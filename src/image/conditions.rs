@@ -110,12 +110,11 @@ impl Units {
         }
         let sets_up_nv_pcrs = self == Units::All || is_booted && self != Units::None;
         if systemd >= NV_PCR && sets_up_nv_pcrs {
-            let instead = match systemd < NV_PCR_WITHOUT_CREDENTIAL {
-                true => {
-                    "mask systemd-tpm2-setup in the booted system, which also writes a credential to the EFI system partition: \
-                         without that PCR 12 differs from the second boot on. Then pin PCR 11 with 12 and 13"
-                }
-                false => "pin PCR 11 with 12 and 13, or mask these units",
+            let instead = if systemd < NV_PCR_WITHOUT_CREDENTIAL {
+                "mask systemd-tpm2-setup in the booted system, which also writes a credential to the EFI system partition: \
+                     without that PCR 12 differs from the second boot on. Then pin PCR 11 with 12 and 13"
+            } else {
+                "pin PCR 11 with 12 and 13, or mask these units"
             };
             let why = "systemd-tpm2-setup and systemd-pcrnvdone measure the set-up of NvPCRs, which differs between machines";
             log.unknown(9, why, instead);

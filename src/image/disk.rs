@@ -66,9 +66,10 @@ impl Disk {
         let default = esp.read(DEFAULT[0])?.unwrap_or_default();
         let program = Pe::parse(&default).ok().as_ref().and_then(systemd_program);
         let is_manager = program.is_some_and(|(name, _)| name == "systemd-boot");
-        match is_manager && names_of(&mut esp, ENTRIES, &[".conf"])?.is_empty() {
-            true => names(&mut esp, IMAGES, &[".efi"]),
-            false => Ok(vec![]),
+        if is_manager && names_of(&mut esp, ENTRIES, &[".conf"])?.is_empty() {
+            names(&mut esp, IMAGES, &[".efi"])
+        } else {
+            Ok(vec![])
         }
     }
 
@@ -111,9 +112,10 @@ fn find<D: Read + Seek>(
             match systemd_program(&pe) {
                 Some((name, version)) if name == "systemd-boot" => {
                     let measures = |since| major(&version).is_some_and(|major| major >= since);
-                    let configuration = match measures(MEASURES_CONFIGURATION) {
-                        true => esp.read("loader/loader.conf")?,
-                        false => None,
+                    let configuration = if measures(MEASURES_CONFIGURATION) {
+                        esp.read("loader/loader.conf")?
+                    } else {
+                        None
                     };
                     let image = pe.authenticode().map_err(|error| error.within(path))?;
                     Some(BootManager {

@@ -355,9 +355,10 @@ impl Entry {
             .map(|unit| u16_at(unit, 0).unwrap_or_default())
             .take_while(|unit| *unit != 0)
             .collect();
-        let name = match units.is_empty() {
-            true => short_name.clone(),
-            false => String::from_utf16_lossy(&units),
+        let name = if units.is_empty() {
+            short_name.clone()
+        } else {
+            String::from_utf16_lossy(&units)
         };
         let half = |at| u64::from(u16_at(entry, at).unwrap_or_default());
         let high = if bits == Bits::Fat32 { half(20) } else { 0 };

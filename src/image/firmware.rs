@@ -175,9 +175,10 @@ impl<'a> Firmware<'a> {
                 sections.push(section);
             }
         }
-        match all <= MAX_SECTIONS {
-            true => Ok(sections),
-            false => Err(damaged_tdx()),
+        if all <= MAX_SECTIONS {
+            Ok(sections)
+        } else {
+            Err(damaged_tdx())
         }
     }
 

@@ -276,12 +276,13 @@ impl Judge<'_> {
     }
 
     fn credentials(&self) -> Channel {
-        let (state, found) = match self.words().is_off("systemd.import_credentials") {
-            true => (State::Closed, "systemd imports none"),
-            false => (
+        let (state, found) = if self.words().is_off("systemd.import_credentials") {
+            (State::Closed, "systemd imports none")
+        } else {
+            (
                 State::Open,
                 "systemd imports them from SMBIOS and fw_cfg, and no register has them",
-            ),
+            )
         };
         channel(
             "credentials",
@@ -292,12 +293,13 @@ impl Judge<'_> {
     }
 
     fn acpi(&self) -> Channel {
-        let (state, found) = match self.contents.confines_acpi() {
-            true => (State::Closed, "the kernel confines the code in them"),
-            false => (
+        let (state, found) = if self.contents.confines_acpi() {
+            (State::Closed, "the kernel confines the code in them")
+        } else {
+            (
                 State::Open,
                 "the kernel lets the code in them write its memory",
-            ),
+            )
         };
         channel(
             "ACPI tables",
@@ -329,9 +331,10 @@ impl Judge<'_> {
             .filter(is_open)
             .filter_map(|name| Some(words.word(name)?.0))
             .collect();
-        let (state, found) = match open.is_empty() {
-            true => (State::Closed, "none".to_owned()),
-            false => (State::Open, open.join(" ")),
+        let (state, found) = if open.is_empty() {
+            (State::Closed, "none".to_owned())
+        } else {
+            (State::Open, open.join(" "))
         };
         channel(
             "parameters of shells",
@@ -346,12 +349,13 @@ impl Judge<'_> {
     fn shell_after_failure(&self) -> Channel {
         let words = self.words();
         let panics = words.value("panic").is_some_and(|value| value != "0");
-        let (state, found) = match panics || words.is_off("rd.shell") {
-            true => (State::Closed, "the machine restarts instead"),
-            false => (
+        let (state, found) = if panics || words.is_off("rd.shell") {
+            (State::Closed, "the machine restarts instead")
+        } else {
+            (
                 State::Open,
                 "an initrd may open a shell on the console if the boot fails",
-            ),
+            )
         };
         channel(
             "shell after a failure",
@@ -442,12 +446,13 @@ impl Judge<'_> {
     }
 
     fn partitions(&self) -> Channel {
-        let (state, found) = match self.words().is_off("systemd.gpt_auto") {
-            true => (State::Closed, "systemd.gpt_auto=no"),
-            false => (
+        let (state, found) = if self.words().is_off("systemd.gpt_auto") {
+            (State::Closed, "systemd.gpt_auto=no")
+        } else {
+            (
                 State::Open,
                 "systemd mounts partitions by their types, also those that the host adds",
-            ),
+            )
         };
         channel(
             "partitions by type (gpt-auto)",

@@ -219,15 +219,14 @@ impl Root {
     /// Reads a file with one certificate, DER or PEM.
     pub fn parse(file: &[u8]) -> Result<Root, Error> {
         let other = || Error::Foreign("expected one certificate, DER or PEM".into());
-        let der = match file.trim_ascii_start().starts_with(PEM) {
-            true => {
-                let mut all = CertificateDer::pem_slice_iter(file);
-                match (all.next(), all.next()) {
-                    (Some(Ok(one)), None) => one,
-                    _ => return Err(other()),
-                }
+        let der = if file.trim_ascii_start().starts_with(PEM) {
+            let mut all = CertificateDer::pem_slice_iter(file);
+            match (all.next(), all.next()) {
+                (Some(Ok(one)), None) => one,
+                _ => return Err(other()),
             }
-            false => CertificateDer::from(file.to_vec()),
+        } else {
+            CertificateDer::from(file.to_vec())
         };
         Certificate::parse(&der).map_err(|_| other())?;
         Ok(Root(der))
@@ -255,11 +254,12 @@ impl Root {
                 "has expired: take the one that Google publishes now, and an endorsement that leads to it",
             ));
         }
-        match may_certify(&self.0) {
-            true => Ok(()),
-            false => Err(untrusted(
+        if may_certify(&self.0) {
+            Ok(())
+        } else {
+            Err(untrusted(
                 "is not the certificate of an authority (key usage)",
-            )),
+            ))
         }
     }
 }
@@ -268,13 +268,14 @@ impl Golden {
     /// Fails unless this is the endorsed firmware.
     pub fn check_firmware(&self, file: &[u8]) -> Result<(), Error> {
         let found = digest(&SHA384, file);
-        match found.as_ref() == self.firmware {
-            true => Ok(()),
-            false => Err(Error::Untrusted(format!(
+        if found.as_ref() == self.firmware {
+            Ok(())
+        } else {
+            Err(Error::Untrusted(format!(
                 "it is not the endorsed firmware: its SHA-384 is {}, expected {}",
                 hex(found.as_ref()),
                 hex(&self.firmware)
-            ))),
+            )))
         }
     }
 
@@ -299,9 +300,10 @@ impl Golden {
                 snp.svn,
                 snp.policy,
                 counts.join(","),
-                match snp.has_svsm {
-                    true => ", and SVSM, which is left out",
-                    false => "",
+                if snp.has_svsm {
+                    ", and SVSM, which is left out"
+                } else {
+                    ""
                 }
             );
         }

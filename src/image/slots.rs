@@ -267,16 +267,18 @@ impl Slot {
     fn entries(&self, number: usize) -> Vec<[u8; ENTRY]> {
         let mut short = [b' '; 11];
         let is_spare = SPARES.contains(&self.name.as_str());
-        let text = match is_spare {
-            true => self.name.clone(),
-            false => format!("FIRST~{number:02}EFI"),
+        let text = if is_spare {
+            self.name.clone()
+        } else {
+            format!("FIRST~{number:02}EFI")
         };
         for (to, from) in short.iter_mut().zip(text.bytes()) {
             *to = from;
         }
-        let mut entries = match is_spare {
-            true => vec![],
-            false => long_name(&self.name, checksum(&short)),
+        let mut entries = if is_spare {
+            vec![]
+        } else {
+            long_name(&self.name, checksum(&short))
         };
         let mut entry = [0; ENTRY];
         entry[..11].copy_from_slice(&short);

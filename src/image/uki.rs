@@ -270,9 +270,10 @@ impl Uki {
         drop(linux);
         let words = words.unwrap_or_default();
         warnings.extend(boot::unverified_root(&words).map(str::to_owned));
-        let initrd = match adds_boot_secret(major, surroundings) {
-            true => Err(boot_secret(&version)),
-            false => Ok(sections.initrd(major)?),
+        let initrd = if adds_boot_secret(major, surroundings) {
+            Err(boot_secret(&version))
+        } else {
+            Ok(sections.initrd(major)?)
         };
         let (measured, for_hardware) = sections.measured(major)?;
         Ok(Uki {
@@ -334,11 +335,10 @@ impl Uki {
             .flat_map(|name| [4, 9, 12, 13].map(|pcr| (name, pcr)))
         {
             let why = format!("the stub passes {name} on, which is not part of the image");
-            let instead = match name.contains("/nvpcr-anchor.") {
-                true => {
-                    "mask systemd-tpm2-setup, which wrote it (systemd 259 to 261), and remove it"
-                }
-                false => "remove it, or put what it does into the image",
+            let instead = if name.contains("/nvpcr-anchor.") {
+                "mask systemd-tpm2-setup, which wrote it (systemd 259 to 261), and remove it"
+            } else {
+                "remove it, or put what it does into the image"
             };
             log.unknown(pcr, &why, instead);
         }
@@ -454,9 +454,10 @@ impl Profile {
 impl fmt::Display for Profile {
     /// Writes the ID, or the number of a profile without one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.id.is_empty() {
-            true => write!(f, "{}", self.number),
-            false => f.write_str(&self.id),
+        if self.id.is_empty() {
+            write!(f, "{}", self.number)
+        } else {
+            f.write_str(&self.id)
         }
     }
 }

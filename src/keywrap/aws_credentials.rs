@@ -69,19 +69,21 @@ pub fn check_server(
         server.name().eq_ignore_ascii_case(&name)
     });
     let is_private = server.is_below(&format!("{service}.{region}.vpce.{domain}"));
-    match is_public || is_private || server.is_loopback() {
-        true => Ok(()),
-        false => named::check(server, author, variables),
+    if is_public || is_private || server.is_loopback() {
+        Ok(())
+    } else {
+        named::check(server, author, variables)
     }
 }
 
 /// Refuses a text that is not the name of a region: it becomes a part of the name of the server that gets a key.
 pub fn check_region(region: String) -> Result<String, Error> {
-    match credentials::is_region(&region) {
-        true => Ok(region),
-        false => Err(Error::Uri(format!(
+    if credentials::is_region(&region) {
+        Ok(region)
+    } else {
+        Err(Error::Uri(format!(
             "{region:?} is not the name of a region"
-        ))),
+        )))
     }
 }
 

@@ -166,12 +166,13 @@ pub fn check_key(host: &str, name: &str, body: &[u8]) -> Result<(), Error> {
 pub fn parse_created(host: &str, body: &[u8]) -> Result<String, Error> {
     let Created { key_metadata: key } = parsed(host, "CreateKey", body)?;
     let is_key = key.arn.contains(":key/") && region_of(&key.arn, None).is_ok();
-    match is_key {
-        true => Ok(key.arn),
-        false => Err(Error::Answer(format!(
+    if is_key {
+        Ok(key.arn)
+    } else {
+        Err(Error::Answer(format!(
             "{host}: the answer to CreateKey has{} in place of the ARN of a key",
             said(&key.arn)
-        ))),
+        )))
     }
 }
 

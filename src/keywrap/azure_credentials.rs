@@ -145,9 +145,10 @@ fn client_secret() -> Result<Option<Zeroizing<String>>, Error> {
     File::open(&**path)
         .and_then(|file| file.take(MAX_SECRET).read_to_string(&mut text))
         .map_err(|error| fault(format!("cannot be read: {error}")))?;
-    match is_word(text.trim()) {
-        true => Ok(Some(Zeroizing::new(text.trim().to_owned()))),
-        false => Err(fault("has no secret: expected one word".into())),
+    if is_word(text.trim()) {
+        Ok(Some(Zeroizing::new(text.trim().to_owned())))
+    } else {
+        Err(fault("has no secret: expected one word".into()))
     }
 }
 

@@ -384,9 +384,10 @@ fn refusal(
             operation.name
         )),
         (403, _) => {
-            let (kind, action) = match is_hsm {
-                true => ("managedHsm", operation.hsm_action),
-                false => ("vaults", operation.action),
+            let (kind, action) = if is_hsm {
+                ("managedHsm", operation.hsm_action)
+            } else {
+                ("vaults", operation.action)
             };
             refused(&format!(
                 "{origin} needs the data action Microsoft.KeyVault/{kind}/keys/{action} on the key (docs/kms.md); in a vault with access policies, the permission {:?}",

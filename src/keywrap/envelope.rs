@@ -80,9 +80,10 @@ impl Wrapped {
             nonce: STANDARD.encode(nonce),
             ciphertext: STANDARD.encode(&*buffer),
         };
-        match wrapped.unwrap(kek)? == *secret {
-            true => Ok(wrapped),
-            false => Err(Error::Sealed),
+        if wrapped.unwrap(kek)? == *secret {
+            Ok(wrapped)
+        } else {
+            Err(Error::Sealed)
         }
     }
 

@@ -78,8 +78,9 @@ pub fn said(words: &str) -> String {
         .filter(|c| text::is_visible(*c))
         .take(SHOWN)
         .collect();
-    match shown.is_empty() {
-        true => shown,
-        false => format!(" ({shown})"),
+    if shown.is_empty() {
+        shown
+    } else {
+        format!(" ({shown})")
     }
 }

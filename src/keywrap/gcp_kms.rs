@@ -146,9 +146,10 @@ struct Checksum(String);
 
 impl Checksum {
     fn check(&self, host: &str, operation: &str, data: &[u8]) -> Result<(), Error> {
-        match self.0.parse() == Ok(crc32c(data)) {
-            true => Ok(()),
-            false => Err(damaged(host, operation)),
+        if self.0.parse() == Ok(crc32c(data)) {
+            Ok(())
+        } else {
+            Err(damaged(host, operation))
         }
     }
 }
@@ -193,9 +194,10 @@ pub fn parse_encrypted(host: &str, body: &[u8]) -> Result<Vec<u8>, Error> {
         .check(host, "encrypt", &ciphertext)?;
     let is_verified = encrypted.verified_plaintext_crc32c
         && encrypted.verified_additional_authenticated_data_crc32c;
-    match is_verified {
-        true => Ok(ciphertext),
-        false => Err(damaged(host, "encrypt")),
+    if is_verified {
+        Ok(ciphertext)
+    } else {
+        Err(damaged(host, "encrypt"))
     }
 }
 

@@ -157,13 +157,14 @@ fn split_address(address: &str) -> Option<(String, u16)> {
 impl KeyEncryptionKey for Kmip {
     /// Makes a client. Sends no request: the first use of the key shows whether it can be used, and nothing is written before.
     fn prepare(&self, create: bool) -> Result<(), Error> {
-        match create {
-            false => Ok(()),
-            true => Err(Error::Refused(format!(
+        if create {
+            Err(Error::Refused(format!(
                 "{}: --create-key makes no keys by KMIP: make an AES key of 256 bits with the usages Encrypt and Decrypt there, activate \
-                 it, and name its identifier in keyId",
+             it, and name its identifier in keyId",
                 self.host
-            ))),
+            )))
+        } else {
+            Ok(())
         }
     }
 
@@ -277,9 +278,10 @@ impl<'a> Connection<'a> {
         answer.extend_from_slice(&header);
         let rest = length - HEADER as u64;
         let read = (&mut self.stream).take(rest).read_to_end(&mut answer);
-        match read.map_err(failed)? as u64 == rest {
-            true => Ok(answer),
-            false => Err(failed(io::ErrorKind::UnexpectedEof.into())),
+        if read.map_err(failed)? as u64 == rest {
+            Ok(answer)
+        } else {
+            Err(failed(io::ErrorKind::UnexpectedEof.into()))
         }
     }
 }

@@ -68,9 +68,10 @@ pub fn unwrapped(
     kms: Option<&str>,
 ) -> Option<Result<ClusterKms, Error>> {
     let unwrap = |wrapped: Wrapped| {
-        let author = match kms == Some(wrapped.kms()) {
-            true => Author::Operator,
-            false => Author::File,
+        let author = if kms == Some(wrapped.kms()) {
+            Author::Operator
+        } else {
+            Author::File
         };
         wrapped.unwrap(&*opened(wrapped.kms(), author)?)
     };

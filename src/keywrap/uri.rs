@@ -94,11 +94,12 @@ impl Query {
                     .bytes()
                     .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
         };
-        match value.split('/').all(segment) {
-            true => Ok(Some(value)),
-            false => Err(Error::Uri(format!(
+        if value.split('/').all(segment) {
+            Ok(Some(value))
+        } else {
+            Err(Error::Uri(format!(
                 "{name} is not a path of letters, digits, hyphens, dots and slashes"
-            ))),
+            )))
         }
     }
 

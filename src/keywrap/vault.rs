@@ -254,9 +254,10 @@ impl Transit {
         let said = said(&answer.body);
         let text = format!("{host}: {method} {path}: status {}{said}", answer.status);
         Err(match answer.status {
-            429 | 472 | 473 | 500 | 502 | 503 | 504 => Error::Away(match said.contains("sealed") {
-                true => format!("{text}; unseal it"),
-                false => text,
+            429 | 472 | 473 | 500 | 502 | 503 | 504 => Error::Away(if said.contains("sealed") {
+                format!("{text}; unseal it")
+            } else {
+                text
             }),
             400 | 403 if self.login.is_some() && path.starts_with("auth/") => {
                 Error::Refused(format!(

@@ -106,9 +106,10 @@ fn other_machine(name: &str, address: &str, record: &MachineRecord) -> Option<St
         return None;
     }
     let own: Vec<_> = record.addresses.iter().map(IpAddr::to_string).collect();
-    let expected = match own.is_empty() {
-        true => "none, because the record is of an earlier version".to_owned(),
-        false => own.join(" or "),
+    let expected = if own.is_empty() {
+        "none, because the record is of an earlier version".to_owned()
+    } else {
+        own.join(" or ")
     };
     Some(format!(
         "the API server would ask another machine than {name}: expected the address {expected} (ConfigMap {NAMESPACE}/{}), got {}. If the \

@@ -309,9 +309,12 @@ mod tests {
             for content in ["!", "", "aGVsbG8="] {
                 let text: String = good
                     .lines()
-                    .map(|line| match line.contains(field) {
-                        true => format!("    {field}: \"{content}\"\n"),
-                        false => format!("{line}\n"),
+                    .map(|line| {
+                        if line.contains(field) {
+                            format!("    {field}: \"{content}\"\n")
+                        } else {
+                            format!("{line}\n")
+                        }
                     })
                     .collect();
                 assert!(
@@ -325,9 +328,12 @@ mod tests {
         let pem = pem.signing_key.serialize_pem().replace('\n', "");
         let line: String = good
             .lines()
-            .map(|line| match line.contains("client-key-data") {
-                true => format!("    client-key-data: {}\n", BASE64_STANDARD.encode(&pem)),
-                false => format!("{line}\n"),
+            .map(|line| {
+                if line.contains("client-key-data") {
+                    format!("    client-key-data: {}\n", BASE64_STANDARD.encode(&pem))
+                } else {
+                    format!("{line}\n")
+                }
             })
             .collect();
         assert_eq!(refused(&line), KubeconfigError::Key);

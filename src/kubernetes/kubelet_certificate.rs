@@ -299,12 +299,13 @@ impl Authority {
 
     /// Returns the end of a certificate with this validity: that of the CA's certificate at the latest.
     pub(super) fn end_of(&self, now: SystemTime, validity: Duration) -> Result<SystemTime, Error> {
-        match self.end <= now {
-            true => Err(Error::Authority(format!(
+        if self.end <= now {
+            Err(Error::Authority(format!(
                 "its certificate expired on {}",
                 instant::seconds(self.end)
-            ))),
-            false => Ok((now + validity).min(self.end)),
+            )))
+        } else {
+            Ok((now + validity).min(self.end))
         }
     }
 

@@ -199,22 +199,24 @@ pub fn cluster_name(name: &str) -> Result<String, Invalid> {
 /// variable KUBELET_KUBEADM_ARGS: systemd would split it at a space, and the rest would be further arguments of the kubelet.
 pub fn provider_id(id: &str) -> Result<String, Invalid> {
     let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:/@+=,%()".contains(&byte);
-    match id.len() <= MAX_PROVIDER_ID && id.bytes().all(is_valid) {
-        true => Ok(id.into()),
-        false => invalid(format!(
+    if id.len() <= MAX_PROVIDER_ID && id.bytes().all(is_valid) {
+        Ok(id.into())
+    } else {
+        invalid(format!(
             "{} cannot be a provider ID: expected at most {MAX_PROVIDER_ID} letters, digits and -._~:/@+=,%(), as in aws:///ZONE/INSTANCE",
             quoted(id, 80)
-        )),
+        ))
     }
 }
 
 /// Validates the name or address of a host, such as a load balancer, without a port.
 pub fn host(host: &str) -> Result<String, Invalid> {
-    match host.parse::<IpAddr>().is_ok() || is_subdomain(host) {
-        true => Ok(host.into()),
-        false => invalid(format!(
+    if host.parse::<IpAddr>().is_ok() || is_subdomain(host) {
+        Ok(host.into())
+    } else {
+        invalid(format!(
             "{host:?} is neither an address nor a host name in lower case; expected no port"
-        )),
+        ))
     }
 }
 

@@ -85,13 +85,15 @@ pub fn add(api: &Client, node: &str, machine: &str) -> Result<(), client::Error>
     let change = |map: &mut Value| {
         let before = RemovedNodes::read(map).of_name(node).cloned();
         let before = before.unwrap_or_default();
-        let since = match before.since.is_empty() {
-            true => &now,
-            false => &before.since,
+        let since = if before.since.is_empty() {
+            &now
+        } else {
+            &before.since
         };
-        let machine = match before.machine.is_empty() {
-            true => machine,
-            false => &before.machine,
+        let machine = if before.machine.is_empty() {
+            machine
+        } else {
+            &before.machine
         };
         let entry = Value::from(format!("{since} {machine}").trim_end());
         let is_new = map["data"][node] != entry;

@@ -188,9 +188,10 @@ impl Options {
 
     /// Starts the log. It begins with the source of each value that is not the default.
     pub fn start_log(&self) {
-        let level = match self.debug {
-            true => LevelFilter::Debug,
-            false => LevelFilter::Info,
+        let level = if self.debug {
+            LevelFilter::Debug
+        } else {
+            LevelFilter::Info
         };
         logger::init(level, self.log_format);
         let given = self.given.iter();

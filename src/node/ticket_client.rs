@@ -433,9 +433,10 @@ fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
         }
         requester.note(&name, &failure);
         let pause = failure.pause(&mut backoff, R::MAX_SERVER_PAUSE);
-        match has_network() {
-            true => drop(over.wait(pause)),
-            false => wait_for_network(over, pause),
+        if has_network() {
+            over.wait(pause);
+        } else {
+            wait_for_network(over, pause);
         }
     }
     if !requester.finished().is_stopped() {

@@ -10,9 +10,10 @@ use webpki::{Error, VerifiedPath};
 /// library does not check.
 pub fn authorities_certify(path: &VerifiedPath<'_>) -> Result<(), Error> {
     let mut between = path.intermediate_certificates();
-    match between.all(|one| may_certify(&one.der())) {
-        true => Ok(()),
-        false => Err(Error::EndEntityUsedAsCa),
+    if between.all(|one| may_certify(&one.der())) {
+        Ok(())
+    } else {
+        Err(Error::EndEntityUsedAsCa)
     }
 }
 

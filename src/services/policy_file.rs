@@ -53,9 +53,12 @@ impl Loaded {
     /// it, [`Loaded::log_new`] says so.
     pub fn reload(&mut self) -> Option<Arc<dyn Validator>> {
         let path = self.path.display();
-        let read = read(&self.path).and_then(|text| match text == self.text {
-            true => Ok(None),
-            false => Ok(Some(((self.parse)(&text)?, text))),
+        let read = read(&self.path).and_then(|text| {
+            if text == self.text {
+                Ok(None)
+            } else {
+                Ok(Some(((self.parse)(&text)?, text)))
+            }
         });
         let fault = read.as_ref().err().map(Fault::to_string);
         if let Some(fault) = fault.as_ref().filter(|_| fault != self.fault) {

@@ -133,9 +133,10 @@ pub fn check(authority: &[u8], certificate: &[u8], key: &PublicKey) -> Result<()
         None if certificate.is_some() => return Err(Error::Ticket("SSH authority")),
         None => {}
     }
-    match certificate.is_none_or(|line| key.is_certified_in(line)) {
-        true => Ok(()),
-        false => Err(Error::Foreign),
+    if certificate.is_none_or(|line| key.is_certified_in(line)) {
+        Ok(())
+    } else {
+        Err(Error::Foreign)
     }
 }
 

@@ -142,10 +142,11 @@ unsafe impl GlobalAlloc for Keeping {
             return unsafe { Wiping.alloc(layout) };
         };
         let block = self.take(class);
-        match block.is_null() {
+        if block.is_null() {
             // SAFETY: the size is not zero.
-            true => unsafe { System.alloc(class.layout) },
-            false => block,
+            unsafe { System.alloc(class.layout) }
+        } else {
+            block
         }
     }
 

@@ -67,11 +67,12 @@ impl fmt::Display for Signer {
 /// may be empty.
 pub fn report(report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), Error> {
     let device = Path::new(DEVICE);
-    let (report, table) = match !tsm::exists() && device.exists() {
-        false => tsm::report("sev_guest", report_data, Some(0))?,
-        true => sev_guest::open(device)
+    let (report, table) = if !tsm::exists() && device.exists() {
+        sev_guest::open(device)
             .and_then(|device| sev_guest::extended_report(&device, report_data, 0))
-            .map_err(|error| Error::Unavailable(format!("{DEVICE}: {error}")))?,
+            .map_err(|error| Error::Unavailable(format!("{DEVICE}: {error}")))?
+    } else {
+        tsm::report("sev_guest", report_data, Some(0))?
     };
     Ok((checked(report, report_data)?, table))
 }
@@ -86,9 +87,10 @@ fn checked(mut report: Vec<u8>, report_data: &[u8; 64]) -> Result<Vec<u8>, Error
         return Err(Error::Malformed(text));
     }
     let other = "the kernel returned a report that was made for another caller";
-    match report[REPORT_DATA] == *report_data {
-        true => Ok(report),
-        false => Err(Error::Malformed(other.into())),
+    if report[REPORT_DATA] == *report_data {
+        Ok(report)
+    } else {
+        Err(Error::Malformed(other.into()))
     }
 }
 

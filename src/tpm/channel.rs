@@ -103,9 +103,10 @@ pub fn parse_response(response: &[u8]) -> std::result::Result<(u32, &[u8]), &'st
     else {
         return Err("its response is shorter than a header");
     };
-    match u32::from_be_bytes([*s0, *s1, *s2, *s3]) as usize == response.len() {
-        true => Ok((u32::from_be_bytes([*c0, *c1, *c2, *c3]), rest)),
-        false => Err("its response has another length than it says"),
+    if u32::from_be_bytes([*s0, *s1, *s2, *s3]) as usize == response.len() {
+        Ok((u32::from_be_bytes([*c0, *c1, *c2, *c3]), rest))
+    } else {
+        Err("its response has another length than it says")
     }
 }
 
@@ -170,9 +171,10 @@ impl Channel {
             }
             Err(why) => {
                 self.has_failed = true;
-                Err(match self.has_answered {
-                    true => CommandError::Lost(why),
-                    false => CommandError::NoAnswer(why),
+                Err(if self.has_answered {
+                    CommandError::Lost(why)
+                } else {
+                    CommandError::NoAnswer(why)
                 })
             }
         }
@@ -269,9 +271,10 @@ mod tests {
             let tries = Cell::new(0);
             let result = open_when_free(|| {
                 tries.set(tries.get() + 1);
-                match tries.get() <= busy {
-                    true => Err(io::ErrorKind::ResourceBusy.into()),
-                    false => then(),
+                if tries.get() <= busy {
+                    Err(io::ErrorKind::ResourceBusy.into())
+                } else {
+                    then()
                 }
             });
             (result.map(drop).map_err(|error| error.kind()), tries.get())

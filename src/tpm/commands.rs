@@ -301,9 +301,10 @@ impl Channel {
         blob: &[u8],
         secret: &[u8],
     ) -> Result<Secret> {
-        let session = match has_password {
-            true => PASSWORD,
-            false => self.endorsement_session()?,
+        let session = if has_password {
+            PASSWORD
+        } else {
+            self.endorsement_session()?
         };
         let authorizations = [PASSWORD, session].map(|one| Authorization::of(one, &[]));
         let parameters: [&[u8]; 2] = [&sized(blob), &sized(secret)];

@@ -118,23 +118,27 @@ impl EndorsementKind {
 fn template(tpm: &mut Channel, kind: EndorsementKind) -> Result<Vec<u8>> {
     let next = kind as u32 + 1;
     let there = tpm.handles(next, 2)?;
-    let mut written = |index| match there.contains(&index) {
-        true => match tpm.nv_read(index, &[]) {
-            Err(error) if error.is(NV_UNINITIALIZED) => Ok(None),
-            read => read.map(Some),
-        },
-        false => Ok(None),
+    let mut written = |index| {
+        if there.contains(&index) {
+            match tpm.nv_read(index, &[]) {
+                Err(error) if error.is(NV_UNINITIALIZED) => Ok(None),
+                read => read.map(Some),
+            }
+        } else {
+            Ok(None)
+        }
     };
     let other = next + u32::from(kind != EndorsementKind::P384);
     let Some(template) = written(other)? else {
         return Ok(kind.template());
     };
-    match other == next {
-        true => Ok(template),
-        false => Ok(match written(next)? {
+    if other == next {
+        Ok(template)
+    } else {
+        Ok(match written(next)? {
             Some(nonce) => with_nonce(kind, template, nonce),
             None => template,
-        }),
+        })
     }
 }
 

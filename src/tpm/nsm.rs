@@ -137,9 +137,12 @@ fn ask(location: &Location, name: &[u8], auth: &Secret) -> std::result::Result<(
     let _watch = watch::begin(location, WHAT);
     let mut channel = open_channel(location)?;
     let asked = repeat(WHAT, || Ok(request(&mut channel, name, auth)))?;
-    asked.map_err(|error| match error.is(response_code::COMMAND_CODE) {
-        true => Error::NoDocuments(location.clone(), WHAT, error),
-        false => Error::Command(location.clone(), WHAT, error),
+    asked.map_err(|error| {
+        if error.is(response_code::COMMAND_CODE) {
+            Error::NoDocuments(location.clone(), WHAT, error)
+        } else {
+            Error::Command(location.clone(), WHAT, error)
+        }
     })
 }
 

@@ -41,9 +41,10 @@ impl Buf for Bounded<'_> {
     /// Returns the rest of the message, or as many invalid bytes. An empty rest would end the
     /// decoding sooner, but [`Buf`] does not allow that the length changes by itself.
     fn chunk(&self) -> &[u8] {
-        match self.is_exceeded() {
-            true => &INVALID[..self.rest.len().min(INVALID.len())],
-            false => self.rest,
+        if self.is_exceeded() {
+            &INVALID[..self.rest.len().min(INVALID.len())]
+        } else {
+            self.rest
         }
     }
 
@@ -76,8 +77,9 @@ impl fmt::Display for Undecodable {
 pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, Undecodable> {
     let mut bounded = Bounded::new(bytes);
     let decoded = M::decode(&mut bounded);
-    match bounded.is_exceeded() {
-        true => Err(Undecodable::TooManyFields),
-        false => decoded.map_err(Undecodable::Malformed),
+    if bounded.is_exceeded() {
+        Err(Undecodable::TooManyFields)
+    } else {
+        decoded.map_err(Undecodable::Malformed)
     }
 }

@@ -46,9 +46,10 @@ fn main() -> ExitCode {
     program::main("unlock", &help, |arguments| {
         let mut settings = Settings::default();
         settings.parse(arguments, settings::ARGUMENTS)?;
-        match settings.initrd {
-            true => in_initrd(settings),
-            false => start(settings),
+        if settings.initrd {
+            in_initrd(settings)
+        } else {
+            start(settings)
         }
     })
 }
@@ -101,11 +102,10 @@ fn start(settings: Settings) -> Result<(), Failure> {
 /// Prints the time of the clock. It may be wrong, but attested TLS and everything else in this
 /// program work without a right clock.
 fn clock(now: SystemTime) -> String {
-    let what = match now < UNIX_EPOCH + MADE {
-        true => {
-            ", which is wrong; the disk opens nevertheless. Correct the machine's clock, or start a time service before the kubelet"
-        }
-        false => "",
+    let what = if now < UNIX_EPOCH + MADE {
+        ", which is wrong; the disk opens nevertheless. Correct the machine's clock, or start a time service before the kubelet"
+    } else {
+        ""
     };
     format!("{}{what}", time::seconds(now))
 }

@@ -208,13 +208,14 @@ impl Waiting {
             None => candidate.migration_salt.ok_or(Refused::NoCluster),
         }?;
         let id = cluster_id(&candidate.measurement_secret, &salt);
-        match candidate
+        if candidate
             .cluster
             .as_ref()
             .is_none_or(|expected| expected.is_of(&id))
         {
-            true => Ok(salt),
-            false => Err(Refused::OtherMember),
+            Ok(salt)
+        } else {
+            Err(Refused::OtherMember)
         }
     }
 

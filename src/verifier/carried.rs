@@ -39,9 +39,10 @@ impl Carried {
         Ok(Arc::new(Fetched {
             leaf,
             intermediate: brought.amd_authority.clone(),
-            revoked: match list.is_empty() {
-                true => Err(Cause::Offline.because(NO_LIST)),
-                false => Ok(list.clone()),
+            revoked: if list.is_empty() {
+                Err(Cause::Offline.because(NO_LIST))
+            } else {
+                Ok(list.clone())
             },
         }))
     }

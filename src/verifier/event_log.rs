@@ -254,10 +254,7 @@ pub fn kind_name(kind: u32) -> Cow<'static, str> {
 /// variable, as single bytes or UTF-16; empty if it is too short.
 fn describe(event: &Event) -> String {
     let (data, len) = event.uncut();
-    let end = match len > data.len() {
-        true => " (cut)",
-        false => "",
-    };
+    let end = if len > data.len() { " (cut)" } else { "" };
     let variable = variable_name(event.kind, data);
     let (data, shortest) = variable.map_or((data, 4), |name| (name, 2));
     let wide: Vec<u8> = data.iter().step_by(2).copied().collect();

@@ -139,10 +139,11 @@ impl Validators {
                 got.join(", ")
             }
         ));
-        match got.is_empty() {
-            true => refusal,
+        if got.is_empty() {
+            refusal
+        } else {
             // the machine proves itself by another variant than the caller expects
-            false => refusal.of(OTHER_VARIANT),
+            refusal.of(OTHER_VARIANT)
         }
     }
 }
@@ -185,11 +186,10 @@ impl ConnectionJudge for OfConnection {
 impl OfConnection {
     fn verify(&self, presented: &Presented<'_>) -> Result<Identified, Refusal> {
         let Some(identity) = presented.identity else {
-            let why = match self.peers.contains(&Role::JoinService) {
-                true => {
-                    "it proves nothing, as a join service does whose host gives it no evidence (its log says why)"
-                }
-                false => "it proves nothing: it sends no attestation document",
+            let why = if self.peers.contains(&Role::JoinService) {
+                "it proves nothing, as a join service does whose host gives it no evidence (its log says why)"
+            } else {
+                "it proves nothing: it sends no attestation document"
             };
             return Err(Kind::Unproven.because(why));
         };

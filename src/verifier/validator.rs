@@ -138,11 +138,12 @@ impl<'a> Evidence<'a> {
 
     /// Refuses evidence of the old form if the validator requires the strong form.
     pub fn check_form(&self, properties: &Properties) -> Result<(), Refusal> {
-        match self.session.is_none() && properties.requires_strong {
-            false => Ok(()),
-            true => Err(Kind::Form.because(
-                "the policy requires the strong form of attested TLS (\"require\":\"strong\"), and it used the old one",
-            )),
+        if self.session.is_none() && properties.requires_strong {
+            Err(Kind::Form.because(
+            "the policy requires the strong form of attested TLS (\"require\":\"strong\"), and it used the old one",
+        ))
+        } else {
+            Ok(())
         }
     }
 }

@@ -86,9 +86,10 @@ impl Quoted<'_> {
     /// Returns the quoted PCRs of another bank; `None` if the document has no quote of it.
     pub fn pcrs_of(&self, bank: Bank) -> Result<Option<BTreeMap<u32, Vec<u8>>>, Refusal> {
         let quotes = &self.document.attestation.quotes;
-        match quotes.iter().any(|quote| quote.pcrs.hash == bank as u16) {
-            true => quoted_values(self.document, self.nonce, bank).map(Some),
-            false => Ok(None),
+        if quotes.iter().any(|quote| quote.pcrs.hash == bank as u16) {
+            quoted_values(self.document, self.nonce, bank).map(Some)
+        } else {
+            Ok(None)
         }
     }
 }
@@ -121,9 +122,12 @@ impl Validator {
         });
         let key = KeyName::of(&document.attestation.ak_pub.0);
         let judged = self.check_quoted(&document, evidence, &key, &values);
-        judged.map_err(|refusal| match is_of_peer {
-            true => refusal.by(key.digest().into()),
-            false => refusal,
+        judged.map_err(|refusal| {
+            if is_of_peer {
+                refusal.by(key.digest().into())
+            } else {
+                refusal
+            }
         })
     }
 
@@ -227,12 +231,13 @@ impl super::Validator for Validator {
     fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         let needs_none = self.policy.endorsement_roots().is_empty()
             || self.policy.believes(&KeyName::of(&peer.key));
-        match needs_none {
-            true => Ok(None),
-            false => Err(Kind::Machine.because(
-                "the policy requires a certified attestation key (endorsementRoots), but this program does not verify certificates of \
-                 TPMs: name the accepted keys (attestationKeys) instead",
-            )),
+        if needs_none {
+            Ok(None)
+        } else {
+            Err(Kind::Machine.because(
+            "the policy requires a certified attestation key (endorsementRoots), but this program does not verify certificates of \
+             TPMs: name the accepted keys (attestationKeys) instead",
+        ))
         }
     }
 

@@ -121,13 +121,14 @@ impl Asking {
             )));
         }
         let id = cluster_id(&secret, salt);
-        match id == self.cluster.0 {
-            true => Ok(key),
-            false => Err(Failure::lasting(format!(
+        if id == self.cluster.0 {
+            Ok(key)
+        } else {
+            Err(Failure::lasting(format!(
                 "is another key broker: expected the cluster-id {}, got {}",
                 hex(&self.cluster.0),
                 hex(&id)
-            ))),
+            )))
         }
     }
 }

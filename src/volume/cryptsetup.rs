@@ -267,9 +267,10 @@ impl Luks {
         let ours = json!({"type": TOKEN, "keyslots": [keyslot.to_string()]});
         let mut is_marked = false;
         for (id, token) in tokens(&self.metadata()?) {
-            match *token == ours {
-                true => is_marked = true,
-                false => self.remove_token(id)?,
+            if *token == ours {
+                is_marked = true
+            } else {
+                self.remove_token(id)?
             }
         }
         if !is_marked {

@@ -70,9 +70,10 @@ impl Enrollment {
         let uuid = self.uuid(&luks, before.as_ref())?;
         let own = self.key_file.as_deref().map(read_key).transpose()?;
         let header = Removed(self.temporary("header"));
-        let copy = match self.format {
-            true => None,
-            false => Some(luks.copy(&header.0, &uuid)?),
+        let copy = if self.format {
+            None
+        } else {
+            Some(luks.copy(&header.0, &uuid)?)
         };
         if let Some(copy) = &copy {
             check_key(copy, &device, own.as_deref())?;
@@ -242,21 +243,23 @@ fn add(luks: &Luks, volume_key: &VolumeKey, key: &Secret) -> Result<u32, Error> 
 fn read_key(file: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     let failed = |error| Error::File(file.into(), error);
     let mut key = Zeroizing::new(Vec::with_capacity(MAX_KEY as usize + 1));
-    let source: Box<dyn Read> = match file == Path::new("-") {
-        true => Box::new(std::io::stdin()),
-        false => Box::new(fs::File::open(file).map_err(failed)?),
+    let source: Box<dyn Read> = if file == Path::new("-") {
+        Box::new(std::io::stdin())
+    } else {
+        Box::new(fs::File::open(file).map_err(failed)?)
     };
     source
         .take(MAX_KEY + 1)
         .read_to_end(&mut key)
         .map_err(failed)?;
-    match (1..=MAX_KEY).contains(&(key.len() as u64)) {
-        true => Ok(key),
-        false => Err(Error::Key(format!(
+    if (1..=MAX_KEY).contains(&(key.len() as u64)) {
+        Ok(key)
+    } else {
+        Err(Error::Key(format!(
             "--key-file {}: expected 1 to {MAX_KEY} bytes, got {}",
             file.display(),
             key.len()
-        ))),
+        )))
     }
 }
 

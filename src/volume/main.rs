@@ -230,11 +230,12 @@ fn status(given: Given) -> Result<(), Failure> {
         print!("{text}");
         is_well &= opens;
     }
-    match is_well {
-        true => Ok(()),
-        false => Err(Failure::failed(
+    if is_well {
+        Ok(())
+    } else {
+        Err(Failure::failed(
             "a volume above does not open at the next boot",
-        )),
+        ))
     }
 }
 

@@ -79,9 +79,10 @@ pub fn parse(typed: &str) -> Result<Zeroizing<String>, Mistake> {
         return Err(Mistake::Group(at + 1));
     }
     let (key, check) = text.split_at(text.len() - GROUP);
-    match check_group(key.trim_end_matches('-')) == check {
-        true => Ok(text),
-        false => Err(Mistake::Check),
+    if check_group(key.trim_end_matches('-')) == check {
+        Ok(text)
+    } else {
+        Err(Mistake::Check)
     }
 }
 

@@ -76,12 +76,11 @@ pub fn check_crypttab(folders: &Folders, name: &str, crypttab: &Path) -> Result<
     let failed = |error| Error::File(crypttab.into(), error);
     let table = fs::read_to_string(crypttab).map_err(failed)?;
     let option = folders.header_option(name);
-    match has_option(&table, name, &option) {
-        true => Ok(()),
-        false => {
-            let text = format!("there is no line of {name} with the option {option}");
-            Err(Error::Line(crypttab.into(), Box::new(Error::Setting(text))))
-        }
+    if has_option(&table, name, &option) {
+        Ok(())
+    } else {
+        let text = format!("there is no line of {name} with the option {option}");
+        Err(Error::Line(crypttab.into(), Box::new(Error::Setting(text))))
     }
 }
 

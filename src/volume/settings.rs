@@ -157,9 +157,10 @@ impl Volume {
             File::open(&path)?
                 .take(MAX_LEN + 1)
                 .read_to_string(&mut text)?;
-            match text.len() as u64 > MAX_LEN {
-                true => Err(io::Error::other("the file is too long")),
-                false => Ok(text),
+            if text.len() as u64 > MAX_LEN {
+                Err(io::Error::other("the file is too long"))
+            } else {
+                Ok(text)
             }
         };
         let text = read().map_err(|error| Error::File(path.clone(), error))?;
@@ -291,12 +292,13 @@ pub fn check_name(name: &str) -> Result<(), Error> {
     let is_name = (1..=MAX_NAME).contains(&name.len())
         && !name.starts_with(['.', '-'])
         && name.bytes().all(fits);
-    match is_name {
-        true => Ok(()),
-        false => Err(Error::Setting(format!(
+    if is_name {
+        Ok(())
+    } else {
+        Err(Error::Setting(format!(
             "{name:.200?} is no name of a volume: expected 1 to {MAX_NAME} letters, digits, '_', '-', '.' and '+', of which the \
-             first is no '.' or '-'"
-        ))),
+         first is no '.' or '-'"
+        )))
     }
 }
 

@@ -213,9 +213,10 @@ fn somebody_with_the_certificate_s_key_relays_in_the_old_form_but_not_in_the_str
     for is_stolen in [true, false] {
         let (near, far) = sockets();
         let server = Server::new(issuer(), None);
-        let certified = match is_stolen {
-            true => server.bare().unwrap().0.clone(),
-            false => certificate::issue(None, &[], false).unwrap(),
+        let certified = if is_stolen {
+            server.bare().unwrap().0.clone()
+        } else {
+            certificate::issue(None, &[], false).unwrap()
         };
         let genuine = thread::spawn(move || server.handshake(far, soon()));
         let (victim, ()) = attack(
@@ -327,9 +328,12 @@ impl Issuer for Replayed {
 #[test]
 fn a_document_of_an_earlier_connection_is_refused_in_both_forms() {
     for old in [false, true] {
-        let client = |issuer: Arc<dyn Issuer>| match old {
-            true => Client::new(Some(issuer), None).only_old(),
-            false => Client::new(Some(issuer), None),
+        let client = |issuer: Arc<dyn Issuer>| {
+            if old {
+                Client::new(Some(issuer), None).only_old()
+            } else {
+                Client::new(Some(issuer), None)
+            }
         };
         let server = || Server::new(None, judge_of_any(validators()));
         let kept = Arc::new(Kept(Mutex::default()));

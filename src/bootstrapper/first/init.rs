@@ -166,20 +166,19 @@ impl Init {
         if me.role == Role::Worker {
             return Err(Refused::Worker(me.name));
         }
-        let plan = match request.kubernetes_version.is_empty() {
-            true => None,
-            false => {
-                let endpoint = timeline
-                    .waiting_for("the metadata service to name the load balancer", || {
-                        node.metadata.load_balancer_endpoint()
-                    })
-                    .map_err(Refused::NoIdentity)?;
-                let kubernetes =
-                    setup::kubernetes_node(node.has_cloud_controller, &me, node.kubeadm_timeout);
-                let plan = kubernetes
-                    .and_then(|machine| Plan::new(request, machine, &endpoint, &node.policy));
-                Some(plan.map_err(Refused::Node)?)
-            }
+        let plan = if request.kubernetes_version.is_empty() {
+            None
+        } else {
+            let endpoint = timeline
+                .waiting_for("the metadata service to name the load balancer", || {
+                    node.metadata.load_balancer_endpoint()
+                })
+                .map_err(Refused::NoIdentity)?;
+            let kubernetes =
+                setup::kubernetes_node(node.has_cloud_controller, &me, node.kubeadm_timeout);
+            let plan =
+                kubernetes.and_then(|machine| Plan::new(request, machine, &endpoint, &node.policy));
+            Some(plan.map_err(Refused::Node)?)
         };
         Ok(Init {
             keys,

@@ -341,15 +341,15 @@ impl TicketRequester for Seeker {
 impl Seeker {
     fn tell(&self, source: &str, failure: &Failure) {
         let text = &failure.text;
-        match failure.is_lasting {
-            true => self.node.timeline.event(
+        if failure.is_lasting {
+            self.node.timeline.event(
                 "refused",
                 format_args!("{source}: {text}; correct this, the node keeps asking"),
-            ),
-            false => self
-                .node
+            )
+        } else {
+            self.node
                 .timeline
-                .event("waiting", format_args!("for a cluster: {source}: {text}")),
+                .event("waiting", format_args!("for a cluster: {source}: {text}"))
         }
     }
 

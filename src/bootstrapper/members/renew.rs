@@ -430,11 +430,12 @@ impl List {
 impl Certificate {
     /// Returns the names of its files, by kubeadm's rules.
     fn files(&self) -> Vec<String> {
-        match self.name.ends_with(".conf") {
-            true => vec![self.name.clone()],
-            false => ["crt", "key"]
+        if self.name.ends_with(".conf") {
+            vec![self.name.clone()]
+        } else {
+            ["crt", "key"]
                 .map(|kind| format!("{}.{kind}", self.path()))
-                .to_vec(),
+                .to_vec()
         }
     }
 

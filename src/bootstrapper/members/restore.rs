@@ -162,9 +162,10 @@ fn act(
     tell: &dyn Fn(&str),
     ask: Ask<'_>,
 ) -> Result<(), Error> {
-    let etcdutl = match options.etcdutl.as_os_str().is_empty() {
-        true => Path::new(ETCDUTL_OF_IMAGE),
-        false => &options.etcdutl,
+    let etcdutl = if options.etcdutl.as_os_str().is_empty() {
+        Path::new(ETCDUTL_OF_IMAGE)
+    } else {
+        &options.etcdutl
     };
     if !options.is_undo && !etcdutl.exists() {
         return Err(Error::Refused(objection!(
@@ -187,9 +188,10 @@ fn act(
         reached: &|_| (),
     };
     let _alone = renew::lock().map_err(|error| Error::Refused(error.to_string().into()))?;
-    match options.is_undo {
-        true => restore.undo(options),
-        false => restore.run(options),
+    if options.is_undo {
+        restore.undo(options)
+    } else {
+        restore.run(options)
     }
 }
 
@@ -361,9 +363,12 @@ impl Restore<'_> {
     /// Checks, shows the plan, asks, and restores etcd.
     pub fn run(&self, options: &Options) -> Result<(), Error> {
         self.job.phase("etcd checks");
-        let plan = self.check(options).map_err(|why| match self.has_begun() {
-            true => Error::Between(why),
-            false => Error::Refused(why),
+        let plan = self.check(options).map_err(|why| {
+            if self.has_begun() {
+                Error::Between(why)
+            } else {
+                Error::Refused(why)
+            }
         })?;
         (self.tell)(&plan.to_string());
         if !self.agreed(options, "Restore etcd?")? {
@@ -779,12 +784,13 @@ impl Plan {
                 lost = lost + " " + &shown(&member.name);
             }
         }
-        let remove = match lost.is_empty() {
-            true => String::new(),
-            false => format!(
+        let remove = if lost.is_empty() {
+            String::new()
+        } else {
+            format!(
                 " Next, from your own machine:\n  firstlight node remove{lost} --machines-off\nThen start new machines, or the old ones with \
-                 blank disks."
-            ),
+             blank disks."
+            )
         };
         format!(
             "etcd is restored: a cluster of one member, {}.{remove} When the cluster is good, delete the snapshot on this node and each folder \

@@ -281,9 +281,10 @@ impl Upgrade<'_> {
 
     fn kubeadm(&self, is_control_plane: bool, to: &Version) -> Result<(), Step> {
         let to = to.to_string();
-        let words: &[&str] = match is_control_plane {
-            true => &["upgrade", "apply", &to, "--yes"],
-            false => &["upgrade", "node"],
+        let words: &[&str] = if is_control_plane {
+            &["upgrade", "apply", &to, "--yes"]
+        } else {
+            &["upgrade", "node"]
         };
         if is_control_plane {
             self.deny_external_ips()?;
@@ -291,9 +292,10 @@ impl Upgrade<'_> {
         CONFIGURATION.configure(&kubeadm::upgrade_configuration(self.kubeadm_timeout))?;
         let limit = KUBEADM + self.kubeadm_timeout.unwrap_or_default();
         CONFIGURATION.run(words, &[], limit, self.stop, &self.job)?;
-        match is_control_plane {
-            true => self.delete_bindings(),
-            false => Ok(()),
+        if is_control_plane {
+            self.delete_bindings()
+        } else {
+            Ok(())
         }
     }
 

@@ -53,9 +53,10 @@ impl std::fmt::Display for Error {
         match self {
             Error::Disk(error) => {
                 error.fmt(f)?;
-                match is_damage(error) {
-                    true => f.write_str(DAMAGE),
-                    false => Ok(()),
+                if is_damage(error) {
+                    f.write_str(DAMAGE)
+                } else {
+                    Ok(())
                 }
             }
             Error::Exchanged {

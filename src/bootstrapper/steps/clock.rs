@@ -112,12 +112,13 @@ impl Source {
             None => (text, false),
         };
         // also keeps line breaks and further options out of chrony's configuration
-        match is_host(host) {
-            true => Ok(Source::Server {
+        if is_host(host) {
+            Ok(Source::Server {
                 host: host.into(),
                 has_nts,
-            }),
-            false => Err(WrongSources::NotASource(text.into())),
+            })
+        } else {
+            Err(WrongSources::NotASource(text.into()))
         }
     }
 
@@ -211,9 +212,10 @@ impl Sources {
             log::info!("no time from {missing}: there is no such device");
         }
         self.0.retain(|it| it.missing().is_none());
-        match self.0.is_empty() {
-            true => Err(WrongSources::NoDevice(missing)),
-            false => Ok(self),
+        if self.0.is_empty() {
+            Err(WrongSources::NoDevice(missing))
+        } else {
+            Ok(self)
         }
     }
 
@@ -359,12 +361,13 @@ impl TimeService {
         };
         self.timeline.event(
             "clock",
-            match was_set {
-                true => format!("{}, set by a time service", now()),
-                false => format!(
+            if was_set {
+                format!("{}, set by a time service", now())
+            } else {
+                format!(
                     "{}, not yet set by a time service; the node does not wait for it",
                     now()
-                ),
+                )
             },
         );
         Some((was_set, ahead_of_boot()))

@@ -154,9 +154,10 @@ pub fn without_tokens(line: &str) -> String {
     let mut out = String::with_capacity(line.len());
     for part in line.split_inclusive(|c| !is_word(c)) {
         let word = part.trim_end_matches(|c| !is_word(c));
-        match is_token(word) {
-            true => out.push_str(&part.replace(word, "[token]")),
-            false => out.push_str(part),
+        if is_token(word) {
+            out.push_str(&part.replace(word, "[token]"))
+        } else {
+            out.push_str(part)
         }
     }
     out

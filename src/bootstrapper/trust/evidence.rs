@@ -246,9 +246,10 @@ impl Attester {
 }
 
 fn check_nonce(nonce: &[u8], length: RangeInclusive<usize>) -> Result<(), Refused> {
-    match length.contains(&nonce.len()) {
-        true => Ok(()),
-        false => Err(Refused::Nonce(nonce.len(), length)),
+    if length.contains(&nonce.len()) {
+        Ok(())
+    } else {
+        Err(Refused::Nonce(nonce.len(), length))
     }
 }
 

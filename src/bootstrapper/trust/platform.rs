@@ -66,16 +66,16 @@ pub fn demanding(mut trust: ServiceTrust, tpm: &Location) -> Result<ServiceTrust
         return Ok(trust);
     }
     let (variant, images) = (trust.variant, trust.images().map_err(Error::Trust)?);
-    let demanded = match images.keys().is_empty() {
-        true => and_own(variant, tpm, images)?,
-        false => images,
+    let demanded = if images.keys().is_empty() {
+        and_own(variant, tpm, images)?
+    } else {
+        images
     };
-    match believes_any_tpm(variant, &demanded)? {
-        false => trust.demand(demanded),
-        true => {
-            let why = "a program without a TPM can claim the registers of this machine";
-            return Err(Error::PinsNothing(variant.name, why.into()));
-        }
+    if believes_any_tpm(variant, &demanded)? {
+        let why = "a program without a TPM can claim the registers of this machine";
+        return Err(Error::PinsNothing(variant.name, why.into()));
+    } else {
+        trust.demand(demanded)
     }
     Ok(trust)
 }

@@ -243,9 +243,10 @@ fn pins_launch(policy: &Policy) -> bool {
 /// Returns the registers that are equal on all machines with one image.
 fn of_image(mut registers: BTreeMap<u32, Measurement>) -> BTreeMap<u32, Measurement> {
     let is_tdx = |it: &Measurement| Registers::of(&it.expected) == Some(Registers::Rtmrs);
-    let of_image = match registers.values().any(is_tdx) {
-        true => OF_TDX_IMAGE,
-        false => OF_IMAGE,
+    let of_image = if registers.values().any(is_tdx) {
+        OF_TDX_IMAGE
+    } else {
+        OF_IMAGE
     };
     registers.retain(|index, _| of_image.contains(index));
     let uki = registers.get(&11);
@@ -329,9 +330,10 @@ pub struct Proof {
 
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verb = match self.by_any_key {
-            false => "proves",
-            true => "claims, as a program without a TPM could,",
+        let verb = if self.by_any_key {
+            "claims, as a program without a TPM could,"
+        } else {
+            "proves"
         };
         let (name, cluster) = (self.cluster.name(), &self.cluster);
         write!(

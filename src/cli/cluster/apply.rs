@@ -240,9 +240,10 @@ pub fn options(given: &Given) -> Result<Options, Error> {
         watch_action: Some(given.one_of("watch-action", &ACTIONS)?).filter(|it| !it.is_empty()),
         watch_issuer: issuer(given)?,
         grants: grants_of(given)?,
-        metadata: match given.has("cloud-provider") || given.has("metadata") {
-            true => Some(metadata_of(given)?),
-            false => None,
+        metadata: if given.has("cloud-provider") || given.has("metadata") {
+            Some(metadata_of(given)?)
+        } else {
+            None
         },
         backups: given.path("backups"),
         skip_wait: given.has("skip-wait"),
@@ -499,9 +500,10 @@ pub fn policy_of(
     is_strong: bool,
 ) -> Result<Policy, Error> {
     let policy = and_known(file, known)?;
-    Ok(match is_strong {
-        true => policy.requiring_strong(),
-        false => policy,
+    Ok(if is_strong {
+        policy.requiring_strong()
+    } else {
+        policy
     })
 }
 
@@ -574,9 +576,10 @@ pub fn bring_in(client: &Client, options: &Options, progress: &Progress) -> Resu
         check_network(client, options)?;
     }
     let mut changed = install(Stage::BeforeServices)?;
-    let services = match has_services {
-        true => bring_services(client, options, progress)?,
-        false => Applied::default(),
+    let services = if has_services {
+        bring_services(client, options, progress)?
+    } else {
+        Applied::default()
     };
     changed.extend(services.changed);
     changed.extend(install(Stage::AfterServices)?);

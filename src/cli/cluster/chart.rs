@@ -42,13 +42,17 @@ impl Scale {
         let work: f64 = (steps.iter().filter(|step| !step.is_wait))
             .map(Step::took)
             .sum();
-        let longest = match work > 0.0 {
-            true => work * WAIT_SHARE,
-            false => f64::MAX,
+        let longest = if work > 0.0 {
+            work * WAIT_SHARE
+        } else {
+            f64::MAX
         };
-        let drawn = |step: &Step| match step.is_wait {
-            true => step.took().min(longest),
-            false => step.took(),
+        let drawn = |step: &Step| {
+            if step.is_wait {
+                step.took().min(longest)
+            } else {
+                step.took()
+            }
         };
         // all steps are at the same time, so no width is needed
         let all = steps.iter().map(drawn).sum::<f64>().max(f64::MIN_POSITIVE);

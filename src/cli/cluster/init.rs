@@ -314,9 +314,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
         let policy = policy.clone();
         Node::to_initialize(&options.endpoint, options.variant, policy, &trust, cluster)
     };
-    match options.is_dry_run {
-        true => rehearse(node, options),
-        false => initialize(node, options),
+    if options.is_dry_run {
+        rehearse(node, options)
+    } else {
+        initialize(node, options)
     }
 }
 
@@ -485,9 +486,10 @@ fn initialize(
     state.save()?;
     interrupt::means("the node is initialized, and the state file has its cluster ID and key");
     output.say(format_args!("Cluster ID: {}", hex(&expected)))?;
-    match keep_result(options, &answered, &cluster_name)? {
-        true => bring_services(options, deadline),
-        false => output.say("The node is initialized; no cluster was set up on it"),
+    if keep_result(options, &answered, &cluster_name)? {
+        bring_services(options, deadline)
+    } else {
+        output.say("The node is initialized; no cluster was set up on it")
     }
 }
 
@@ -512,13 +514,14 @@ fn check_carried(options: &Options, reached: &Reached) -> Result<(), Error> {
     .into_iter()
     .filter_map(|(is_lost, what)| is_lost.then_some(what))
     .collect();
-    match lost.is_empty() {
-        true => Ok(()),
-        false => Err(Error::failed(format!(
+    if lost.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::failed(format!(
             "{}: the node has the init server of Constellation: {}",
             options.endpoint,
             lost.join("; ")
-        ))),
+        )))
     }
 }
 
@@ -557,13 +560,10 @@ fn send(
         })?;
         progress.phase(format!("initializing {}", options.endpoint));
         was_sent = true;
-        interrupt::means(match reached.is_constellation {
-            false => {
-                "the node continues; run the same command with the same files again to watch it and to get its result"
-            }
-            true => {
-                "the node runs Constellation and stops its set-up without the connection; start the machine anew"
-            }
+        interrupt::means(if reached.is_constellation {
+            "the node runs Constellation and stops its set-up without the connection; start the machine anew"
+        } else {
+            "the node continues; run the same command with the same files again to watch it and to get its result"
         });
         let key = reached.key;
         match watching.exchange(&reached.channel, request, deadline) {
@@ -729,12 +729,13 @@ pub fn read_init_secret(path: &Path) -> Result<Secret, Error> {
     let content = files::read_secret(path)?;
     let line = content.strip_suffix(b"\n").unwrap_or(&content);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    match line.is_empty() {
-        true => Err(Error::failed(format!(
+    if line.is_empty() {
+        Err(Error::failed(format!(
             "the init secret in {} is empty",
             path.display()
-        ))),
-        false => Ok(Secret::new(line.to_vec())),
+        )))
+    } else {
+        Ok(Secret::new(line.to_vec()))
     }
 }
 

@@ -98,9 +98,10 @@ fn source(given: &Given) -> Result<Source, Error> {
     match (given.has("machines"), given.has("cluster")) {
         (true, false) => Ok(Source::File(given.path("machines"))),
         (false, true) => {
-            let files = match given.has("kubeconfig") {
-                true => vec![given.path("kubeconfig")],
-                false => kubeconfig::of_environment(),
+            let files = if given.has("kubeconfig") {
+                vec![given.path("kubeconfig")]
+            } else {
+                kubeconfig::of_environment()
             };
             if files.is_empty() {
                 return Err(Error::Usage(

@@ -92,9 +92,10 @@ pub struct Options {
 
 /// Runs `firstlight timeline`.
 pub fn run(options: &Options) -> Result<(), Error> {
-    let record = match options.record.as_os_str() == "-" {
-        true => files::read_open(&options.record, io::stdin()),
-        false => files::read(&options.record),
+    let record = if options.record.as_os_str() == "-" {
+        files::read_open(&options.record, io::stdin())
+    } else {
+        files::read(&options.record)
     };
     let record = record.map_err(Error::failed)?;
     let name = options.record.display().to_string();
@@ -123,12 +124,11 @@ pub fn draw(steps: &[Step], picture: &Path) -> Result<(), Error> {
 
 fn steps_of(name: &str, record: &str) -> Result<Vec<Step>, Error> {
     let steps = steps(&events(record));
-    match steps.is_empty() {
-        false => Ok(steps),
-        true => {
-            let error = "has no events of a boot: expected lines as `firstlight[unlock]    3.214s mapped: /dev/mapper/state`";
-            Err(Error::failed(format!("{name} {error}")))
-        }
+    if !steps.is_empty() {
+        Ok(steps)
+    } else {
+        let error = "has no events of a boot: expected lines as `firstlight[unlock]    3.214s mapped: /dev/mapper/state`";
+        Err(Error::failed(format!("{name} {error}")))
     }
 }
 

@@ -211,9 +211,10 @@ impl ClusterNode {
 
     /// Returns the role as text.
     pub fn role(&self) -> &'static str {
-        match self.is_control_plane {
-            true => "control plane",
-            false => "worker",
+        if self.is_control_plane {
+            "control plane"
+        } else {
+            "worker"
         }
     }
 }

@@ -215,12 +215,13 @@ pub fn unproven(
 /// Checks that each node has the image according to the node operator.
 pub fn check(client: &Client, image: &str) -> Result<(), Error> {
     let seen = Seen::read(client, image)?;
-    match seen.is_complete() {
-        true => Ok(()),
-        false => Err(Error::failed(format!(
+    if seen.is_complete() {
+        Ok(())
+    } else {
+        Err(Error::failed(format!(
             "some nodes do not run the image {image}: {}",
             seen.left()
-        ))),
+        )))
     }
 }
 

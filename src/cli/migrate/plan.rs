@@ -309,9 +309,10 @@ fn of_node_version(version: &NodeVersion, facts: &Facts, block: &mut impl FnMut(
         block(
             format!(
                 "the node operator replaces nodes: {}",
-                match facts.pending.is_empty() {
-                    true => "some differ from NodeVersion".to_owned(),
-                    false => format!("it waits for {}", facts.pending.join(", ")),
+                if facts.pending.is_empty() {
+                    "some differ from NodeVersion".to_owned()
+                } else {
+                    format!("it waits for {}", facts.pending.join(", "))
                 }
             ),
             "wait until NodeVersion's condition Outdated is False and there is no PendingNode",

@@ -283,13 +283,10 @@ impl Record {
             }
         };
         let saved = saved.map_err(|error| {
-            match error.is_already_exists() || error.is_conflict() {
-                true => Error::Refused(format!(
-                    "{}: another operator moves this cluster at this moment: see how far the move is, and run the same command again",
-                    place()
-                )),
-                false => error.into(),
-            }
+            if error.is_already_exists() || error.is_conflict() { Error::Refused(format!(
+                "{}: another operator moves this cluster at this moment: see how far the move is, and run the same command again",
+                place()
+            )) } else { error.into() }
         })?;
         self.version = version(&saved);
         Ok(files::replace_private(Path::new(FILE), text.as_bytes())?)

@@ -77,9 +77,10 @@ impl<'a> Move<'a> {
             None => self.begin()?,
             Some(record) => self.go_on(record)?,
         };
-        let last = match self.options.end {
-            true => MoveStep::End,
-            false => MoveStep::Nodes,
+        let last = if self.options.end {
+            MoveStep::End
+        } else {
+            MoveStep::Nodes
         };
         let done = record.done;
         for step in STEPS
@@ -110,11 +111,12 @@ impl<'a> Move<'a> {
         let wanted = record.merged(&self.options.wanted);
         let is_changed = wanted != record.wanted;
         if record.done == MoveStep::End {
-            return match is_changed {
-                true => Err(Error::Usage(
-                    "the move is complete, so these options have no effect: give them to `firstlight apply`".into(),
-                )),
-                false => Ok(record),
+            return if is_changed {
+                Err(Error::Usage(
+                "the move is complete, so these options have no effect: give them to `firstlight apply`".into(),
+            ))
+            } else {
+                Ok(record)
             };
         }
         if is_changed {
@@ -259,11 +261,12 @@ impl<'a> Move<'a> {
 
     /// Refuses an option that has no effect in this cluster.
     pub fn check_options(&self) -> Result<(), Error> {
-        match self.options.nodes_moved && moves_nodes(self.client)? {
-            true => Err(Error::Usage(
-                "--nodes-moved: Constellation's node operator moves the nodes of this cluster, and would replace those that you start".into(),
-            )),
-            false => Ok(()),
+        if self.options.nodes_moved && moves_nodes(self.client)? {
+            Err(Error::Usage(
+            "--nodes-moved: Constellation's node operator moves the nodes of this cluster, and would replace those that you start".into(),
+        ))
+        } else {
+            Ok(())
         }
     }
 
@@ -275,12 +278,13 @@ impl<'a> Move<'a> {
         let variant = services::present_variant(self.client)?.unwrap_or_default();
         let state = State::open(Path::new(STATE_FILE))?;
         let left = nodes::unproven(self.client, &variant, &wanted.policy, &state, self.progress)?;
-        match left.is_empty() {
-            true => Ok(()),
-            false => Err(Error::failed(format!(
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::failed(format!(
                 "{}\nThen run the same command again; if the nodes cannot be asked from here, with --nodes-moved",
                 nodes::by_hand(&left)
-            ))),
+            )))
         }
     }
 
@@ -394,12 +398,13 @@ impl<'a> Move<'a> {
 /// Refuses to move nodes after the day on which disks of Constellation open for the last time.
 pub fn check_day(wanted: &Texts) -> Result<(), Error> {
     let day: Option<Migration> = (wanted.migrate_until.as_deref()).and_then(|day| day.parse().ok());
-    match day.is_some_and(|day| day.is_on(SystemTime::now())) {
-        true => Ok(()),
-        false => Err(Error::failed(format!(
+    if day.is_some_and(|day| day.is_on(SystemTime::now())) {
+        Ok(())
+    } else {
+        Err(Error::failed(format!(
             "the day of --migrate-until ({}) is over: a node of Constellation that restarts gets no key. Give a later day",
             wanted.migrate_until.as_deref().unwrap_or_default()
-        ))),
+        )))
     }
 }
 

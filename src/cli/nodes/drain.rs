@@ -138,13 +138,14 @@ impl Pods {
 
     /// Refuses pods that the operator has to permit.
     pub fn check(&self, node: &str) -> Result<(), Error> {
-        match self.refused.is_empty() {
-            true => Ok(()),
-            false => Err(Error::Refused(format!(
+        if self.refused.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::Refused(format!(
                 "{} of the pods on {node} must not be evicted: {}",
                 self.refused.len(),
                 self.refused.join("; ")
-            ))),
+            )))
         }
     }
 }

@@ -68,9 +68,10 @@ impl Member {
     /// Returns whether this is the member of a node at these addresses. Before its first start a member has only its address, and clouds
     /// give the address of a deleted machine to another one at once: then it may be that of another node.
     pub fn is_of(&self, node: &str, addresses: &[IpAddr]) -> bool {
-        match self.name.is_empty() {
-            false => self.name == node,
-            true => self.is_at(addresses),
+        if !self.name.is_empty() {
+            self.name == node
+        } else {
+            self.is_at(addresses)
         }
     }
 
@@ -161,9 +162,10 @@ pub fn removal(members: &[Member], gone: &[u64]) -> Result<Vec<Member>, Error> {
 
 /// Returns the member's name for people.
 pub fn shown(member: &Member) -> String {
-    match member.name.is_empty() {
-        false => printable(&member.name),
-        true => format!("{} ({})", member.id(), printable(&member.hosts.join(", "))),
+    if !member.name.is_empty() {
+        printable(&member.name)
+    } else {
+        format!("{} ({})", member.id(), printable(&member.hosts.join(", ")))
     }
 }
 
@@ -174,9 +176,10 @@ fn faults(members: &[Member]) -> String {
         Some(format!("{}: {}", shown(it), printable(fault)))
     });
     let faults: Vec<_> = faults.collect();
-    match faults.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", faults.join("; ")),
+    if faults.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", faults.join("; "))
     }
 }
 
@@ -230,9 +233,10 @@ impl<'a> Etcd<'a> {
                 }
             }
         }
-        Ok(match nodes.is_empty() {
-            true => EtcdPlace::Elsewhere,
-            false => EtcdPlace::OnlyOn(nodes),
+        Ok(if nodes.is_empty() {
+            EtcdPlace::Elsewhere
+        } else {
+            EtcdPlace::OnlyOn(nodes)
         })
     }
 
@@ -563,9 +567,12 @@ mod tests {
 
     /// Returns the names in the order of their removal, or why it is refused. Members in capitals do not answer.
     fn order(all: &str, gone: &str) -> Result<String, String> {
-        let fault = |name: &str| match name.chars().all(char::is_uppercase) {
-            true => "off",
-            false => "",
+        let fault = |name: &str| {
+            if name.chars().all(char::is_uppercase) {
+                "off"
+            } else {
+                ""
+            }
         };
         let names = all.split_terminator(' ');
         let members: Vec<_> = names.map(|it| member(it, fault(it))).collect();

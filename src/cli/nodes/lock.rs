@@ -124,14 +124,15 @@ impl Lock {
     pub fn check(&self) -> Result<(), Error> {
         let lease = self.client.within(VALIDITY).find(&object())?;
         let lease = lease.unwrap_or_default();
-        match is_of(&lease, &self.holder) {
-            true => Ok(()),
-            false => Err(Error::Refused(format!(
+        if is_of(&lease, &self.holder) {
+            Ok(())
+        } else {
+            Err(Error::Refused(format!(
                 "the Lease {NAMESPACE}/{NAME} is no longer that of this command but of {:?}, because the API server did not answer for \
-                 {} s, or somebody deleted it: run the command again, which goes on",
+             {} s, or somebody deleted it: run the command again, which goes on",
                 printable(text(&lease, "/spec/holderIdentity")),
                 VALIDITY.as_secs()
-            ))),
+            )))
         }
     }
 }

@@ -220,9 +220,10 @@ impl Driver {
                 Err(Error::failed(format!(
                     "{}: Constellation's node operator {}: wait until it is done",
                     node_version::place(),
-                    match version.is_upgrading {
-                        true => "upgrades Kubernetes",
-                        false => "replaces nodes",
+                    if version.is_upgrading {
+                        "upgrades Kubernetes"
+                    } else {
+                        "replaces nodes"
                     }
                 )))
             }
@@ -315,13 +316,14 @@ fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Error> {
         .filter(is_old)
         .map(|node| printable(&format!("{} ({})", node.name, node.version)))
         .collect();
-    match old.is_empty() {
-        true => Ok(()),
-        false => Err(Error::failed(format!(
+    if old.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::failed(format!(
             "with a control plane of {to} no kubelet may be older than v1.{}: upgrade or remove these nodes first: {}",
             to.minor.saturating_sub(KUBELET_SKEW),
             old.join(", ")
-        ))),
+        )))
     }
 }
 
@@ -346,12 +348,13 @@ fn check_etcd(client: &Client, nodes: &[Listed], to: &Version) -> Result<(), Err
             }
         }
     }
-    match old.is_empty() {
-        true => Ok(()),
-        false => Err(Error::failed(format!(
+    if old.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::failed(format!(
             "Kubernetes {to} brings etcd 3.6, which may follow only etcd {ETCD_STEP} or later: {}. Nothing was changed; {ETCD_ADVICE}",
             old.join(", ")
-        ))),
+        )))
     }
 }
 

@@ -122,9 +122,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
     output.say(format_args!(
         "A certificate for {USER}, valid for {hours} hours, is in {certificate}"
     ))?;
-    output.say(match is_new {
-        true => format!("The cluster's authority for hosts is in {known_hosts}"),
-        false => format!("The cluster's authority for hosts was already in {known_hosts}"),
+    output.say(if is_new {
+        format!("The cluster's authority for hosts is in {known_hosts}")
+    } else {
+        format!("The cluster's authority for hosts was already in {known_hosts}")
     })?;
     let private = if options.key.extension().is_some_and(|it| it == "pub") {
         options.key.with_extension("")
@@ -152,9 +153,10 @@ pub fn authority(kms: &ClusterKms, id: &str) -> Result<Authority, Error> {
 
 fn write_certificate(options: &Options, line: &str) -> Result<(), Error> {
     let (path, content) = (&options.certificate, format!("{line}\n"));
-    let written = match options.overwrite {
-        true => files::replace_private(path, content.as_bytes()),
-        false => files::create_private(path, content.as_bytes()),
+    let written = if options.overwrite {
+        files::replace_private(path, content.as_bytes())
+    } else {
+        files::create_private(path, content.as_bytes())
     };
     written.map_err(|error| match error.kind() {
         Some(io::ErrorKind::AlreadyExists) => Error::failed(format!(

@@ -80,9 +80,10 @@ fn options(given: &Given) -> Result<Options, Error> {
     if kms.is_none() && (!for_control_planes || given.has("create-key")) {
         return Err(Error::Usage("--kms is missing".into()));
     }
-    let file = match for_control_planes {
-        true => ENCRYPTED_SECRET_FILE,
-        false => WRAPPED_SECRET_FILE,
+    let file = if for_control_planes {
+        ENCRYPTED_SECRET_FILE
+    } else {
+        WRAPPED_SECRET_FILE
     };
     Ok(Options {
         output: Output::of(given)?,
@@ -202,11 +203,12 @@ fn write(
 ) -> Result<PathBuf, Error> {
     let written = master_secret::write(out, content)?;
     let read = master_secret::read_wrapped(&written, kms)?;
-    match read == *secret {
-        true => Ok(written),
-        false => Err(Error::failed(format!(
+    if read == *secret {
+        Ok(written)
+    } else {
+        Err(Error::failed(format!(
             "{} was written and does not have the master secret: keep the old file, and check the disk",
             out.display()
-        ))),
+        )))
     }
 }

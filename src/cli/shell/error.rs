@@ -60,9 +60,10 @@ impl Error {
     /// Creates the error for what an API server answered. A server that cannot prove that it is the
     /// right one was reached; one that cannot answer now was not.
     pub fn of_api(cause: &client::Error, text: String) -> Error {
-        match cause.is_temporary() {
-            true => Error::Unreachable(text),
-            false => Error::Refused(text),
+        if cause.is_temporary() {
+            Error::Unreachable(text)
+        } else {
+            Error::Refused(text)
         }
     }
 
@@ -186,9 +187,10 @@ impl From<services::Error> for Error {
 impl From<keywrap::Error> for Error {
     fn from(error: keywrap::Error) -> Error {
         let text = error.to_string();
-        match error.may_pass() {
-            true => Error::Unreachable(text),
-            false => Error::Refused(text),
+        if error.may_pass() {
+            Error::Unreachable(text)
+        } else {
+            Error::Refused(text)
         }
     }
 }

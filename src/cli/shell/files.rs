@@ -93,9 +93,10 @@ pub fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
 /// Reads a secret: standard input for `-`, else a file as [`read_private`] does. So a program that
 /// stores secrets, such as age, can pass one without a plaintext file.
 pub fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
-    match is_standard_input(path) {
-        true => read_open(Path::new("standard input"), io::stdin().lock()),
-        false => read_private(path),
+    if is_standard_input(path) {
+        read_open(Path::new("standard input"), io::stdin().lock())
+    } else {
+        read_private(path)
     }
 }
 

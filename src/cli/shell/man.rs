@@ -34,15 +34,13 @@ fn page(program: &Program) -> String {
     );
     for command in program.commands {
         text.push_str(&format!(".Nm\n.Cm {}\n", command.name));
-        text.extend(
-            command
-                .operand
-                .iter()
-                .map(|operand| match operand.is_needed {
-                    true => format!(".Ar {}\n", line(operand.value)),
-                    false => format!(".Op Ar {}\n", line(operand.value)),
-                }),
-        );
+        text.extend(command.operand.iter().map(|operand| {
+            if operand.is_needed {
+                format!(".Ar {}\n", line(operand.value))
+            } else {
+                format!(".Op Ar {}\n", line(operand.value))
+            }
+        }));
         for option in command.options.iter().filter(|option| option.is_needed) {
             text.push_str(&macro_of(option));
         }
@@ -137,9 +135,10 @@ fn literal(lines: &[&str]) -> String {
 /// copied to a shell.
 fn line(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
-    match escaped.starts_with(['.', '\'']) {
-        true => format!("\\&{escaped}"),
-        false => escaped,
+    if escaped.starts_with(['.', '\'']) {
+        format!("\\&{escaped}")
+    } else {
+        escaped
     }
 }
 

@@ -33,9 +33,10 @@ pub enum Output {
 impl Output {
     /// Returns the form that the command line asks for.
     pub fn of(given: &Given) -> Result<Output, Error> {
-        match given.one_of("output", &NAMES)? == "json" {
-            true => Ok(Output::Json),
-            false => Ok(Output::Text),
+        if given.one_of("output", &NAMES)? == "json" {
+            Ok(Output::Json)
+        } else {
+            Ok(Output::Text)
         }
     }
 

@@ -64,9 +64,10 @@ pub struct Operand {
 impl Operand {
     /// Returns the operand as a command line shows it: `SHELL`, `[IMAGE]`.
     pub fn synopsis(&self) -> String {
-        match self.is_needed {
-            true => self.value.to_owned(),
-            false => format!("[{}]", self.value),
+        if self.is_needed {
+            self.value.to_owned()
+        } else {
+            format!("[{}]", self.value)
         }
     }
 
@@ -162,9 +163,10 @@ impl Command {
                     return Err(Error::Help(self.help(program)));
                 }
                 (Some(Opt { name, value, .. }), _) => {
-                    let value = match value.is_empty() {
-                        true => OsString::new(),
-                        false => args.value()?,
+                    let value = if value.is_empty() {
+                        OsString::new()
+                    } else {
+                        args.value()?
                     };
                     given.values.push((name, value));
                 }
@@ -342,12 +344,11 @@ impl Given {
     /// value nor a default.
     pub fn one_of(&self, name: &str, words: &[&str]) -> Result<String, Error> {
         let text = self.text(name)?;
-        match text.is_empty() || words.contains(&text.as_str()) {
-            true => Ok(text),
-            false => {
-                let words = words.join(", ");
-                Err(Error::Usage(format!("--{name} {text:?}: expected {words}")))
-            }
+        if text.is_empty() || words.contains(&text.as_str()) {
+            Ok(text)
+        } else {
+            let words = words.join(", ");
+            Err(Error::Usage(format!("--{name} {text:?}: expected {words}")))
         }
     }
 

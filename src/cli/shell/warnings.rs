@@ -53,7 +53,7 @@ mod tests {
             line(
                 &Record::builder()
                     .level(level)
-                    .target("cli::roots")
+                    .target("cli::trust::roots")
                     .args(args)
                     .build(),
             )

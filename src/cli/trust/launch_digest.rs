@@ -30,11 +30,12 @@ pub fn options(given: &Given) -> Result<Option<Machines>, Error> {
         if let Some(name) = FURTHER.iter().find(|name| given.has(name)) {
             return Err(Error::Usage(format!("--{name} belongs to --snp-firmware")));
         }
-        return match given.has("vcpus") && !given.has("gce-endorsement") {
-            true => Err(Error::Usage(
+        return if given.has("vcpus") && !given.has("gce-endorsement") {
+            Err(Error::Usage(
                 "--vcpus belongs to --snp-firmware or --gce-endorsement".into(),
-            )),
-            false => Ok(None),
+            ))
+        } else {
+            Ok(None)
         };
     };
     if !given.has("vcpus") {

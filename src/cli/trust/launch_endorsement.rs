@@ -63,13 +63,15 @@ pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Error> 
         )));
     }
     // with --kernel, PCR 4 depends on the memory
-    let memory = match given.has("memory") && !is_image {
-        true => Some(given.parsed("memory", measure_image::mebibytes)?),
-        false => None,
+    let memory = if given.has("memory") && !is_image {
+        Some(given.parsed("memory", measure_image::mebibytes)?)
+    } else {
+        None
     };
-    let processors = match given.has("vcpus") {
-        true => given.parsed("vcpus", launch_digest::processors)?,
-        false => vec![],
+    let processors = if given.has("vcpus") {
+        given.parsed("vcpus", launch_digest::processors)?
+    } else {
+        vec![]
     };
     let variant = given.parsed("attestation-variant", Variant::named)?;
     let is_of_google = has_tdx(variant) || has_snp(variant);

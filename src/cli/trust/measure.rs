@@ -274,9 +274,10 @@ fn options(given: &Given) -> Result<Options, Error> {
             )));
         }
     }
-    let pcrs = match given.has("pcrs") {
-        true => Some(given.parsed("pcrs", pcrs)?),
-        false => None,
+    let pcrs = if given.has("pcrs") {
+        Some(given.parsed("pcrs", pcrs)?)
+    } else {
+        None
     };
     Ok(Options {
         source: match (is_image, firmware) {
@@ -406,9 +407,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
             if source.explain {
                 return wanted.explain(source, &measure_image::read(source)?);
             }
-            let sources = match wanted.by_launch() {
-                true => vec![source.clone()],
-                false => source.each(),
+            let sources = if wanted.by_launch() {
+                vec![source.clone()]
+            } else {
+                source.each()
             };
             wanted.measure_images(&sources, tdx_firmware.as_deref(), *signs_sha384)
         }
@@ -597,10 +599,7 @@ impl<'a> Wanted<'a> {
         if self.by_launch() {
             return vec![];
         }
-        let usual: &[u32] = match has_tdx {
-            true => &OF_TDX,
-            false => &OF_IMAGE,
-        };
+        let usual: &[u32] = if has_tdx { &OF_TDX } else { &OF_IMAGE };
         let registers = self.pcrs.as_deref().unwrap_or(usual).iter().copied();
         registers.filter(|it| !has_tdx || *it != MRTD).collect()
     }
@@ -624,9 +623,10 @@ impl<'a> Wanted<'a> {
         let pcrs: Vec<u32> = measured.booted.keys().copied().collect();
         let is_bound = is_launched || pcrs.contains(&source.platform.boot_loader());
         let policy = policy(measured, &pcrs)?;
-        Ok(match is_bound && image.contents().confines_acpi() {
-            true => policy.with_confined_kernel(),
-            false => policy,
+        Ok(if is_bound && image.contents().confines_acpi() {
+            policy.with_confined_kernel()
+        } else {
+            policy
         })
     }
 
@@ -705,9 +705,10 @@ fn of_tpm(
         Some(why) if !policy.images()[0].confines_acpi() => log::warn!("{why}"),
         _ => {}
     }
-    let key = match trust_any_tpm {
-        true => None,
-        false => variant.key_name(&location).map_err(Error::failed)?,
+    let key = if trust_any_tpm {
+        None
+    } else {
+        variant.key_name(&location).map_err(Error::failed)?
     };
     Ok((policy, key))
 }
@@ -791,12 +792,13 @@ fn warn_without_cluster(image: &Image) {
 /// for all of them.
 fn with_same_kernel(present: Policy, new: &Policy) -> Result<Policy, Error> {
     let [old, new] = [&present, new].map(|policy| policy.images()[0].has_confined_kernel());
-    match old == new {
-        true => Ok(present),
-        false => Err(Error::failed(
+    if old == new {
+        Ok(present)
+    } else {
+        Err(Error::failed(
             "--add-to: only one of the two images has a kernel that confines the host's ACPI tables (acpiTables), and a policy for this \
-             variant has one mark for all its launch digests: make two policies, or remove the mark",
-        )),
+         variant has one mark for all its launch digests: make two policies, or remove the mark",
+        ))
     }
 }
 

@@ -200,15 +200,14 @@ pub fn options(given: &Given) -> Result<Options, Error> {
             }
         }
     };
-    let platform = match given.has("tdx-firmware") {
-        true => {
-            useless(
-                &["units", "stage"],
-                "is of PCRs: systemd's units do not measure into RTMRs, so all stages have the same",
-            )?;
-            Platform::Tdx
-        }
-        false => Platform::Tpm(Bank::Sha256),
+    let platform = if given.has("tdx-firmware") {
+        useless(
+            &["units", "stage"],
+            "is of PCRs: systemd's units do not measure into RTMRs, so all stages have the same",
+        )?;
+        Platform::Tdx
+    } else {
+        Platform::Tpm(Bank::Sha256)
     };
     let output = Output::of(given)?;
     if output == Output::Json && !given.has("explain") {
@@ -484,11 +483,12 @@ pub fn sha384(
     let one = |pcr: &u32| Some((*pcr, image.value(platform, *pcr, &options.given).ok()?));
     let of_image = pcrs.iter().filter(|it| !is_of_cluster(platform, **it));
     let values: BTreeMap<u32, Vec<u8>> = of_image.filter_map(one).collect();
-    match values.contains_key(&platform.boot_loader()) || options.accepts_incomplete {
-        true => Ok(values),
-        false => Err(Error::failed(
+    if values.contains_key(&platform.boot_loader()) || options.accepts_incomplete {
+        Ok(values)
+    } else {
+        Err(Error::failed(
             "PCR 4 has several SHA-384 values: --secure-boot, --units and --stage choose among them",
-        )),
+        ))
     }
 }
 
@@ -563,9 +563,10 @@ fn lines(platform: Platform, register: u32, cases: &[Case], with_events: bool) -
             .into_iter()
             .chain(Some(case.when.as_str()).filter(|when| !when.is_empty()))
             .collect();
-        let when = match when.is_empty() {
-            true => String::new(),
-            false => format!("  {}", when.join(", ")),
+        let when = if when.is_empty() {
+            String::new()
+        } else {
+            format!("  {}", when.join(", "))
         };
         // writing to a string does not fail
         let _ = match &case.value {

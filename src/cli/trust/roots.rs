@@ -26,9 +26,10 @@ pub const COMMAND: Command = Command {
 
 /// Runs the command.
 pub fn run(output: Output) -> Result<(), Error> {
-    say_all(&match output == Output::Json {
-        true => format!("{:#}\n", json()),
-        false => table(),
+    say_all(&if output == Output::Json {
+        format!("{:#}\n", json())
+    } else {
+        table()
     })
 }
 

@@ -394,11 +394,12 @@ pub fn and_known(
     policy: Policy,
     known: impl IntoIterator<Item = KeyName>,
 ) -> Result<Policy, Error> {
-    match policy.believes_any_key() {
-        true => Ok(policy),
-        false => policy
+    if policy.believes_any_key() {
+        Ok(policy)
+    } else {
+        policy
             .believing_those_of(IN_STATE, known)
-            .map_err(Error::failed),
+            .map_err(Error::failed)
     }
 }
 
@@ -561,9 +562,10 @@ impl Pause {
     pub fn take(&mut self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let before_last = left.saturating_sub(LAST_TRY);
-        let (pause, goes_on) = match before_last.is_zero() {
-            true => (left, false),
-            false => (self.lengths.pause().min(before_last), true),
+        let (pause, goes_on) = if before_last.is_zero() {
+            (left, false)
+        } else {
+            (self.lengths.pause().min(before_last), true)
         };
         thread::sleep(pause);
         goes_on

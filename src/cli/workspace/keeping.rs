@@ -232,9 +232,10 @@ fn check_cluster(
         // a new cluster
         (None, None) => true,
     };
-    match is_known {
-        true => Ok(()),
-        false => Err(other_cluster(Undecipherable::Key)),
+    if is_known {
+        Ok(())
+    } else {
+        Err(other_cluster(Undecipherable::Key))
     }
 }
 

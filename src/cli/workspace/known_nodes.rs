@@ -90,9 +90,10 @@ fn read(node: &Value, records: &BTreeMap<String, MachineRecord>) -> KnownNode {
     };
     KnownNode {
         name: name.into(),
-        role: match is_control_plane {
-            true => Role::ControlPlane,
-            false => Role::Worker,
+        role: if is_control_plane {
+            Role::ControlPlane
+        } else {
+            Role::Worker
         },
         addresses: KINDS
             .into_iter()

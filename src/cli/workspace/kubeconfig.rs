@@ -125,9 +125,10 @@ fn there(path: &Path) -> Result<Value, FileError> {
     let documents = str::from_utf8(&there)
         .ok()
         .and_then(|text| yaml::documents(text).ok());
-    match documents.is_some_and(|documents| documents.iter().all(Value::is_null)) {
-        true => Ok(json!({"apiVersion": "v1", "kind": "Config"})),
-        false => read(&there).map_err(|why| FileError::Content(path.into(), why.to_string())),
+    if documents.is_some_and(|documents| documents.iter().all(Value::is_null)) {
+        Ok(json!({"apiVersion": "v1", "kind": "Config"}))
+    } else {
+        read(&there).map_err(|why| FileError::Content(path.into(), why.to_string()))
     }
 }
 

@@ -277,9 +277,10 @@ impl SignedClient {
         let skew = *lock(&self.skew);
         let by = Duration::from_secs(skew.unsigned_abs());
         let now = SystemTime::now();
-        let shifted = match skew < 0 {
-            true => now.checked_sub(by),
-            false => now.checked_add(by),
+        let shifted = if skew < 0 {
+            now.checked_sub(by)
+        } else {
+            now.checked_add(by)
         };
         shifted.unwrap_or(now)
     }

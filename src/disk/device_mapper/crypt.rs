@@ -65,12 +65,11 @@ fn map<'c>(
 ) -> Result<Device<'c>, Error> {
     let mut options: Vec<String> = NO_WORKQUEUES.map(String::from).into();
     options.push(format!("sector_size:{SECTOR_SIZE}"));
-    let before = match mapping.geometry.has_integrity {
-        true => {
-            options.push(format!("integrity:{HMAC_SHA256_LEN}:aead"));
-            format!("capi:{AEAD}-plain64 ")
-        }
-        false => "aes-xts-plain64 ".into(),
+    let before = if mapping.geometry.has_integrity {
+        options.push(format!("integrity:{HMAC_SHA256_LEN}:aead"));
+        format!("capi:{AEAD}-plain64 ")
+    } else {
+        "aes-xts-plain64 ".into()
     };
     // the initialization vector counts from 0 at the start of the segment (LUKS2 iv_tweak)
     let after = format!(" 0 {below} {} {}", options.len(), options.join(" "));

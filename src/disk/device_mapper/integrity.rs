@@ -435,12 +435,11 @@ mod tests {
             }
             let is_same = |at: usize| SIZES.contains(&at) || bytes[at] == superblock()[at];
             let sections = u32::from_le_bytes(bytes[12..16].try_into().unwrap());
-            match (0..SUPERBLOCK_LEN).all(is_same) && (1..=15).contains(&sections) {
-                true => assert!(parse(&bytes).unwrap().usable_sectors < DISK / SECTOR),
-                false => {
-                    assert!(parse(&bytes).is_err(), "{:02x?}", &bytes[..64]);
-                    refused += 1;
-                }
+            if (0..SUPERBLOCK_LEN).all(is_same) && (1..=15).contains(&sections) {
+                assert!(parse(&bytes).unwrap().usable_sectors < DISK / SECTOR)
+            } else {
+                assert!(parse(&bytes).is_err(), "{:02x?}", &bytes[..64]);
+                refused += 1;
             }
             for disk in [0, 17 << 20, 18 << 20, 64 << 20, 1 << 40] {
                 if let Ok(parsed) = Superblock::parse(&bytes, disk, DATA_OFFSET) {

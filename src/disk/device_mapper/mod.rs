@@ -110,9 +110,10 @@ pub fn close(name: &str) -> Result<(), Error> {
             is_active = true;
         }
     }
-    match is_active {
-        true => Ok(()),
-        false => Err(Error::NotActive(name.into())),
+    if is_active {
+        Ok(())
+    } else {
+        Err(Error::NotActive(name.into()))
     }
 }
 
@@ -120,9 +121,10 @@ pub fn close(name: &str) -> Result<(), Error> {
 /// name.
 fn require_ours(name: &str, uuid: &str, prefixes: &[&str]) -> Result<(), Error> {
     let is_known = prefixes.iter().any(|prefix| uuid.starts_with(prefix));
-    match is_known && uuid.ends_with(&format!("-{name}")) {
-        true => Ok(()),
-        false => Err(Error::NotOurs(name.into(), uuid.into())),
+    if is_known && uuid.ends_with(&format!("-{name}")) {
+        Ok(())
+    } else {
+        Err(Error::NotOurs(name.into(), uuid.into()))
     }
 }
 

@@ -59,10 +59,13 @@ fn run(arguments: &[&str]) -> Result<String, String> {
             change_superblocks(&mapping(name, &geometry, device, &key), count)
         }
         ["close", name] => said(device_mapper::close(name).map(|()| String::new())),
-        ["is-active", name] => match is_active(name) {
-            true => Ok("active ".into()),
-            false => Err(format!("{name} is not active")),
-        },
+        ["is-active", name] => {
+            if is_active(name) {
+                Ok("active ".into())
+            } else {
+                Err(format!("{name} is not active"))
+            }
+        }
         ["mkfs", mapped, mke2fs] => said(
             filesystem::create(Path::new(mapped), Path::new(mke2fs), &Stop::new())
                 .map(|()| String::new()),

@@ -98,8 +98,9 @@ pub(super) fn ensure(
     kind: fn(String) -> Fault,
     otherwise: impl FnOnce() -> String,
 ) -> Result<(), Fault> {
-    match holds {
-        true => Ok(()),
-        false => Err(kind(otherwise())),
+    if holds {
+        Ok(())
+    } else {
+        Err(kind(otherwise()))
     }
 }

@@ -346,11 +346,10 @@ fn check_header(header: &Header) -> Result<(), Fault> {
     let known = ["json_size", "keyslots_size", "flags", "requirements"];
     only("config", config, &known)?;
     let required = &config["requirements"]["mandatory"];
-    let advice = match required.to_string().contains("reencrypt") {
-        true => "finish or undo what cryptsetup began (cryptsetup reencrypt)",
-        false => {
-            "no node formats a disk with them (luksFormat --hw-opal, --integrity-inline): attach the right disk"
-        }
+    let advice = if required.to_string().contains("reencrypt") {
+        "finish or undo what cryptsetup began (cryptsetup reencrypt)"
+    } else {
+        "no node formats a disk with them (luksFormat --hw-opal, --integrity-inline): attach the right disk"
     };
     none("requirements", required, advice)?;
     none(
@@ -374,9 +373,10 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     check_header(header)?;
     let (areas_start, areas_end) = keyslots_area(&header.metadata);
     let has_integrity = check_segment(&header.metadata["segments"], integrity)?;
-    let key_size = match has_integrity {
-        true => VOLUME_KEY_LEN,
-        false => VOLUME_KEY_LEN_PLAIN,
+    let key_size = if has_integrity {
+        VOLUME_KEY_LEN
+    } else {
+        VOLUME_KEY_LEN_PLAIN
     };
     let (digest_id, digest, bound) = check_digest(&header.metadata["digests"])?;
     let all = &header.metadata["keyslots"];

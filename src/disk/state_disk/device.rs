@@ -97,9 +97,10 @@ fn state_disk_in(block_devices: &Path, usual: &Mark) -> Result<Option<String>, E
     let mut names = sysfs::names(block_devices);
     names.retain(|name| !is_hidden(name));
     let is_marked = |name: &String| serial(block_devices, name) == SERIAL;
-    match names.iter().any(is_marked) {
-        true => names.retain(is_marked),
-        false => names.retain(is_usual),
+    if names.iter().any(is_marked) {
+        names.retain(is_marked)
+    } else {
+        names.retain(is_usual)
     }
     match &names[..] {
         [] | [_] => Ok(names.pop()),
@@ -118,9 +119,10 @@ fn seen_in(block_devices: &Path, usual: &Mark) -> String {
         let mut marks = vec![];
         marks.extend((!serial.is_empty()).then(|| format!("serial number {serial:?}")));
         marks.extend(label.map(|label| format!("label {label:?}")));
-        match marks.is_empty() {
-            true => name.clone(),
-            false => format!("{name} ({})", marks.join(", ")),
+        if marks.is_empty() {
+            name.clone()
+        } else {
+            format!("{name} ({})", marks.join(", "))
         }
     });
     seen.collect::<Vec<_>>().join(" ")

@@ -149,9 +149,10 @@ fn text(field: &[u8]) -> String {
     let is_visible = text
         .iter()
         .all(|byte| is_padding(byte) || byte.is_ascii_graphic());
-    match is_visible {
-        true => String::from_utf8_lossy(text).trim().to_owned(),
-        false => String::new(),
+    if is_visible {
+        String::from_utf8_lossy(text).trim().to_owned()
+    } else {
+        String::new()
     }
 }
 

@@ -89,22 +89,20 @@ fn check_chip(
 ) -> Result<(), Refusal> {
     let masked = report.chip_id == [0; 64];
     let Some(chip) = &certificate.chip else {
-        return match masked {
-            true => Ok(()),
-            false => {
-                let text = "the report of a VLEK names a chip, which only a VCEK proves";
-                Err(Kind::Binding.because(text).of("CHIP_ID"))
-            }
+        return if masked {
+            Ok(())
+        } else {
+            let text = "the report of a VLEK names a chip, which only a VCEK proves";
+            Err(Kind::Binding.because(text).of("CHIP_ID"))
         };
     };
     let is_same = report.chip(product).is_ok_and(|named| named == chip);
-    match is_same || masked {
-        true => Ok(()),
-        false => {
-            let text = "the certificate is of another chip than the report";
-            let refusal = Kind::Binding.because(text).of("CHIP_ID");
-            Err(refusal.values(crate::hex(chip), crate::hex(&report.chip_id)))
-        }
+    if is_same || masked {
+        Ok(())
+    } else {
+        let text = "the certificate is of another chip than the report";
+        let refusal = Kind::Binding.because(text).of("CHIP_ID");
+        Err(refusal.values(crate::hex(chip), crate::hex(&report.chip_id)))
     }
 }
 

@@ -208,11 +208,12 @@ impl Report {
             Product::Turin => 8,
         };
         let (chip, rest) = self.chip_id.split_at(len);
-        match rest.iter().all(|byte| *byte == 0) {
-            true => Ok(chip),
-            false => malformed(format!(
+        if rest.iter().all(|byte| *byte == 0) {
+            Ok(chip)
+        } else {
+            malformed(format!(
                 "the report names no chip of a {product}, which has {len} bytes"
-            )),
+            ))
         }
     }
 
@@ -332,9 +333,10 @@ impl fmt::Display for GuestPolicy {
 fn with_names(value: u64, names: &[(u32, &str)]) -> String {
     let set = names.iter().filter(|(bit, _)| value >> bit & 1 == 1);
     let set: Vec<_> = set.map(|(_, name)| *name).collect();
-    match set.is_empty() {
-        true => format!("{value:#x}"),
-        false => format!("{value:#x} ({})", set.join(", ")),
+    if set.is_empty() {
+        format!("{value:#x}")
+    } else {
+        format!("{value:#x} ({})", set.join(", "))
     }
 }
 

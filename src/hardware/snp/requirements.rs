@@ -330,12 +330,11 @@ fn check_order(report: &Report, tcbs: &Tcbs) -> Result<(), Refusal> {
         }
     }
     let (current, committed) = (report.current_firmware, report.committed_firmware);
-    match current < committed {
-        false => Ok(()),
-        true => {
-            let text = format!("the firmware {current} runs below the committed {committed}");
-            Err(Kind::Outdated.because(text).values(committed, current))
-        }
+    if current >= committed {
+        Ok(())
+    } else {
+        let text = format!("the firmware {current} runs below the committed {committed}");
+        Err(Kind::Outdated.because(text).values(committed, current))
     }
 }
 

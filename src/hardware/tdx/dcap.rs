@@ -177,9 +177,10 @@ impl Verifier {
         ];
         let signer = chain.signer(info, chains[0])?;
         // Intel signs both with the same key today
-        let other = match chains[0] == chains[1] {
-            true => None,
-            false => Some(chain.signer(identity, chains[1])?),
+        let other = if chains[0] == chains[1] {
+            None
+        } else {
+            Some(chain.signer(identity, chains[1])?)
         };
         let text = &collateral.tcb_info;
         check_text(info, text, &collateral.tcb_info_signature, &signer)?;
@@ -249,9 +250,10 @@ fn check_signatures(quote: &Quote<'_>, key: &[u8]) -> Result<(), Refusal> {
         return Err(Kind::Binding.because(text));
     }
     let attestation_key = [&[4][..], quote.attestation_key].concat();
-    match verify(&attestation_key, quote.signed, quote.signature) {
-        true => Ok(()),
-        false => Err(Kind::Signature.because("the quote is not signed by its attestation key")),
+    if verify(&attestation_key, quote.signed, quote.signature) {
+        Ok(())
+    } else {
+        Err(Kind::Signature.because("the quote is not signed by its attestation key"))
     }
 }
 
@@ -268,9 +270,10 @@ fn each_once<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<String> {
 
 /// Writes the names of advisories after a status.
 pub(super) fn in_brackets(advisories: &[String]) -> String {
-    match advisories.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", advisories.join(", ")),
+    if advisories.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", advisories.join(", "))
     }
 }
 
@@ -480,9 +483,10 @@ fn check_text(name: &str, text: &str, signature: &Hex, key: &[u8]) -> Result<(),
         let text = format!("the {name} has {len} bytes, expected at most {MAX_PART}");
         return Err(Kind::Malformed.because(text));
     }
-    match verify(key, text.as_bytes(), &signature.0) {
-        true => Ok(()),
-        false => Err(Kind::Signature.because(format!("the {name} is not signed by its signer"))),
+    if verify(key, text.as_bytes(), &signature.0) {
+        Ok(())
+    } else {
+        Err(Kind::Signature.because(format!("the {name} is not signed by its signer")))
     }
 }
 

@@ -328,9 +328,10 @@ impl fmt::Display for Attributes {
             None => format!("reserved bit {bit}"),
         };
         let names: Vec<String> = set.map(name).collect();
-        match names.is_empty() {
-            true => Ok(()),
-            false => write!(f, " ({})", names.join(", ")),
+        if names.is_empty() {
+            Ok(())
+        } else {
+            write!(f, " ({})", names.join(", "))
         }
     }
 }

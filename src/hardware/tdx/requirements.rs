@@ -192,9 +192,10 @@ impl TdxRequirements {
     fn attributes(&self, body: &Body) -> Option<Refusal> {
         let got = body.td_attributes;
         let accepted = self.td_attributes.iter().map(|it| Attributes(it.0));
-        let debug = match got.is_debug() {
-            true => ": the host can look into a machine with DEBUG",
-            false => "",
+        let debug = if got.is_debug() {
+            ": the host can look into a machine with DEBUG"
+        } else {
+            ""
         };
         (!accepted.clone().any(|it| it == got)).then(|| {
             let accepted: Vec<_> = accepted.map(|it| it.to_string()).collect();
@@ -214,9 +215,10 @@ impl TdxRequirements {
                 String::new(),
             ),
         };
-        let advice = match self.xfam.is_none() && wrong & !XFAM_NAMED == 0 {
-            true => "; the policy's xfam can accept it",
-            false => "",
+        let advice = if self.xfam.is_none() && wrong & !XFAM_NAMED == 0 {
+            "; the policy's xfam can accept it"
+        } else {
+            ""
         };
         let bits = (0..64).filter(|bit| wrong >> bit & 1 == 1);
         let named = bits.map(|bit| {
@@ -240,9 +242,12 @@ impl TdxRequirements {
             .map(|hash| (hash, 0))
             .into_iter()
             .chain(bound.map(|it| (it.hash, it.attributes)));
-        let other = all.find(|(hash, attributes)| match *hash == [0; REGISTER_LEN] {
-            true => *attributes != 0,
-            false => !self.mr_service_td.contains(&Digits(*hash)),
+        let other = all.find(|(hash, attributes)| {
+            if *hash == [0; REGISTER_LEN] {
+                *attributes != 0
+            } else {
+                !self.mr_service_td.contains(&Digits(*hash))
+            }
         });
         other.map(|(hash, attributes)| {
             let text = format!(
@@ -326,11 +331,12 @@ fn one_of<const N: usize>(
 
 fn statuses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<TcbStatus>, D::Error> {
     let statuses = Vec::deserialize(deserializer)?;
-    match statuses.contains(&TcbStatus::Revoked) {
-        true => Err(D::Error::custom(
+    if statuses.contains(&TcbStatus::Revoked) {
+        Err(D::Error::custom(
             "tcbStatuses: no policy can accept a platform that is Revoked",
-        )),
-        false => Ok(statuses),
+        ))
+    } else {
+        Ok(statuses)
     }
 }
 

@@ -98,9 +98,10 @@ pub(super) fn merged(launched: TcbStatus, now: Option<TcbStatus>) -> TcbStatus {
     match now {
         Some(TcbStatus::Revoked) => TcbStatus::Revoked,
         Some(now) if launched.is_out_of_date() && !now.is_out_of_date() => {
-            match launched.needs_configuration() || now.needs_configuration() {
-                true => TcbStatus::TDRelaunchAdvisedConfigurationNeeded,
-                false => TcbStatus::TDRelaunchAdvised,
+            if launched.needs_configuration() || now.needs_configuration() {
+                TcbStatus::TDRelaunchAdvisedConfigurationNeeded
+            } else {
+                TcbStatus::TDRelaunchAdvised
             }
         }
         // the present module may be older than the one at the start: Intel's library would not
@@ -312,14 +313,13 @@ impl TcbInfo {
         let right = matches_masked(&got, wanted.as_deref(), mask.as_deref());
         let beyond =
             mask.is_none_or(|mask| got.iter().zip(mask).any(|(got, mask)| got & !mask != 0));
-        match right && !beyond {
-            true => Ok(()),
-            false => {
-                let (got, expected) = (body.seam_attributes, &module.attributes);
-                let text =
-                    format!("the TDX module has the attributes {got:#x}, expected {expected:.20}");
-                Err(Kind::Protection.because(text).of("SEAMATTRIBUTES"))
-            }
+        if right && !beyond {
+            Ok(())
+        } else {
+            let (got, expected) = (body.seam_attributes, &module.attributes);
+            let text =
+                format!("the TDX module has the attributes {got:#x}, expected {expected:.20}");
+            Err(Kind::Protection.because(text).of("SEAMATTRIBUTES"))
         }
     }
 

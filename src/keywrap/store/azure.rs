@@ -84,9 +84,10 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
             "the endpoint {endpoint:?} is not that of the storage account, and the program sends its token only there: expected https://{account}. and one of {known}"
         ))
     })?;
-    let emulated = match server.is_loopback() {
-        true => format!("/{account}"),
-        false => String::new(),
+    let emulated = if server.is_loopback() {
+        format!("/{account}")
+    } else {
+        String::new()
     };
     Ok(Box::new(Blob {
         path: format!("{emulated}/{container}/{name}"),

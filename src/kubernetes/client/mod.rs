@@ -579,9 +579,10 @@ impl Client {
         let answer = self.bytes(request)?;
         serde_json::from_slice(&answer).map_err(|error| Error::Answer {
             request: request.name(),
-            problem: match is_page(&answer) {
-                true => PAGE_OF_HTML.to_owned(),
-                false => error.to_string(),
+            problem: if is_page(&answer) {
+                PAGE_OF_HTML.to_owned()
+            } else {
+                error.to_string()
             },
         })
     }
@@ -850,9 +851,10 @@ fn refused(request: &Request, answer: Answer) -> Error {
         Ok(status) if status.kind == "Status" => status,
         // This is the answer of a proxy, or of a server that is starting.
         _ => Status {
-            message: match is_page(&text) {
-                true => PAGE_OF_HTML.to_owned(),
-                false => String::from_utf8_lossy(&text).trim().to_owned(),
+            message: if is_page(&text) {
+                PAGE_OF_HTML.to_owned()
+            } else {
+                String::from_utf8_lossy(&text).trim().to_owned()
             },
             ..Status::default()
         },
@@ -871,11 +873,12 @@ fn waits_for(error: &Error) -> String {
                 .lines()
                 .filter_map(|line| line.strip_prefix("[-]")?.split(' ').next())
                 .collect();
-            match failing.is_empty() {
-                true => format!("the API server answers {} {}", refused.code, refused.reason)
+            if failing.is_empty() {
+                format!("the API server answers {} {}", refused.code, refused.reason)
                     .trim_end()
-                    .to_owned(),
-                false => format!("the API server is not ready: {}", failing.join(", ")),
+                    .to_owned()
+            } else {
+                format!("the API server is not ready: {}", failing.join(", "))
             }
         }
         Error::Unreachable { server, why, .. } => {

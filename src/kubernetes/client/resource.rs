@@ -341,9 +341,10 @@ impl fmt::Display for Object {
 /// Escapes one segment of a path, or one value of a query: all but the unreserved characters (RFC 3986 §2.3). A segment that
 /// consists of dots is escaped too, because it would change the path.
 pub(super) fn escaped(text: &str) -> String {
-    match text.bytes().all(|byte| byte == b'.') {
-        true => "%2E".repeat(text.len()),
-        false => http::encoded(text),
+    if text.bytes().all(|byte| byte == b'.') {
+        "%2E".repeat(text.len())
+    } else {
+        http::encoded(text)
     }
 }
 

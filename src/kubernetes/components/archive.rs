@@ -71,9 +71,10 @@ pub fn unpack(mut archive: File, root: &Path, stop: &Stop) -> Result<Unpacked, E
         .saturating_add(FREE)
         .min(MAX_UNPACKED);
     // ID1 and ID2 (RFC 1952 §2.3.1).
-    match magic == [0x1f, 0x8b] {
-        true => unpack_tar(MultiGzDecoder::new(archive), limit, root, stop),
-        false => unpack_tar(archive, limit, root, stop),
+    if magic == [0x1f, 0x8b] {
+        unpack_tar(MultiGzDecoder::new(archive), limit, root, stop)
+    } else {
+        unpack_tar(archive, limit, root, stop)
     }
 }
 

@@ -171,9 +171,12 @@ impl Component {
             (ComponentSource::Data(bytes), None) => Some(digest_of(bytes)),
             (_, sha256) => sha256,
         };
-        sha256.is_some_and(|sha256| match self.extract {
-            true => place::is_unpacked(&self.place, &sha256),
-            false => place::is_file(&self.place, &sha256),
+        sha256.is_some_and(|sha256| {
+            if self.extract {
+                place::is_unpacked(&self.place, &sha256)
+            } else {
+                place::is_file(&self.place, &sha256)
+            }
         })
     }
 }
@@ -202,9 +205,10 @@ impl ComponentSource {
 fn parse_data(rest: &str) -> Result<Vec<u8>, Malformed> {
     let (head, data) = rest.split_once(',').ok_or(Malformed::NoComma)?;
     let data = unescape(data)?;
-    match head.ends_with(";base64") {
-        true => STANDARD.decode(data).map_err(Malformed::Base64),
-        false => Ok(data),
+    if head.ends_with(";base64") {
+        STANDARD.decode(data).map_err(Malformed::Base64)
+    } else {
+        Ok(data)
     }
 }
 
@@ -282,12 +286,13 @@ pub fn read_list(json: &str) -> Result<Vec<Wire>, Error> {
         }
     };
     let list: Vec<_> = list.into_iter().map(component).collect();
-    match list
+    if list
         .iter()
         .all(|one| !one.url.is_empty() && !one.install_path.is_empty())
     {
-        true => Ok(list),
-        false => Err(Error::List("an entry has no url or install_path".into())),
+        Ok(list)
+    } else {
+        Err(Error::List("an entry has no url or install_path".into()))
     }
 }
 

@@ -213,15 +213,16 @@ impl Download<'_> {
             Some(expected) if *expected != got => {
                 let was_resumed = partial.resumed;
                 partial.start_over(path)?;
-                match was_resumed {
-                    true => Err(Failure::Temporary(
+                if was_resumed {
+                    Err(Failure::Temporary(
                         "its pieces do not have the expected hash".into(),
-                    )),
-                    false => Err(Failure::Final(Error::Hash {
+                    ))
+                } else {
+                    Err(Failure::Final(Error::Hash {
                         what: shown(self.url),
                         expected: *expected,
                         got,
-                    })),
+                    }))
                 }
             }
             _ => Ok(()),

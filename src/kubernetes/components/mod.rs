@@ -169,16 +169,17 @@ impl One<'_> {
                 .map_err(|error| Error::io("follow", path, error))
         };
         let allowed = real(&self.component.directory)?;
-        match real(there)?.starts_with(&allowed) {
-            true => Ok(()),
-            false => Err(Error::Refused {
+        if real(there)?.starts_with(&allowed) {
+            Ok(())
+        } else {
+            Err(Error::Refused {
                 what: self.component.name(),
                 why: format!(
                     "a link in its place {} leads out of {}",
                     parent.display(),
                     allowed.display()
                 ),
-            }),
+            })
         }
     }
 
@@ -238,11 +239,12 @@ fn copy(from: &Path, to: &Path, limit: u64) -> Result<Digest, Error> {
     let mut target = File::create_new(to).map_err(|error| Error::io("make", to, error))?;
     let len = io::copy(&mut source.take(limit.saturating_add(1)), &mut target)
         .map_err(|error| Error::io("write", to, error))?;
-    match len > limit {
-        true => Err(Error::TooLong {
+    if len > limit {
+        Err(Error::TooLong {
             what: from.display().to_string(),
             limit,
-        }),
-        false => place::digest(to).map_err(|error| Error::io("read", to, error)),
+        })
+    } else {
+        place::digest(to).map_err(|error| Error::io("read", to, error))
     }
 }

@@ -64,12 +64,13 @@ pub fn parse(text: &str) -> Result<Vec<(&str, Vec<&str>)>, InvalidGrants> {
         }
         grants.push((caller, items));
     }
-    match grants.is_empty() {
-        true => Err(InvalidGrants::new(
+    if grants.is_empty() {
+        Err(InvalidGrants::new(
             text,
             "expected at least one grant, CALLER=CLASS,CLASS..",
-        )),
-        false => Ok(grants),
+        ))
+    } else {
+        Ok(grants)
     }
 }
 

@@ -229,14 +229,15 @@ pub fn maker(client: &Client) -> Result<Option<Maker>, client::Error> {
 fn s3_proxy(set: Value) -> Value {
     let name = |field: &str| set["metadata"][field].as_str().unwrap_or_default();
     let (namespace, spec) = (name("namespace"), &set["spec"]["template"]["spec"]);
-    match is_s3_proxy(spec) {
-        true => json!({
+    if is_s3_proxy(spec) {
+        json!({
             "place": format!("{namespace}/{}", name("name")),
             // the chart names none
             "account": drivers::account(namespace, spec).unwrap_or_else(|| format!("{namespace}/default")),
             "isKnown": S3_PROXY_NAMESPACES.contains(&namespace),
-        }),
-        false => Value::Null,
+        })
+    } else {
+        Value::Null
     }
 }
 

@@ -385,9 +385,10 @@ impl fmt::Display for Error {
             }
             Error::RolledBack { why, left, backup } => {
                 write!(f, "{why}; ")?;
-                match left.is_empty() {
-                    true => f.write_str("everything was restored")?,
-                    false => write!(f, "some changes could not be undone: {}", left.join("; "))?,
+                if left.is_empty() {
+                    f.write_str("everything was restored")?
+                } else {
+                    write!(f, "some changes could not be undone: {}", left.join("; "))?
                 }
                 match backup {
                     Some(path) => write!(f, " (the previous manifests are in {})", path.display()),

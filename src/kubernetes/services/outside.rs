@@ -40,9 +40,10 @@ pub fn why_open(client: &Client) -> Result<Option<String>, Error> {
     let pods = PODS.in_namespace(NAMESPACE);
     let found = client.list_keeping(&pods, &kube_proxy, |pod| {
         let spec = &pod["spec"];
-        match spec["hostNetwork"] == true && spec["serviceAccountName"] == "kube-proxy" {
-            true => pod["metadata"]["name"].clone(),
-            false => Value::Null,
+        if spec["hostNetwork"] == true && spec["serviceAccountName"] == "kube-proxy" {
+            pod["metadata"]["name"].clone()
+        } else {
+            Value::Null
         }
     })?;
     let name = found.items.iter().find_map(Value::as_str);

@@ -287,9 +287,10 @@ fn fill(template: &str, context: &Value) -> Result<String, Fault> {
             return Err(form("expected {{- if .PATH }} .. {{- end }}"));
         }
     }
-    match is_in_block {
-        true => Err(Fault::Form("{{- if without {{- end }}")),
-        false => Ok(out + rest),
+    if is_in_block {
+        Err(Fault::Form("{{- if without {{- end }}"))
+    } else {
+        Ok(out + rest)
     }
 }
 

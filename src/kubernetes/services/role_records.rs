@@ -48,9 +48,10 @@ pub(super) fn write(
     let nodes = client.list(&NODES.all(), &Selector::default())?.items;
     let nodes: Vec<Node> = nodes.iter().map(Node::read).collect();
     let is_candidate = |node: &Node| is_old && node.has_label && record_of(node).is_none();
-    let servers = match nodes.iter().any(is_candidate) {
-        true => api_servers(client)?,
-        false => vec![],
+    let servers = if nodes.iter().any(is_candidate) {
+        api_servers(client)?
+    } else {
+        vec![]
     };
     let (mut missing, mut unproven) = (vec![], vec![]);
     for node in &nodes {

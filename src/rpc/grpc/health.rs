@@ -35,18 +35,22 @@ pub const CHECK: &str = "/grpc.health.v1.Health/Check";
 /// Adds the health service to `router`.
 pub(super) fn add(mut router: Router) -> Router {
     let ready = router.ready.take();
-    let status = move || match ready.as_ref().is_none_or(|ready| ready()) {
-        true => SERVING,
-        false => NOT_SERVING,
+    let status = move || {
+        if ready.as_ref().is_none_or(|ready| ready()) {
+            SERVING
+        } else {
+            NOT_SERVING
+        }
     };
     let services: HashSet<String> = router.methods.services().map(str::to_owned).collect();
     router.unary(CHECK, move |_: &Call, request: HealthCheckRequest| {
-        match request.service.is_empty() || services.contains(&request.service) {
-            true => Ok(HealthCheckResponse { status: status() }),
-            false => Err(Status::new(
+        if request.service.is_empty() || services.contains(&request.service) {
+            Ok(HealthCheckResponse { status: status() })
+        } else {
+            Err(Status::new(
                 Code::NotFound,
                 "the server has no such service",
-            )),
+            ))
         }
     })
 }

@@ -622,9 +622,10 @@ impl ServerConnection {
         let call = Call::new(self.link.clone(), stream, request);
         // A handler may return a response of any size. While memory is in demand, it counts as
         // several, so that only 8 run at once.
-        let count = match self.share.memory.is_in_demand() {
-            true => self.server.limits.handlers.div_ceil(8),
-            false => 1,
+        let count = if self.share.memory.is_in_demand() {
+            self.server.limits.handlers.div_ceil(8)
+        } else {
+            1
         };
         let result = if self.share.handlers.take(count) {
             let result =

@@ -73,9 +73,10 @@ fn main() -> ExitCode {
 
 /// Parses an address. The chart passes an empty one if the option is not set.
 fn optional(name: &str, address: OsString) -> Result<Option<SocketAddr>, Failure> {
-    match address.is_empty() {
-        true => Ok(None),
-        false => Ok(Some(services::listen(name, address)?)),
+    if address.is_empty() {
+        Ok(None)
+    } else {
+        Ok(Some(services::listen(name, address)?))
     }
 }
 

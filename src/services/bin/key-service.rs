@@ -270,9 +270,10 @@ impl Given {
         let needs_api = matches!(clients, Clients::Token)
             || has_old_clients
             || self.grants.as_ref().is_some_and(Grants::have_volumes);
-        let api = match needs_api {
-            true => Some(Box::new(api().map_err(Failure::failed)?)),
-            false => None,
+        let api = if needs_api {
+            Some(Box::new(api().map_err(Failure::failed)?))
+        } else {
+            None
         };
         // A pod of Kubernetes learns its node from its own token.
         let node = kubeconfig.is_none().then(tokens::own_node).flatten();

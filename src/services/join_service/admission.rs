@@ -51,25 +51,27 @@ impl ClusterAccess {
         let left = call.deadline().map_or(API_TIMEOUT, |deadline| {
             deadline.saturating_duration_since(soon)
         });
-        match left.is_zero() {
-            false => Ok(self.cluster.client().within(left.min(API_TIMEOUT))),
-            true => Err(TicketRefusal::temporary(
+        if !left.is_zero() {
+            Ok(self.cluster.client().within(left.min(API_TIMEOUT)))
+        } else {
+            Err(TicketRefusal::temporary(
                 "api",
                 "the deadline of the call has passed: try again",
                 Duration::from_secs(3),
-            )),
+            ))
         }
     }
 
     /// Refuses a second ticket for a node while the first one is being issued.
     pub fn mark_busy<'a>(&'a self, node: &'a str) -> Result<BusyNode<'a>, TicketRefusal> {
-        match self.busy().insert(node.to_owned()) {
-            true => Ok(BusyNode(self, node)),
-            false => Err(TicketRefusal::temporary(
+        if self.busy().insert(node.to_owned()) {
+            Ok(BusyNode(self, node))
+        } else {
+            Err(TicketRefusal::temporary(
                 records::JUST_ISSUED,
                 "another ticket for this node is being issued",
                 Duration::from_secs(2),
-            )),
+            ))
         }
     }
 
@@ -128,24 +130,23 @@ impl<'a> Admission<'a> {
         } = self.access;
         let node = self.asked.node();
         // An older JoiningNode may belong to a ticket that is still valid.
-        let is_new = match self.asked.control_plane {
-            true => {
-                let reserve = || {
-                    reservation::reserve(
-                        cluster,
-                        cleaner,
-                        &self.access.client(self.call)?,
-                        node,
-                        components,
-                    )
-                };
-                let reserved = self.audit.step("reserve", reserve)?;
-                self.undo.extend(reserved.undo());
-                !reserved.renewed
-            }
-            false => cluster
+        let is_new = if self.asked.control_plane {
+            let reserve = || {
+                reservation::reserve(
+                    cluster,
+                    cleaner,
+                    &self.access.client(self.call)?,
+                    node,
+                    components,
+                )
+            };
+            let reserved = self.audit.step("reserve", reserve)?;
+            self.undo.extend(reserved.undo());
+            !reserved.renewed
+        } else {
+            cluster
                 .record(&machine_record::name_of_node(node))
-                .is_none(),
+                .is_none()
         };
         if cluster.has_joining_nodes() {
             if is_new {

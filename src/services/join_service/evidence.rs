@@ -233,11 +233,12 @@ impl Door {
         registry: &Registry,
     ) -> Door {
         let issuer = issuer.map(Arc::new);
-        let server = || match require_strong {
-            true => {
+        let server = || {
+            if require_strong {
                 atls::Server::new(None, Some(verifier::judge(validator.clone()))).require_strong()
+            } else {
+                atls::Server::new(None, Some(verifier::judge(validator.clone())))
             }
-            false => atls::Server::new(None, Some(verifier::judge(validator.clone()))),
         };
         let mut proving = server();
         if let Some(issuer) = &issuer {

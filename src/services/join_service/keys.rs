@@ -194,9 +194,10 @@ fn endpoint(text: &str) -> Result<String, Failure> {
         return Ok(SocketAddr::from((address, port)).to_string());
     }
     let is_of_host = |c: char| c.is_ascii_alphanumeric() || ['-', '.', '_'].contains(&c);
-    match !host.is_empty() && host.chars().all(is_of_host) {
-        true => Ok(text.to_owned()),
-        false => Err(refused()),
+    if !host.is_empty() && host.chars().all(is_of_host) {
+        Ok(text.to_owned())
+    } else {
+        Err(refused())
     }
 }
 
@@ -296,9 +297,10 @@ impl TokenSender {
                         }
                     }
                 }
-                let interval = match client.has_answered.load(Ordering::Relaxed) {
-                    true => TOKEN_INTERVAL,
-                    false => TOKEN_RETRY,
+                let interval = if client.has_answered.load(Ordering::Relaxed) {
+                    TOKEN_INTERVAL
+                } else {
+                    TOKEN_RETRY
                 };
                 if stopped.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
                     return;

@@ -445,11 +445,12 @@ fn open_records((dir, enrolling): &(PathBuf, Migration)) -> Result<FileRecords, 
     let files =
         FileRecords::open(dir, *enrolling).map_err(|error| Error::Records(dir.clone(), error))?;
     let place = dir.display();
-    match enrolling.is_on(SystemTime::now()) {
-        true => log::warn!(
+    if enrolling.is_on(SystemTime::now()) {
+        log::warn!(
             "disks without a record in {place} are recorded for the machine that asks first, through {enrolling} (--enroll-until)"
-        ),
-        false => log::info!("only disks with a record in {place} are opened"),
+        )
+    } else {
+        log::info!("only disks with a record in {place} are opened")
     }
     Ok(files)
 }

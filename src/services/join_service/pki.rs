@@ -96,12 +96,13 @@ impl Pki {
         let read = fs::read(&path).map_err(|error| {
             TicketRefusal::internal("pki", format!("{}: {error}", path.display()))
         })?;
-        match read.is_empty() {
-            false => Ok(Zeroizing::new(read)),
-            true => Err(TicketRefusal::internal(
+        if !read.is_empty() {
+            Ok(Zeroizing::new(read))
+        } else {
+            Err(TicketRefusal::internal(
                 "pki",
                 format!("{}: the file is empty", path.display()),
-            )),
+            ))
         }
     }
 }

@@ -103,9 +103,10 @@ impl TicketRefusal {
 /// The sentence for the caller, and the details for the log.
 impl fmt::Display for TicketRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.details.is_empty() {
-            true => f.write_str(&self.message),
-            false => write!(f, "{} ({})", self.message, self.details),
+        if self.details.is_empty() {
+            f.write_str(&self.message)
+        } else {
+            write!(f, "{} ({})", self.message, self.details)
         }
     }
 }
@@ -115,14 +116,12 @@ impl std::error::Error for TicketRefusal {}
 /// A call of the Kubernetes API failed.
 impl From<client::Error> for TicketRefusal {
     fn from(error: client::Error) -> TicketRefusal {
-        match error.is_temporary() || matches!(error, client::Error::Stopped) || error.is_conflict()
-        {
-            true => {
-                let message = "the Kubernetes API does not answer at the moment: try again";
-                TicketRefusal::temporary("api", message, Duration::from_secs(3))
-                    .with_details(error.to_string())
-            }
-            false => TicketRefusal::internal("api-refused", error.to_string()),
+        if error.is_temporary() || matches!(error, client::Error::Stopped) || error.is_conflict() {
+            let message = "the Kubernetes API does not answer at the moment: try again";
+            TicketRefusal::temporary("api", message, Duration::from_secs(3))
+                .with_details(error.to_string())
+        } else {
+            TicketRefusal::internal("api-refused", error.to_string())
         }
     }
 }

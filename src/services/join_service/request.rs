@@ -95,9 +95,10 @@ impl JoinRequest {
     /// Returns the hash of the key of the kubelet's first client certificate; empty if the machine, of an earlier version, has not said which
     /// key that is.
     pub fn client_key(&self) -> String {
-        match self.has_client_key {
-            true => self.certificate.key_hash(),
-            false => String::new(),
+        if self.has_client_key {
+            self.certificate.key_hash()
+        } else {
+            String::new()
         }
     }
 

@@ -110,9 +110,10 @@ impl Rush {
         let mut state = lock(&self.0);
         let is_calm = |(at, _)| now.saturating_duration_since(at) > CALM;
         let has_slot = state.taken < SLOTS;
-        let longest = match has_slot && state.refused.is_none_or(is_calm) {
-            true => LONGEST_CALM,
-            false => LONGEST,
+        let longest = if has_slot && state.refused.is_none_or(is_calm) {
+            LONGEST_CALM
+        } else {
+            LONGEST
         };
         let last = state.turned_away.max(state.refused.map(|(_, turn)| turn));
         let turn = state.turn_after(last, now, longest);
@@ -127,9 +128,10 @@ impl Rush {
         if is_ticket {
             state.count(now);
         }
-        match state.queue.is_empty() {
-            true => state.taken -= 1,
-            false => state.queue.remove(0).1.unpark(),
+        if state.queue.is_empty() {
+            state.taken -= 1
+        } else {
+            state.queue.remove(0).1.unpark()
         }
     }
 }

@@ -160,9 +160,10 @@ impl Tickets {
         request: &IssueJoinTicketRequest,
     ) -> Result<IssueJoinTicketResponse, Status> {
         let mut subject = Subject::new("join", call);
-        subject.role = match request.is_control_plane {
-            true => "control-plane",
-            false => "worker",
+        subject.role = if request.is_control_plane {
+            "control-plane"
+        } else {
+            "worker"
         };
         let mut slot = match self.rush.enter() {
             Ok(slot) => slot,
@@ -333,13 +334,14 @@ impl Tickets {
                 "this join service has no access to the Kubernetes API: it issues rejoin tickets only, and no new node can join";
             TicketRefusal::missing("no-cluster", message)
         })?;
-        match access.cluster.is_known_within(STARTUP_WAIT) {
-            true => Ok(access),
-            false => Err(TicketRefusal::temporary(
+        if access.cluster.is_known_within(STARTUP_WAIT) {
+            Ok(access)
+        } else {
+            Err(TicketRefusal::temporary(
                 "api",
                 "the Kubernetes API has not answered since the join service started: try again",
                 Duration::from_secs(3),
-            )),
+            ))
         }
     }
 
@@ -374,13 +376,15 @@ impl Tickets {
             components: cluster.components()?,
             kubeadm: kubeadm(asked, cluster)?,
             ca: self.pki.ca()?,
-            control_plane_files: match asked.control_plane {
-                true => self.pki.control_plane_files()?,
-                false => Vec::new(),
+            control_plane_files: if asked.control_plane {
+                self.pki.control_plane_files()?
+            } else {
+                Vec::new()
             },
-            wrapping_key: match asked.control_plane {
-                true => self.pki.wrapping_key()?,
-                false => None,
+            wrapping_key: if asked.control_plane {
+                self.pki.wrapping_key()?
+            } else {
+                None
             },
             node_files: match &self.node_files {
                 Some(files) => files.read()?,
@@ -469,9 +473,10 @@ fn sign(asked: &JoinRequest, inputs: &Inputs) -> Result<Signed, TicketRefusal> {
     };
     Ok(Signed {
         kubelet: inputs.ca.certify(&asked.certificate)?,
-        kubelet_client: match asked.has_client_key {
-            true => inputs.ca.certify_client(&asked.certificate)?,
-            false => vec![],
+        kubelet_client: if asked.has_client_key {
+            inputs.ca.certify_client(&asked.certificate)?
+        } else {
+            vec![]
         },
         host,
         principals,

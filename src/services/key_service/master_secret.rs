@@ -112,9 +112,10 @@ pub fn read(
     let most = *lengths.end() as u64 + 1;
     let mut bytes = Zeroizing::new(Vec::with_capacity(lengths.end() + 1));
     file.take(most).read_to_end(&mut bytes).map_err(failed)?;
-    match lengths.contains(&bytes.len()) {
-        true => Ok(bytes),
-        false => Err(Error::Size(what, path.into(), bytes.len(), lengths)),
+    if lengths.contains(&bytes.len()) {
+        Ok(bytes)
+    } else {
+        Err(Error::Size(what, path.into(), bytes.len(), lengths))
     }
 }
 

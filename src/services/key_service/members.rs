@@ -110,13 +110,14 @@ fn in_force(variant: &Variant, file: &Loaded) -> Arc<InForce> {
         Ok(policy) => variant.accepts_any_image(&policy),
         Err(error) => Some(error.to_string()),
     };
-    let open = match validator.properties().believes_any_tpm {
-        true => Some(
-            "any TPM is accepted, and so is a program that only simulates one (no attestationKeys or endorsementRoots, and no \
-             platform endorses the keys)"
-                .into(),
-        ),
-        false => image,
+    let open = if validator.properties().believes_any_tpm {
+        Some(
+        "any TPM is accepted, and so is a program that only simulates one (no attestationKeys or endorsementRoots, and no \
+         platform endorses the keys)"
+            .into(),
+    )
+    } else {
+        image
     };
     Arc::new(InForce {
         validator,

@@ -348,9 +348,10 @@ impl KeyService {
         if let Some(health) = serving.health_addr() {
             log::info!("health on {health}");
         }
-        let exposed = match is_plain && !address.ip().is_loopback() {
-            true => ", in plaintext",
-            false => "",
+        let exposed = if is_plain && !address.ip().is_loopback() {
+            ", in plaintext"
+        } else {
+            ""
         };
         Ok(KeyService {
             serving,
@@ -924,15 +925,16 @@ fn data_key(kms: &ClusterKms, id: &str, length: u32) -> Result<Secret, Status> {
                 .public()
                 .blob()
                 .to_vec();
-            match length as usize == blob.len() {
-                true => Ok(Secret::new(blob)),
-                false => Err(Status::new(
+            if length as usize == blob.len() {
+                Ok(Secret::new(blob))
+            } else {
+                Err(Status::new(
                     Code::InvalidArgument,
                     format!(
                         "length: the public key has {} bytes, got {length}",
                         blob.len()
                     ),
-                )),
+                ))
             }
         }
         id => key(id, length as usize),

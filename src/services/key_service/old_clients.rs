@@ -179,9 +179,10 @@ impl OldClients {
             return Err(denied(format!(
                 "{} on the node {node} is no driver of Constellation: expected a pod of a DaemonSet in kube-system with the \
                  account of a driver that the cluster has as a CSIDriver, or with an account that --grant names with volume",
-                match client.pods.is_empty() {
-                    true => "no pod".to_owned(),
-                    false => client.places().join(", "),
+                if client.pods.is_empty() {
+                    "no pod".to_owned()
+                } else {
+                    client.places().join(", ")
                 }
             )));
         };
@@ -359,13 +360,14 @@ fn addresses<'a>(part: &'a Value, kind: &str, field: &str) -> Vec<&'a Value> {
 
 /// Reduces an attachment to its node, its volume and its driver; null if it is not attached.
 fn node_volume_and_driver(attachment: Value) -> Value {
-    match attachment["status"]["attached"] == true {
-        true => json!([
+    if attachment["status"]["attached"] == true {
+        json!([
             attachment["spec"]["nodeName"],
             attachment["spec"]["source"]["persistentVolumeName"],
             attachment["spec"]["attacher"]
-        ]),
-        false => Value::Null,
+        ])
+    } else {
+        Value::Null
     }
 }
 

@@ -145,12 +145,13 @@ impl Volumes {
         let is_attached = spec["nodeName"] == **name
             && attachment["status"]["attached"] == true
             && attachment["metadata"]["deletionTimestamp"].is_null();
-        Ok(match is_attached && volume.is_of(&persistent) {
-            true => Ok(persistent),
-            false => Err(Elsewhere(format!(
+        Ok(if is_attached && volume.is_of(&persistent) {
+            Ok(persistent)
+        } else {
+            Err(Elsewhere(format!(
                 "the volume {:?} of {} is not attached to the node {name}: expected the attached VolumeAttachment {at}",
                 volume.handle, volume.driver
-            ))),
+            )))
         })
     }
 

@@ -372,9 +372,10 @@ impl Registry {
 
 fn sample(out: &mut String, name: &str, labels: &str, value: &dyn std::fmt::Display) {
     // Writing to a `String` never fails.
-    let _ = match labels.is_empty() {
-        true => writeln!(out, "{name} {value}"),
-        false => writeln!(out, "{name}{{{labels}}} {value}"),
+    let _ = if labels.is_empty() {
+        writeln!(out, "{name} {value}")
+    } else {
+        writeln!(out, "{name}{{{labels}}} {value}")
     };
 }
 

@@ -437,13 +437,13 @@ impl Image {
     /// enforced, then the number of other wrong registers.
     fn distance(&self, values: &BTreeMap<u32, Vec<u8>>) -> (usize, usize) {
         self.mismatches(values)
-            .fold(
-                (0, 0),
-                |(enforced, warned), (_, measurement, _)| match measurement.warn_only {
-                    false => (enforced + 1, warned),
-                    true => (enforced, warned + 1),
-                },
-            )
+            .fold((0, 0), |(enforced, warned), (_, measurement, _)| {
+                if measurement.warn_only {
+                    (enforced, warned + 1)
+                } else {
+                    (enforced + 1, warned)
+                }
+            })
     }
 }
 
@@ -768,12 +768,13 @@ impl Policy {
     /// Fails if the policy names roots. For programs that do not verify certificates of endorsement
     /// keys.
     pub fn without_endorsement_roots(self) -> Result<Policy, PolicyError> {
-        match self.roots.is_empty() {
-            true => Ok(self),
-            false => Err(Fault::Root.because(
-                "it has endorsementRoots, but this program does not verify certificates of TPMs: name the accepted keys \
-                 (attestationKeys) instead",
-            )),
+        if self.roots.is_empty() {
+            Ok(self)
+        } else {
+            Err(Fault::Root.because(
+            "it has endorsementRoots, but this program does not verify certificates of TPMs: name the accepted keys \
+             (attestationKeys) instead",
+        ))
         }
     }
 

@@ -117,9 +117,10 @@ impl<'de> DeserializeSeed<'de> for Place<'_> {
             return Err(D::Error::custom(format!("{}: {text}", self.path)));
         }
         let is_empty = value.as_array().is_some_and(Vec::is_empty) && value != *self.words;
-        match value.is_null() || is_empty {
-            true => Err(self.requires_nothing()),
-            false => Ok(()),
+        if value.is_null() || is_empty {
+            Err(self.requires_nothing())
+        } else {
+            Ok(())
         }
     }
 }
@@ -155,9 +156,10 @@ impl<'de> Visitor<'de> for Place<'_> {
                 return Err(A::Error::custom(format!("{shown} appears twice")));
             }
         }
-        match seen.is_empty() && !self.path.is_empty() {
-            true => Err(self.requires_nothing()),
-            false => Ok(()),
+        if seen.is_empty() && !self.path.is_empty() {
+            Err(self.requires_nothing())
+        } else {
+            Ok(())
         }
     }
 

@@ -70,13 +70,14 @@ impl GoogleMachine {
         let body = self.metadata.get(&path, FIELDS, MAX_BODY)?;
         let text = String::from_utf8_lossy(&body);
         let text = text.trim_end();
-        match text.is_empty() || printable(text, MAX_NAME) != text {
-            false => Ok(text.to_owned()),
-            true => Err(IssueError::new(format!(
+        if text.is_empty() || printable(text, MAX_NAME) != text {
+            Err(IssueError::new(format!(
                 "metadata: GET {}: expected a name, got {}",
                 self.metadata.url(&path),
                 quoted(text, 80)
-            ))),
+            )))
+        } else {
+            Ok(text.to_owned())
         }
     }
 }

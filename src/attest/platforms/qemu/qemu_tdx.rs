@@ -134,11 +134,12 @@ pub fn report_data(user_data: &[u8], nonce: &[u8]) -> [u8; 64] {
 
 /// Returns the location of the registers of this machine.
 fn default_location() -> Result<Location, tpm::Error> {
-    match Path::new(guest::MEASUREMENTS).is_dir() {
-        true => Ok(Location::Tdx(guest::MEASUREMENTS.into())),
-        false => Err(tpm::Error::Failed(format!(
+    if Path::new(guest::MEASUREMENTS).is_dir() {
+        Ok(Location::Tdx(guest::MEASUREMENTS.into()))
+    } else {
+        Err(tpm::Error::Failed(format!(
             "this machine is no TDX machine, or its Linux is older than 6.16: {} does not exist",
             guest::MEASUREMENTS
-        ))),
+        )))
     }
 }

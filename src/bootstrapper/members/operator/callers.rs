@@ -128,9 +128,10 @@ impl Callers {
         let _alone = lock(&self.revoking);
         let broken = |error: io::Error| Refused::Broken(error).to_status();
         let mut all = self.revoked().map_err(broken)?;
-        match undo {
-            true => all.remove(fingerprint),
-            false => all.insert(fingerprint.to_owned()),
+        if undo {
+            all.remove(fingerprint)
+        } else {
+            all.insert(fingerprint.to_owned())
         };
         if all.len() > MAX_REVOKED {
             return Err(Status::new(
@@ -155,12 +156,13 @@ impl Callers {
 pub fn check_fingerprint(text: &str) -> Result<(), Status> {
     let is_base64 = |it: u8| it.is_ascii_alphanumeric() || it == b'+' || it == b'/';
     let digest = text.strip_prefix("SHA256:").unwrap_or_default();
-    match digest.len() == 43 && digest.bytes().all(is_base64) {
-        true => Ok(()),
-        false => Err(Status::new(
+    if digest.len() == 43 && digest.bytes().all(is_base64) {
+        Ok(())
+    } else {
+        Err(Status::new(
             Code::InvalidArgument,
             "expected the fingerprint of a key: SHA256: and 43 characters",
-        )),
+        ))
     }
 }
 

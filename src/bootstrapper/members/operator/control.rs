@@ -80,14 +80,15 @@ impl OperatorService {
 
     /// Refuses a control plane: its member of etcd would stay, and expect the data that it had.
     fn check_no_etcd(&self, node: &str) -> Result<(), Status> {
-        match self.machine.file(etcd::MANIFEST).exists() {
-            false => Ok(()),
-            true => Err(Status::new(
+        if self.machine.file(etcd::MANIFEST).exists() {
+            Err(Status::new(
                 Code::FailedPrecondition,
                 format!(
                     "{node} is a control plane: firstlight node remove {node} --may-return, then give the machine a blank disk"
                 ),
-            )),
+            ))
+        } else {
+            Ok(())
         }
     }
 
@@ -95,12 +96,13 @@ impl OperatorService {
     /// addresses move.
     pub(super) fn check_name(&self, meant: &str) -> Result<String, Status> {
         let node = self.own_name()?;
-        match node == meant {
-            true => Ok(node),
-            false => Err(Status::new(
+        if node == meant {
+            Ok(node)
+        } else {
+            Err(Status::new(
                 Code::FailedPrecondition,
                 format!("this is the node {node}, the call is for {meant:?}"),
-            )),
+            ))
         }
     }
 

@@ -228,9 +228,10 @@ impl Sending<'_> {
         if self.call.is_cancelled() || self.stop.is_stopped() {
             return Err(ended());
         }
-        match self.part.is_empty() {
-            true => Ok(()),
-            false => (self.tell)(&std::mem::take(&mut self.part)),
+        if self.part.is_empty() {
+            Ok(())
+        } else {
+            (self.tell)(&std::mem::take(&mut self.part))
         }
     }
 

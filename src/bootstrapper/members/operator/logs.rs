@@ -138,12 +138,13 @@ pub fn check_unit(name: &str) -> Result<(), Status> {
         && !name.starts_with('-')
         && name.contains('.')
         && name.bytes().all(is_allowed);
-    match is_name {
-        true => Ok(()),
-        false => Err(Status::new(
+    if is_name {
+        Ok(())
+    } else {
+        Err(Status::new(
             Code::InvalidArgument,
             "expected the name of a unit of systemd, as kubelet.service",
-        )),
+        ))
     }
 }
 

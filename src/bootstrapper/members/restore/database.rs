@@ -67,9 +67,12 @@ pub fn members(file: impl Read + Seek) -> Result<Vec<Member>, Objection> {
         members.push(member.ok_or_else(|| malformed("a member is not as etcd writes it"))?);
         Ok(())
     });
-    let read = read.and_then(|()| match members.is_empty() {
-        true => Err(malformed("it has no member")),
-        false => Ok(members),
+    let read = read.and_then(|()| {
+        if members.is_empty() {
+            Err(malformed("it has no member"))
+        } else {
+            Ok(members)
+        }
     });
     read.map_err(|error| objection!("{error}"))
 }
@@ -262,9 +265,10 @@ impl<F: Read + Seek> Pages<F> {
         (&mut self.file)
             .take(bytes as u64)
             .read_to_end(&mut content)?;
-        match content.len() == bytes {
-            true => Ok(content),
-            false => Err(malformed("a page is outside")),
+        if content.len() == bytes {
+            Ok(content)
+        } else {
+            Err(malformed("a page is outside"))
         }
     }
 }

@@ -87,9 +87,10 @@ pub fn address(url: &str) -> Result<SocketAddr, Objection> {
 
 /// Returns a name for people.
 pub fn shown(text: &str) -> String {
-    match text.is_empty() {
-        true => "(without a name)".into(),
-        false => printable(text, SHOWN),
+    if text.is_empty() {
+        "(without a name)".into()
+    } else {
+        printable(text, SHOWN)
     }
 }
 

@@ -316,9 +316,12 @@ impl Left {
 
     /// Restores, or undoes. `reached` is called after each step.
     fn with(&self, options: &Options, reached: &dyn Fn(&str)) -> Result<(), Error> {
-        self.restoration(reached, |restore| match options.is_undo {
-            true => restore.undo(options),
-            false => restore.run(options),
+        self.restoration(reached, |restore| {
+            if options.is_undo {
+                restore.undo(options)
+            } else {
+                restore.run(options)
+            }
         })
     }
 

@@ -46,14 +46,15 @@ impl Voucher {
                 let statement = Statement::verified(&content, &key).map_err(|why| {
                     objection!("{}: {why}: take another copy of both files", file.display())
                 })?;
-                return match statement.sha256 == snapshot.hash {
-                    true => Ok(Voucher::Signature(Box::new(statement))),
-                    false => Err(objection!(
+                return if statement.sha256 == snapshot.hash {
+                    Ok(Voucher::Signature(Box::new(statement)))
+                } else {
+                    Err(objection!(
                         "{} is the signature of another snapshot: expected the SHA-256 {}, got {}",
                         file.display(),
                         snapshot.hash,
                         shown(&statement.sha256)
-                    )),
+                    ))
                 };
             }
         };
@@ -95,9 +96,10 @@ impl fmt::Display for Voucher {
                 shown(&it.cluster),
                 shown(&it.etcd),
                 shown(&it.node),
-                match it.machine.is_empty() {
-                    true => "unknown".into(),
-                    false => shown(&it.machine),
+                if it.machine.is_empty() {
+                    "unknown".into()
+                } else {
+                    shown(&it.machine)
                 },
                 shown(&it.saved),
                 it.revision

@@ -105,9 +105,12 @@ fn run_on<D: Writable>(
 }
 
 fn check_room(place: &ImageDisk, release: &Release, for_image: u64) -> Result<(), Error> {
-    let has_room = |what: &'static str, part: &Part, room: u64| match part.size <= room {
-        true => Ok(()),
-        false => Err(Error::Room(what, part.size, room)),
+    let has_room = |what: &'static str, part: &Part, room: u64| {
+        if part.size <= room {
+            Ok(())
+        } else {
+            Err(Error::Room(what, part.size, room))
+        }
     };
     has_room("kernel image", &release.image, for_image)?;
     has_room("root file system", &release.root, size(&place.root)?)?;
@@ -124,12 +127,13 @@ fn check_words(place: &ImageDisk, release: &Release, uki: &[u8]) -> Result<(), E
             release.version
         ))
     })?;
-    match words.root == place.running.root {
-        false => Ok(()),
-        true => Err(Error::Image(format!(
+    if words.root != place.running.root {
+        Ok(())
+    } else {
+        Err(Error::Image(format!(
             "it finds its root file system by the same {} as the running version: build it with another VERSION",
             words.root
-        ))),
+        )))
     }
 }
 

@@ -86,12 +86,13 @@ impl Release {
             root: part("root")?,
             hashes: part("hashes")?,
         };
-        match release.image.size <= MAX_IMAGE {
-            true => Ok(release),
-            false => Err(wrong(&format!(
+        if release.image.size <= MAX_IMAGE {
+            Ok(release)
+        } else {
+            Err(wrong(&format!(
                 "image has {} bytes, at most {MAX_IMAGE} are accepted",
                 release.image.size
-            ))),
+            )))
         }
     }
 }
@@ -125,16 +126,17 @@ impl Part {
             }
         }
         let got = context.finish();
-        match got.as_ref() == self.sha256 {
-            true => Ok(()),
-            false => Err(Error::Content(
+        if got.as_ref() == self.sha256 {
+            Ok(())
+        } else {
+            Err(Error::Content(
                 self.name,
                 format!(
                     "expected the SHA-256 {}, got {}",
                     hex(&self.sha256),
                     hex(got.as_ref())
                 ),
-            )),
+            ))
         }
     }
 

@@ -59,9 +59,10 @@ impl Remote {
             let mut reader = self.open(name)?.take(limit as u64 + 1);
             let read = reader.read_to_end(&mut bytes);
             read.map_err(|error| self.failed(name, error.to_string()))?;
-            match bytes.len() <= limit {
-                true => Ok(bytes),
-                false => Err(self.failed(name, format!("it has more than {limit} bytes"))),
+            if bytes.len() <= limit {
+                Ok(bytes)
+            } else {
+                Err(self.failed(name, format!("it has more than {limit} bytes")))
             }
         };
         // base64 and its lines

@@ -82,9 +82,10 @@ impl Trial<'_> {
         let begun = Instant::now();
         let mut healthy_since = None;
         loop {
-            healthy_since = match is_healthy() {
-                true => healthy_since.or_else(|| Some(Instant::now())),
-                false => None,
+            healthy_since = if is_healthy() {
+                healthy_since.or_else(|| Some(Instant::now()))
+            } else {
+                None
             };
             if healthy_since.is_some_and(|since| since.elapsed() >= self.healthy) {
                 break;

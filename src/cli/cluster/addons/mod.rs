@@ -195,16 +195,13 @@ impl Addons {
             if is_new && before.is_some() {
                 self.save(how)?;
             }
-            let state = match is_new {
-                true => {
-                    let brought = self.bring(addon, how);
-                    brought.or_else(|why| self.undo(addon, before, why, how.progress))?;
-                    "new or changed"
-                }
-                false => {
-                    self.wait(addon, how)?;
-                    "stays as it is"
-                }
+            let state = if is_new {
+                let brought = self.bring(addon, how);
+                brought.or_else(|why| self.undo(addon, before, why, how.progress))?;
+                "new or changed"
+            } else {
+                self.wait(addon, how)?;
+                "stays as it is"
             };
             how.progress.line(format!("add-on {}: {state}", addon.name));
         }

@@ -292,9 +292,10 @@ impl Board {
             let is_over = Instant::now() >= deadline || rows.iter().all(|row| self.is_done(row));
             let err = io::stderr();
             let size = sys::terminal::size(err.as_fd()).unwrap_or(USUAL);
-            let lines = match is_over {
-                true => vec![],
-                false => live(&rows, self.started.elapsed(), size),
+            let lines = if is_over {
+                vec![]
+            } else {
+                live(&rows, self.started.elapsed(), size)
             };
             let mut text = match height {
                 0 => "\r\x1b[J".to_owned(),

@@ -149,14 +149,15 @@ fn check_secret(
     cluster: &[u8; CLUSTER_ID_LEN],
 ) -> Result<(), Error> {
     let made = expected_cluster_id(kms, &state.measurement_salt)?;
-    match made == *cluster {
-        true => Ok(()),
-        false => Err(Error::content(format!(
+    if made == *cluster {
+        Ok(())
+    } else {
+        Err(Error::content(format!(
             "the state file is of the cluster {}, and this master secret makes the cluster {}: one of the two belongs to another \
-             cluster. Nothing was sent",
+         cluster. Nothing was sent",
             hex(cluster),
             hex(&made)
-        ))),
+        )))
     }
 }
 
@@ -468,9 +469,10 @@ impl Fleet<'_> {
             .into_iter()
             .find(|worst| left.iter().any(|row| code(row) == *worst));
         let Some(worst) = worst else {
-            return options.output.say(match options.is_dry_run {
-                true => "Nothing was sent",
-                false => "All nodes are back",
+            return options.output.say(if options.is_dry_run {
+                "Nothing was sent"
+            } else {
+                "All nodes are back"
             });
         };
         let named = left.iter().take(NAMED);
@@ -479,9 +481,10 @@ impl Fleet<'_> {
         if left.len() > NAMED {
             named.push(format!("and {} more", left.len() - NAMED));
         }
-        let what = match options.is_dry_run {
-            true => "would not get the key",
-            false => "are not back",
+        let what = if options.is_dry_run {
+            "would not get the key"
+        } else {
+            "are not back"
         };
         let text = format!(
             "{} of {} nodes {what}: {}",

@@ -111,11 +111,16 @@ pub const COMMAND: Command = Command {
         "firstlight recover --all --policy policy.json --dry-run",
         "firstlight recover --all --policy policy.json --timeout 30m",
     ],
-    run: |given| match given.has("all") {
-        true => fleet::run(&fleet_options(given)?),
-        false => one::run(&options(given)?),
-    },
+    run,
 };
+
+fn run(given: &Given) -> Result<(), Error> {
+    if given.has("all") {
+        fleet::run(&fleet_options(given)?)
+    } else {
+        one::run(&options(given)?)
+    }
+}
 
 fn options(given: &Given) -> Result<one::Options, Error> {
     if let Some(name) = OF_ALL.into_iter().find(|name| given.has(name)) {
@@ -156,9 +161,10 @@ fn fleet_options(given: &Given) -> Result<fleet::Options, Error> {
         )));
     }
     Ok(fleet::Options {
-        nodes: match given.has("nodes") {
-            true => Some(given.text("nodes")?),
-            false => None,
+        nodes: if given.has("nodes") {
+            Some(given.text("nodes")?)
+        } else {
+            None
         },
         policy: given.path("policy"),
         variant: variant_of(given)?,

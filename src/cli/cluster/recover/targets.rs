@@ -61,9 +61,10 @@ pub fn named(text: &str, state: &State) -> Result<(Vec<Target>, Vec<Network>), E
     }
     let (mut targets, mut networks) = (vec![], vec![]);
     for word in text.split(',').map(str::trim).filter(|it| !it.is_empty()) {
-        match word.contains('/') {
-            true => networks.push(Network::parse(word)?),
-            false => targets.push(at(Endpoint::parse(word, recoverproto::PORT)?, state)),
+        if word.contains('/') {
+            networks.push(Network::parse(word)?)
+        } else {
+            targets.push(at(Endpoint::parse(word, recoverproto::PORT)?, state))
         }
     }
     Ok((targets, networks))

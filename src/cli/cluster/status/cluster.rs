@@ -85,10 +85,7 @@ fn result(nodes: &[NodeView]) -> Result<(), Error> {
 fn text(nodes: &[NodeView]) -> String {
     let heads = ["NODE", "ADDRESS", "ROLE", "KUBERNETES", "STATE"].map(str::to_owned);
     let rows = nodes.iter().map(|NodeView { listed, report, .. }| {
-        let ready = match listed.is_ready {
-            true => "Ready",
-            false => "NotReady",
-        };
+        let ready = if listed.is_ready { "Ready" } else { "NotReady" };
         [
             printable(&listed.name),
             printable(&listed.address),

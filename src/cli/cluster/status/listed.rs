@@ -71,9 +71,10 @@ pub fn set_roles(nodes: &mut [Listed], records: &[MachineRecord]) {
     let is_recorded = records.iter().any(|it| it.control_plane);
     for node in nodes {
         let mut own = records.iter().filter(|it| it.node == node.name);
-        node.is_control_plane = match is_recorded {
-            true => own.any(|it| it.control_plane),
-            false => node.is_labelled,
+        node.is_control_plane = if is_recorded {
+            own.any(|it| it.control_plane)
+        } else {
+            node.is_labelled
         };
     }
 }
@@ -131,9 +132,10 @@ impl Listed {
 
     /// Returns the role as text.
     pub fn role(&self) -> &'static str {
-        match self.is_control_plane {
-            true => "control-plane",
-            false => "worker",
+        if self.is_control_plane {
+            "control-plane"
+        } else {
+            "worker"
         }
     }
 }

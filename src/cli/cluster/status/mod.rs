@@ -117,9 +117,10 @@ fn options(given: &Given) -> Result<Options, Error> {
         policy: given.path("policy"),
         keys: keys_of(given)?,
         state: given.path("state"),
-        cluster_id: match given.has("cluster-id") {
-            true => Some(given.parsed("cluster-id", cluster_id)?),
-            false => None,
+        cluster_id: if given.has("cluster-id") {
+            Some(given.parsed("cluster-id", cluster_id)?)
+        } else {
+            None
         },
         timeline: given.has("timeline"),
         svg: given.has("svg").then(|| given.path("svg")),

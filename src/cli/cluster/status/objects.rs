@@ -316,16 +316,13 @@ impl Objects {
 
     /// Takes who else may have connections to nodes, and the policies that limit this.
     fn take_outside(&mut self, list: &mut Lister<'_>) {
-        let services =
-            list(
-                List::Services,
-                SERVICES.all(),
-                Selector::default(),
-                |it| match Claim::read(&it).is_some() || is_join_service(&it) {
-                    true => it,
-                    false => Value::Null,
-                },
-            );
+        let services = list(List::Services, SERVICES.all(), Selector::default(), |it| {
+            if Claim::read(&it).is_some() || is_join_service(&it) {
+                it
+            } else {
+                Value::Null
+            }
+        });
         self.claims = services.iter().filter_map(Claim::read).collect();
         let join_service = services.iter().find(|service| is_join_service(service));
         self.join_port = join_service.and_then(|it| it["spec"]["ports"][0]["nodePort"].as_u64());

@@ -62,13 +62,14 @@ impl Server {
         let builder = ServerConfig::builder_with_provider(tls::provider())
             .with_safe_default_protocol_versions()
             .unwrap();
-        let builder = match wants_client {
-            true => builder.with_client_cert_verifier(
+        let builder = if wants_client {
+            builder.with_client_cert_verifier(
                 WebPkiClientVerifier::builder_with_provider(Arc::new(roots), tls::provider())
                     .build()
                     .unwrap(),
-            ),
-            false => builder.with_no_client_auth(),
+            )
+        } else {
+            builder.with_no_client_auth()
         };
         let key = key.serialize_der().try_into().unwrap();
         let certificate = certificate.unwrap().der().clone();

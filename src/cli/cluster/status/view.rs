@@ -290,9 +290,10 @@ fn unlisted(error: &client::Error) -> Error {
          firstlight status HOST"
     );
     // a server that cannot answer now is no better than one that cannot be reached
-    match error.code().is_some() && !error.is_temporary() {
-        true => Error::Refused(text),
-        false => Error::Unreachable(text),
+    if error.code().is_some() && !error.is_temporary() {
+        Error::Refused(text)
+    } else {
+        Error::Unreachable(text)
     }
 }
 

@@ -46,9 +46,10 @@ pub fn waiting(view: &View, now: SystemTime) -> Vec<Waiting> {
             Fate::Unsigned => "its signature",
             _ => continue,
         };
-        let kind = match request.is_serving {
-            true => "serving",
-            false => "client",
+        let kind = if request.is_serving {
+            "serving"
+        } else {
+            "client"
         };
         let user = &request.user;
         let since = since(request.made);

@@ -97,9 +97,10 @@ fn options(given: &Given) -> Result<Options, Error> {
         },
         variant: variant_of(given)?,
         keys: keys_of(given)?,
-        cluster_id: match given.has("cluster-id") {
-            true => Some(given.parsed("cluster-id", cluster_id)?),
-            false => None,
+        cluster_id: if given.has("cluster-id") {
+            Some(given.parsed("cluster-id", cluster_id)?)
+        } else {
+            None
         },
         output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,

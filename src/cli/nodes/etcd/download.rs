@@ -77,13 +77,14 @@ fn copy(
     }
     let has_challenge = seen.challenge.is_found;
     let snapshot = seen.finish()?;
-    match has_challenge {
-        true => Ok(snapshot),
-        false => Err(Error::Refused(format!(
+    if has_challenge {
+        Ok(snapshot)
+    } else {
+        Err(Error::Refused(format!(
             "what arrived is not of etcd of this cluster: it does not have the challenge that this command has just written into the \
-             annotations of its Job; nothing was kept. Something else than etcd on {} has answered, or the API server encrypts Jobs",
+         annotations of its Job; nothing was kept. Something else than etcd on {} has answered, or the API server encrypts Jobs",
             expected.node
-        ))),
+        )))
     }
 }
 
@@ -174,16 +175,17 @@ impl Seen {
             )));
         }
         let hash = self.hash.finish();
-        match hash.as_ref() == &**self.tail {
-            true => Ok(Snapshot {
+        if hash.as_ref() == &**self.tail {
+            Ok(Snapshot {
                 length: self.length,
                 hash: hex(hash.as_ref()),
-            }),
-            false => Err(Error::Refused(format!(
+            })
+        } else {
+            Err(Error::Refused(format!(
                 "the snapshot was changed on its way: its SHA-256 is {}, and etcd wrote {}; nothing was kept. Run the command again",
                 hex(hash.as_ref()),
                 hex(&self.tail)
-            ))),
+            )))
         }
     }
 }

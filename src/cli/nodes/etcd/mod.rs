@@ -149,9 +149,10 @@ fn of_restore(given: &Given) -> Result<restore::Options, Error> {
         node: (name.into(), at.into()),
         is_dry_run: given.has("dry-run"),
         is_agreed: given.has("yes"),
-        unsigned: match given.has("unsigned") {
-            true => given.text("unsigned")?,
-            false => String::new(),
+        unsigned: if given.has("unsigned") {
+            given.text("unsigned")?
+        } else {
+            String::new()
         },
     })
 }

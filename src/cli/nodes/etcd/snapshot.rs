@@ -184,24 +184,25 @@ fn readers(client: &Client, node: &str) -> Result<Vec<String>, Error> {
 
 fn plan(options: &Options, node: &str, readers: &[String]) -> String {
     let file = &options.file;
-    let who = match readers.is_empty() {
-        true => "no pod there mounts this folder or is privileged".to_owned(),
-        false => format!(
+    let who = if readers.is_empty() {
+        "no pod there mounts this folder or is privileged".to_owned()
+    } else {
+        format!(
             "these pods can read it, because they mount this folder or are privileged: {}",
             printable(&readers.join(", "))
-        ),
+        )
     };
     format!(
         "etcd on {node} saves a snapshot, which comes here as {}. For about a minute it is also in {LOGS} of {node}: {who}. It contains every \
          Secret of the cluster in plaintext. {}",
         file.display(),
-        match options.secret.is_some() {
-            true => format!(
+        if options.secret.is_some() {
+            format!(
                 "It is signed with the master secret, in {}",
                 file_of(file).display()
-            ),
-            false =>
-                "It is not signed, because no master secret was given (--master-secret)".to_owned(),
+            )
+        } else {
+            "It is not signed, because no master secret was given (--master-secret)".to_owned()
         }
     )
 }
@@ -403,14 +404,15 @@ impl State {
             .map(String::as_str)
             .collect::<Vec<_>>()
             .join(", ");
-        match self.leader == 0 || errors.contains("CORRUPT") {
-            false => Ok(()),
-            true => Err(Error::Refused(format!(
+        if self.leader == 0 || errors.contains("CORRUPT") {
+            Err(Error::Refused(format!(
                 "etcd on {node} is not healthy, so it may have old or damaged data (leader {:x}, errors: {}): nothing was saved. See \
-                 docs/day-two/etcd.md",
+             docs/day-two/etcd.md",
                 self.leader,
                 printable(&errors)
-            ))),
+            )))
+        } else {
+            Ok(())
         }
     }
 }

@@ -228,16 +228,19 @@ fn run(options: &Options) -> Result<(), Error> {
     if options.readmits {
         return readmit(&client, options);
     }
-    let lock = match options.is_dry_run {
-        true => None,
-        false => Some(Lock::take(&client, "node remove", &progress)?),
+    let lock = if options.is_dry_run {
+        None
+    } else {
+        Some(Lock::take(&client, "node remove", &progress)?)
     };
     let plan = RemovalPlan::read(&client, &progress, &options.names, options.permitted)?;
     options.output.say(plan.text(options.drains).trim_end())?;
-    options.output.say(match options.may_return {
-        true => "afterwards the machines may join again, and others under their names",
-        false => "afterwards neither the machines nor others under their names may join, until firstlight node readmit NAME",
-    })?;
+    let afterwards = if options.may_return {
+        "afterwards the machines may join again, and others under their names"
+    } else {
+        "afterwards neither the machines nor others under their names may join, until firstlight node readmit NAME"
+    };
+    options.output.say(afterwards)?;
     if options.is_dry_run {
         options.output.json(&json(&plan, false))?;
     }
@@ -298,12 +301,12 @@ fn readmit(client: &Client, options: &Options) -> Result<(), Error> {
     options
         .output
         .json(&json!({"readmitted": !options.is_dry_run, "nodes": options.names}))?;
-    options.output.say(match options.is_dry_run {
-        true => "nothing was changed".into(),
-        false => format!(
-            "readmitted: {names}. The certificates of their old kubelets, valid for a year at most, are good for these names again"
-        ),
-    })
+    if options.is_dry_run {
+        return options.output.say("nothing was changed");
+    }
+    options.output.say(format!(
+        "readmitted: {names}. The certificates of their old kubelets, valid for a year at most, are good for these names again"
+    ))
 }
 
 fn json(plan: &RemovalPlan, is_removed: bool) -> Value {

@@ -308,12 +308,13 @@ impl<'a> RemovalPlan<'a> {
         let missing: Vec<_> = (planes.proven.iter().map(|it| it.name.as_str()))
             .filter(|name| !is_leaving(name) && !is_member(name))
             .collect();
-        match missing.is_empty() {
-            true => Ok(()),
-            false => Err(Error::Refused(format!(
+        if missing.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::Refused(format!(
                 "etcd has no member of {}, which is a control plane by its record: wait until it has joined, or remove it, too",
                 printable(&missing.join(", "))
-            ))),
+            )))
         }
     }
 
@@ -409,9 +410,10 @@ impl<'a> RemovalPlan<'a> {
     }
 
     fn describe(&self, out: &mut String, leaving: &Leaving, drains: bool) {
-        let role = match leaving.is_control_plane() {
-            true => "control plane",
-            false => "worker",
+        let role = if leaving.is_control_plane() {
+            "control plane"
+        } else {
+            "worker"
         };
         let addresses = leaving.addresses().join(", ");
         // writing to a string does not fail
@@ -437,11 +439,12 @@ impl<'a> RemovalPlan<'a> {
         if leaving.node.is_some() {
             let pods = &leaving.pods;
             let (moved, rest) = (pods.evicted.len() + pods.refused.len(), pods.staying);
-            let text = match drains && leaving.drains() {
-                true => format!(
+            let text = if drains && leaving.drains() {
+                format!(
                     "{moved} are evicted; {rest} end with the machine (DaemonSets, static pods)"
-                ),
-                false => format!("{} end with the machine", moved + rest),
+                )
+            } else {
+                format!("{} end with the machine", moved + rest)
             };
             row("pods", text);
         }
@@ -535,7 +538,7 @@ impl<'a> RemovalPlan<'a> {
             let records = it.record.iter().chain(&it.disks);
             json!({
                 "name": it.name,
-                "role": match it.is_control_plane() { true => "control-plane", false => "worker" },
+                "role": if it.is_control_plane() { "control-plane" } else { "worker" },
                 "addresses": it.addresses(),
                 "node": it.node.is_some(),
                 "runs": it.runs(),

@@ -145,9 +145,10 @@ fn delete(client: &Client, progress: &Progress, leaving: &Leaving) -> Result<(),
         }
     }
     if leaving.record.is_some() {
-        let what = match delete_record(client, name)? {
-            true => "its disk closed",
-            false => "its disk stays open to another machine",
+        let what = if delete_record(client, name)? {
+            "its disk closed"
+        } else {
+            "its disk stays open to another machine"
         };
         progress.line(format!("{name}: its record is deleted, and {what}"));
     }

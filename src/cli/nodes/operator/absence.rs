@@ -149,9 +149,10 @@ impl<'a> Absence<'a> {
         }
         let downtime = downtime(cluster.members);
         self.output.say(format_args!("{name}: {downtime}"))?;
-        match self.is_agreed {
-            true => Ok(()),
-            false => consent::ask(&format!("Stop {name} all the same?"), "firstlight status"),
+        if self.is_agreed {
+            Ok(())
+        } else {
+            consent::ask(&format!("Stop {name} all the same?"), "firstlight status")
         }
     }
 
@@ -176,9 +177,10 @@ impl<'a> Absence<'a> {
             drain::uncordon(&self.client, name)?;
         }
         drop(progress);
-        self.output.say(match moved.was_cordoned {
-            true => format!("{name}: is back, and cordoned as before"),
-            false => format!("{name}: is back, and takes pods"),
+        self.output.say(if moved.was_cordoned {
+            format!("{name}: is back, and cordoned as before")
+        } else {
+            format!("{name}: is back, and takes pods")
         })
     }
 

@@ -64,9 +64,10 @@ pub fn run(word: &str, given: &Given) -> Result<(), Error> {
         consent::ask(&question, "firstlight status")?;
     }
     let leaves = matches!(action, Action::Reboot | Action::PowerOff);
-    let absence = match leaves && !given.has("skip-drain") {
-        true => Absence::of(given, &output)?,
-        false => None,
+    let absence = if leaves && !given.has("skip-drain") {
+        Absence::of(given, &output)?
+    } else {
+        None
     };
     let mut done = vec![];
     for given in &nodes {
@@ -125,11 +126,12 @@ fn ask(
 fn nodes(given: &Given, word: &str) -> Result<Vec<String>, Error> {
     let nodes = given.further().iter().cloned().map(program::text);
     let nodes: Vec<String> = nodes.collect::<Result<_, _>>()?;
-    match nodes.is_empty() {
-        true => Err(Error::Usage(format!(
+    if nodes.is_empty() {
+        Err(Error::Usage(format!(
             "expected firstlight node {word} NODE.."
-        ))),
-        false => Ok(nodes),
+        )))
+    } else {
+        Ok(nodes)
     }
 }
 

@@ -100,9 +100,10 @@ fn run(given: &Given) -> Result<(), Error> {
             file.display()
         )));
     }
-    let nodes = match given.has_operand() {
-        true => vec![given.operand()?],
-        false => operator.control_planes(),
+    let nodes = if given.has_operand() {
+        vec![given.operand()?]
+    } else {
+        operator.control_planes()
     };
     if nodes.is_empty() {
         return Err(Error::Usage(
@@ -112,9 +113,10 @@ fn run(given: &Given) -> Result<(), Error> {
     let hours: u32 = given.parsed("hours", str::parse)?;
     let groups = given.texts("group")?;
     let user = given.text("for")?;
-    let groups = match groups.is_empty() {
-        true => vec![ADMINISTRATORS.into()],
-        false => groups,
+    let groups = if groups.is_empty() {
+        vec![ADMINISTRATORS.into()]
+    } else {
+        groups
     };
     Subject::new(&user, &groups).map_err(|error| Error::Usage(error.to_string()))?;
     let request = KubeconfigRequest {
@@ -128,18 +130,20 @@ fn run(given: &Given) -> Result<(), Error> {
     let entry = format!("{cluster}-{user}");
     let built = rebuild(&made.kubeconfig, &cluster, &entry)
         .map_err(|error| Error::Refused(format!("the node's kubeconfig: {error}")))?;
-    match given.has("overwrite") {
-        true => files::replace_private(&file, built.expose())?,
-        false => files::create_private(&file, built.expose())?,
+    if given.has("overwrite") {
+        files::replace_private(&file, built.expose())?
+    } else {
+        files::create_private(&file, built.expose())?
     }
     output.say(format_args!(
         "A kubeconfig of {user} in {}, valid for {hours} hours, is in {}",
         request.groups.join(", "),
         file.display()
     ))?;
-    let context = match given.has("merge") {
-        true => Some(merge(&built)?),
-        false => None,
+    let context = if given.has("merge") {
+        Some(merge(&built)?)
+    } else {
+        None
     };
     if let Some(context) = &context {
         output.say(format_args!("kubectl uses its context {context}"))?;

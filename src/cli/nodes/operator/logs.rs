@@ -134,36 +134,40 @@ fn request(given: &Given) -> Result<LogsRequest, Error> {
             "--kernel and --unit: give one of the two".into(),
         ));
     }
-    let since = match given.has("since") {
-        true => SystemTime::now()
+    let since = if given.has("since") {
+        SystemTime::now()
             .checked_sub(given.parsed::<Duration, _>("since", time)?)
             .and_then(|at| at.duration_since(UNIX_EPOCH).ok())
             .unwrap_or_default()
-            .as_secs(),
-        false => 0,
+            .as_secs()
+    } else {
+        0
     };
     Ok(LogsRequest {
         caller: None,
         log: log.into(),
-        unit: match given.has("unit") {
-            true => unit(&given.text("unit")?),
-            false => String::new(),
+        unit: if given.has("unit") {
+            unit(&given.text("unit")?)
+        } else {
+            String::new()
         },
         boot: given.parsed("boot", |text| text.parse::<i32>())?,
         follow: given.has("follow"),
         since,
-        lines: match given.has("lines") {
-            true => given.parsed("lines", |text| text.parse::<u32>())?,
-            false => 0,
+        lines: if given.has("lines") {
+            given.parsed("lines", |text| text.parse::<u32>())?
+        } else {
+            0
         },
     })
 }
 
 /// Returns the name of a unit; without an ending it is a service.
 pub fn unit(text: &str) -> String {
-    match text.contains('.') {
-        true => text.into(),
-        false => format!("{text}.service"),
+    if text.contains('.') {
+        text.into()
+    } else {
+        format!("{text}.service")
     }
 }
 

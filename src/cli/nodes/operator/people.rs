@@ -136,9 +136,10 @@ fn certify(given: &Given, path: &Path) -> Result<(), Error> {
 }
 
 fn revoke(given: &Given, key: &str, nodes: &[String], undo: bool) -> Result<(), Error> {
-    let fingerprint = match key.starts_with("SHA256:") {
-        true => key.to_owned(),
-        false => read_key(Path::new(key))?.fingerprint(),
+    let fingerprint = if key.starts_with("SHA256:") {
+        key.to_owned()
+    } else {
+        read_key(Path::new(key))?.fingerprint()
     };
     let (operator, output) = (Operator::of(given)?, Output::of(given)?);
     let nodes = match nodes {
@@ -174,13 +175,14 @@ fn revoke(given: &Given, key: &str, nodes: &[String], undo: bool) -> Result<(), 
         }
     }
     output.json(&json!({"fingerprint": fingerprint, "nodes": done, "failed": failed}))?;
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(Error::failed(format!(
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::failed(format!(
             "{} of {} nodes did not answer; they do not know it:\n{}",
             failed.len(),
             nodes.len(),
             failed.join("\n")
-        ))),
+        )))
     }
 }

@@ -199,14 +199,15 @@ fn validator(given: &Given, state: Option<&State>) -> Result<Arc<dyn Validator>,
         .into_iter()
         .flat_map(|state| state.attestation_keys.iter().copied());
     let policy = read_policy_with(&given.path("policy"), &keys_of(given)?, known)?;
-    let id: [u8; CLUSTER_ID_LEN] = match given.has("cluster-id") {
-        true => given.parsed("cluster-id", cluster_id)?,
-        false => state.and_then(|state| state.cluster_id).ok_or_else(|| {
+    let id: [u8; CLUSTER_ID_LEN] = if given.has("cluster-id") {
+        given.parsed("cluster-id", cluster_id)?
+    } else {
+        state.and_then(|state| state.cluster_id).ok_or_else(|| {
             Error::Usage(
                 "the cluster's ID is unknown: give --cluster-id, or a --state file that has it"
                     .into(),
             )
-        })?,
+        })?
     };
     let policy = policy.expecting_cluster(&id);
     endorsement::validator(variant_of(given)?, policy, &sources()).map_err(Error::failed)

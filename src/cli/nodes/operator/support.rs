@@ -132,9 +132,10 @@ fn run(given: &Given) -> Result<(), Error> {
         nodes.len(),
         file.display()
     ))?;
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(Error::Unreachable(failed.join("\n"))),
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Unreachable(failed.join("\n")))
     }
 }
 

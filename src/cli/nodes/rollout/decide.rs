@@ -203,9 +203,10 @@ pub fn next(record: &RolloutRecord, cluster: &Cluster) -> Next {
             }
             let is_there = |id: &&String| cluster.accepted.contains(id);
             let old: Vec<_> = old.iter().filter(is_there).cloned().collect();
-            match old.is_empty() {
-                true => Next::Done,
-                false => Next::Retire(old),
+            if old.is_empty() {
+                Next::Done
+            } else {
+                Next::Retire(old)
             }
         }
         (None, Goal::Kubernetes { .. }) => Next::Done,

@@ -193,12 +193,13 @@ impl Operation<'_> {
         output.json(&report::json(&record, &cluster, &pods, &names, &blocks))?;
         let command = &self.options.replace_command;
         output.say(report::plan(&record, command, &cluster, &pods, &names, &blocks).trim_end())?;
-        match blocks.is_empty() {
-            true => output.say("Nothing blocks it. Nothing was changed."),
-            false => Err(Error::failed(format!(
+        if blocks.is_empty() {
+            output.say("Nothing blocks it. Nothing was changed.")
+        } else {
+            Err(Error::failed(format!(
                 "{}. Nothing was changed",
                 blocks.join("; ")
-            ))),
+            )))
         }
     }
 
@@ -311,9 +312,10 @@ impl Operation<'_> {
             record.save(self.client)?;
         }
         drop(progress);
-        self.options.output.say(match is_driven {
-            true => "it stops when the present node is done: see `firstlight rollout status`",
-            false => "nobody drives it: it stays as it is until `firstlight rollout continue`",
+        self.options.output.say(if is_driven {
+            "it stops when the present node is done: see `firstlight rollout status`"
+        } else {
+            "nobody drives it: it stays as it is until `firstlight rollout continue`"
         })
     }
 
@@ -499,9 +501,10 @@ impl Operation<'_> {
 
     /// Asks the operator, unless the command line has the answer.
     fn ask(&self, question: &str) -> Result<(), Error> {
-        match self.options.is_agreed {
-            true => Ok(()),
-            false => consent::ask(question, "`firstlight rollout plan` or `status`"),
+        if self.options.is_agreed {
+            Ok(())
+        } else {
+            consent::ask(question, "`firstlight rollout plan` or `status`")
         }
     }
 
@@ -519,11 +522,12 @@ impl Operation<'_> {
 
 /// Refuses another rollout than the one that the operator has seen.
 fn shown_before(shown: &RolloutRecord, now: RolloutRecord) -> Result<RolloutRecord, Error> {
-    match shown.is_same(&now) {
-        true => Ok(now),
-        false => Err(Error::Refused(
+    if shown.is_same(&now) {
+        Ok(now)
+    } else {
+        Err(Error::Refused(
             "another operator has begun another rollout meanwhile: run the command again".into(),
-        )),
+        ))
     }
 }
 
@@ -542,14 +546,13 @@ fn refuse_second(earlier: Option<&RolloutRecord>) -> Result<(), Error> {
 fn image_goal(client: &Client, path: &Path) -> Result<Goal, Error> {
     let wrong =
         |error: &dyn std::fmt::Display| Error::content(format!("{}: {error}", path.display()));
-    let text = match path.as_os_str() == "-" {
-        true => {
-            let mut text = String::new();
-            io::Read::read_to_string(&mut io::stdin(), &mut text)
-                .map_err(|error| Error::failed(format!("standard input: {error}")))?;
-            text
-        }
-        false => String::from_utf8_lossy(&files::read(path)?).into_owned(),
+    let text = if path.as_os_str() == "-" {
+        let mut text = String::new();
+        io::Read::read_to_string(&mut io::stdin(), &mut text)
+            .map_err(|error| Error::failed(format!("standard input: {error}")))?;
+        text
+    } else {
+        String::from_utf8_lossy(&files::read(path)?).into_owned()
     };
     let new = Policy::from_json(&text).map_err(|error| wrong(&error))?;
     let present = services::present_policy(client)?.unwrap_or_default();

@@ -135,9 +135,10 @@ pub fn options(given: &Given) -> Result<Options, Error> {
                 .into(),
         ));
     }
-    let way = match is_replaced {
-        true => Way::Replaced,
-        false => Way::InPlace(words("node-command")?),
+    let way = if is_replaced {
+        Way::Replaced
+    } else {
+        Way::InPlace(words("node-command")?)
     };
     if let Way::InPlace(words) = &way
         && words.first().is_none_or(|word| !word.starts_with('/'))

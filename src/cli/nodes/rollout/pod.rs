@@ -320,9 +320,10 @@ fn not_begun(pod: &Value) -> String {
 
 /// Waits for a moment. Fails when the command is stopped.
 pub fn pause(client: &Client) -> Result<(), Error> {
-    match client.stopped_within(PAUSE) {
-        false => Ok(()),
-        true => Err(client::Error::Stopped.into()),
+    if client.stopped_within(PAUSE) {
+        Err(client::Error::Stopped.into())
+    } else {
+        Ok(())
     }
 }
 

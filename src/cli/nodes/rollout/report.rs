@@ -107,9 +107,10 @@ pub fn plan(
 }
 
 fn role(node: &Seen) -> &'static str {
-    match node.is_control_plane {
-        true => "control-plane",
-        false => "worker",
+    if node.is_control_plane {
+        "control-plane"
+    } else {
+        "worker"
     }
 }
 

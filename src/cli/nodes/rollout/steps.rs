@@ -216,9 +216,10 @@ impl Rollout<'_> {
             Next::Proved(renewed) => {
                 if let Some(node) = &mut record.node {
                     // any later sign of life differs from this one
-                    node.renewed = match renewed.is_empty() {
-                        true => "none".into(),
-                        false => renewed,
+                    node.renewed = if renewed.is_empty() {
+                        "none".into()
+                    } else {
+                        renewed
                     };
                     self.progress
                         .line(format!("{}: has proved the new image", node.name));
@@ -298,12 +299,13 @@ impl Rollout<'_> {
         } = Quorum::of(&members);
         let left = Quorum::of(members.iter().filter(is_other)).healthy;
         let stays = matches!(record.goal, Goal::Kubernetes { .. });
-        match left >= needed || stays || record.accepts_downtime {
-            true => Ok(()),
-            false => Err(Error::Refused(format!(
+        if left >= needed || stays || record.accepts_downtime {
+            Ok(())
+        } else {
+            Err(Error::Refused(format!(
                 "{healthy} of {voters} members of etcd answer, and {needed} must: without {name} etcd has no majority. `firstlight \
-                 rollout continue --accept-downtime` does it all the same"
-            ))),
+             rollout continue --accept-downtime` does it all the same"
+            )))
         }
     }
 
@@ -474,9 +476,12 @@ impl Rollout<'_> {
         };
         let told = job.words.iter().skip_while(|word| *word != "--").skip(1);
         let told: Vec<_> = told.map(String::as_str).collect();
-        match job.run(self.client, &mut |is_change| match is_change {
-            true => self.check_driver(record),
-            false => self.tick(record),
+        match job.run(self.client, &mut |is_change| {
+            if is_change {
+                self.check_driver(record)
+            } else {
+                self.tick(record)
+            }
         })? {
             Ended::Done => Ok(()),
             Ended::Failed { why, log } => Err(Error::Refused(format!(
@@ -536,9 +541,12 @@ impl Rollout<'_> {
             return Ok(());
         }
         let job = reboot_job(record, name, tries);
-        let ended = job.run(self.client, &mut |is_change| match is_change {
-            true => self.check_driver(record),
-            false => self.tick(record),
+        let ended = job.run(self.client, &mut |is_change| {
+            if is_change {
+                self.check_driver(record)
+            } else {
+                self.tick(record)
+            }
         });
         job.delete(self.client);
         match ended {
@@ -567,9 +575,12 @@ impl Rollout<'_> {
             limit: self.options.node_limit,
             is_ended: false,
         };
-        let ended = job.run(self.client, &mut |is_change| match is_change {
-            true => self.check_driver(record),
-            false => self.tick(record),
+        let ended = job.run(self.client, &mut |is_change| {
+            if is_change {
+                self.check_driver(record)
+            } else {
+                self.tick(record)
+            }
         })?;
         // the API server of the only control plane has rebooted with it, and could not delete this pod
         reboot_job(record, name, tries).delete(self.client);
@@ -621,9 +632,10 @@ impl Rollout<'_> {
                 let has = |id: &String| images.images().iter().any(|it| **it.id() == **id);
                 Ok::<bool, Error>(ids.iter().all(has))
             };
-            match has_it(present)? {
-                true => Ok(None),
-                false => both_images(present, &policy).map(Some),
+            if has_it(present)? {
+                Ok(None)
+            } else {
+                both_images(present, &policy).map(Some)
             }
         })?;
         self.progress.line("the policy accepts both images");
@@ -675,15 +687,17 @@ impl Rollout<'_> {
                 return Ok(());
             }
             if Instant::now() >= end {
-                return Err(Error::Failed(match ready.is_empty() {
-                    true => "no join service runs in the cluster, so no node could come back from a reboot".into(),
-                    false => format!(
+                return Err(Error::Failed(if ready.is_empty() {
+                    "no join service runs in the cluster, so no node could come back from a reboot"
+                        .into()
+                } else {
+                    format!(
                         "after {} these join services have not said that the policy is in force: {}. See their logs; an older version of \
-                         the services does not say it: upgrade them first with `firstlight apply`. If a log has been rotated since, they \
-                         say it again after `kubectl -n kube-system rollout restart daemonset/join-service`",
+                     the services does not say it: upgrade them first with `firstlight apply`. If a log has been rotated since, they \
+                     say it again after `kubectl -n kube-system rollout restart daemonset/join-service`",
                         human(IN_FORCE),
                         printable(&late.join(", "))
-                    ),
+                    )
                 }));
             }
             self.tick(record)?;

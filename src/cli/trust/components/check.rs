@@ -68,12 +68,13 @@ fn compare(entry: &Wire, path: &Path) -> Result<(), Error> {
         }
     }
     let got = format!("sha256:{}", hex(hash.finish().as_ref()));
-    match got == entry.hash {
-        true => Ok(()),
-        false => Err(fault(&format_args!(
+    if got == entry.hash {
+        Ok(())
+    } else {
+        Err(fault(&format_args!(
             "expected {} for {}, got {got}",
             entry.hash, entry.url
-        ))),
+        )))
     }
 }
 

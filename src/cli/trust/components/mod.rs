@@ -152,9 +152,10 @@ pub fn version(
             .map_err(|error| Error::Usage(error.to_string()))
     };
     let with_v = format!("v{text}");
-    let text = match text.starts_with("1.") {
-        true => &with_v,
-        false => text,
+    let text = if text.starts_with("1.") {
+        &with_v
+    } else {
+        text
     };
     if text.matches('.').count() != 1 {
         return parsed(text);
@@ -169,18 +170,17 @@ pub fn version(
         ),
         None => published::newest(text, servers, limit)?,
     };
-    match newest
+    if newest
         .strip_prefix(text)
         .is_some_and(|it| it.starts_with('.'))
     {
-        true => {
-            Progress::on_stderr().line(format!("{text}: the newest patch is {newest}"));
-            parsed(&newest)
-        }
-        false => Err(Error::content(format!(
+        Progress::on_stderr().line(format!("{text}: the newest patch is {newest}"));
+        parsed(&newest)
+    } else {
+        Err(Error::content(format!(
             "{source}: expected a patch of {text}, got {}",
             quoted(newest, 40)
-        ))),
+        )))
     }
 }
 

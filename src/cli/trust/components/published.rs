@@ -138,12 +138,13 @@ impl Client {
         let text = String::from_utf8_lossy(&body);
         // some files have a name after the hash, as in the output of sha256sum
         let hash = text.split_whitespace().next().unwrap_or_default();
-        match hash.len() == 64 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-            true => Ok(hash.to_owned()),
-            false => Err(Error::failed(format!(
+        if hash.len() == 64 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+            Ok(hash.to_owned())
+        } else {
+            Err(Error::failed(format!(
                 "{url}: expected a SHA-256 of 64 hexadecimal digits, got {:?}",
                 text.chars().take(80).collect::<String>()
-            ))),
+            )))
         }
     }
 

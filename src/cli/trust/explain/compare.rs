@@ -331,9 +331,10 @@ fn finding(
         notes
             .push("the TDX module measured the firmware into it before the machine started".into());
     } else if !is_explained && register.quoted.is_some() && verdict != Verdict::NotInLog {
-        notes.push(match register.events.is_empty() {
-            true => "the log has no event of it".into(),
-            false => "the events below do not give this value".into(),
+        notes.push(if register.events.is_empty() {
+            "the log has no event of it".into()
+        } else {
+            "the events below do not give this value".into()
         });
     }
     Finding {

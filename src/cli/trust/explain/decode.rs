@@ -58,9 +58,10 @@ pub fn describe(event: &Event) -> String {
         _ => None,
     };
     let words = words.unwrap_or_else(|| text(data));
-    match len > data.len() {
-        true => format!("{words} (cut: {} of {len} bytes)", data.len()),
-        false => words,
+    if len > data.len() {
+        format!("{words} (cut: {} of {len} bytes)", data.len())
+    } else {
+        words
     }
 }
 
@@ -163,9 +164,10 @@ fn loader(pcr: u32, data: &[u8], is_name: bool) -> Option<String> {
         found.next().map(str::to_owned)
     };
     if words.starts_with('.') && !words.contains(' ') {
-        return Some(match is_name {
-            true => format!("name of the UKI section {words}"),
-            false => format!("UKI section {words}"),
+        return Some(if is_name {
+            format!("name of the UKI section {words}")
+        } else {
+            format!("UKI section {words}")
         });
     }
     if let Some(line) = after(&["kernel_cmdline: ", "grub_kernel_cmdline "]) {
@@ -256,9 +258,10 @@ fn signatures(data: &[u8]) -> Option<String> {
         let list = reader.take(len.checked_sub(28)?)?;
         let signatures = list.get(header..)?;
         let signatures = signatures.chunks_exact(Some(each).filter(|each| *each > 16)?);
-        match kind == X509 {
-            true => certificates += signatures.len(),
-            false => hashes += signatures.len(),
+        if kind == X509 {
+            certificates += signatures.len()
+        } else {
+            hashes += signatures.len()
         }
         if kind == X509 {
             names.extend(signatures.filter_map(|it| common_name(&it[16..])));

@@ -217,10 +217,7 @@ impl LogAndQuotes {
     /// Returns the quoted values of the SHA-256 bank; those of a TDX machine without a TPM are
     /// SHA-384.
     pub fn quoted(&self) -> Option<&BTreeMap<u32, Vec<u8>>> {
-        let bank = match self.is_tdx {
-            true => SHA384,
-            false => SHA256,
-        };
+        let bank = if self.is_tdx { SHA384 } else { SHA256 };
         self.quoted.get(&bank)
     }
 
@@ -311,18 +308,22 @@ impl Registers {
     /// a quote omits it.
     pub fn take(&mut self, number: u32) -> Register {
         let is_quoted = self.by_number.values().any(|it| it.quoted.is_some());
-        let other = || match is_quoted {
-            true => Register::default(),
-            false => new(number, self.len),
+        let other = || {
+            if is_quoted {
+                Register::default()
+            } else {
+                new(number, self.len)
+            }
         };
         self.by_number.remove(&number).unwrap_or_else(other)
     }
 
     /// Returns the kind of the registers, by which policies number them.
     pub fn kind(&self) -> verifier::Registers {
-        match self.is_tdx {
-            true => verifier::Registers::Rtmrs,
-            false => verifier::Registers::Pcrs,
+        if self.is_tdx {
+            verifier::Registers::Rtmrs
+        } else {
+            verifier::Registers::Pcrs
         }
     }
 

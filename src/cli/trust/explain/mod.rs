@@ -140,14 +140,16 @@ fn options(given: &Given) -> Result<Options, Error> {
         against: path("against"),
         image: image.map(|image| measure_image::of_image(image, uki, profile)),
         policy: path("policy"),
-        cluster_id: match given.has("cluster-id") {
-            true => Some(given.parsed("cluster-id", cluster_id)?),
-            false => None,
+        cluster_id: if given.has("cluster-id") {
+            Some(given.parsed("cluster-id", cluster_id)?)
+        } else {
+            None
         },
         systemd_log: path("systemd-log"),
-        pcrs: match given.has("pcrs") {
-            true => Some(given.parsed("pcrs", pcrs)?),
-            false => None,
+        pcrs: if given.has("pcrs") {
+            Some(given.parsed("pcrs", pcrs)?)
+        } else {
+            None
         },
         variant: variant_of(given)?,
         output: Output::of(given)?,
@@ -224,17 +226,17 @@ pub fn run(options: &Options) -> Result<(), Error> {
         findings.retain(|finding| pcrs.contains(&finding.number));
     }
     let name = &evidence.name;
-    match options.output == Output::Json {
-        true => say_all(&report::json(name, &against, bank, &findings)),
-        false => {
-            let title = match against.is_empty() {
-                true => format!("{name} ({bank})"),
-                false => format!("{name} against {} ({bank})", against.join(" and ")),
-            };
-            let has_colour = has_colour();
-            // colours are control characters; texts from the log no longer contain any
-            print(&report::text(&title, &findings, &Pen { has_colour }))
-        }
+    if options.output == Output::Json {
+        say_all(&report::json(name, &against, bank, &findings))
+    } else {
+        let title = if against.is_empty() {
+            format!("{name} ({bank})")
+        } else {
+            format!("{name} against {} ({bank})", against.join(" and "))
+        };
+        let has_colour = has_colour();
+        // colours are control characters; texts from the log no longer contain any
+        print(&report::text(&title, &findings, &Pen { has_colour }))
     }?;
     verdict(name, &findings)
 }
@@ -252,9 +254,10 @@ fn read(options: &Options) -> Result<LogAndQuotes, Error> {
 }
 
 fn read_file(path: &Path) -> Result<LogAndQuotes, Error> {
-    let bytes = match path.as_os_str() == "-" {
-        true => files::read_open(path, io::stdin()),
-        false => files::read(path),
+    let bytes = if path.as_os_str() == "-" {
+        files::read_open(path, io::stdin())
+    } else {
+        files::read(path)
     };
     let bytes = bytes.map_err(Error::failed)?;
     LogAndQuotes::parse(&path.display().to_string(), &bytes)
@@ -279,9 +282,10 @@ fn verdict(name: &str, findings: &[Finding]) -> Result<(), Error> {
     let bad: Vec<_> = bad
         .map(|finding| format!("{} {}", finding.name, finding.verdict.words()))
         .collect();
-    match bad.is_empty() {
-        true => Ok(()),
-        false => Err(Error::failed(format!("{name}: {}", bad.join(", ")))),
+    if bad.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::failed(format!("{name}: {}", bad.join(", "))))
     }
 }
 

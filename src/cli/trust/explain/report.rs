@@ -38,9 +38,10 @@ pub struct Pen {
 
 impl Pen {
     fn paint(&self, style: Style, text: &str) -> String {
-        match self.has_colour {
-            true => format!("\x1b[{}m{text}\x1b[0m", style.code()),
-            false => text.into(),
+        if self.has_colour {
+            format!("\x1b[{}m{text}\x1b[0m", style.code())
+        } else {
+            text.into()
         }
     }
 }

@@ -125,9 +125,10 @@ fn of_image(found: &mut Found, policy: &Policy, image: &Image) {
     }
     for index in of(&USUAL, kind).iter().filter(|index| !is_enforced(index)) {
         let (name, meaning) = (kind.name(*index), meaning(kind, *index));
-        let why = match image.measurements().contains_key(index) {
-            true => "another value only warns",
-            false => "any value is accepted",
+        let why = if image.measurements().contains_key(index) {
+            "another value only warns"
+        } else {
+            "any value is accepted"
         };
         found
             .open

@@ -41,11 +41,12 @@ pub trait Edit: Sized {
 impl Edit for Policy {
     fn and_launch_digests(self, digests: &[[u8; 48]]) -> Changed {
         let new = digests.iter().map(|digest| Value::from(hex(digest)));
-        match digests.is_empty() {
-            true => Ok(self),
-            false => changed(&self, |json| {
+        if digests.is_empty() {
+            Ok(self)
+        } else {
+            changed(&self, |json| {
                 add(&mut json["snp"]["launchMeasurements"], new);
-            }),
+            })
         }
     }
 
@@ -123,9 +124,10 @@ impl Edit for Policy {
     }
 
     fn with_initramfs(self, initramfs: BTreeMap<u32, Measurement>) -> Changed {
-        match initramfs.is_empty() {
-            true => Ok(self),
-            false => changed(&self, |json| json["initramfs"] = registers(&initramfs)),
+        if initramfs.is_empty() {
+            Ok(self)
+        } else {
+            changed(&self, |json| json["initramfs"] = registers(&initramfs))
         }
     }
 

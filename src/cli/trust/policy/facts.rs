@@ -235,9 +235,10 @@ fn root(entry: &str) -> String {
 }
 
 fn mode(measurement: &Measurement) -> &'static str {
-    match measurement.warn_only {
-        true => "only warns",
-        false => "enforced",
+    if measurement.warn_only {
+        "only warns"
+    } else {
+        "enforced"
     }
 }
 

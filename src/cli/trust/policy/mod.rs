@@ -111,9 +111,10 @@ fn options(given: &Given) -> Result<Options, Error> {
     if trust_any_tpm && !matches!(action, Action::RemoveKey(..)) {
         return Err(Error::Usage("--trust-any-tpm is for remove-key".into()));
     }
-    let named = match given.has("attestation-variant") {
-        true => None,
-        false => texts.first().and_then(|file| named_in(file.as_ref())),
+    let named = if given.has("attestation-variant") {
+        None
+    } else {
+        texts.first().and_then(|file| named_in(file.as_ref()))
     };
     Ok(Options {
         action,
@@ -174,9 +175,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
 
 /// Reads a policy from a file, or from standard input (`-`).
 fn read(file: &Path) -> Result<Policy, Error> {
-    match files::is_standard_input(file) {
-        true => read_policy(Path::new("/dev/stdin")),
-        false => read_policy(file),
+    if files::is_standard_input(file) {
+        read_policy(Path::new("/dev/stdin"))
+    } else {
+        read_policy(file)
     }
 }
 
@@ -216,13 +218,14 @@ fn diff(options: &Options, old: &Path, new: &Path) -> Result<(), Error> {
     options.output.json(&json.collect::<Vec<Value>>().into())?;
     let lines: String = differences.iter().map(ToString::to_string).collect();
     print(options.output, &lines)?;
-    match differences.is_empty() {
-        true => Ok(()),
-        false => Err(Error::failed(format!(
+    if differences.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::failed(format!(
             "{} and {} differ",
             old.display(),
             new.display()
-        ))),
+        )))
     }
 }
 
@@ -312,9 +315,10 @@ fn names(texts: &[String]) -> Result<Vec<KeyName>, Error> {
     }
     let keys: Result<BTreeSet<KeyName>, _> = all.iter().map(|text| text.parse()).collect();
     let keys = keys.map_err(Error::Usage)?;
-    match keys.is_empty() {
-        true => Err(Error::Usage("standard input has no key".into())),
-        false => Ok(keys.into_iter().collect()),
+    if keys.is_empty() {
+        Err(Error::Usage("standard input has no key".into()))
+    } else {
+        Ok(keys.into_iter().collect())
     }
 }
 

@@ -103,9 +103,10 @@ fn options(given: &Given) -> Result<Options, Error> {
         variant: variant_of(given)?,
         keys: keys_of(given)?,
         state: given.path("state"),
-        cluster_id: match given.has("cluster-id") {
-            true => Some(given.parsed("cluster-id", cluster_id)?),
-            false => None,
+        cluster_id: if given.has("cluster-id") {
+            Some(given.parsed("cluster-id", cluster_id)?)
+        } else {
+            None
         },
         is_fresh: given.has("fresh"),
         save: given.has("save").then(|| given.path("save")),
@@ -185,9 +186,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
         files::replace_private(path, text.as_bytes())?;
     }
     let report = Report::new(source, &demand, presented.as_ref(), verdict);
-    say_all(&match options.output == Output::Json {
-        true => report.json(),
-        false => report.text(),
+    say_all(&if options.output == Output::Json {
+        report.json()
+    } else {
+        report.text()
     })?;
     match &report.verdict {
         report::Verdict::Proven => Ok(()),
@@ -204,17 +206,16 @@ fn demand(options: &Options, variant: &'static Variant) -> Result<Demand, Error>
         .iter()
         .flat_map(|state| state.attestation_keys.iter().copied());
     let policy = read_policy_with(&options.policy, &options.keys, known)?;
-    let cluster = match options.is_fresh {
-        true => None,
-        false => {
-            let of_state = state.as_ref().and_then(|state| state.cluster_id);
-            let id = options.cluster_id.or(of_state);
-            Some(id.ok_or_else(|| {
-                Error::Usage(
-                    "the cluster's ID is unknown: give --cluster-id, a --state file that has it, or --fresh".into(),
-                )
-            })?)
-        }
+    let cluster = if options.is_fresh {
+        None
+    } else {
+        let of_state = state.as_ref().and_then(|state| state.cluster_id);
+        let id = options.cluster_id.or(of_state);
+        Some(id.ok_or_else(|| {
+            Error::Usage(
+                "the cluster's ID is unknown: give --cluster-id, a --state file that has it, or --fresh".into(),
+            )
+        })?)
     };
     let policy = match &cluster {
         Some(id) => policy.expecting_cluster(id),

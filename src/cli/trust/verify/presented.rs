@@ -122,12 +122,11 @@ impl Presented {
         let Some(bound) = &self.session else {
             evidence.check_form(&validator.properties())?;
             let identified = validator.judge(&evidence)?;
-            return match self.is_plain && identified.user_data != USER_DATA {
-                true => {
-                    let why = "its attestation document is not one of a verification service";
-                    Err(Kind::Nonce.because(why))
-                }
-                false => Ok(identified),
+            return if self.is_plain && identified.user_data != USER_DATA {
+                let why = "its attestation document is not one of a verification service";
+                Err(Kind::Nonce.because(why))
+            } else {
+                Ok(identified)
             };
         };
         let peer = &bound.peer;

@@ -210,12 +210,9 @@ impl<'a> Report<'a> {
         let is_proven = matches!(self.verdict, Verdict::Proven);
         self.confines_acpi
             .filter(|_| is_proven)
-            .map(|confines| match confines {
-                true => "the host's tables are confined",
-                false => {
-                    "the host's tables are trusted: the policy does not say that the kernel confines them (requireConfinedAcpi refuses such \
-                     images)"
-                }
+            .map(|confines| if confines { "the host's tables are confined" } else {
+                "the host's tables are trusted: the policy does not say that the kernel confines them (requireConfinedAcpi refuses such \
+                 images)"
             })
     }
 
@@ -259,10 +256,7 @@ impl<'a> Report<'a> {
             facts.push(("chip", chip, "not named"));
         }
         facts.push(("ACPI", self.acpi().map(String::from), "unknown"));
-        let shown = match self.is_genuine {
-            true => facts.len(),
-            false => 2,
-        };
+        let shown = if self.is_genuine { facts.len() } else { 2 };
         let mut text = String::new();
         for (name, value, otherwise) in &facts[..shown] {
             let value = value.as_deref().unwrap_or(otherwise);
@@ -363,9 +357,10 @@ pub fn image_of(policy: &Policy, document: &[u8]) -> Option<Box<str>> {
 /// Returns the image with the fewest differences, and the stage at which it has them; no stage if
 /// the policy does not distinguish them.
 fn nearest(policy: &Policy, values: &BTreeMap<u32, Vec<u8>>) -> (Option<Stage>, Image) {
-    let stages: &[Option<Stage>] = match policy.knows_stages() {
-        true => &[Some(Stage::Initramfs), Some(Stage::Booted)],
-        false => &[None],
+    let stages: &[Option<Stage>] = if policy.knows_stages() {
+        &[Some(Stage::Initramfs), Some(Stage::Booted)]
+    } else {
+        &[None]
     };
     let candidates = stages.iter().map(|stage| {
         let policy = policy.clone().at(stage.unwrap_or(Stage::Booted));

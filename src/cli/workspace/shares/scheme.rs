@@ -184,9 +184,10 @@ pub fn join(shares: &[Named]) -> Result<ClusterKms, Error> {
     let wrong = || Error::Wrong(used.iter().map(|named| named.name.clone()).collect());
     let secret = Zeroizing::new(Gf256::combine_bytes(&*points).map_err(|_| wrong())?);
     let kms = parted(&secret).ok_or_else(wrong)?;
-    match fingerprint(&kms) == Ok(first.share.fingerprint) {
-        true => Ok(kms),
-        false => Err(wrong()),
+    if fingerprint(&kms) == Ok(first.share.fingerprint) {
+        Ok(kms)
+    } else {
+        Err(wrong())
     }
 }
 

@@ -14,9 +14,10 @@ pub fn bytes(input: &[u8]) {
         return;
     };
     let is_server = mode & 1 == 0;
-    let mut connection = match is_server {
-        true => Connection::server(Limits::default()),
-        false => Connection::client(Limits::default()),
+    let mut connection = if is_server {
+        Connection::server(Limits::default())
+    } else {
+        Connection::client(Limits::default())
     };
     let now = Instant::now();
     let mut received = if mode & 2 == 0 {

@@ -861,9 +861,10 @@ impl Side {
             }
             _ => {}
         }
-        match self.connection.is_within_headers() {
-            true => self.within_headers += payload.len(),
-            false => self.within_headers = 0,
+        if self.connection.is_within_headers() {
+            self.within_headers += payload.len()
+        } else {
+            self.within_headers = 0
         }
         // RFC 9113 sets no limit here, but the memory must have one.
         assert!(self.within_headers <= self.limits.header_list as usize + (64 << 10) + MAX_FRAME);

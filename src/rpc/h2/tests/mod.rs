@@ -727,9 +727,10 @@ fn mutated_conversations_cause_no_panic_and_little_output() {
     let to_servers = mutations(&seed, 15_000).map(|bytes| (true, bytes));
     let to_clients = mutations(&seed[PREFACE.len()..], 5000).map(|bytes| (false, bytes));
     for (is_server, bytes) in to_servers.chain(to_clients) {
-        let mut connection = match is_server {
-            true => Connection::server(Limits::default()),
-            false => Connection::client(Limits::default()),
+        let mut connection = if is_server {
+            Connection::server(Limits::default())
+        } else {
+            Connection::client(Limits::default())
         };
         let (mut taken, mut given) = (0, 0);
         loop {

@@ -59,9 +59,10 @@ impl Membership {
 
     /// Leaves a request of a node that does not exist.
     pub fn check_node(&self, node: &str) -> Result<(), Judgement> {
-        match self.has_node {
-            true => Ok(()),
-            false => Err(Leave("no-node", format!("there is no node {node}"))),
+        if self.has_node {
+            Ok(())
+        } else {
+            Err(Leave("no-node", format!("there is no node {node}")))
         }
     }
 }

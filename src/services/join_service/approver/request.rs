@@ -89,9 +89,10 @@ pub fn decode(encoded: &str) -> Result<Vec<u8>, Judgement> {
         .or_else(|_| malformed("it is not base64"))?;
     let der = CertificateSigningRequestDer::from_pem_slice(&text)
         .or_else(|_| malformed("it is not PEM"))?;
-    match pem("CERTIFICATE REQUEST", &der).as_bytes() == text {
-        true => Ok(der.to_vec()),
-        false => malformed("expected exactly one request as PEM, in lines of 64 characters"),
+    if pem("CERTIFICATE REQUEST", &der).as_bytes() == text {
+        Ok(der.to_vec())
+    } else {
+        malformed("expected exactly one request as PEM, in lines of 64 characters")
     }
 }
 

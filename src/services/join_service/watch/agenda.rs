@@ -332,9 +332,10 @@ impl Agenda {
             && entry
                 .written
                 .is_none_or(|at| now.duration_since(at) >= HEARTBEAT);
-        match again {
-            true => self.ask_within(&name, SOON),
-            false => self.schedule(&name, known.pause(self.interval), now),
+        if again {
+            self.ask_within(&name, SOON)
+        } else {
+            self.schedule(&name, known.pause(self.interval), now)
         }
         let mode = self.update_modes(now).of(standing);
         Some(Follow {
@@ -442,9 +443,10 @@ impl Modes {
 impl Share {
     fn of(known: &Known, standing: Standing, name: &str, record: &MachineRecord) -> Share {
         // the evidence of some variants names no machine
-        let machine = match record.machine.is_empty() {
-            true => name,
-            false => &record.machine,
+        let machine = if record.machine.is_empty() {
+            name
+        } else {
+            &record.machine
         };
         let evidence = match (known.is_refused(), known.was_accepted()) {
             (true, _) => Evidence::Refused(machine.to_owned()),
@@ -467,9 +469,10 @@ impl Masses {
                 *self.refused.entry(machine.clone()).or_default() += 1;
             }
         }
-        match share.is_unproven {
-            true => self.unproven += 1,
-            false => self.proven += 1,
+        if share.is_unproven {
+            self.unproven += 1
+        } else {
+            self.proven += 1
         }
     }
 
@@ -488,9 +491,10 @@ impl Masses {
                 }
             }
         }
-        let count = match share.is_unproven {
-            true => &mut self.unproven,
-            false => &mut self.proven,
+        let count = if share.is_unproven {
+            &mut self.unproven
+        } else {
+            &mut self.proven
         };
         *count = count.saturating_sub(1);
     }
@@ -617,9 +621,12 @@ mod tests {
         let mut agenda = leading(10);
         let now = Instant::now() + 2 * SOON;
         let is_bad = |names: &'static [&str]| {
-            move |name: &str| match names.contains(&name) {
-                true => refused(),
-                false => Answer::Accepted,
+            move |name: &str| {
+                if names.contains(&name) {
+                    refused()
+                } else {
+                    Answer::Accepted
+                }
             }
         };
         let taints = |all: &[(String, Option<String>)]| -> Vec<String> {
@@ -680,9 +687,12 @@ mod tests {
         let now = Instant::now() + 2 * SOON;
         let mut refuse = |bad: &'static str| {
             agenda.ask_all();
-            let all = answer_all(&mut agenda, now, |name| match name.starts_with(bad) {
-                true => refused(),
-                false => Answer::Accepted,
+            let all = answer_all(&mut agenda, now, |name| {
+                if name.starts_with(bad) {
+                    refused()
+                } else {
+                    Answer::Accepted
+                }
             });
             (
                 tainted(&all).len(),
@@ -732,9 +742,10 @@ mod tests {
                     ..record_of(&job.node)
                 },
             );
-            let answer = match is_one {
-                true => Answer::None(Reason::default()),
-                false => Answer::Accepted,
+            let answer = if is_one {
+                Answer::None(Reason::default())
+            } else {
+                Answer::Accepted
             };
             let follow = agenda.answered(job, (&node("u", "b"), Some(&record)), &answer, now);
             if is_one {

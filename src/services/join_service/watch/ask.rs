@@ -191,15 +191,16 @@ fn generation(
         Ok(answer) => answer,
     };
     let current = printable(&answer.current, GENERATION_LEN);
-    match answer.is_unknown {
-        false => Ok(Some(current)),
-        true => Err(Answer::Refused(Reason {
+    if answer.is_unknown {
+        Err(Answer::Refused(Reason {
             word: "OldDisk",
             message: format!(
                 "the state disk is an older copy: it does not know generation {recorded}, which it had at the last evidence; \
-                 it has {current}. Somebody brought an old copy back, or restored a backup: see docs/watch.md"
+             it has {current}. Somebody brought an old copy back, or restored a backup: see docs/watch.md"
             ),
-        })),
+        }))
+    } else {
+        Ok(Some(current))
     }
 }
 
@@ -207,16 +208,17 @@ fn generation(
 /// of its disk has the old image, too, and the policy may still accept that image. So a machine that
 /// had a generation must not come back without one.
 fn without_generations(recorded: &str) -> Result<Option<String>, Answer> {
-    match recorded.is_empty() {
-        true => Ok(None),
-        false => Err(Answer::Refused(Reason {
+    if recorded.is_empty() {
+        Ok(None)
+    } else {
+        Err(Answer::Refused(Reason {
             word: "OldDisk",
             message: format!(
                 "the node runs an earlier version, which knows no generations, and its state disk had generation {recorded} at \
-                 the last evidence: the disk may be an older copy, with its older image. If somebody went back to that image \
-                 on purpose, accept the disk: see docs/state-disk.md"
+             the last evidence: the disk may be an older copy, with its older image. If somebody went back to that image \
+             on purpose, accept the disk: see docs/state-disk.md"
             ),
-        })),
+        }))
     }
 }
 
@@ -315,9 +317,10 @@ fn judge(machine: Option<&str>, place: Place, record: Option<&MachineRecord>) ->
                     place.address
                 ),
             };
-            match place.is_recorded {
-                true => Answer::Foreign(reason),
-                false => Answer::None(reason),
+            if place.is_recorded {
+                Answer::Foreign(reason)
+            } else {
+                Answer::None(reason)
             }
         }
     }

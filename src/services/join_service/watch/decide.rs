@@ -168,15 +168,16 @@ impl Known {
 
     /// Notes that the record says that the machine was refused, before it has answered.
     pub fn refused_before(self) -> Known {
-        match self == Known::default() {
-            false => self,
-            true => Known {
+        if self != Known::default() {
+            self
+        } else {
+            Known {
                 refused: Some(Reason {
                     word: "RefusedBefore",
                     message: "the record says that the evidence of the machine was refused".into(),
                 }),
                 ..self
-            },
+            }
         }
     }
 
@@ -299,9 +300,10 @@ pub fn desired(
         (Standing::Open, _) if has_any => return wanted,
         (Standing::Open, _) => false,
     };
-    let value = match known.is_refused() || known.foreign.is_some() {
-        true => "refused",
-        false => "silent",
+    let value = if known.is_refused() || known.foreign.is_some() {
+        "refused"
+    } else {
+        "silent"
     };
     wanted.taint = (is_bad && rules.action >= Action::Taint).then(|| value.to_owned());
     let cordons = is_bad && rules.action == Action::Cordon;

@@ -95,9 +95,10 @@ fn seconds(
 }
 
 fn listen(name: &str, value: OsString) -> Result<Option<SocketAddr>, Failure> {
-    match value.is_empty() {
-        true => Ok(None),
-        false => crate::listen(name, value).map(Some),
+    if value.is_empty() {
+        Ok(None)
+    } else {
+        crate::listen(name, value).map(Some)
     }
 }
 

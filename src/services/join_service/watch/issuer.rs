@@ -147,9 +147,10 @@ impl Issuer {
     /// an operator may have deleted a key that leaked.
     fn keys(&self) -> Arc<Keys> {
         let known = lock(&self.keys);
-        match known.at.elapsed() < self.life {
-            true => known.keys.clone(),
-            false => Arc::new(Keys::none()),
+        if known.at.elapsed() < self.life {
+            known.keys.clone()
+        } else {
+            Arc::new(Keys::none())
         }
     }
 
@@ -236,12 +237,11 @@ impl Issuer {
             "metadata": {"name": SECRET, "labels": {"app.kubernetes.io/part-of": "firstlight"}},
             "type": "Opaque", "data": {"keys": STANDARD.encode(text)},
         });
-        let mut written = match version.is_null() {
-            true => client.create(&SECRETS.in_namespace(NAMESPACE), &object)?,
-            false => {
-                object["metadata"]["resourceVersion"] = version;
-                client.update(&secret(), &object)?
-            }
+        let mut written = if version.is_null() {
+            client.create(&SECRETS.in_namespace(NAMESPACE), &object)?
+        } else {
+            object["metadata"]["resourceVersion"] = version;
+            client.update(&secret(), &object)?
         };
         Ok(written["metadata"]["resourceVersion"].take())
     }

@@ -117,9 +117,10 @@ impl Election {
         let renewed = time::micros(clock);
         Some(Turn {
             holder: self.identity.clone(),
-            acquired: match is_own {
-                true => found.acquired.clone(),
-                false => renewed.clone(),
+            acquired: if is_own {
+                found.acquired.clone()
+            } else {
+                renewed.clone()
             },
             transitions: found.transitions + u64::from(!is_own),
             renewed,

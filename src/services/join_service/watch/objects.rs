@@ -24,9 +24,10 @@ pub fn write_condition(
 ) -> Result<(), client::Error> {
     let now = time::seconds(SystemTime::now());
     let before = &node.attested;
-    let since = match before.condition[0] == status && !before.since.is_empty() {
-        true => &before.since,
-        false => &now,
+    let since = if before.condition[0] == status && !before.since.is_empty() {
+        &before.since
+    } else {
+        &now
     };
     let condition = json!({
         "type": ATTESTED, "status": status, "reason": reason.word, "message": reason.message,

@@ -125,9 +125,10 @@ impl AwsHypervisor {
             properties: instance.properties(),
             chip: instance.id,
             tcb: vec![],
-            bound: match self.endorses_keys() {
-                true => vec!["attestation key: public_key".into(), nonce],
-                false => vec![nonce],
+            bound: if self.endorses_keys() {
+                vec!["attestation key: public_key".into(), nonce]
+            } else {
+                vec![nonce]
             },
         })
     }

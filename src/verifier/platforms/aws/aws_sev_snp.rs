@@ -61,13 +61,12 @@ impl PlatformVerifier for AwsChip {
     fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let info = quoted.info::<InstanceInfo>()?;
         // first, because the judgement of the report may fetch a certificate
-        let signed = match self.hypervisor.is_demanded() {
-            true => {
-                let document = info.attestation_document.as_ref();
-                Some(self.hypervisor.judge(quoted, document, None)?)
-            }
+        let signed = if self.hypervisor.is_demanded() {
+            let document = info.attestation_document.as_ref();
+            Some(self.hypervisor.judge(quoted, document, None)?)
+        } else {
             // if the policy requires no document, an invalid one must not exclude the machine
-            false => None,
+            None
         };
         let mut claims = self
             .hardware

@@ -145,9 +145,10 @@ fn envelope(bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>), Malformed> {
         return malformed(format!("its signature does not have {SIGNATURE} bytes"));
     }
     let is_more = parts.is_none() && has_next(reader, &mut None)?;
-    match !is_more && reader.position() == bytes.len() {
-        true => Ok((payload, signature)),
-        false => malformed("bytes follow it"),
+    if !is_more && reader.position() == bytes.len() {
+        Ok((payload, signature))
+    } else {
+        malformed("bytes follow it")
     }
 }
 
@@ -180,9 +181,10 @@ impl Fields {
                 return malformed(format!("its field {name} occurs twice"));
             }
         }
-        match reader.position() == payload.len() {
-            true => Ok(fields),
-            false => malformed("bytes follow its fields"),
+        if reader.position() == payload.len() {
+            Ok(fields)
+        } else {
+            malformed("bytes follow its fields")
         }
     }
 

@@ -107,11 +107,12 @@ impl RuntimeData {
                 .because("the hardware has signed other runtime data than that of the document"));
         }
         let data = RuntimeData::parse(json)?;
-        match data.attestation_key == spki {
-            true => Ok(data),
-            false => Err(Kind::Binding.because(format!(
+        if data.attestation_key == spki {
+            Ok(data)
+        } else {
+            Err(Kind::Binding.because(format!(
                 "the attestation key is not the {ATTESTATION_KEY} of the runtime data"
-            ))),
+            )))
         }
     }
 }

@@ -184,11 +184,12 @@ pub fn instance(certificate: &Certificate<'_>) -> Result<Instance, Refusal> {
     let (instance, is_production) = read_instance(extension).map_err(|_| {
         wrong("the instance in the certificate of the attestation key cannot be read")
     })?;
-    match is_production {
-        true => Ok(instance),
-        false => Err(wrong(
+    if is_production {
+        Ok(instance)
+    } else {
+        Err(wrong(
             "the certificate of the attestation key is not of Google's production",
-        )),
+        ))
     }
 }
 
@@ -249,11 +250,12 @@ fn check_named(instance: &Instance, info: &Names) -> Result<(), Refusal> {
     let is_same = instance.zone.as_ref() == Some(&info.zone)
         && project == Some(&info.project_id)
         && instance.name.as_ref() == Some(&info.instance_name);
-    match is_same {
-        true => Ok(()),
-        false => Err(Kind::Binding.because(
+    if is_same {
+        Ok(())
+    } else {
+        Err(Kind::Binding.because(
             "the document names another instance than the certificate of its attestation key",
-        )),
+        ))
     }
 }
 

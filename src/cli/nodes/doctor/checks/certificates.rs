@@ -103,9 +103,10 @@ pub fn requests(facts: &Gathered) -> Vec<Diagnosis> {
 fn of_request(facts: &Gathered, request: &Request) -> Option<Diagnosis> {
     let waited = request.made.map_or(Duration::ZERO, |made| facts.age(made));
     let object = format!("certificate request {}", request.name);
-    let kind = match request.is_serving {
-        true => "serving",
-        false => "client",
+    let kind = if request.is_serving {
+        "serving"
+    } else {
+        "client"
     };
     let of = format!("{} asks for a {kind} certificate", request.user);
     let minutes = waited.as_secs() / 60;

@@ -114,9 +114,10 @@ fn of_api_server(node: &str, served: &Result<Served, ServedError>) -> Option<Dia
                 let failed: Vec<&str> = failed
                     .filter_map(|line| line.split_whitespace().next())
                     .collect();
-                let text = match failed.is_empty() {
-                    true => format!("its API server is not ready (status {status})"),
-                    false => format!("its API server is not ready: {} failed", failed.join(", ")),
+                let text = if failed.is_empty() {
+                    format!("its API server is not ready (status {status})")
+                } else {
+                    format!("its API server is not ready: {} failed", failed.join(", "))
                 };
                 Some(Diagnosis::error(node, text, advice))
             }
@@ -134,9 +135,10 @@ pub fn endpoint(facts: &Gathered) -> Vec<Diagnosis> {
     let has_port = endpoint
         .rsplit_once(':')
         .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    let expected = match has_port && !endpoint.ends_with(']') {
-        true => format!("https://{endpoint}"),
-        false => format!("https://{endpoint}:{API_SERVER_PORT}"),
+    let expected = if has_port && !endpoint.ends_with(']') {
+        format!("https://{endpoint}")
+    } else {
+        format!("https://{endpoint}:{API_SERVER_PORT}")
     };
     if *server == expected {
         return vec![];
@@ -216,10 +218,12 @@ pub fn system_pods(facts: &Gathered) -> Vec<Diagnosis> {
                 "kubectl -n kube-system describe {} {name} shows why; if you have just changed it, wait",
                 kind.to_lowercase()
             );
-            Some(match missing.contains(": 0 of ") {
-                true => Diagnosis::error(object, missing, advice),
-                false => Diagnosis::warning(object, missing, advice),
-            })
+            let diagnosis = if missing.contains(": 0 of ") {
+                Diagnosis::error
+            } else {
+                Diagnosis::warning
+            };
+            Some(diagnosis(object, missing, advice))
         })
         .collect()
 }

@@ -73,9 +73,10 @@ pub fn state(facts: &Gathered) -> Vec<Diagnosis> {
         ));
     }
     if folder.cluster.is_none() {
-        let what = match folder.has_state {
-            true => "it does not have the ID of the cluster",
-            false => "it does not exist",
+        let what = if folder.has_state {
+            "it does not have the ID of the cluster"
+        } else {
+            "it does not exist"
         };
         found.push(Diagnosis::warning(
             "the state file",

@@ -100,9 +100,10 @@ pub fn accounts(facts: &Gathered) -> Vec<Diagnosis> {
             "take this away if it does not need it ({bindings}); else let its pods run on control planes only, because root on their node has \
              their token (docs/day-two/doctor.md#accounts)"
         );
-        match account.is_cloud_controller {
-            true => Diagnosis::note(&account.name, text, advice),
-            false => Diagnosis::warning(&account.name, text, advice),
+        if account.is_cloud_controller {
+            Diagnosis::note(&account.name, text, advice)
+        } else {
+            Diagnosis::warning(&account.name, text, advice)
         }
     };
     each.map(diagnosis).collect()

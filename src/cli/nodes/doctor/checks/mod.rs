@@ -31,10 +31,7 @@ impl Check {
             Some(_) if facts.unlisted.is_some() => false,
             Some(lists) => lists.iter().all(|list| facts.view.objects.has(*list)),
         };
-        match is_known {
-            true => (self.run)(facts),
-            false => vec![],
-        }
+        if is_known { (self.run)(facts) } else { vec![] }
     }
 }
 

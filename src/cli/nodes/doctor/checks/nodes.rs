@@ -14,6 +14,7 @@ use crate::cluster::{
     status::view::NodeView,
 };
 use crate::shell::progress::human;
+use kubernetes::machine_record::MachineRecord;
 
 /// How long after its ticket a machine may need to become a node: the token of the ticket is valid
 /// for a quarter of an hour.
@@ -296,6 +297,25 @@ fn unrecorded(facts: &Gathered) -> Option<Diagnosis> {
     })
 }
 
+/// The record of a machine whose Node does not exist.
+fn without_node(record: &MachineRecord) -> Diagnosis {
+    let what = if record.control_plane {
+        "a control plane was admitted under this name, and there is no such Node: its member of etcd may still count for \
+        the majority"
+    } else {
+        "a machine was admitted under this name, and there is no such Node: its disk can still be opened"
+    };
+    Diagnosis::warning(
+        format!("ConfigMap kube-system/{}", record.name),
+        what,
+        format!(
+            "if the machine is gone for good: firstlight node remove {} (docs/day-two/remove-node.md); if not, look at its console \
+             (docs/boot.md)",
+            record.node
+        ),
+    )
+}
+
 /// Each node has a record of its machine, and each record a node.
 pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
     let objects = &facts.view.objects;
@@ -340,19 +360,7 @@ pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
             .issued
             .is_some_and(|issued| facts.age(issued) < JOINING);
         if !is_node(&record.node) && !is_new {
-            found.push(Diagnosis::warning(
-                format!("ConfigMap kube-system/{}", record.name),
-                match record.control_plane {
-                    false => "a machine was admitted under this name, and there is no such Node: its disk can still be opened",
-                    true => "a control plane was admitted under this name, and there is no such Node: its member of etcd may still count for \
-                             the majority",
-                },
-                format!(
-                    "if the machine is gone for good: firstlight node remove {} (docs/day-two/remove-node.md); if not, look at its console \
-                     (docs/boot.md)",
-                    record.node
-                ),
-            ));
+            found.push(without_node(record));
         }
     }
     for (disk, nodes) in of_disk.iter().filter(|(_, nodes)| nodes.len() > 1) {
@@ -417,9 +425,10 @@ pub fn clocks(facts: &Gathered) -> Vec<Diagnosis> {
         .iter()
         .filter_map(|node| Some((node.listed.name.as_str(), said_by(node)?)))
         .collect();
-    let ahead = match ahead.is_empty() {
-        true => by_heartbeats(facts),
-        false => ahead,
+    let ahead = if ahead.is_empty() {
+        by_heartbeats(facts)
+    } else {
+        ahead
     };
     let mut sorted: Vec<i64> = ahead.values().copied().collect();
     sorted.sort_unstable();
@@ -428,9 +437,10 @@ pub fn clocks(facts: &Gathered) -> Vec<Diagnosis> {
     };
     let side = |seconds: i64| {
         let time = human(Duration::from_secs(seconds.unsigned_abs()));
-        match seconds > 0 {
-            true => format!("{time} ahead of"),
-            false => format!("{time} behind"),
+        if seconds > 0 {
+            format!("{time} ahead of")
+        } else {
+            format!("{time} behind")
         }
     };
     let mut found = vec![];

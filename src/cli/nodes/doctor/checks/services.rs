@@ -50,9 +50,10 @@ pub fn services(facts: &Gathered) -> Vec<Diagnosis> {
             let pods = objects.pods.iter();
             let of_set = pods.filter(|pod| is_of_set(pod, set));
             let why: Vec<String> = of_set.flat_map(readiness::troubles_of).collect();
-            let text = match why.is_empty() {
-                true => missing,
-                false => format!("{missing}; {}", why.join("; ")),
+            let text = if why.is_empty() {
+                missing
+            } else {
+                format!("{missing}; {}", why.join("; "))
             };
             found.push(Diagnosis::error(
                 format!("DaemonSet kube-system/{name}"),
