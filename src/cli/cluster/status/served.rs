@@ -181,10 +181,9 @@ fn talk(
         return Ok(None);
     };
     let mut stream = StreamOwned::new(connection, socket);
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-    )?;
+    // as one record: a server may close the connection after its answer to the first
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     stream.flush()?;
     let mut reader = BufReader::new(stream.take(MAX_ANSWER));
     Ok(plain::receive(&mut reader, MAX_ANSWER).ok())
