@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks what each program links: no asynchronous runtime, no second library for the same purpose; at most as many
 # packages and lines of ours as SPECIFICATION.md promises. The modules of a crate use each other in one direction. No function is
-# longer than 80 lines. The picture and the table of crates in docs/architecture.md must match the manifests.
+# longer than 80 lines. There are few crates, arrows between them, and rooms of one level. The picture and the table of crates in
+# docs/architecture.md must match the manifests.
 #
 #   tools/check-deps.sh [draw]      draw: writes both
 . "$(dirname "$0")/lib.sh"
@@ -25,7 +26,7 @@ tree() { cargo tree --locked --package "firstlight-$1" --target "$MUSL" --edges 
 # Counts the lines of code below a folder, without tests, comments and blank lines. A test module is at the end of its file, or in a
 # file of its own.
 lines() {
-  find "$1" -mindepth 1 -type d -exec test -e {}/Cargo.toml \; -prune -o -name '*.rs' ! -path '*/tests/*' ! -name tests.rs ! -name testing.rs ! -path '*/examples/*' -exec awk '
+  find "$1" -name '*.rs' ! -path '*/tests/*' ! -name tests.rs ! -name testing.rs ! -path '*/examples/*' -exec awk '
     FNR == 1 { on = 1; test = 0 } /^#\[cfg\(test\)\]$/ { test = 1 }
     test && !/^#\[/ { test = 0; if (/;$/) next; on = 0 }
     on && !test && !/^[[:space:]]*(\/\/.*)?$/ { n++ } END { print n + 0 }' {} +
@@ -36,6 +37,9 @@ found=$(grep -rlE --include='*.rs' --include=Cargo.toml 'allow\(unsafe_code|unsa
 tools/circles.py src/* || die "these modules of one folder use each other: move what both need to a file below them"
 tools/long_functions.py src || die "these functions are too long to be read at once"
 tools/counts.py src || die "give the errors a type whose kind can be asked, the types a name of their own"
+
+# what one head can hold: lower them with each crate, arrow and room that goes
+MOST_CRATES=29 MOST_ARROWS=149 MOST_ROOMS=31
 
 PACKAGES=(unlock volume bootstrapper services cli)
 for package in "${PACKAGES[@]}"; do
@@ -56,7 +60,7 @@ for package in "${PACKAGES[@]}"; do
   for one in $ours; do code=$((code + $(lines "src/$one"))); done
   printf '%-14s %3d packages of others, %6d lines of ours in %s\n' "$package" "$packages" "$code" "$(tr '\n' ' ' <<<"$ours")"
   if [ "$package" = unlock ] || [ "$package" = volume ]; then
-    found=$(grep -xE "$UNLOCK_WITHOUT" <<<"$others" || true)$(grep -xE "$UNLOCK_WITHOUT_OURS" <<<"$ours" || true)
+    found=$(grep -xE "$UNLOCK_WITHOUT" <<<"$others" || true; grep -xE "$UNLOCK_WITHOUT_OURS" <<<"$ours" || true)
     [ -z "$found" ] || die "$package links crates that it does not need: $found"
     found=$(grep -xE "$JUDGES" <<<"$ours" || true)
     [ -z "$found" ] || die "$package links crates that judge evidence, which it does not do: $found"
@@ -94,6 +98,8 @@ def height(n): return 1 + max(map(height, uses[n]), default=0)
 if sys.argv[1] == "table":
     for n in sorted(packages, key=lambda n: (not programs[n], -height(n), n)):
         print(f"| `{n}` |", packages[n]["description"] or sys.exit(f"src/{n}/Cargo.toml has no description"), "|")
+elif sys.argv[1] == "count":
+    print(len(packages), sum(map(len, uses.values())))
 else:
     print("flowchart TD")
     for n in sorted(packages):
@@ -103,6 +109,15 @@ else:
             if not any(d in reach(o) for o in uses[n] if o != d): print(f"    {n} --> {d}")
 ' "$1"
 }
+read -r crates arrows < <(drawing count)
+# a folder's modules and folders, without what is in every crate
+rooms=$(find src/*/ -type d | while read -r folder; do
+  printf '%d %s\n' "$(find "$folder" -mindepth 1 -maxdepth 1 \( -type d -o -name '*.rs' \) -printf '%f\n' | grep -cvxE '(lib|main|mod|tests|testing)\.rs|tests|bin|examples')" "${folder%/}"
+done | sort -rn | head -n 1)
+echo "$crates crates with $arrows arrows, at most ${rooms% *} rooms of one level (${rooms#* })"
+[ "$crates" -le $MOST_CRATES ] && [ "$arrows" -le $MOST_ARROWS ] && [ "${rooms% *}" -le $MOST_ROOMS ] ||
+  die "allowed are $MOST_CRATES crates with $MOST_ARROWS arrows, and $MOST_ROOMS rooms of one level: a crate is a subject, and a folder a part of it"
+
 page=docs/architecture.md
 drawn() {
   case $1 in
