@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use ::transport::timed::Timed;
 use base::network::{Network, any_address};
 use base::pool::Pool;
 use base::sync::lock;
@@ -192,7 +193,7 @@ impl Shared {
         // The pool has as many threads as there may be connections, so the job starts at once, or when the job of an ended
         // connection has left its thread.
         self.pool.submit(move || {
-            let served = serve(&socket, ip, limits.time, &*shared.pages, || {
+            let served = serve(socket, ip, limits.time, &*shared.pages, || {
                 let mut open = shared.open();
                 if let Some(this) = open.iter_mut().find(|it| it.number == number) {
                     this.is_answered = true;
@@ -227,35 +228,35 @@ impl Shared {
 
 /// Handles one request. Calls `answered` when the answer is sent.
 fn serve(
-    socket: &TcpStream,
+    socket: TcpStream,
     peer: IpAddr,
     time: Duration,
     pages: &Pages,
     answered: impl FnOnce(),
 ) -> io::Result<()> {
-    let deadline = Instant::now() + time;
-    let answer = match read_head(socket, deadline.min(Instant::now() + TIME))? {
+    let now = Instant::now();
+    let mut timed = Timed {
+        socket,
+        deadline: now + time.min(TIME),
+    };
+    let answer = match read_head(&mut timed)? {
         Some(head) => answer(&head, peer, pages),
         None => Response::status("431 Request Header Fields Too Large"),
     };
-    write_all(socket, &answer.bytes(), deadline)?;
+    timed.deadline = now + time;
+    timed.write_all(&answer.bytes())?;
     answered();
-    socket.shutdown(Shutdown::Write)?;
-    let mut rest = Timed {
-        socket,
-        deadline: Instant::now() + LINGER,
-    }
-    .take(MAX_LINGER);
+    timed.socket.shutdown(Shutdown::Write)?;
+    timed.deadline = Instant::now() + LINGER;
     // The remaining bytes of the peer are ignored.
-    let _ = io::copy(&mut rest, &mut io::sink());
+    let _ = io::copy(&mut timed.take(MAX_LINGER), &mut io::sink());
     Ok(())
 }
 
 /// Reads the head of a request, including the empty line; `None` if it has no end within
 /// [`MAX_HEAD`].
-fn read_head(socket: &TcpStream, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
+fn read_head(peer: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut head = Vec::with_capacity(1024);
-    let mut peer = Timed { socket, deadline };
     loop {
         if head.len() >= MAX_HEAD {
             return Ok(None);
@@ -350,39 +351,6 @@ fn answer(head: &[u8], peer: IpAddr, pages: &Pages) -> Response {
     };
     answer.without_body = method == "HEAD";
     answer
-}
-
-/// A socket whose reads end at a deadline.
-struct Timed<'a> {
-    socket: &'a TcpStream,
-    deadline: Instant,
-}
-
-impl Read for Timed<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.socket.set_read_timeout(Some(left(self.deadline)?))?;
-        self.socket.read(buffer)
-    }
-}
-
-fn write_all(mut socket: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
-    while !bytes.is_empty() {
-        socket.set_write_timeout(Some(left(deadline)?))?;
-        match socket.write(bytes)? {
-            0 => return Err(ErrorKind::WriteZero.into()),
-            written => bytes = &bytes[written..],
-        }
-    }
-    Ok(())
-}
-
-fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        Err(ErrorKind::TimedOut.into())
-    } else {
-        Ok(left)
-    }
 }
 
 #[cfg(test)]
