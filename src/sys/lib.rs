@@ -30,7 +30,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Converts the return value of a C function: -1 means that `errno` has the error.
-pub fn check<T: Into<i64> + Copy>(returned: T) -> io::Result<T> {
+fn check<T: Into<i64> + Copy>(returned: T) -> io::Result<T> {
     if returned.into() == -1 {
         Err(io::Error::last_os_error())
     } else {

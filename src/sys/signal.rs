@@ -45,9 +45,30 @@ impl StopSignals {
         }
     }
 
-    /// Returns the two signals as a set of the kernel.
-    pub fn set(&self) -> &libc::sigset_t {
-        &self.0
+    /// Sleeps until one of the signals arrives, or for this time (sigtimedwait(2)); `None` if none
+    /// arrived.
+    pub fn wait_for(&self, time: Duration) -> io::Result<Option<StopSignal>> {
+        let end = Instant::now() + time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let timeout = libc::timespec {
+                tv_sec: left.as_secs() as _,
+                tv_nsec: left.subsec_nanos() as _,
+            };
+            // SAFETY: the set is initialized, the information is not requested, and `timeout`
+            // outlives the call.
+            match unsafe { libc::sigtimedwait(&self.0, ptr::null_mut(), &timeout) } {
+                libc::SIGINT => return Ok(Some(StopSignal::Int)),
+                libc::SIGTERM => return Ok(Some(StopSignal::Term)),
+                _ => {}
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EAGAIN) => return Ok(None),
+                Some(libc::EINTR) => {}
+                _ => return Err(error),
+            }
+        }
     }
 
     /// Sleeps until one of the signals arrives (sigwait(3)).
@@ -58,32 +79,6 @@ impl StopSignals {
             0 if signal == libc::SIGINT => Ok(StopSignal::Int),
             0 => Ok(StopSignal::Term),
             errno => Err(io::Error::from_raw_os_error(errno)),
-        }
-    }
-}
-
-/// Sleeps until one of the signals arrives, or for this time (sigtimedwait(2)); `None` if none
-/// arrived.
-pub fn wait_for(signals: &StopSignals, time: Duration) -> io::Result<Option<StopSignal>> {
-    let end = Instant::now() + time;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let timeout = libc::timespec {
-            tv_sec: left.as_secs() as _,
-            tv_nsec: left.subsec_nanos() as _,
-        };
-        // SAFETY: the set is initialized, the information is not requested, and `timeout`
-        // outlives the call.
-        match unsafe { libc::sigtimedwait(signals.set(), ptr::null_mut(), &timeout) } {
-            libc::SIGINT => return Ok(Some(StopSignal::Int)),
-            libc::SIGTERM => return Ok(Some(StopSignal::Term)),
-            _ => {}
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EAGAIN) => return Ok(None),
-            Some(libc::EINTR) => {}
-            _ => return Err(error),
         }
     }
 }
@@ -113,10 +108,10 @@ mod tests {
         std::thread::spawn(|| {
             let signals = StopSignals::block().unwrap();
             let moment = Duration::from_millis(10);
-            assert_eq!(wait_for(&signals, moment).unwrap(), None);
+            assert_eq!(signals.wait_for(moment).unwrap(), None);
             // SAFETY: the thread signals itself.
             unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGINT) };
-            let signal = wait_for(&signals, Duration::from_secs(60)).unwrap();
+            let signal = signals.wait_for(Duration::from_secs(60)).unwrap();
             assert_eq!(signal, Some(StopSignal::Int));
         })
         .join()

@@ -12,8 +12,8 @@
 
 use std::fmt;
 
+use super::client::{Call, SignedClient, is_name, name, query};
 use super::xml::{Node, child, children, document, text_at};
-use super::{Call, SignedClient, is_name, name, query};
 use base::machines::{Error, Instance, Role};
 use cloud::http::{AWS, excerpt};
 use http::form;

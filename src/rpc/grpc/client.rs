@@ -134,7 +134,7 @@ impl Channel {
 
     /// Opens a call with any number of requests and responses. [`Channel::streaming`] makes typed
     /// streams of it.
-    pub fn open(&self, path: &str, options: &CallOptions) -> Result<OpenCall, Status> {
+    pub(super) fn open(&self, path: &str, options: &CallOptions) -> Result<OpenCall, Status> {
         let (call, core) = self.start(path, options)?;
         drop(call.connection.link.flush(core));
         Ok(call)
@@ -260,7 +260,7 @@ fn keep(link: &Link<ClientSide>, keepalive: Keepalive) {
 }
 
 /// An open call; dropping it before its end cancels it.
-pub struct OpenCall {
+pub(super) struct OpenCall {
     connection: Arc<ClientConnection>,
     stream: u32,
     deadline: Option<Instant>,

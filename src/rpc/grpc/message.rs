@@ -18,7 +18,7 @@ pub fn encode<M: Message>(message: &M) -> Result<Bytes, Status> {
 }
 
 /// Encodes a message with its prefix into `bytes`, whose content it replaces.
-pub fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<(), Status> {
+pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<(), Status> {
     let length = message.encoded_len();
     let Ok(announced) = u32::try_from(length) else {
         return Err(Status::new(

@@ -37,9 +37,9 @@ mod status;
 mod streaming;
 
 pub use call::Call;
-pub use client::{CallOptions, Channel, Keepalive, OpenCall};
+pub use client::{CallOptions, Channel, Keepalive};
 pub use limits::Limits;
-pub use message::{decode, encode, encode_into};
+pub use message::{decode, encode};
 pub use metadata::Metadata;
 pub use router::Router;
 pub use server::{Server, Statistics};

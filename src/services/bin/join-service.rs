@@ -122,7 +122,7 @@ fn wait_until_control_plane(api: &client::Client, signals: &StopSignals) -> Resu
             "nothing is served: the node {node} is not known to be a control plane: {why}; trying again in {} s",
             own_node::INTERVAL.as_secs()
         );
-        let waited = sys::signal::wait_for(signals, own_node::INTERVAL);
+        let waited = signals.wait_for(own_node::INTERVAL);
         if let Some(signal) = waited.map_err(Failure::failed)? {
             log::info!("{signal}: stopped before the service started");
             return Ok(false);

@@ -334,7 +334,7 @@ fn read(
                 service.waits(&error.to_string());
                 let pause = backoff.pause();
                 log::warn!("{error}; trying again in {} s", pause.as_secs() + 1);
-                let waited = sys::signal::wait_for(signals, pause).map_err(Failure::failed)?;
+                let waited = signals.wait_for(pause).map_err(Failure::failed)?;
                 if let Some(signal) = waited {
                     log::info!("{signal}: stopped without the master secret");
                     return Ok(None);
