@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks what each program links: no asynchronous runtime, no second library for the same purpose; at most as many
 # packages and lines of ours as SPECIFICATION.md promises. The modules of a crate use each other in one direction. No function is
-# longer than 80 lines. There are few crates, arrows between them, and rooms of one level. The picture and the table of crates in
+# longer than 80 lines. The crates, the dependencies between them, and the modules of a folder are few. The picture and the table of crates in
 # docs/architecture.md must match the manifests.
 #
 #   tools/check-deps.sh [draw]      draw: writes both
@@ -38,8 +38,8 @@ tools/circles.py src/* || die "these modules of one folder use each other: move 
 tools/long_functions.py src || die "these functions are too long to be read at once"
 tools/counts.py src || die "give the errors a type whose kind can be asked, the types a name of their own"
 
-# what one head can hold: lower them with each crate, arrow and room that goes
-MOST_CRATES=29 MOST_ARROWS=149 MOST_ROOMS=31
+# lower them with each crate, dependency and module that goes
+MOST_CRATES=29 MOST_DEPENDENCIES=149 MOST_MODULES=31
 
 PACKAGES=(unlock volume bootstrapper services cli)
 for package in "${PACKAGES[@]}"; do
@@ -109,14 +109,14 @@ else:
             if not any(d in reach(o) for o in uses[n] if o != d): print(f"    {n} --> {d}")
 ' "$1"
 }
-read -r crates arrows < <(drawing count)
+read -r crates dependencies < <(drawing count)
 # a folder's modules and folders, without what is in every crate
-rooms=$(find src/*/ -type d | while read -r folder; do
+modules=$(find src/*/ -type d | while read -r folder; do
   printf '%d %s\n' "$(find "$folder" -mindepth 1 -maxdepth 1 \( -type d -o -name '*.rs' \) -printf '%f\n' | grep -cvxE '(lib|main|mod|tests|testing)\.rs|tests|bin|examples')" "${folder%/}"
 done | sort -rn | head -n 1)
-echo "$crates crates with $arrows arrows, at most ${rooms% *} rooms of one level (${rooms#* })"
-[ "$crates" -le $MOST_CRATES ] && [ "$arrows" -le $MOST_ARROWS ] && [ "${rooms% *}" -le $MOST_ROOMS ] ||
-  die "allowed are $MOST_CRATES crates with $MOST_ARROWS arrows, and $MOST_ROOMS rooms of one level: a crate is a subject, and a folder a part of it"
+echo "$crates crates with $dependencies dependencies between them; at most ${modules% *} modules in a folder (${modules#* })"
+[ "$crates" -le $MOST_CRATES ] && [ "$dependencies" -le $MOST_DEPENDENCIES ] && [ "${modules% *}" -le $MOST_MODULES ] ||
+  die "allowed are $MOST_CRATES crates with $MOST_DEPENDENCIES dependencies between them, and $MOST_MODULES modules in a folder: put code into the crate of its subject, and split a folder"
 
 page=docs/architecture.md
 drawn() {

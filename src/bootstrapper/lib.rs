@@ -13,7 +13,7 @@
 //!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete ─► member
 //! ```
 //!
-//! In wings, each of which uses only those above it:
+//! The modules of each folder use only those of the folders above it:
 //!
 //! - [`lock`]: the node lock, the race for it, and who may still guess the init secret.
 //! - [`state`]: the state disk and its header, with the addresses of join services in it; its size, and the generation that shows an

@@ -1,6 +1,6 @@
 //! `firstlight`, the operator's command. Each command has a file or folder, which begins with the
-//! table of its options; `commands` lists the commands. They are in wings, and each wing uses only
-//! those above it in this list:
+//! table of its options; `commands` lists the commands. They are in folders, and the modules of a
+//! folder use only those of the folders above it in this list:
 //!
 //! - `shell`: the frame of the program. `usage` reads the tables of options, `completions` and `man`
 //!   print them, `progress` shows what a command waits for.
