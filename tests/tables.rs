@@ -142,7 +142,7 @@ fn the_page_of_limits_lists_the_versions_of_kubernetes() {
 
 #[test]
 fn the_page_of_refusals_lists_each_kind() {
-    let source = fs::read_to_string(Path::new(ROOT).join("src/hardware/reasons.rs")).unwrap();
+    let source = fs::read_to_string(Path::new(ROOT).join("src/refusal/lib.rs")).unwrap();
     let page = fs::read_to_string(Path::new(ROOT).join("docs/refusals.md")).unwrap();
     let names: Vec<&str> = (source.lines())
         .filter_map(|line| line.trim().strip_prefix("Kind::")?.split('"').nth(1))

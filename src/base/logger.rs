@@ -28,7 +28,7 @@ use crate::text;
 
 /// The crates of this project, separated by spaces; all others are libraries.
 const OURS: &str = "atls attest base bootstrapper cli cloud cloud_api collateral disk endorsement hardware \
-    http image keywrap kubernetes node proto roots rpc services ssh sys tee tls tpm \
+    http image keywrap kubernetes node proto refusal roots rpc services ssh sys tee tls tpm \
     transport unlock verifier volume";
 /// The level for libraries; their other records help only in debugging.
 const FOREIGN_LEVEL: LevelFilter = LevelFilter::Warn;

@@ -104,7 +104,7 @@ impl Certifying {
                 }
             }
         }
-        verifier::reasons::unless_none(why)?;
+        verifier::Refusal::join(why)?;
         Err(Kind::Unproven.because(
             "the policy requires a certified attestation key, but its TPM has no certificate of an endorsement key with RSA 2048, P-256 or P-384. A virtual \
                      TPM gets one from swtpm_setup --create-ek-cert; else add the name of its attestation key to the policy \

@@ -18,6 +18,12 @@ pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
+impl<const N: usize> From<[u8; N]> for Digits<N> {
+    fn from(bytes: [u8; N]) -> Digits<N> {
+        Digits(bytes)
+    }
+}
+
 impl<const N: usize> Serialize for Digits<N> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&hex(&self.0))

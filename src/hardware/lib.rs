@@ -6,14 +6,13 @@
 pub mod claims;
 pub mod json;
 mod list;
-pub mod reasons;
 mod unavailable;
 
 pub mod snp;
 pub mod tdx;
 
 pub use claims::PlatformClaims;
-pub use roots::refusal::{self, Refusal};
+pub use refusal::{self, Refusal};
 pub use unavailable::{Cause, Unavailable};
 
 use base::text::{hex, unhex};

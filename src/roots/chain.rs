@@ -1,9 +1,9 @@
 //! Chains of certificates to a root: the checks that the library that verifies them (webpki) does
 //! not do, and the meaning of its errors. Its own error texts are names of Rust values.
 
-use crate::refusal::Kind;
 use base::text;
 use base::x509::may_certify;
+use refusal::Kind;
 use webpki::{Error, VerifiedPath};
 
 /// Refuses a path with a certificate that is not a CA's according to its key usage, which the

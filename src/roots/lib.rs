@@ -1,12 +1,10 @@
 //! The vendors' roots of trust: this folder has every certificate that the programs trust by
 //! default, and [`ALL`] lists it. A policy names a root, or contains other roots.
-//! [`chain`] says why a chain of certificates is refused, and [`refusal`] has the kinds of refusals of
-//! all evidence.
+//! [`chain`] says why a chain of certificates is refused.
 //!
 //! A test compares the table with the files, and fails 90 days before a certificate expires.
 
 pub mod chain;
-pub mod refusal;
 
 /// What a root certifies. A root is trusted for nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -40,7 +40,7 @@ pub mod wire;
 pub use attest::*;
 pub use base::stage::Stage;
 pub use hardware::claims::{PlatformClaims, Property, TcbPart};
-pub use hardware::{Refusal, claims, reasons, refusal};
+pub use hardware::{Refusal, claims, refusal};
 pub use judge::{OTHER_VARIANT, judge, judge_of_any, refusal as refusal_of, role_of};
 pub use judged::{Measured, Variant};
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_document};

@@ -30,7 +30,6 @@ use std::fmt;
 use base::text::hex;
 use base::x509::Certificate;
 use cloud::http::GOOGLE;
-use hardware::json::Digits;
 use hcl::{HardwareReport, HclReport};
 use tpm::{Bank, Location, Tpm};
 use verifier::sources::offline;
@@ -136,12 +135,12 @@ fn and_own(variant: &'static Variant, tpm: &Location, images: Policy) -> Result<
         azure_sev_snp::OID if believes_any_tpm(variant, &images)? => {
             let key = own_id_key(tpm).map_err(wrong)?;
             announce("ID key", &hex(&key));
-            images.with_platform(|_, snp, _| snp.snp.id_keys = vec![Digits(key)])
+            images.with_platform(|_, snp, _| snp.snp.id_keys = vec![key.into()])
         }
         azure_tdx::OID if believes_any_tpm(variant, &images)? => {
             let mrtd = own_mrtd(tpm).map_err(wrong)?;
             announce("MRTD", &hex(&mrtd));
-            images.with_platform(|_, _, tdx| tdx.mr_td = vec![Digits(mrtd)])
+            images.with_platform(|_, _, tdx| tdx.mr_td = vec![mrtd.into()])
         }
         _ => return Ok(images),
     };

@@ -31,7 +31,6 @@ use attest::ClusterRegister;
 use base::crypto::CLUSTER_ID_LEN;
 use base::sync::lock;
 use base::text::hex;
-use hardware::json::Digits;
 use node::service_trust::{ClusterId, Settings};
 use node::ticket_client::Failure;
 use verifier::carried::Carried;
@@ -214,8 +213,8 @@ fn and_launch(policy: Option<&Policy>, own: LaunchDigest) -> Result<Policy, Poli
     policy.with_platform(|_, snp, _| {
         let demands = &mut snp.snp;
         let names_signer = !demands.id_keys.is_empty() || !demands.author_keys.is_empty();
-        if !names_signer && !demands.launch_measurements.contains(&Digits(own)) {
-            demands.launch_measurements.push(Digits(own));
+        if !names_signer && !demands.launch_measurements.contains(&own.into()) {
+            demands.launch_measurements.push(own.into());
         }
     })
 }

@@ -12,7 +12,6 @@ use super::tcb::{Platform, TcbStatus, few};
 use crate::claims::{PlatformClaims, Property, TcbPart};
 use crate::hex;
 use crate::json::{Digits, Number};
-use crate::reasons::unless_none;
 use crate::refusal::{Kind, Refusal};
 
 /// What a policy requires of a TD. The default is the strictest policy that genuine machines meet.
@@ -117,13 +116,13 @@ impl TdxRequirements {
         .flatten()
         .collect();
         wrong.extend(self.unmet(&verified.quote().body, verified.platform()));
-        unless_none(wrong)?;
+        Refusal::join(wrong)?;
         Ok(self.claims(verified))
     }
 
     /// Checks the requirements that need no collateral, for a quote that this platform has signed.
     pub fn check(&self, quote: &Quote<'_>, platform: &Platform) -> Result<(), Refusal> {
-        unless_none(self.unmet(&quote.body, platform))
+        Refusal::join(self.unmet(&quote.body, platform))
     }
 
     /// Returns what is wrong with a machine, independent of Intel's statements about its platform.

@@ -334,7 +334,7 @@ impl Door {
         if let Some(refused) = error.and_then(atls::Error::refused) {
             let refusal = refused.downcast_ref::<Refusal>();
             let kind = refusal.map_or(Kind::Unproven, |it| it.kind);
-            self.refusals.with([verifier::reasons::name(kind)]).inc();
+            self.refusals.with([kind.name()]).inc();
         }
     }
 }

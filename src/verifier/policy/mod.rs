@@ -847,7 +847,7 @@ impl Policy {
                 refused.push(refusal);
             }
         }
-        let judged = hardware::reasons::unless_none(refused);
+        let judged = Refusal::join(refused);
         if let [_] = self.images() {
             return judged.map(|()| image);
         }

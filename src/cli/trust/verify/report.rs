@@ -80,7 +80,7 @@ pub fn refusals(refusal: &Refusal) -> Vec<Value> {
     let all = std::iter::once(refusal).chain(&refusal.others);
     let json = |one: &Refusal| {
         json!({
-            "kind": verifier::reasons::name(one.kind),
+            "kind": one.kind.name(),
             "field": one.field,
             "expected": one.expected,
             "got": one.got,

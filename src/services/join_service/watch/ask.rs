@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(kind(Kind::Collateral), ("none", "Collateral"));
         assert_eq!(kind(Kind::Expired), ("none", "Expired"));
         let both = [Kind::Collateral, Kind::Outdated].map(|kind| kind.because("text"));
-        let both = verifier::reasons::unless_none(both.into()).unwrap_err();
+        let both = verifier::Refusal::join(both.into()).unwrap_err();
         assert_eq!(of(both), ("refused", "Collateral"));
     }
 

@@ -168,7 +168,7 @@ fn check_signed(document: &NitroDocument, sets: &[Sha384]) -> Result<(), Refusal
     };
     let nearest = sets.iter().map(others).min_by_key(Vec::len);
     // one line, as this is a part of a sentence
-    hardware::reasons::unless_none(nearest.unwrap_or_default())
+    Refusal::join(nearest.unwrap_or_default())
         .map_err(|refusal| refusal.reworded(|lines| lines.replace('\n', "; ")))
 }
 

@@ -80,6 +80,27 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Returns the name of the kind in JSON output and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Malformed => "malformed",
+            Kind::Signature => "signature",
+            Kind::Chain => "chain",
+            Kind::Certificate => "certificate",
+            Kind::Revoked => "revoked",
+            Kind::Expired => "expired",
+            Kind::Nonce => "nonce",
+            Kind::Form => "form",
+            Kind::Binding => "binding",
+            Kind::Measurement => "measurement",
+            Kind::Machine => "machine",
+            Kind::Outdated => "outdated",
+            Kind::Protection => "protection",
+            Kind::Collateral => "collateral",
+            Kind::Unproven => "unproven",
+        }
+    }
+
     /// Makes a refusal of this kind with a sentence for a person.
     pub fn because(self, text: impl Into<String>) -> Refusal {
         Refusal(Box::new(Reason {
@@ -95,6 +116,20 @@ impl Kind {
 }
 
 impl Refusal {
+    /// Joins several refusals, a line for each; succeeds if there are none. The kind of the first
+    /// one is the kind of the whole.
+    pub fn join(all: Vec<Refusal>) -> Result<(), Refusal> {
+        let lines: Vec<_> = all.iter().map(|one| &*one.text).collect();
+        let text = lines.join("\n");
+        let mut all = all.into_iter();
+        let Some(mut first) = all.next() else {
+            return Ok(());
+        };
+        first.text = text;
+        first.others = all.collect();
+        Err(first)
+    }
+
     /// Adds the name of the wrong register or field.
     pub fn of(mut self, field: impl Into<String>) -> Refusal {
         self.field = Some(field.into());
@@ -138,5 +173,26 @@ impl std::error::Error for Refusal {}
 impl From<Refusal> for String {
     fn from(refusal: Refusal) -> String {
         refusal.0.text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_reasons_are_one_refusal_with_a_line_for_each() {
+        let old = Kind::Outdated.because("SNP is 1").of("snp").values(2, 1);
+        let debug = Kind::Protection.because("DEBUG is on");
+        assert_eq!(Refusal::join(vec![]), Ok(()));
+        let alone = Refusal::join(vec![old.clone()]);
+        assert_eq!(alone.unwrap_err(), old);
+        let both = Refusal::join(vec![old, debug.clone()]).unwrap_err();
+        assert_eq!(both.to_string(), "SNP is 1\nDEBUG is on");
+        assert_eq!(
+            (both.kind, both.field.as_deref()),
+            (Kind::Outdated, Some("snp"))
+        );
+        assert_eq!(*both.others, [debug]);
     }
 }
