@@ -74,7 +74,7 @@ cloud-pages: setup ## run the commands of docs/clouds with the clouds' own clien
 test-whole: setup image ## boot virtual machines with the image of mkosi, make a real Kubernetes cluster of them, cut their power, lose machines, update them, move their clocks by a year; needs root (STEP=rejoin|operator|faults|replace|etcd|rollout|fallback|upgrade|year: one step, from a saved cluster)
 	@tests/whole/prepare.sh >/dev/null
 	cargo test --locked --test whole --no-run
-	unshare --net cargo test --locked --offline --test whole $(if $(STEP),step_$(STEP),from_power_on) -- --ignored --nocapture --test-threads=1
+	PATH="$$(tools/qemu.sh):$$PATH" unshare --net cargo test --locked --offline --test whole $(if $(STEP),step_$(STEP),from_power_on) -- --ignored --nocapture --test-threads=1
 
 kubeadm: setup ## check that kubeadm of each supported version that can be built, from v1.34 on, accepts our configurations
 	@tools/kubeadm.sh
