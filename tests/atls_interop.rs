@@ -669,7 +669,7 @@ fn a_peer_that_proves_something_else_is_refused_in_the_strong_form() {
     for (flag, text) in [
         ("-bad-nonce", "for another nonce"),
         ("-bad-key", "for another connection"),
-        ("-no-issuer", "it proves nothing"),
+        ("-no-issuer", "it sent no"),
         (
             "-issue-oid=1.3.9900.1.2",
             "expected OID 06052bcd2c0101, got 06052bcd2c0102",

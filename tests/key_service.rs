@@ -483,7 +483,7 @@ fn a_grant_for_clients_without_a_token_may_stay_when_they_are_served_no_longer()
         .arg("kube-system/join-service=disk,ssh,measurement;anyone=id:s3proxy-kek")
         .current_dir(dir.path());
     let (program, _) = start(&mut command);
-    program.expect("the grant for anyone has no effect");
+    program.expect("--grant for anyone has no effect");
 }
 
 /// grpc.health.v1; 1 is SERVING. An empty request asks for the health of the server as a whole.

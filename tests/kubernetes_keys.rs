@@ -375,7 +375,7 @@ fn without_token_reviews_a_call_fails_soon_and_temporarily() {
     let status = ask(service.address, UUID, Some(&join)).unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     assert!(!status.message().contains("127.0.0.1"), "{status}");
-    service.program.expect("a token cannot be reviewed");
+    service.program.expect("cannot review a token");
     assert!(metrics(&service).contains("firstlight_key_token_reviews_total{result=\"failed\"} 1"));
 }
 
@@ -1483,10 +1483,10 @@ fn accepted_tokens_stay_valid_while_the_api_server_is_down() {
         hex(keys.data_key(UUID, 32, None).unwrap().expose()),
         DISK_KEY
     );
-    service.program.expect("because it was accepted 3");
+    service.program.expect("stays accepted (last review 3");
     assert!(keys.data_key(UUID, 32, None).is_ok());
     let asked = service.program.output();
-    let asked = asked.matches("because it was accepted").count();
+    let asked = asked.matches("stays accepted (last review").count();
     assert_eq!(asked, 1, "the API server is asked again");
     assert_eq!(
         ask(service.address, UUID, Some(&stranger))

@@ -154,7 +154,7 @@ fn a_kernel_that_the_firmware_does_not_measure_is_refused() {
         }),
     };
     let error = launch.digest().unwrap_err();
-    let expected = |why: &str| why.contains("does not prove what it boots");
+    let expected = |why: &str| why.contains("evidence does not show which");
     assert!(
         matches!(&error, Error::Unsupported(why) if expected(why)),
         "{error}"
@@ -415,7 +415,7 @@ fn a_policy_of_machines_without_a_tpm_has_the_kernel_in_the_launch_digest() {
     ];
     let (code, _, errors) = measure(&[&variant[..], &handed_over, &debian].concat());
     assert!(
-        code == 1 && errors.contains("does not prove what it boots"),
+        code == 1 && errors.contains("evidence does not show which"),
         "{errors}"
     );
     // this machine has no such chip

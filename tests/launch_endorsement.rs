@@ -582,14 +582,14 @@ fn each_fault_of_an_endorsement_is_refused_by_name_and_by_google() {
         (
             &SIGNER.replace("digitalSignature", "keyEncipherment")[..],
             PSS,
-            "is not one for signatures",
+            "is not for signatures",
         ),
         (
             "basicConstraints=critical,CA:FALSE\n",
             PSS,
-            "is not one for signatures",
+            "is not for signatures",
         ),
-        (authority, PSS, "is that of an authority"),
+        (authority, PSS, "is a CA certificate"),
         (
             SIGNER,
             "-sha256",
@@ -625,7 +625,7 @@ fn each_fault_of_an_endorsement_is_refused_by_name_and_by_google() {
     assert!(
         error
             .to_string()
-            .contains("the root is not the certificate of an authority"),
+            .contains("the root is not a CA certificate"),
         "{error}"
     );
 }

@@ -415,7 +415,7 @@ fn measure_names_the_variant_and_another_one_is_refused() {
     assert_eq!(code, 1, "{said}");
     assert!(
         said.contains(
-            "it is for the attestation variant \"qemu-vtpm\", and the machines have gcp-sev-es"
+            "it is for the attestation variant \"qemu-vtpm\", but the machines have gcp-sev-es"
         ),
         "{said}"
     );

@@ -557,7 +557,7 @@ fn a_new_volume_opens_by_attestation_and_by_its_recovery_key() {
     // the name of a file elsewhere
     let (key, log) = clone.open_named("../data", 5);
     assert!(
-        key.is_empty() && log.contains("is no name of a volume"),
+        key.is_empty() && log.contains("cannot be the name of a volume"),
         "{log}"
     );
 }
@@ -577,7 +577,7 @@ fn a_present_volume_keeps_its_keyslots_and_tokens() {
     for (arguments, input, expected) in [
         (&["--key-file=-"][..], &b"wrong"[..], "does not open device"),
         (&[], b"", "--key-file is missing"),
-        (&["--format"], b"", "is the LUKS2 volume"),
+        (&["--format"], b"", "is already the LUKS2 volume"),
         (&["--key-file=nowhere"], b"", "nowhere: No such file"),
     ] {
         let output = machine.enroll(arguments, input);
@@ -724,7 +724,7 @@ fn a_header_that_the_host_swaps_after_the_check_is_not_used() {
     fs::write(table, "data UUID=x /run/firstlight/volume luks\n").unwrap();
     let (key, log) = machine.open(5);
     assert!(key.is_empty(), "{log}");
-    let expected = "crypttab: there is no line of data with the option header=headers/data";
+    let expected = "crypttab: expected a line for data with the option header=headers/data";
     assert!(log.contains(expected), "{log}");
 }
 
@@ -883,7 +883,11 @@ fn a_refused_enrolment_leaves_no_record_no_keyslot_and_no_other_settings() {
         let mut other = fs::File::create(machine.dir.path().join("other")).unwrap();
         other.write_all(content).unwrap();
         other.set_len(32 << 20).unwrap();
-        refused(&["--device=other", "--format"], b"", "data is the volume");
+        refused(
+            &["--device=other", "--format"],
+            b"",
+            "the name data is already used by the volume",
+        );
     }
     let mut format = Command::new("cryptsetup");
     format.arg("--batch-mode").args(FORMAT).arg("other");
@@ -893,7 +897,7 @@ fn a_refused_enrolment_leaves_no_record_no_keyslot_and_no_other_settings() {
     refused(
         &arguments,
         PASSPHRASE,
-        "other is another one: choose another --name",
+        "other is another volume: choose another --name",
     );
     let path = machine.dir.path().join("volumes/data");
     assert_eq!(fs::read_to_string(path).unwrap(), settings);

@@ -158,7 +158,7 @@ fn a_reader_of_the_page_gets_a_volume_that_opens_at_each_boot() -> Result<()> {
         &mut vm,
         "systemctl is-active multi-user.target; ! findmnt /data\n",
     )?;
-    says(&mut vm, JOURNAL, "; it is asked again")?;
+    says(&mut vm, JOURNAL, "; asking again")?;
     // the policy accepts another kernel only
     let mut other: Value = serde_json::from_str(&policy).context("read the policy")?;
     other["measurements"]["9"]["expected"] = "00".repeat(32).into();

@@ -18,7 +18,7 @@ pub struct Document {
     /// Bytes that are specific to the cloud. The nonce of the quote includes them. Empty in QEMU.
     #[serde(rename = "InstanceInfo")]
     pub instance_info: Option<Base64>,
-    /// What the issuer bound.
+    /// The data that the issuer bound to the quote.
     #[serde(rename = "UserData")]
     pub user_data: Base64,
 }

@@ -52,7 +52,7 @@ pub trait Issuer: Send + Sync {
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
         if request.challenge.is_some() {
             return Err(IssueError::new(
-                "the peer requires a certified attestation key, and this variant has none",
+                "the peer requires a certified attestation key, but this variant has none",
             ));
         }
         let user_data = request.user_data(&[]);

@@ -48,7 +48,7 @@ pub trait ConnectionJudge {
 
 /// What a peer sent in one connection of the strong form, and what its document must bind.
 pub struct Presented<'a> {
-    /// From the peer's offer.
+    /// The identity in the peer's offer.
     pub identity: Option<&'a Identity>,
     /// The peer's proof.
     pub proof: &'a Proof,
@@ -63,7 +63,6 @@ pub struct Presented<'a> {
 pub struct Accepted {
     /// The name of the machine, if its evidence has one.
     pub machine: Option<Arc<str>>,
-    /// What else is known, for the handlers of the peer's calls: the `Claims` of the crate
-    /// `verifier`.
+    /// Further facts for the handlers of the peer's calls: the `Claims` of the crate `verifier`.
     pub claims: Arc<dyn Any + Send + Sync>,
 }

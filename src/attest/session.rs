@@ -48,7 +48,7 @@ pub struct Identity {
 pub struct Request<'a> {
     /// The role of this machine in the connection.
     pub role: Role,
-    /// The digest of the connection: both ends compute it, and no one of them can choose it.
+    /// The digest of the connection: both ends compute it, and neither can choose it.
     pub session: &'a [u8; 32],
     /// The nonce of the peer.
     pub nonce: &'a [u8],

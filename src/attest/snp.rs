@@ -1,4 +1,4 @@
-//! What the SEV-SNP variants share: the chip's report in the instance info.
+//! The common part of the SEV-SNP variants: the chip's report in the instance info.
 //!
 //! ```text
 //! instance info = { certificate of the chip's key, its chain, report of the chip, what the cloud adds }, as in Constellation

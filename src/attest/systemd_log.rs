@@ -80,8 +80,8 @@ pub fn parse(log: &[u8]) -> Vec<Record> {
     records.map(Record::from).collect()
 }
 
-/// Explains a value of the cluster ID's register that no cluster ID gives, and says what to do.
-/// `None` if the value is zero, or if the log has no record of this register.
+/// Explains a value of the cluster ID's register that does not come from a cluster ID, and says
+/// what to do. `None` if the value is zero, or if the log has no record of this register.
 pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> Option<String> {
     let mut records = parse(log);
     records.retain(|record| record.pcr == pcr);

@@ -17,7 +17,7 @@ use super::{
 /// 4. add it to the table of options in `docs/images/settings.md`, write its page in `docs/platforms`, and
 ///    name that in `docs/attestation.md` and `docs/SUMMARY.md`.
 ///
-/// A variant whose evidence is not a TPM quote also needs a field in `document.rs`, and what a policy can require of it in
+/// A variant whose evidence is not a TPM quote also needs a field in `document.rs`, and its requirements in
 /// `src/verifier/policy`.
 pub const ALL: &[Variant] = &[
     qemu_vtpm::VARIANT,

@@ -1,4 +1,4 @@
-//! What the variants with a TPM share: the issuer of their document. The crate `verifier` has its
+//! The common part of the variants with a TPM: the issuer of their document. The crate `verifier` has its
 //! validator.
 //!
 //! ```text

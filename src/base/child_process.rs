@@ -3,7 +3,7 @@
 //!
 //! Each call has a time limit and a [`Stop`]. Both end the program and its process group, and no
 //! process of the group is left when a call returns. Each line of output is reported at once; an
-//! error contains the last lines. Everybody on the machine can read the arguments of a process
+//! error contains the last lines. Every user of the machine can read the arguments of a process
 //! (proc(5)), so secrets go into files or into the standard input, never into arguments.
 
 use std::collections::VecDeque;

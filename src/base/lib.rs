@@ -1,4 +1,4 @@
-//! What several programs use. A module that only one program needs does not belong here.
+//! Code that several programs share. A module that only one program needs does not belong here.
 
 pub mod backoff;
 pub mod boot;

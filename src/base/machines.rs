@@ -1,4 +1,4 @@
-//! The words that describe machines of a cluster: a machine, its role, its cloud.
+//! Types that describe a cluster's machines: a machine, its role, its cloud.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -197,7 +197,7 @@ impl fmt::Display for Error {
             Error::Url { url, problem } => {
                 write!(
                     f,
-                    "{url:?} is not a valid place of a metadata service: {problem}"
+                    "{url:?} is not a valid address of a metadata service: {problem}"
                 )
             }
             Error::List { place, problem } => write!(f, "{place}: {problem}"),

@@ -21,7 +21,7 @@ pub struct Opt {
     pub was: Option<&'static str>,
     /// The value's name in the help text, as `FILE`; empty for a flag.
     pub value: &'static str,
-    /// The words of which the value is one; none: any text.
+    /// The permitted values; empty: any text.
     pub words: &'static [&'static str],
     /// Whether the option is required.
     pub is_needed: bool,
@@ -77,7 +77,7 @@ impl Opt {
         self
     }
 
-    /// Sets the words of which the value is one.
+    /// Sets the permitted values.
     pub const fn one_of(mut self, words: &'static [&'static str]) -> Opt {
         self.words = words;
         self
@@ -121,7 +121,7 @@ impl Opt {
         text.trim_end().to_owned()
     }
 
-    /// Returns the option's meaning, the words of its value and its default.
+    /// Returns the option's meaning, its permitted values and its default.
     pub fn description(&self) -> String {
         let words = match self.words {
             [] => String::new(),

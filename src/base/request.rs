@@ -81,8 +81,8 @@ pub trait Transport: Send + Sync {
     fn send(&self, request: &Request<'_>) -> Result<Response, NoAnswer>;
 }
 
-/// Returns the seconds of a `Retry-After`; `None` if it is no number. One that is too large is as
-/// good as endless: callers have limits.
+/// Returns the seconds of a `Retry-After`; `None` if it is no number. A number that is too large
+/// becomes the maximum: callers have limits.
 pub fn seconds(value: &str) -> Option<Duration> {
     let value = value.trim();
     let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());

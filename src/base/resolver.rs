@@ -49,7 +49,7 @@ pub fn addresses(host: &str, mut until: Instant) -> Result<Vec<SocketAddr>, Unre
     }
 }
 
-/// Returns the address that a host is, if it is one.
+/// Returns the address if the host is an IP address.
 pub fn literal(host: &str) -> Option<SocketAddr> {
     let address: IpAddr = host.parse().ok()?;
     Some((address.to_canonical(), 0).into())
@@ -60,7 +60,7 @@ pub fn literal(host: &str) -> Option<SocketAddr> {
 pub struct Unresolved {
     /// The name.
     pub host: String,
-    /// What the name servers did, as a clause.
+    /// What went wrong with the name servers, as a clause.
     pub why: String,
 }
 
@@ -106,7 +106,7 @@ impl Lookup {
     }
 
     /// Returns the addresses that have been found so far, IPv6 first, and what to wait for: nothing if
-    /// no more will be found. Both are from one look, so an answer that comes meanwhile ends the wait.
+    /// no more will be found. Both are read at one time, so an answer that comes later ends the wait.
     pub fn state(&self) -> (Vec<SocketAddr>, Vec<Wait<'_>>) {
         let (mut found, mut waits) = (vec![], vec![]);
         for query in &self.queries {

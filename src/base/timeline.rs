@@ -96,8 +96,8 @@ impl Timeline {
     }
 
     /// Prints an event: `name` is a word of letters and dashes, `text` its description. The text
-    /// must hold no secrets, because the host reads the console of a confidential VM. It may hold
-    /// the words of a peer, which cannot look like another event.
+    /// must hold no secrets, because the host reads the console of a confidential VM. It may
+    /// contain text from a peer, which cannot look like another event.
     pub fn event(&self, name: &str, text: impl Display) {
         // A node without a console still boots; `println!` would panic.
         let line = self.line(clock::since_boot(), name, &text.to_string());
@@ -128,7 +128,7 @@ impl Timeline {
         let (since, mut pause) = (Instant::now(), SILENCE);
         while !over.wait(pause) {
             let seconds = since.elapsed().as_secs();
-            self.event("waiting", format_args!("for {what} since {seconds} s"));
+            self.event("waiting", format_args!("for {what}, {seconds} s so far"));
             pause = REPORT_INTERVAL;
         }
     }
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(lines.len(), 2);
 
         for _ in 0..1000 {
-            unlock.event("waiting", "for a key of disk 0123 since 3600 s");
+            unlock.event("waiting", "for a key of disk 0123, 3600 s so far");
         }
         assert!(read().len() <= RECORD_BYTES / 2);
         unlock.event("mounted", "/run/state");
@@ -260,7 +260,7 @@ mod tests {
         });
         let said = said();
         assert!(
-            said.contains(" waiting: for the disk /dev/vdb since ") && said.lines().count() == 1,
+            said.contains(" waiting: for the disk /dev/vdb, ") && said.lines().count() == 1,
             "{said}"
         );
     }

@@ -69,7 +69,7 @@ pub struct Busy {
 }
 
 impl Turns {
-    /// Creates turns of which `at_once` may run at the same time, with `places` to wait for one.
+    /// Allows `at_once` turns at the same time; `places` callers may wait for one.
     pub fn new(at_once: usize, places: usize) -> Turns {
         Turns {
             at_once,
@@ -80,8 +80,8 @@ impl Turns {
     }
 
     /// Waits for a turn until `deadline`, as long as `is_over` returns false; otherwise errors with
-    /// [`Busy`]. If all places are taken, one waiting call gets [`Busy`]: one of the network with
-    /// the most wrong attempts, or else with the most places.
+    /// [`Busy`]. If `places` callers already wait, one of them gets [`Busy`]: from the network with
+    /// the most wrong attempts, or else with the most waiting callers.
     pub fn take(
         &self,
         network: Network,

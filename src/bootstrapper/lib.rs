@@ -225,7 +225,7 @@ impl Bootstrapper {
         let certificate = match state::state_disk::take_host_certificate(&self.key_file) {
             Ok(Some(certificate)) => certificate,
             Ok(None) => return,
-            Err(error) => return log::warn!("the SSH host certificate is not renewed: {error}"),
+            Err(error) => return log::warn!("cannot renew the SSH host certificate: {error}"),
         };
         match ssh::host::renew(&self.root, &certificate) {
             Ok(()) => {
@@ -233,7 +233,7 @@ impl Bootstrapper {
                     .event("ssh", "the host certificate is renewed");
                 ssh::host::reload_sshd(&self.stop);
             }
-            Err(error) => log::warn!("the SSH host certificate is not renewed: {error}"),
+            Err(error) => log::warn!("cannot renew the SSH host certificate: {error}"),
         }
     }
 }

@@ -226,12 +226,12 @@ fn trial(settings: &Settings) -> Result<(), Failure> {
     };
     match trial.run(&Stop::new(), &Timeline::new("trial")) {
         Ok(TrialEnd::Refused) => Err(Failure::failed(
-            "the new version of the image is not healthy: the machine restarts",
+            "the new version of the image did not become healthy in time: the machine restarts",
         )),
         Ok(_) => Ok(()),
         // whether there is a trial is not known, and a node that works must not restart because of a damaged EFI system partition
         Err(error) => {
-            log::warn!("no trial of the image: {error}");
+            log::warn!("cannot run the trial of the image: {error}");
             Ok(())
         }
     }

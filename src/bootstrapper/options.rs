@@ -28,13 +28,13 @@ pub struct Settings {
     pub policy: components::Policy,
     /// Where the components are.
     pub components: components::Settings,
-    /// Whether a cloud controller manager initializes the node; `None` is as the cloud has it.
+    /// Whether a cloud controller manager initializes the node; `None`: the default of the cloud.
     pub cloud_controller: Option<bool>,
     /// How long kubeadm waits for each part of Kubernetes; `None`: as long as kubeadm does by default.
     pub kubeadm_timeout: Option<Duration>,
-    /// What the time service asks; `None`: as the list of machines or the cloud has it.
+    /// The time servers; `None`: those of the list of machines or of the cloud.
     pub time_servers: Option<Sources>,
-    /// Who signs updates of the image.
+    /// The keys that may sign updates of the image.
     pub update_keys: Vec<PublicKey>,
     /// Where releases of the image are.
     pub update_url: Option<String>,
@@ -54,15 +54,15 @@ pub const OPTIONS: &Table<Settings> = &[
      |it, _, value| put(&mut it.components.image, Ok(Some(value.into())))),
     (Opt::flag("allow-unverified-components", "installs components without a hash too").setting(),
      |it, _, _| put(&mut it.policy.allow_unverified, Ok(true))),
-    (Opt::value("service-policy", "FILE", "measurement policy, JSON: images of join services that are accepted beside this machine's own").setting(),
+    (Opt::value("service-policy", "FILE", "measurement policy, JSON: accepted images of join services in addition to this machine's own").setting(),
      |it, _, value| put(&mut it.services, read_policy(Path::new(&value)).map(Some).map_err(|why| Failure::Usage(why.to_string())))),
     (Opt::value("cloud-controller-manager", "WORD", "whether a cloud controller manager initializes the nodes of this cluster (the kubelet's --cloud-provider=external); by default yes in aws, azure and gcp, otherwise no").one_of(&["yes", "no"]).setting(),
      |it, name, value| put(&mut it.cloud_controller, yes_or_no(name, value).map(Some))),
     (Opt::value("kubeadm-timeout", "SECONDS", "how long kubeadm waits for the kubelet, each component of the control plane, the API and etcd, on a slow machine, 240 to 86400; by default as long as kubeadm itself does, such as 240 for the API server").setting(),
      |it, name, value| put(&mut it.kubeadm_timeout, kubeadm_timeout(name, value).map(Some))),
-    (Opt::value("time-servers", "LIST", "what the image's chrony asks for the time, up to 8 separated by commas: HOST, nts:HOST, or /dev/ptp.. for a clock of the host; by default the list's timeServers, then those of the cloud, then public servers with NTS").setting(),
+    (Opt::value("time-servers", "LIST", "the time servers of the image's chrony, up to 8, separated by commas: HOST, nts:HOST, or /dev/ptp.. for a clock of the host; by default the list's timeServers, then those of the cloud, then public servers with NTS").setting(),
      |it, name, value| put(&mut it.time_servers, parsed(name, value).map(Some))),
-    (Opt::value("update-key", "KEY", "SSH keys that sign updates of the image, as in a .pub file, without the name before the key and the comment behind it, separated by commas; without a key the image accepts no update").setting(),
+    (Opt::value("update-key", "KEY", "SSH keys that sign updates of the image, separated by commas: only the key's base64 from the .pub file; without a key the image accepts no update").setting(),
      |it, name, value| put(&mut it.update_keys, update_keys(name, value))),
     (Opt::value("update-url", "URL", "the folder of a web server with the newest release of the image, https://.., for `bootstrapper update` without a URL").setting(),
      |it, _, value| put(&mut it.update_url, text(value).map(Some))),
@@ -72,7 +72,7 @@ pub const OPTIONS: &Table<Settings> = &[
      |it, name, value| put(&mut it.trial_limit, trial(name, value).map(Some))),
     (Opt::flag("settings", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)"),
      |it, _, _| put(&mut it.read, Ok(true))),
-    (Opt::flag("serve-evidence", "does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends after a minute without a call"),
+    (Opt::flag("serve-evidence", "only makes evidence of this machine with its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends after a minute without a call"),
      |it, _, _| put(&mut it.serve_evidence, Ok(true))),
 ];
 

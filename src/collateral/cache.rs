@@ -40,7 +40,7 @@ const BAD_PAUSE: Duration = Duration::from_secs(60);
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a caller does not wait for the certificate of a chip.
-const TOO_MANY: &str = "too many validations wait for certificates of chips or of authorities already: try again in a second";
+const TOO_MANY: &str = "too many validations already wait for certificates of chips or authorities: try again in a second";
 
 /// Gets an item from its server, in the form in which the store keeps it.
 pub trait Origin: Send + Sync {
@@ -202,7 +202,7 @@ impl Cache {
             if state.waiting >= MAX_WAITING {
                 state.slot(&name).is_running = is_running;
                 let waiting = state.waiting;
-                let why = format!("{item}: {waiting} validations wait for servers already");
+                let why = format!("{item}: {waiting} validations already wait for servers");
                 return Err(Cause::Limited.because(why));
             }
             let chips = usize::from(is_running && item.is_named_by_strangers());
@@ -265,7 +265,7 @@ impl Cache {
         let running = name.clone();
         let work = move || cache.run(&item, &name, is_renewal, Instant::now() + RENEWAL);
         if let Err(error) = thread::Builder::new().name("collateral".into()).spawn(work) {
-            log::warn!("cannot start a thread: {error}");
+            log::warn!("cannot start the thread that fetches collateral: {error}");
             self.state().slot(&running).is_running = false;
         }
     }
@@ -368,7 +368,7 @@ impl Cache {
             Ok(entry)
         } else {
             let end = std::time::UNIX_EPOCH + Duration::from_secs(until);
-            let end = format!("it ended at {}", base::time::seconds(end));
+            let end = format!("it expired at {}", base::time::seconds(end));
             Err(Cause::Expired.because(end))
         }
     }

@@ -51,7 +51,7 @@ impl ConfigMap {
 impl Store for ConfigMap {
     fn load(&self, item: &Item) -> Option<Stored> {
         let found = self.client.find(&self.object);
-        let found = found.map_err(|error| log::warn!("cannot read kept certificates: {error}"));
+        let found = found.map_err(|error| log::warn!("cannot read stored certificates: {error}"));
         stored(&found.ok()??, &item.name())
     }
 
@@ -70,7 +70,7 @@ impl Store for ConfigMap {
                 })
             });
         if let Err(error) = saved {
-            log::warn!("cannot keep {item}: {error}");
+            log::warn!("cannot store {item}: {error}");
         }
     }
 }

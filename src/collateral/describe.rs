@@ -46,7 +46,8 @@ fn undescribed(failed: Failed, id: &str, region: &str) -> Unavailable {
     match failed.code.as_str() {
         "InvalidInstanceID.NotFound" => {
             let why = format!(
-                "EC2 in {region} knows no instance {id} of the account that asks: the machine is another customer's, or in another region"
+                "EC2 in {region} knows no instance {id} in the account of this program: the machine is another customer's, or in another \
+                 region"
             );
             Cause::Unknown.because(why)
         }
@@ -79,8 +80,8 @@ pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, Unavailable> 
     let instances = child(reservation, "instancesSet")
         .into_iter()
         .flat_map(|set| children(set, "item"));
-    let instance =
-        only(instances).ok_or_else(|| nonsense("a reservation with none or several".into()))?;
+    let instance = only(instances)
+        .ok_or_else(|| nonsense("a reservation with no instance or several".into()))?;
     let got = text_at(instance, &["instanceId"]);
     if got != id {
         return Err(nonsense(format!("{:?}", excerpt(got.as_bytes()))));
@@ -154,8 +155,8 @@ mod tests {
         for (xml, why) in [
             (answer(""), "expected the instance i-01"),
             (answer(&one.repeat(2)), "expected the instance i-01"),
-            (several, "none or several"),
-            (answer("<item/>"), "none or several"),
+            (several, "no instance or several"),
+            (answer("<item/>"), "no instance or several"),
             (whole.replace("i-01", "i-02"), "got \"i-02\""),
             (whole.replace("123456789012", "12345"), "account \"12345\""),
             (whole.replace("eu-west-1c", ""), "zone \"\""),

@@ -9,7 +9,7 @@
 //!          ─► ask, in a thread of its own: a caller waits no longer than until its deadline, and the answer counts for the next one
 //! ```
 //!
-//! These answers are kept only in memory. Others could write to a store, and they must not decide which account a machine belongs to.
+//! These answers are kept only in memory: whoever can write to a store must not decide which account owns a machine.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -149,7 +149,7 @@ impl Ec2 {
                 Some(pause) if !pause.why.may_pass() || pause.until >= deadline => {
                     let seconds = (pause.until - now).as_secs() + 1;
                     let why = pause.why.clone();
-                    return Err(why.and(format!("; EC2 is asked again in {seconds} s")));
+                    return Err(why.and(format!("; asking EC2 again in {seconds} s")));
                 }
                 Some(pause) => pause.until,
                 None => deadline,
@@ -164,7 +164,7 @@ impl Ec2 {
             }
             if state.waiting >= MAX_WAITING {
                 let waiting = state.waiting;
-                let why = format!("{waiting} validations wait for EC2 already");
+                let why = format!("{waiting} validations already wait for EC2");
                 return Err(Cause::Limited.because(why));
             }
             state.waiting += 1;
@@ -185,7 +185,7 @@ impl Ec2 {
             let asked = ec2.request(&own);
             let failed = ec2.state().take(&own, asked);
             if let Some(why) = failed {
-                log::warn!("EC2 cannot be asked about {own}: {why}");
+                log::warn!("cannot ask EC2 about {own}: {why}");
             }
         };
         let spawned = thread::Builder::new().name("ec2".into()).spawn(work);
@@ -209,7 +209,7 @@ impl Ec2 {
                 ..Instance::default()
             }),
             other => {
-                let why = format!("EC2 says that the instance {id} is {other}, and not running");
+                let why = format!("EC2 says that the instance {id} is {other}, expected running");
                 Err(Cause::Mismatch.because(why))
             }
         }
@@ -263,7 +263,7 @@ impl State {
                 };
                 self.pause = Some(Pause {
                     until: now + pause,
-                    why: (why.clone()).about(format!("EC2 cannot be asked about {id}")),
+                    why: (why.clone()).about(format!("cannot ask EC2 about {id}")),
                 });
                 Some(why)
             }

@@ -11,13 +11,13 @@ use crate::{AMD, INTEL, Kept, Settings};
 
 /// The options. The chart passes each of them, and an empty value means that it is not set.
 pub const OPTIONS: &Table<Flags> = &[
-    (Opt::value("collateral", "WHERE", "where fetched certificates of chips and collateral of platforms are kept: a directory, a file of collateral (.json), or configmap:NAMESPACE/NAME [only in memory]"),
+    (Opt::value("collateral", "WHERE", "the store for fetched certificates and collateral: a directory, a file of collateral (.json), or configmap:NAMESPACE/NAME [only in memory]"),
      |it, _, value| unless_empty(value, |value| it.keep(&value))),
     (Opt::value("kds", "URL", "AMD's key distribution service or a mirror of it; none to fetch nothing").or(AMD),
      |it, _, value| unless_empty(value, |value| put(&mut it.settings.kds, url(value)))),
     (Opt::value("pcs", "URL", "Intel's provisioning certification service or a caching service (PCCS); none to fetch nothing").or(INTEL),
      |it, _, value| unless_empty(value, |value| put(&mut it.settings.pcs, url(value)))),
-    (Opt::value("tcb-update", "EVALUATION", "which of Intel's evaluations counts").one_of(&["early", "standard"]).or("early"),
+    (Opt::value("tcb-update", "EVALUATION", "Intel's TCB evaluation to use").one_of(&["early", "standard"]).or("early"),
      |it, name, value| unless_empty(value, |value| put(&mut it.settings.update, parsed(name, value)))),
     (Opt::value("collateral-ca", "FILE", "the authorities of these servers' certificates, PEM [this machine's]"),
      |it, _, value| unless_empty(value, |value| put(&mut it.settings.ca, Ok(Some(value.into()))))),

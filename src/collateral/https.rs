@@ -51,7 +51,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Makes a limit of which nothing is used.
+    /// Makes a limit without any request yet.
     pub fn new(at_once: u32, pause: Duration, now: Instant) -> Limit {
         Limit {
             at_once,
@@ -118,7 +118,7 @@ pub enum Failure {
     Final(Unavailable),
     /// The next attempt may succeed after this time.
     Later(Unavailable, Instant),
-    /// This program sends no more such requests for now. It is no use to wait for it: others wait already.
+    /// This program sends no more such requests for now. Do not wait for it: other callers already wait.
     Full(Unavailable, Instant),
 }
 
@@ -209,7 +209,7 @@ impl Server {
         if let Some((until, why)) = state.pause.as_ref().filter(|(until, _)| *until > now) {
             let seconds = (*until - now).as_secs() + 1;
             let why = why.clone();
-            let why = why.and(format!("; it is asked again in {seconds} s"));
+            let why = why.and(format!("; asking again in {seconds} s"));
             return Err(Failure::Later(why, *until));
         }
         if state.running >= MAX_AT_ONCE {
@@ -264,7 +264,7 @@ impl Server {
                 return Err((Cause::Busy.because(why), answer.pause()));
             }
             status @ 300..400 => {
-                let why = format!("it redirects (status {status}), which is not followed");
+                let why = format!("it redirects (status {status}), but redirects are not followed");
                 return Err(bad(Cause::Refused(status), why));
             }
             // the refusal of a POST is about its content, and the answer says why

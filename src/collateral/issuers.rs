@@ -96,8 +96,8 @@ pub fn of(certificate: &[u8]) -> Result<Option<Item>, Unavailable> {
     let path = places.iter().find_map(|place| path(place));
     let path = path.ok_or_else(|| {
         let why = format!(
-            "its issuer is published at {}, from which nothing is fetched: expected http://{BUCKET}*{HOST}/*. Verify that certificate yourself, \
-             and add it behind its root to the policy (cloud.roots, PEM)",
+            "its issuer is published at {}, but this program fetches only http://{BUCKET}*{HOST}/*. Verify that certificate yourself, and \
+             add it behind its root to the policy (cloud.roots, PEM)",
             text::quoted(first, 120)
         );
         Cause::Unknown.because(why)

@@ -68,7 +68,7 @@ pub enum PckAuthority {
     Processor,
 }
 
-/// What an item contains.
+/// The content of an item.
 #[derive(Debug, Clone)]
 pub enum Content {
     /// A certificate or list.
@@ -172,8 +172,8 @@ impl Item {
     }
 }
 
-/// Returns the part of an item's name that names a chip or an issuer; `None` if the item is not the certificate of one. Strangers
-/// can name chips, TCBs and issuers, so such items never replace others.
+/// Returns the part of an item's name that names a chip or an issuer; `None` if the item is not the certificate of one.
+/// Unauthenticated peers can name chips, TCBs and issuers, so such items never replace others.
 pub fn chip_of(name: &str) -> Option<&str> {
     let stem = name.strip_suffix(".der")?;
     match stem.strip_prefix("issuer-") {

@@ -358,14 +358,14 @@ impl Sources for Fetching {
     }
 
     fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, Unavailable> {
-        let offline = || Cause::Offline.because("no request is sent (offline)");
+        let offline = || Cause::Offline.because("requests are disabled (offline)");
         let maa = self.maa.as_ref().ok_or_else(offline)?;
         maa.word(question, Instant::now() + self.time)
     }
 
     fn ec2_instance(&self, id: &str) -> Result<Arc<Instance>, Unavailable> {
         let ec2 = self.ec2.as_ref().ok_or_else(|| {
-            let why = "the policy requires accounts or zones of AWS, which only EC2 knows, and no request is sent (offline)";
+            let why = "the policy requires accounts or zones of AWS, which only EC2 knows, but requests are disabled (offline)";
             Cause::Offline.because(why)
         })?;
         ec2.instance(id, Instant::now() + self.time)
@@ -418,8 +418,9 @@ impl Servers {
 
 impl Origin for Servers {
     fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure> {
-        let offline =
-            || Cause::Offline.because("it is not in the cache, and nothing is fetched (offline)");
+        let offline = || {
+            Cause::Offline.because("it is not in the cache, and requests are disabled (offline)")
+        };
         let fetches = match item {
             Item::Issuer { .. } => self.issuers.is_some(),
             _ => self.kds.is_some() || self.pcs.is_some(),

@@ -197,7 +197,7 @@ impl Maa {
         let word = parse(answer)?;
         let left = word.expires.saturating_sub((self.clock)());
         if left == 0 {
-            let why = "the token has ended: is the clock of this machine right?";
+            let why = "the token has expired: is the clock of this machine right?";
             return Err(Cause::Expired.because(why));
         }
         let counts = match word.check(url, report) {

@@ -120,7 +120,7 @@ impl Store for Directory {
     fn save(&self, item: &Item, bytes: &[u8]) {
         let written = self.write(&item.name(), bytes).and_then(|()| self.tidy());
         if let Err(error) = written {
-            log::warn!("{}: cannot keep {item}: {error}", self.0.display());
+            log::warn!("{}: cannot store {item}: {error}", self.0.display());
         }
     }
 }

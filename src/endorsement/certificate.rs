@@ -364,7 +364,7 @@ mod tests {
             (signing, "(key usage)"),
             (without_usage, "(key usage)"),
             (attesting, "(extended key usage)"),
-            (of_ca, "is that of an authority"),
+            (of_ca, "is a CA certificate"),
         ] {
             let error = refusal(&root.endorse(params, &[]), &roots);
             assert!(error.contains(why), "{error}, expected: {why}");
@@ -386,7 +386,7 @@ mod tests {
         // an endorsement key is not a CA
         let leaf = root.below(endorsement_params());
         let error = refusal(&leaf.endorse(endorsement_params(), &[&leaf]), &roots);
-        assert!(error.contains("not that of an authority"), "{error}");
+        assert!(error.contains("not a CA certificate"), "{error}");
         let mut many = root.endorse(endorsement_params(), &[]);
         many.chain = vec![vec![]; MAX_CHAIN + 1];
         let error = refusal(&many, &roots);
@@ -521,20 +521,17 @@ mod tests {
             ),
             (one.endorse(attesting, &[&one]), "(extended key usage)"),
             (one.endorse(signing, &[&one]), "(key usage)"),
-            (one.endorse(of_ca, &[&one]), "is that of an authority"),
+            (one.endorse(of_ca, &[&one]), "is a CA certificate"),
             (expired.endorse(leaf(), &[&expired]), "has expired"),
             (one.endorse(early, &[&one]), "is not valid yet"),
             (
                 without_signing.endorse(leaf(), &[&without_signing]),
-                "not that of an authority",
+                "not a CA certificate",
             ),
-            (
-                not_ca.endorse(leaf(), &[&not_ca]),
-                "not that of an authority",
-            ),
+            (not_ca.endorse(leaf(), &[&not_ca]), "not a CA certificate"),
             (
                 only_signing.endorse(leaf(), &[&only_signing]),
-                "not that of an authority",
+                "not a CA certificate",
             ),
             (limited.endorse(leaf(), &[&limited]), "name constraints"),
             (strict.endorse(leaf(), &[&strict]), "critical extension"),

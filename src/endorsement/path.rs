@@ -3,10 +3,11 @@
 //! STM, Infineon and Intel issue them, and those whose issuer's name is encoded differently in its own
 //! certificate ([`name`]).
 //!
-//! This program requires no policy: it starts with any-policy, and nothing requires an explicit one
-//! (RFC 5280 §6.1.1). Then a certificate's policies have no effect (§6.1.3 d, §6.1.5 g). A
-//! certificate is refused if an extension requires a policy, limits names or is unknown.
-//! Signatures, dates, CA flags, path length and extended key usage are checked as in the library.
+//! This program requires no certificate policy: it starts with any-policy and without
+//! require-explicit-policy (RFC 5280 §6.1.1). Then a certificate's policies have no effect (§6.1.3
+//! d, §6.1.5 g). A certificate is refused if an extension requires a policy, limits names or is
+//! unknown. Signatures, dates, CA flags, path length and extended key usage are checked as in the
+//! library.
 
 use base::der::{
     BIT_STRING, BOOLEAN, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE,
@@ -78,7 +79,7 @@ pub fn verify(
     let leaf = Link::parse(certificate);
     let leaf = leaf.map_err(|Malformed| refused("the certificate cannot be read"))?;
     if leaf.is_authority().is_ok() {
-        return Err(refused("the certificate is that of an authority"));
+        return Err(refused("the certificate is a CA certificate"));
     }
     // a certificate that cannot be read is not the issuer
     let issuers: Vec<_> = chain.iter().flat_map(|one| Link::parse(one)).collect();
@@ -306,7 +307,7 @@ impl<'a> Link<'a> {
                 }
             }
             _ => Err(refused(
-                "a certificate of the chain is not that of an authority",
+                "a certificate of the chain is not a CA certificate",
             )),
         }
     }

@@ -7,12 +7,12 @@ use serde::Serialize;
 /// genuine texts are shorter.
 const MAX_TEXT: usize = 400;
 
-/// The proven facts about a machine besides the values of its registers. Validators return it,
-/// policies judge it, `firstlight verify` and the audit records show it.
+/// The proven facts about a machine besides the values of its registers. Validators return them,
+/// policies judge them, `firstlight verify` and audit records show them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlatformClaims {
-    /// What protects the machine, and the product: `AMD SEV-SNP (Milan)`.
+    /// The technology that protects the machine, and the product: `AMD SEV-SNP (Milan)`.
     pub technology: String,
     /// Who signed the evidence, down from the root: `ARK-Milan, SEV-Milan, SEV-VCEK`.
     pub signed_by: String,

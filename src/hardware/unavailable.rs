@@ -1,23 +1,23 @@
-//! Why collateral cannot be had: a cause for programs and a sentence for people.
+//! Why collateral is not available: a cause for programs and a sentence for people.
 
 use std::fmt;
 
 use crate::refusal::{Kind, Refusal};
 
-/// Why an item of collateral, or a cloud's word on a machine, cannot be had.
+/// Why an item of collateral, or a cloud's verdict on a machine, is not available.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unavailable {
-    /// What failed.
+    /// The kind of failure.
     pub cause: Cause,
     text: String,
 }
 
-/// What failed.
+/// The kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// A setting is wrong or missing: a URL, a file, a directory, credentials, a permission.
     Setting,
-    /// By its settings, this program asks no server.
+    /// The settings of this program forbid requests.
     Offline,
     /// There is no connection to the server, or its answer is incomplete.
     Unreachable,
@@ -57,12 +57,12 @@ impl Unavailable {
         Cause::Malformed.because(why.to_string())
     }
 
-    /// Says in front what the error is about.
+    /// Puts the subject of the error in front.
     pub fn about(self, what: impl fmt::Display) -> Unavailable {
         self.cause.because(format!("{what}: {}", self.text))
     }
 
-    /// Says at the end when the next request is sent, or what to do.
+    /// Appends when the next request is sent, or what to do.
     pub fn and(self, more: impl fmt::Display) -> Unavailable {
         self.cause.because(format!("{}{more}", self.text))
     }

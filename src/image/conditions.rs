@@ -1,5 +1,5 @@
-//! What determines the registers in addition to the image: the conditions of a boot, and the texts
-//! that systemd's units measure.
+//! The factors that determine the registers in addition to the image: the conditions of a boot, and
+//! the texts that systemd's units measure.
 
 use base::phases::{self, OS_SEPARATOR, UNTIL_BOOTED};
 
@@ -17,7 +17,7 @@ pub enum Units {
     Phases,
     /// The units of the booted system; the initramfs has none.
     Booted,
-    /// None: they are masked or missing.
+    /// No unit: all are masked or missing.
     None,
 }
 

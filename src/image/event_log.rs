@@ -21,7 +21,7 @@ pub struct Event {
 pub struct Missing {
     /// The reason.
     pub why: String,
-    /// What to pin instead.
+    /// Advice: the registers to pin instead.
     pub instead: String,
 }
 

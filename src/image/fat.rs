@@ -3,7 +3,7 @@
 //!
 //! The crate `fatfs` is not used: it panics on damaged boot sectors (its issue 56), follows a
 //! directory whose clusters form a cycle for ever, and wants to write. [`super::slots`] replaces
-//! files in place, for which it needs only where they are.
+//! files in place, and needs only their positions.
 
 use std::io::{Read, Seek, SeekFrom};
 

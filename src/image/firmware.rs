@@ -50,7 +50,7 @@ pub struct SevSection {
     pub address: u32,
     /// The length in bytes.
     pub len: u32,
-    /// What it is for.
+    /// Its purpose.
     pub kind: SevSectionKind,
 }
 

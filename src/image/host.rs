@@ -81,7 +81,7 @@ pub struct Channel {
     pub name: &'static str,
     /// Whether the image closes it.
     pub state: State,
-    /// What was found.
+    /// The finding.
     pub found: String,
     /// The setting that closes it.
     pub closed_by: &'static str,
@@ -169,7 +169,7 @@ impl Contents {
                 if (channel.state, closed.state) == (State::Open, State::Closed) {
                     channel.state = State::Unseen;
                     channel.found +=
-                        "; closed if the initrd, which cannot be read, has firstlight's module";
+                        "; the initrd cannot be read: closed if it has firstlight's module";
                 }
             }
         }

@@ -143,8 +143,7 @@ pub struct Snp {
     pub measurements: BTreeMap<u32, LaunchDigest>,
     /// The guest policy with which Google starts such machines, according to Google.
     pub policy: u64,
-    /// Whether it also endorses a secure VM service module (SVSM), whose launch digest is not among
-    /// the others.
+    /// Whether it also endorses a secure VM service module (SVSM); its launch digest is left out.
     pub has_svsm: bool,
 }
 
@@ -200,7 +199,7 @@ impl LaunchEndorsement {
         .map_err(|error| wrong(in_words(&error)))?;
         // the library does not check this
         if !matches!(fields.key_usage(), Some(bits) if bits & DIGITAL_SIGNATURE != 0) {
-            return Err(wrong("is not one for signatures (key usage)".into()));
+            return Err(wrong("is not for signatures (key usage)".into()));
         }
         leaf.verify_signature(SIGNATURE, &self.signed, &self.signature)
             .map_err(|_| {
@@ -257,9 +256,7 @@ impl Root {
         if may_certify(&self.0) {
             Ok(())
         } else {
-            Err(untrusted(
-                "is not the certificate of an authority (key usage)",
-            ))
+            Err(untrusted("is not a CA certificate (key usage)"))
         }
     }
 }
@@ -431,7 +428,7 @@ fn in_words(error: &webpki::Error) -> String {
         CertExpired { .. } => "has expired: fetch an endorsement that Google signed later".into(),
         CertNotValidYet { .. } => "is not valid yet: is the clock of this machine right?".into(),
         UnknownIssuer | InvalidSignatureForPublicKey => "is not signed by the given root".into(),
-        CaUsedAsEndEntity => "is that of an authority".into(),
+        CaUsedAsEndEntity => "is a CA certificate".into(),
         RequiredEkuNotFoundContext(_) => {
             "is for another use than signatures of code (extended key usage)".into()
         }

@@ -55,7 +55,7 @@ const EXIT: [&str; 2] = [
     "Exit Boot Services Returned with Success",
 ];
 
-/// What a machine boots.
+/// The image or kernel that a machine boots.
 pub struct Image(Kind);
 
 enum Kind {

@@ -39,7 +39,7 @@ const LAST: u8 = 0x40;
 const ARCHIVE: u8 = 0x20;
 const DIRECTORY: u8 = 0x10;
 
-/// A disk whose writes can be made to last.
+/// A disk whose writes can be made durable.
 pub trait Writable: Read + Write + Seek {
     /// Returns when everything that was written is on the disk.
     fn sync(&mut self) -> io::Result<()>;
@@ -54,7 +54,7 @@ impl Writable for std::fs::File {
 /// An image on the partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
-    /// The version; `None`: the file waits for an image.
+    /// The version; `None`: the file is free for an image.
     pub version: Option<String>,
     /// The tries that are left, if systemd-boot counts them.
     pub tries: Option<u32>,

@@ -139,8 +139,8 @@ impl Launch<'_> {
             .iter()
             .any(|section| section.kind == SevSectionKind::KernelHashes);
         if self.kernel.is_some() && !has_hashes {
-            let text = "the firmware has no place for the hashes of a kernel, so a machine with --kernel does not prove what it boots; \
-                 OVMF built from AmdSevX64.dsc has it";
+            let text = "the firmware has no table for the hashes of a kernel, so evidence does not show which --kernel boots; OVMF built \
+                from AmdSevX64.dsc has one";
             return Err(Error::Unsupported(text.into()));
         }
         // EC2 adds the CPUID page after all others

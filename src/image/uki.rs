@@ -334,7 +334,7 @@ impl Uki {
             .iter()
             .flat_map(|name| [4, 9, 12, 13].map(|pcr| (name, pcr)))
         {
-            let why = format!("the stub passes {name} on, which is not part of the image");
+            let why = format!("the stub passes on {name}, a file that is not part of the image");
             let instead = if name.contains("/nvpcr-anchor.") {
                 "mask systemd-tpm2-setup, which wrote it (systemd 259 to 261), and remove it"
             } else {

@@ -298,7 +298,8 @@ fn refusal(
             "{origin} needs the permission kms:{operation} to make the key (docs/kms.md)"
         )),
         "AccessDeniedException" | "AccessDenied" => refused(format!(
-            "{origin} needs the permission kms:{operation} on {name} with the encryption context {}={:?} (docs/kms.md), and the file must be that of this key",
+            "{origin} needs the permission kms:{operation} on {name} with the encryption context {}={:?} (docs/kms.md), and this key must \
+             have wrapped the file",
             CONTEXT.0, CONTEXT.1
         )),
         "NotFoundException" if operation == "DescribeKey" => Error::Missing(format!(

@@ -17,9 +17,9 @@ use super::variable::{is_word, variable};
 
 /// The endpoint of tokens in the public cloud.
 pub const PUBLIC_LOGIN: &str = "https://login.microsoftonline.com";
-/// The same for the government of the United States.
+/// The endpoint of tokens in Azure Government (United States).
 pub const GOVERNMENT_LOGIN: &str = "https://login.microsoftonline.us";
-/// The same for China.
+/// The endpoint of tokens in Azure China.
 pub const CHINA_LOGIN: &str = "https://login.chinacloudapi.cn";
 /// The variables that Azure's own programs read.
 const TENANT: &str = "AZURE_TENANT_ID";

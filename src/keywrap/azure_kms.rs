@@ -179,7 +179,7 @@ pub fn parse_key(host: &str, name: &str, body: &[u8]) -> Result<String, Error> {
     }
     if attributes.exportable {
         log::warn!(
-            "{host}: the key {name} can be exported, so it may be in more places than this vault"
+            "{host}: the key {name} can be exported, so copies of it may exist outside this vault"
         );
     }
     Ok(version)
@@ -222,7 +222,9 @@ pub fn split(wrapped: &[u8]) -> Result<(&str, &str), Error> {
         .filter(|(version, value)| {
             is_name(version, 64) && URL_SAFE_NO_PAD.decode(value).is_ok_and(|v| !v.is_empty())
         })
-        .ok_or_else(|| Error::Format("wrappedKey is not VERSION.VALUE of this service".into()))
+        .ok_or_else(|| {
+            Error::Format("wrappedKey is not VERSION.VALUE, as this service makes it".into())
+        })
 }
 
 fn decoded(host: &str, operation: Operation, text: &str) -> Result<Vec<u8>, Error> {

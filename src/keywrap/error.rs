@@ -47,7 +47,7 @@ impl fmt::Display for Error {
             Error::Uri(why) => write!(f, "wrong URI: {why}"),
             Error::Credentials(why) | Error::Away(why) | Error::Busy(why) => f.write_str(why),
             Error::Refused(why) | Error::Missing(why) | Error::Answer(why) => f.write_str(why),
-            Error::Exists => f.write_str("another file is there, and none is ever replaced: give another name"),
+            Error::Exists => f.write_str("a file with this name exists, and files are never replaced: give another name"),
             Error::Format(why) => write!(f, "not a wrapped master secret: {why}"),
             Error::Sealed => f.write_str(
                 "the wrapped master secret does not open: it is damaged, or it was wrapped for another key URI",

@@ -105,7 +105,8 @@ pub struct Account {
     token_uri: String,
 }
 
-/// Why the file of a service account cannot be used. The text is a predicate of the file, and shows nothing of it.
+/// Why the file of a service account cannot be used. The text follows the name of the file in a sentence, and
+/// contains nothing from the file.
 #[derive(Debug)]
 pub enum AccountError {
     /// It cannot be read.

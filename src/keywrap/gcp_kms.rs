@@ -175,7 +175,7 @@ pub fn check_key(host: &str, name: &str, body: &[u8]) -> Result<(), Error> {
         (PURPOSE, state) => refused(
             "has no primary version that is enabled",
             state.unwrap_or_default(),
-            "enable it, or make a version and the primary one of it",
+            "enable it, or make a new version the primary one",
         ),
         _ => refused(
             "does not encrypt symmetrically",

@@ -93,7 +93,7 @@ impl Server {
         let status = answer.status();
         if (300..400).contains(&status) {
             return Err(Error::Answer(format!(
-                "{}: it redirects {path} (status {status}), which is not followed",
+                "{}: it redirects {path} (status {status}), but redirects are not followed",
                 self.host()
             )));
         }

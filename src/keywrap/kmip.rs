@@ -472,7 +472,7 @@ pub fn check_stored(wrapped: &[u8]) -> Result<(), Error> {
 
 fn split(wrapped: &[u8]) -> Result<Sealed<'_>, Error> {
     let sealed = Sealed::find(wrapped).filter(|sealed| !sealed.key.is_empty());
-    sealed.ok_or_else(|| Error::Format("wrappedKey is not of a KMIP server".into()))
+    sealed.ok_or_else(|| Error::Format("wrappedKey was not made by a KMIP server".into()))
 }
 
 #[cfg(test)]

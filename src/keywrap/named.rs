@@ -10,7 +10,8 @@ use super::https::Server;
 use super::uri::Author;
 use super::variable::variable;
 
-/// Refuses a server that only a file names. `variables` are those with which the operator names the service's address.
+/// Refuses a server that only the file names. `variables` are the environment variables with which the operator can
+/// name it.
 pub fn check(server: &Server, author: Author, variables: &[&str]) -> Result<(), Error> {
     if author == Author::Operator {
         return Ok(());

@@ -15,7 +15,7 @@ const CREDENTIALS: [&str; 4] = [
     "credentialsPath",
 ];
 
-/// The parameters of a URI. The caller takes each parameter once, and [`Query::finish`] refuses those that it did not take.
+/// The parameters of a URI. The caller takes each parameter once; [`Query::finish`] refuses the rest as unknown.
 #[derive(Debug)]
 pub struct Query {
     parameters: BTreeMap<String, String>,
@@ -51,7 +51,7 @@ pub fn parse<'a>(uri: &'a str, scheme: &str, author: Author) -> Result<(&'a str,
             .ok_or_else(|| Error::Uri("a parameter has no value: expected name=value".into()))?;
         if CREDENTIALS.contains(&name) {
             return Err(Error::Uri(format!(
-                "it has {name}: a URI must not contain credentials; docs/kms.md lists the places where they can be"
+                "it has {name}: a URI must not contain credentials; docs/kms.md says where to put them"
             )));
         }
         let value = percent_decoded(value)
@@ -65,24 +65,25 @@ pub fn parse<'a>(uri: &'a str, scheme: &str, author: Author) -> Result<(&'a str,
 }
 
 impl Query {
-    /// Takes a parameter.
+    /// Removes and returns a parameter.
     pub fn take(&mut self, name: &str) -> Option<String> {
         self.parameters.remove(name)
     }
 
-    /// Takes a required parameter.
+    /// Removes and returns a required parameter.
     pub fn need(&mut self, name: &str) -> Result<String, Error> {
         let missing = || Error::Uri(format!("the parameter {name} is missing"));
         self.take(name).ok_or_else(missing)
     }
 
-    /// Takes a required parameter that becomes a part of a path.
+    /// Like [`Query::path`], for a required parameter.
     pub fn need_path(&mut self, name: &str) -> Result<String, Error> {
         let missing = || Error::Uri(format!("the parameter {name} is missing"));
         self.path(name)?.ok_or_else(missing)
     }
 
-    /// Takes a parameter that becomes a part of a path: letters, digits, `-`, `_`, `.`, and `/` between them.
+    /// Removes and returns a parameter that becomes a part of a path: letters, digits, `-`, `_`, `.`, and `/`
+    /// between them.
     pub fn path(&mut self, name: &str) -> Result<Option<String>, Error> {
         let Some(value) = self.take(name) else {
             return Ok(None);
@@ -103,7 +104,7 @@ impl Query {
         }
     }
 
-    /// Refuses parameters that are left.
+    /// Refuses the remaining parameters as unknown.
     pub fn finish(self, known: &str) -> Result<(), Error> {
         match self.parameters.into_keys().next() {
             None => Ok(()),

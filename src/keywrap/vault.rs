@@ -151,7 +151,7 @@ impl KeyEncryptionKey for Transit {
         }
         if key.exportable || key.allow_plaintext_backup {
             log::warn!(
-                "{}: the key {path} can be exported, so it may be in more places than this service",
+                "{}: the key {path} can be exported, so copies of it may exist outside this service",
                 self.server.host()
             );
         }
@@ -172,7 +172,7 @@ impl KeyEncryptionKey for Transit {
 
     fn unwrap(&self, wrapped: &[u8]) -> Result<Secret, Error> {
         let ciphertext = std::str::from_utf8(wrapped)
-            .map_err(|_| Error::Format("wrappedKey is not a text of this service".into()))?;
+            .map_err(|_| Error::Format("wrappedKey was not made by this service".into()))?;
         let body = json!({"ciphertext": ciphertext, "associated_data": STANDARD.encode(CONTEXT)});
         let path = self.path("decrypt");
         let body = body.to_string();

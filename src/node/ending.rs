@@ -33,7 +33,7 @@ impl Drop for Ending {
         if thread.is_finished() {
             let _ = thread.join();
         } else {
-            log::debug!("a request is still running; its result is not used");
+            log::debug!("a request still runs; its result will be ignored");
         }
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! No source is trusted: a DNS server or a metadata service may name wrong addresses. They cost time
 //! only while it does so. A host that no source names any more is forgotten after [`FORGET_AFTER`],
-//! and before that if its place is needed for a host that a source names now. A short pause keeps
-//! the hosts of a name for which the DNS servers give only a part of the addresses at a time.
+//! or earlier if a full list needs room for a host that a source names now. A short pause keeps the
+//! hosts of a name for which the DNS servers give only a part of the addresses at a time.
 //!
 //! A source or a name that cannot be asked keeps the addresses of its last answer.
 
@@ -32,7 +32,8 @@ struct Name {
 
 impl Answer {
     /// Replaces the answer by a new one. `resolve` returns the addresses of a name, or `None` if it
-    /// cannot be resolved. If the new answer is not complete, earlier names stay behind it.
+    /// cannot be resolved. If the new answer is not complete, names of the earlier answer are kept
+    /// after it.
     pub fn replace(
         &mut self,
         names: Vec<String>,
@@ -83,9 +84,9 @@ impl<T> Hosts<T> {
         self.0.is_empty()
     }
 
-    /// Notes that a source names this host in the listing that began at `listing`. If it is new,
-    /// `start` starts its work. Returns the host whose place it takes: one that no source has named
-    /// in this listing. Without a place the host is left out.
+    /// Notes that a source names this host in the listing that began at `listing`. If the host is
+    /// new, `start` starts its work. If the list is full, the new host replaces one that no source
+    /// has named in this listing, which is returned; if there is none, the new host is left out.
     pub fn add(
         &mut self,
         address: IpAddr,

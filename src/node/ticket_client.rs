@@ -365,7 +365,7 @@ impl<'a, R: TicketRequester> Requests<'a, R> {
     }
 
     fn stop(&mut self, (host, Request { thread, over }): (IpAddr, Request)) {
-        log::debug!("join service {host} is not asked any more: no source names it");
+        log::debug!("stopped asking join service {host}: no source names it any more");
         over.stop();
         self.ending.push(thread);
     }

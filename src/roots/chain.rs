@@ -45,7 +45,7 @@ pub fn in_words(error: &Error) -> String {
         PathLenConstraintViolated => {
             "the chain is longer than one of its authorities allows".into()
         }
-        CaUsedAsEndEntity => "the certificate is that of an authority".into(),
+        CaUsedAsEndEntity => "the certificate is a CA certificate".into(),
         UnsupportedCriticalExtension => {
             "a certificate has a critical extension that this program does not know".into()
         }
@@ -56,7 +56,7 @@ pub fn in_words(error: &Error) -> String {
             let key = &context.public_key_algorithm_id;
             unsupported(&context.signature_algorithm_id, key)
         }
-        EndEntityUsedAsCa => "a certificate of the chain is not that of an authority".into(),
+        EndEntityUsedAsCa => "a certificate of the chain is not a CA certificate".into(),
         UnknownIssuer => "the issuer of a certificate is not among those above it".into(),
         MaximumPathDepthExceeded | MaximumPathBuildCallsExceeded | MaximumSignatureChecksExceeded => {
             "the chain is too long, or too many of its authorities have the same name".into()
@@ -111,8 +111,8 @@ mod tests {
     fn each_refusal_is_in_words() {
         let all = [
             (Error::UnknownIssuer, "the issuer of a certificate"),
-            (Error::CaUsedAsEndEntity, "that of an authority"),
-            (Error::EndEntityUsedAsCa, "not that of an authority"),
+            (Error::CaUsedAsEndEntity, "is a CA certificate"),
+            (Error::EndEntityUsedAsCa, "not a CA certificate"),
             (Error::InvalidSignatureForPublicKey, "a signature is wrong"),
             (Error::UnsupportedCriticalExtension, "critical extension"),
             (Error::PathLenConstraintViolated, "longer than"),

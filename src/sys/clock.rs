@@ -20,7 +20,7 @@ pub fn since_boot() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Returns whether the kernel takes its clock for synchronized: a time service has set it and has
+/// Returns whether the kernel considers its clock synchronized: a time service has set it and has
 /// cleared `STA_UNSYNC` (adjtimex(2)). Without further updates the kernel sets the flag again after 9
 /// hours. Changes nothing.
 pub fn is_synchronized() -> io::Result<bool> {

@@ -1,7 +1,6 @@
-//! An allocator that wipes memory when it is freed, as [`Wiping`] does. It keeps some freed
-//! blocks for the next allocation of their size. musl would unmap many large blocks and map them again,
-//! and it has one lock for all blocks, for which the threads of a server would wait. musl cannot see a second free of a kept block, so this allocator looks for the block
-//! among the kept ones, and aborts the program if it is there.
+//! An allocator that wipes memory when it is freed, as [`Wiping`] does. It keeps some freed blocks for the next allocation of their size. musl would unmap many large
+//! blocks and map them again, and it has one lock for all blocks, for which the threads of a server would wait. musl cannot detect a double free of a kept block, so this
+//! allocator searches the kept blocks at each free, and aborts the program if the block is among them.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::process;

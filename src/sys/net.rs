@@ -79,7 +79,7 @@ pub fn connect(
     }
 }
 
-/// What a thread waits for.
+/// An event that a thread waits for.
 pub enum Wait<'a> {
     /// Until a socket has data or an error.
     ToRead(BorrowedFd<'a>),

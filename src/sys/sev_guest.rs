@@ -42,9 +42,9 @@ pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(path)
 }
 
-/// Returns what the firmware answers over these bytes at this VMPL, without its header, and the
-/// certificate table of the host. Both may be longer than their content. `EIO`: the error names
-/// what firmware and hypervisor said.
+/// Returns the firmware's response for these bytes at this VMPL, without its header, and the host's
+/// certificate table. Both may have padding at the end. `EIO`: the error has the status codes of
+/// firmware and hypervisor.
 pub fn extended_report(
     device: &File,
     report_data: &[u8; 64],

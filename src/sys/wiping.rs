@@ -4,8 +4,8 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// It does not wipe memory that C libraries allocate. It is for `#[global_allocator]` in a
-/// program's `main.rs`. It does not see the memory that C libraries allocate.
+/// It is for `#[global_allocator]` in a program's `main.rs`. It does not wipe memory that C
+/// libraries allocate.
 pub struct Wiping;
 
 // SAFETY: all memory comes from `System` and goes back to it with its original layout. `realloc` is

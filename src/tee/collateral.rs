@@ -17,9 +17,9 @@ pub struct Collateral {
     pub tcb_info_issuer_chain: String,
     /// The identity of the quoting enclave: the exact bytes that Intel signed.
     pub qe_identity: String,
-    /// Like those of the TCB information.
+    /// The signature of the identity.
     pub qe_identity_signature: Hex,
-    /// Like those of the TCB information.
+    /// The certificates of the signer of the identity in PEM.
     pub qe_identity_issuer_chain: String,
     /// The list of revoked CAs, in DER.
     pub root_ca_crl: Hex,

@@ -122,7 +122,8 @@ impl Request<'_> {
                 path.display()
             ))),
             Err(error) => Err(Error::Unavailable(format!(
-                "cannot request evidence from the kernel in {}: {error}; a confidential machine with Linux 6.7 or newer has this folder, and configfs is mounted",
+                "cannot request evidence from the kernel in {}: {error}; this needs a confidential machine, Linux 6.7 or newer, and a \
+                 mounted configfs",
                 path.display()
             ))),
         }
@@ -398,7 +399,7 @@ mod tests {
     #[test]
     fn what_lasts_is_told_at_once() {
         for (operation, error, why) in [
-            ("mkdir", 2, "with Linux 6.7 or newer has this folder"),
+            ("mkdir", 2, "a confidential machine, Linux 6.7 or newer"),
             (
                 "outblob",
                 EIO,

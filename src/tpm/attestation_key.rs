@@ -55,9 +55,7 @@ fn load_own(tpm: &mut Channel) -> Result<(u32, Vec<u8>)> {
     match tpm.read_public(HANDLE) {
         Ok(public) if fits(&public, 0) || fits(&public, NO_DA) => return Ok((HANDLE, public)),
         Ok(_) => {
-            log::warn!(
-                "the TPM has another key at {HANDLE:#x}; it is replaced with the attestation key"
-            );
+            log::warn!("replacing another key at {HANDLE:#x} in the TPM with the attestation key");
             tpm.evict(HANDLE, HANDLE)?;
         }
         Err(error) if error.is(response_code::HANDLE) => {}
@@ -90,7 +88,9 @@ pub fn used(tpm: &mut Channel, public: &[u8]) {
     }
     if let Err(error) = tpm.shutdown() {
         // no error: the quote exists, and the TPM reports any later consequence
-        log::warn!("the TPM will count a power failure as a wrong password: {error}");
+        log::warn!(
+            "TPM2_Shutdown failed, so the TPM will count a power failure as a wrong password: {error}"
+        );
     }
 }
 

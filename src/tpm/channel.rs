@@ -212,7 +212,7 @@ impl Drop for Channel {
     fn drop(&mut self) {
         for handle in std::mem::take(&mut self.created) {
             if let Err(why) = self.flush(handle) {
-                log::debug!("the TPM keeps key {handle:#x} until the device is closed: {why}");
+                log::debug!("cannot flush key {handle:#x} of the TPM: {why}");
             }
         }
     }

@@ -323,7 +323,7 @@ impl Channel {
         if result.is_err()
             && let Err(why) = self.flush(session)
         {
-            log::debug!("the TPM keeps session {session:#x} until the device is closed: {why}");
+            log::debug!("cannot end session {session:#x} of the TPM: {why}");
         }
     }
 }

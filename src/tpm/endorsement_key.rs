@@ -226,7 +226,7 @@ fn read_all(tpm: &mut Channel) -> Result<Vec<Endorsement>> {
                 chain: chain.clone(),
             }),
             None => log::warn!(
-                "NV index {:#x} of the TPM has no certificate: it is ignored",
+                "ignoring NV index {:#x} of the TPM: it has no certificate",
                 kind as u32
             ),
         }

@@ -281,7 +281,7 @@ fn repeat<T>(
     for pause in PAUSES {
         match commands()? {
             Err(CommandError::Refused(code)) if code.is_busy() => {
-                log::debug!("the TPM is busy: {what} is repeated in {pause:?}");
+                log::debug!("the TPM is busy: trying {what} again in {pause:?}");
                 thread::sleep(pause);
             }
             result => return Ok(result),

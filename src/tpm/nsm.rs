@@ -79,7 +79,7 @@ impl Tpm {
         let answer = self.exchange(request, &auth);
         // the next request removes it, too
         if let Err(error) = self.run("NV_UndefineSpace", |tpm| tpm.nv_undefine(INDEX)) {
-            log::warn!("the NV index {INDEX:#x} is still there: {error}");
+            log::warn!("cannot remove the NV index {INDEX:#x} from the TPM: {error}");
         }
         answer
     }
@@ -169,7 +169,7 @@ fn request(channel: &mut Channel, name: &[u8], auth: &Secret) -> Result<()> {
     };
     let done = channel.authorized(NSM_REQUEST, &[INDEX; 2], &[authorization], &[]);
     if let Err(why) = channel.flush(session) {
-        log::debug!("the TPM keeps session {session:#x} until the device is closed: {why}");
+        log::debug!("cannot end session {session:#x} of the TPM: {why}");
     }
     done.map(drop)
 }

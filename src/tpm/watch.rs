@@ -1,6 +1,6 @@
-//! A warning while the TPM does not answer. The driver of a device gives up by itself, after up to
-//! five minutes for a command that creates a key (Linux, drivers/char/tpm). Until then nothing can
-//! interrupt the thread, and without a warning nobody would know what the machine waits for.
+//! Logs a warning while the TPM does not answer. The driver of a device gives up by itself, after
+//! up to five minutes for a command that creates a key (Linux, drivers/char/tpm). Until then
+//! nothing can interrupt the thread. The warning says what the machine waits for.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;

@@ -1,5 +1,5 @@
-//! `unlock --initrd`: what happens in an initrd of dracut or initramfs-tools when the state disk
-//! stays closed.
+//! `unlock --initrd`: what happens in an initrd of dracut or initramfs-tools if the state disk
+//! cannot be opened.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ const BEFORE_POWER_OFF: Duration = Duration::from_secs(2);
 /// How often a waiting machine repeats the reason, for people who look at its console later.
 const REPEAT: Duration = Duration::from_secs(60);
 
-/// What the machine does when its state disk stays closed.
+/// What the machine does if the state disk cannot be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
     /// Keeps running and repeats the reason.

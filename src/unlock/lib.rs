@@ -51,8 +51,8 @@
 //! system clears (module `disk::device_mapper::journal`). A disk that cannot be classified is
 //! refused and never formatted.
 //!
-//! If somebody else may have written a disk, the kernel mounts it only after PCR 15 is extended
-//! with the cluster ID. The cluster ID is derived from the measurement secret, which comes from the
+//! If the host may have written the disk, the kernel mounts it only after PCR 15 is extended with
+//! the cluster ID. The cluster ID is derived from the measurement secret, which comes from the
 //! ticket or the operator, and from the salt in the header, which has a MAC under the measurement
 //! secret ([`ClusterToken`]). During a migration, the ticket contains the salt, too. On a first
 //! boot PCR 15 is zero, and the file system is new: this boot made it under a random key that has
@@ -202,7 +202,7 @@ impl Unlock {
         })?;
         if let Err(error) = repaired {
             log::warn!(
-                "one copy of the disk's header stays damaged, and the boot goes on with the other one: {error}"
+                "cannot repair one copy of the disk's header; the boot continues with the other: {error}"
             );
         }
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
@@ -251,7 +251,7 @@ impl Unlock {
             // this node never became a member: the booted system resets it and starts over
             Err(node_state::Error::Missing(path)) => {
                 log::warn!(
-                    "{} does not exist, so the disk's header does not get a cluster token",
+                    "the disk's header gets no cluster token: {} does not exist",
                     path.display()
                 );
                 Ok(())
@@ -271,7 +271,7 @@ impl Unlock {
     /// does not fail the boot, because SSH is for emergencies only.
     fn leave_host_certificate(&self, certificate: &[u8]) {
         if let Err(error) = handover::leave_host_certificate(&self.key_file, certificate) {
-            log::warn!("the SSH host certificate is not renewed: {error}");
+            log::warn!("cannot renew the SSH host certificate: {error}");
         }
     }
 
@@ -399,7 +399,7 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         if let Err(error) = unmap() {
-            log::warn!("the disk stays mapped: {error}");
+            log::warn!("cannot unmap the disk: {error}");
         }
     }
 }
@@ -408,12 +408,12 @@ impl Drop for Mapped {
 /// fails, opening the mapping only takes longer.
 fn prepare_mapping() {
     let prepare = || match device_mapper::prepare() {
-        Ok(()) => log::debug!("the kernel has made the disk's cipher"),
-        Err(error) => log::debug!("the disk's cipher is made later: {error}"),
+        Ok(()) => log::debug!("the kernel has loaded the disk's cipher"),
+        Err(error) => log::debug!("the kernel will load the disk's cipher on first use: {error}"),
     };
     let thread = thread::Builder::new().name("cipher".into());
     if let Err(error) = thread.spawn(prepare) {
-        log::debug!("the disk's cipher is made later: {error}");
+        log::debug!("the kernel will load the disk's cipher on first use: {error}");
     }
 }
 
@@ -483,8 +483,8 @@ impl std::fmt::Display for Error {
             Error::Disk(error) => error.fmt(f),
             Error::NotOfCluster(device) => write!(
                 f,
-                "{}: the node state on this disk has another measurement salt than the cluster whose key opened it: the \
-                 disk does not belong to that cluster",
+                "{}: its node state has another measurement salt than the cluster whose key opened the disk: the disk does not belong to \
+                 that cluster",
                 device.display()
             ),
             Error::NoKey(summary) => write!(f, "no key for the state disk in time: {summary}"),

@@ -33,11 +33,11 @@ const MKE2FS: &str = "/sbin/mke2fs";
 pub const OPTIONS: &Table<Settings> = &[
     (Opt::value("mke2fs", "PATH", "the program that makes the ext4 file system").or(MKE2FS),
      |it, _, value| put(&mut it.mke2fs, Ok(value.into()))),
-    (Opt::value("peers", "HOST[,HOST..]", "where join services are asked for the disk's key first: control planes or their load balancer, by name or address; then at the hosts that the disk's header and the machine's metadata name").setting(),
+    (Opt::value("peers", "HOST[,HOST..]", "join services to ask first for the disk's key: control planes or their load balancer, by name or address; the hosts in the disk's header and in the machine's metadata follow").setting(),
      |it, _, value| put(&mut it.peers, parse_hosts(&text(value)?).map_err(|why| Failure::Usage(format!("--peers: {why}"))))),
     (Opt::value("timeout", "SECONDS", "how long to wait for the key of the disk; 0: without end").or("0").setting(),
      |it, name, value| put(&mut it.timeout, parsed(name, value).map(|seconds| (seconds > 0).then(|| Duration::from_secs(seconds))))),
-    (Opt::flag("initrd", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE), and does after a failure what --onfail says"),
+    (Opt::flag("initrd", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE), and obeys --onfail after a failure"),
      |it, _, _| put(&mut it.initrd, Ok(true))),
     (Opt::value("onfail", "ACTION", "wait, reboot, poweroff, or shell: leave it to the initrd").or("reboot").setting(),
      |it, name, value| put(&mut it.onfail, parsed(name, value))),

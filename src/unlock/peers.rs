@@ -56,7 +56,8 @@ fn in_header(peers: Result<Option<Peers>, Fault>) -> Vec<Source> {
     let known = peers.map(Option::unwrap_or_default);
     match known {
         Ok(peers) if peers.is_empty() => {
-            let why = "it names no control plane: the disk is of Constellation, or of a version of Firstlight before this one";
+            let why =
+                "it names no control plane: the disk is from Constellation or an older Firstlight";
             vec![source(NAME, move || Err(why.to_owned().into()))]
         }
         Ok(peers) => {

@@ -107,8 +107,8 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
     }
 }
 
-/// Parses the measurement salt of a ticket; `None` unless the cluster is migrating. The error is a
-/// wrong length.
+/// Parses the measurement salt of a ticket; `None` unless the cluster is migrating. Errors with the
+/// length if it is wrong.
 pub(super) fn migration_salt(bytes: &[u8]) -> Result<Option<[u8; MEASUREMENT_SALT_LEN]>, usize> {
     match bytes {
         [] => Ok(None),
@@ -116,7 +116,7 @@ pub(super) fn migration_salt(bytes: &[u8]) -> Result<Option<[u8; MEASUREMENT_SAL
     }
 }
 
-/// Says that a salt has a wrong length, as a noun phrase.
+/// Describes a salt of a wrong length, as a noun phrase.
 pub(super) fn wrong_salt(length: usize) -> String {
     format!("a measurement salt of {length} bytes, expected {MEASUREMENT_SALT_LEN}")
 }

@@ -71,7 +71,7 @@ pub enum Refused {
     Disk(String),
 }
 
-/// What is known of one source.
+/// The state of one source.
 #[derive(Clone)]
 pub struct Note {
     /// The number of tries that have ended.
@@ -287,7 +287,7 @@ impl Waiting {
     fn report_on_console(&self, state: &Progress) {
         let event = |text: std::fmt::Arguments| self.timeline.event("waiting", text);
         let (seconds, uuid) = (self.since.elapsed().as_secs(), self.uuid());
-        event(format_args!("for a key of disk {uuid} since {seconds} s"));
+        event(format_args!("for a key of disk {uuid}, {seconds} s so far"));
         if let Some(trouble) = network::trouble() {
             event(format_args!("  network: {trouble}"));
         }

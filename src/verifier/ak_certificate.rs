@@ -121,7 +121,7 @@ pub fn of_key<'a>(certificate: &'a [u8], spki: &[u8]) -> Result<Certificate<'a>,
         Some(bits) if bits & DIGITAL_SIGNATURE != 0 => Ok(fields),
         _ => Err(wrong(
             Kind::Certificate,
-            "is not one for signatures (key usage)",
+            "is not for signatures (key usage)",
         )),
     }
 }

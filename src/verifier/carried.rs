@@ -16,7 +16,7 @@ use super::printable;
 use super::sources::Sources;
 
 /// Why there is no list of revoked certificates.
-const NO_LIST: &str = "the peer sent no list of AMD, and this program fetches none";
+const NO_LIST: &str = "the peer sent no revocation list of AMD, and this program fetches none";
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
 
@@ -52,8 +52,8 @@ impl Sources for Carried {
     fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
         let brought = self.0.get().filter(|it| !it.intel.is_empty());
         let brought = brought.ok_or_else(|| Cause::Offline.because(
-            "the peer sent no collateral of its TDX platform, and this program fetches none: its join service may still fetch it, or \
-             cannot (its log says why)",
+            "the peer sent no collateral of its TDX platform, and this program fetches none: the peer may still be fetching it, or failed \
+             (its log says why)",
         ))?;
         let read = serde_json::from_slice(&brought.intel);
         read.map(Arc::new).map_err(|error| {

@@ -101,7 +101,7 @@ fn compare(pcr: u32, value: &[u8], expected: &[u8]) -> Option<String> {
     if let Some(more) = phases::between(pcr, expected.try_into().ok()?, value) {
         let more = list_words(&more);
         return Some(format!(
-            "systemd has measured {more} more than the policy expects"
+            "systemd has measured {more}, which the policy does not expect"
         ));
     }
     let less = phases::between(pcr, value.try_into().ok()?, expected)?;
@@ -490,7 +490,7 @@ mod tests {
         let other = sha256(&[&[1; 32], &sha256(&[b"enter-initrd"])]);
         assert_eq!(
             explain(LOG, 11, &other, &[1; 32]),
-            "the event log does not explain it; systemd has measured enter-initrd more than the policy expects"
+            "the event log does not explain it; systemd has measured enter-initrd, which the policy does not expect"
         );
         assert_eq!(
             explain(LOG, 11, &[1; 32], &other),

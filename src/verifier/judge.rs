@@ -187,9 +187,9 @@ impl OfConnection {
     fn verify(&self, presented: &Presented<'_>) -> Result<Identified, Refusal> {
         let Some(identity) = presented.identity else {
             let why = if self.peers.contains(&Role::JoinService) {
-                "it proves nothing, as a join service does whose host gives it no evidence (its log says why)"
+                "it sent no evidence: if it is a join service, its host may give it none (its log says why)"
             } else {
-                "it proves nothing: it sends no attestation document"
+                "it sent no attestation document"
             };
             return Err(Kind::Unproven.because(why));
         };

@@ -1,5 +1,5 @@
-//! What a variant is to a verifier: the entry of the table of variants, and what a validator can
-//! judge.
+//! The variants as a verifier uses them: the entries of the table, and what each validator can
+//! check.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -79,7 +79,7 @@ impl Variant {
         if let Some(other) = policy.variant().filter(|it| *it != self.name) {
             let (other, own) = (quoted(other, 40), self.name);
             let why =
-                format!("it is for the attestation variant {other}, and the machines have {own}");
+                format!("it is for the attestation variant {other}, but the machines have {own}");
             return Err(Fault::Variant.because(why));
         }
         let demanded = policy.demanded();
@@ -92,8 +92,8 @@ impl Variant {
         }
     }
 
-    /// Returns why software that nobody has named meets a policy, as a clause; `None` if the policy
-    /// pins what machines of this variant boot. It does not say whether any TPM is accepted:
+    /// Returns why a policy accepts unknown software, as a clause; `None` if the policy pins what
+    /// machines of this variant boot. It does not say whether any TPM is accepted:
     /// [`Properties::believes_any_tpm`](crate::Properties) does.
     pub fn accepts_any_image(&self, policy: &Policy) -> Option<String> {
         // their launch digest shows what boots, and the validator demands it
@@ -110,8 +110,8 @@ impl Variant {
             let mut images = policy.images().iter();
             let open = images.find(|image| !image.pins(index))?;
             Some(format!(
-                "{open} does not enforce {}, so any image is accepted: software that this register does not show can set the \
-                 later ones",
+                "{open} does not enforce {}, so any image is accepted: software that this register does not measure can set the later \
+                 registers",
                 kind.name(index)
             ))
         })

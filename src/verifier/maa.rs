@@ -37,7 +37,7 @@ pub struct Question<'a> {
     pub runtime_data: &'a [u8],
 }
 
-/// The claims in a token that are checked. A token must contain each of them once.
+/// The claims of a token that this program checks. A token must contain each of them once.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Word {
     /// The URL of the service.
@@ -52,19 +52,19 @@ pub struct Word {
     /// Whether the machine complies with Azure's rules.
     #[serde(rename = "x-ms-compliance-status", default)]
     pub compliance: String,
-    /// Fields of the report, in hexadecimal.
+    /// REPORT_DATA of the report, in hexadecimal.
     #[serde(rename = "x-ms-sevsnpvm-reportdata")]
     pub report_data: String,
-    /// As before.
+    /// The launch measurement of the report, in hexadecimal.
     #[serde(rename = "x-ms-sevsnpvm-launchmeasurement")]
     pub measurement: String,
-    /// As before.
+    /// ID_KEY_DIGEST of the report, in hexadecimal.
     #[serde(rename = "x-ms-sevsnpvm-idkeydigest")]
     pub id_key_digest: String,
-    /// As before.
+    /// AUTHOR_KEY_DIGEST of the report, in hexadecimal.
     #[serde(rename = "x-ms-sevsnpvm-authorkeydigest")]
     pub author_key_digest: String,
-    /// As before.
+    /// HOST_DATA of the report, in hexadecimal.
     #[serde(rename = "x-ms-sevsnpvm-hostdata")]
     pub host_data: String,
     /// VMPL of the report.

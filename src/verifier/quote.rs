@@ -140,8 +140,8 @@ impl<'a> Attest<'a> {
     }
 
     /// Returns whether the Qualified Name of the signer is that of a primary key with this
-    /// TPMT_PUBLIC (part 1 §16). The TPM signs the Qualified Name, so nobody can encode its key in
-    /// another way to give the machine another name.
+    /// TPMT_PUBLIC (part 1 §16). The TPM signs the Qualified Name, so a machine cannot get another
+    /// name by another encoding of its key.
     pub fn is_signed_by(&self, public: &[u8]) -> bool {
         let name = |bytes: &[u8]| {
             let hash = digest::digest(&digest::SHA256, bytes);

@@ -1,5 +1,4 @@
-//! What the programs that judge say of a machine's registers: their names in messages, and which of
-//! them has the ID of the cluster.
+//! The names of registers in a verifier's messages, and which register has the ID of the cluster.
 
 use attest::{ClusterRegister, Registers};
 use tpm::CLUSTER_ID_PCR;

@@ -1,5 +1,5 @@
-//! What the SEV-SNP variants share: the check of the signature on the chip's report, and of the
-//! report's content. `attest` describes the instance info, which contains the report.
+//! The common part of the SEV-SNP variants: the check of the signature on the chip's report, and of
+//! the report's content. `attest` describes the instance info, which contains the report.
 
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ pub fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> 
     collateral_of(&info, sources)
 }
 
-/// The same for the instance info of a document.
+/// Like [`collateral`], for the instance info of a document.
 pub fn collateral_of(info: &InstanceInfo, sources: &dyn Sources) -> Option<Collateral> {
     let report = Report::parse(&info.attestation_report.0).ok()?;
     let needed = Needed::of(&report, info).ok()?;
@@ -109,7 +109,7 @@ impl Authority {
     }
 }
 
-/// What the judgement of a report needs besides the report.
+/// The data that the judgement of a report needs in addition to the report.
 pub struct Collected {
     product: Product,
     /// The certificate of the chip's or the cloud's key.
@@ -148,8 +148,8 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Makes a judge by a policy. AMD's roots are trusted; with `amdRootKey` only that one, which
-    /// may be another root, with `amdSigningKey` below it.
+    /// Makes a judge by a policy. Trusts AMD's roots; with `amdRootKey` only this root, which may
+    /// be another one, with `amdSigningKey` below it.
     pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
         Ok(Hardware {
             authorities: authorities(policy)?,
@@ -311,10 +311,11 @@ impl Hardware {
         };
         if is_demanded {
             return Err(Kind::Collateral.because(format!(
-                "the list of AMD's revoked certificates is missing, and the policy does not accept that (\"revocationList\":\"optional\" would): {why}"
+                "the list of AMD's revoked certificates is missing, but the policy requires it (unless \"revocationList\":\"optional\"): \
+                 {why}"
             )));
         }
-        log::warn!("whether AMD has revoked the chip's certificates is not known: {why}");
+        log::warn!("cannot check whether AMD has revoked the chip's certificates: {why}");
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What the TDX variants share: the judgement of a quote, and Intel's collateral.
+//! The common part of the TDX variants: the judgement of a quote, and Intel's collateral.
 
 use std::sync::Arc;
 
@@ -20,8 +20,7 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Makes a judge by a policy. Intel's root is trusted; with `intelRootKey` only that one, which
-    /// may be another root.
+    /// Makes a judge by a policy. Trusts Intel's root; with `intelRootKey` only that root instead.
     pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
         let verifier = match policy.old_tdx().root()? {
             Some(root) => root,

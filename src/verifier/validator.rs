@@ -51,7 +51,7 @@ pub struct Properties {
 pub struct Challenge {
     /// The template of the endorsement key.
     pub kind: EndorsementKind,
-    /// What the TPM decrypts.
+    /// The encrypted secret.
     pub credential: Credential,
     /// The secret. A machine that knows it has both keys in one TPM.
     pub secret: Zeroizing<[u8; 32]>,
@@ -140,7 +140,7 @@ impl<'a> Evidence<'a> {
     pub fn check_form(&self, properties: &Properties) -> Result<(), Refusal> {
         if self.session.is_none() && properties.requires_strong {
             Err(Kind::Form.because(
-            "the policy requires the strong form of attested TLS (\"require\":\"strong\"), and it used the old one",
+            "the policy requires the strong form of attested TLS (\"require\":\"strong\"), but the peer used the old one",
         ))
         } else {
             Ok(())

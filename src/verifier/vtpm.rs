@@ -203,8 +203,8 @@ impl Validator {
         let refused = |text| Err(Kind::Machine.because(text).of("attestationKeys").got(key));
         if has_roots {
             return refused(format!(
-                "its attestation key is {key}, which is neither named by the policy (attestationKeys) nor proved to be in a TPM that \
-                 a root of the policy certifies (endorsementRoots): only the strong form of attested TLS can prove it"
+                "its attestation key is {key}: the policy does not name it (attestationKeys), and no root of the policy certifies its TPM \
+                 (endorsementRoots), which only the strong form of attested TLS can prove"
             ));
         }
         refused(format!(
@@ -289,7 +289,8 @@ fn quoted_values(
         Kind::Malformed.because("the data that the TPM signed is not a quote of one bank")
     })?;
     if !attest.is_signed_by(&attestation.ak_pub.0) {
-        return Err(Kind::Binding.because("the TPM has its attestation key under another Name than the document, or made it below another key"));
+        return Err(Kind::Binding.because("the quote's signer is not the document's attestation key as a primary key (its Qualified Name \
+            differs)"));
     }
     if attest.extra_data
         != tpm_nonce(
@@ -379,7 +380,7 @@ fn by_number(quoted: &Pcrs) -> Option<BTreeMap<u32, Vec<u8>>> {
         .collect()
 }
 
-/// Fails if the firmware did not extend this bank of PCRs: then later programs alone determined the
+/// Fails if the firmware did not extend this bank of PCRs: then only later programs determined its
 /// values. Firmware extends PCR 4 with the programs that it starts, PCR 7 with the state of Secure
 /// Boot, and both with a separator (TCG PC Client Platform Firmware Profile, EV_SEPARATOR). So
 /// neither is zero, and they differ, even after systemd-pcrosseparator has extended both with the

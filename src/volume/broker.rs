@@ -90,7 +90,7 @@ fn announce(issuer: &dyn Issuer) {
             if let Ok(name) = machine.parse::<KeyName>() {
                 log::info!("this machine's attestation key: {name}");
             }
-            log::info!("this machine in the records of the key broker: {machine}");
+            log::info!("this machine's name in the key broker's records: {machine}");
         }
         Ok(None) => {}
         Err(error) => log::warn!("cannot read the name of the attestation key: {error}"),
@@ -157,8 +157,8 @@ impl TicketRequester for Asking {
         let key = self.key_of(connection.call(ISSUE_REJOIN_TICKET, &request)?)?;
         let mut accepted = lock(&self.key);
         if accepted.is_none() {
-            (self.check)(&key).map_err(|why| format!("sent a key that is not used: {why}"))?;
-            log::info!("the key of {} is from {service}", self.uuid);
+            (self.check)(&key).map_err(|why| format!("sent a key that does not fit: {why}"))?;
+            log::info!("got the key of {} from {service}", self.uuid);
             *accepted = Some(key);
             drop(accepted);
             self.finished.stop();
@@ -175,7 +175,7 @@ impl TicketRequester for Asking {
     fn note(&self, source: &str, failure: &Failure) {
         let before = lock(&self.failures).insert(source.into(), failure.text.clone());
         if before.as_ref() != Some(&failure.text) {
-            log::warn!("{source} {}; it is asked again", failure.text);
+            log::warn!("{source} {}; asking again", failure.text);
         }
     }
 

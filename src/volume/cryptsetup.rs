@@ -51,7 +51,7 @@ pub struct Luks {
 }
 
 impl Luks {
-    /// Uses this device.
+    /// Runs cryptsetup on this device.
     pub fn new(device: &Path, stop: &Stop) -> Luks {
         Luks {
             device: device.into(),
@@ -284,7 +284,7 @@ impl Luks {
     }
 
     /// Removes our keyslot, which `enroll` has recorded, and our token. A host can write any token, so
-    /// nothing is removed if it names other keyslots. Refuses to remove the last keyslot.
+    /// this removes nothing if the token names other keyslots. Refuses to remove the last keyslot.
     pub fn unmark(&self, recorded: Option<u32>) -> Result<(), Error> {
         let metadata = self.metadata()?;
         let keyslots = &metadata["keyslots"];

@@ -8,10 +8,10 @@
 //! The keyslot is made for the volume key that this program has made, or has read from the checked copy of the header: a host can
 //! show the next program another header, whose volume key it knows.
 //!
-//! Nothing is written to the device before the key is there, and what can be refused is refused before the broker is asked, which then
-//! records the disk. A failure or a signal removes the new keyslot of a present volume. If the power fails afterwards, a present volume is
-//! enrolled by the same command: it leaves out what is done. So is a new volume, with its recovery key,
-//! which is shown before it is used.
+//! Nothing is written to the device before the key has arrived. All checks come before the request, because the broker then records the
+//! disk. A failure or a signal removes the new keyslot of a present volume. After a power failure the same command enrolls a present
+//! volume: it skips the completed steps. A new volume is enrolled as a present one, with its recovery key, which is shown before it is
+//! used.
 
 use std::fs;
 use std::io::{self, Read};
@@ -28,11 +28,10 @@ use super::error::Error;
 use super::recovery_key;
 use super::settings::{self, Folders, Volume};
 
-/// The maximum size of a key file: that of cryptsetup's keys without an option is larger, but a pipe
-/// must hold it.
+/// The maximum size of a key file. cryptsetup accepts larger ones, but a pipe must hold it.
 pub const MAX_KEY: u64 = 32 << 10;
 
-/// What the operator wants.
+/// The request of the operator.
 pub struct Enrollment {
     /// The name of the volume in crypttab.
     pub name: String,
@@ -145,14 +144,14 @@ impl Enrollment {
         {
             let name = &self.name;
             return Err(Error::Setting(format!(
-                "{name} is the volume {other} already, and {place} is another one: choose another --name, or first run \
+                "the name {name} is already used by the volume {other}, but {place} is another volume: choose another --name, or first run \
                  firstlight-volume remove --name {name}"
             )));
         }
         let refused = match (found, self.format) {
             (Some(uuid), false) => return Ok(uuid),
             (Some(uuid), true) => format!(
-                "{place} is the LUKS2 volume {uuid} already: without --format, and with --key-file, it gets a further keyslot"
+                "{place} is already the LUKS2 volume {uuid}: to add a keyslot, omit --format and give --key-file"
             ),
             (None, false) => format!(
                 "{place} has no LUKS2 header: --format makes a new volume on a blank device"
@@ -226,7 +225,7 @@ impl Drop for Added<'_> {
         if let Some(key) = self.key
             && let Err(error) = self.remove(key)
         {
-            log::warn!("the new keyslot may be left: {error}");
+            log::warn!("cannot remove the new keyslot: {error}");
         }
     }
 }
@@ -278,7 +277,7 @@ fn check_key(copy: &Luks, device: &Path, own: Option<&Vec<u8>>) -> Result<(), Er
 fn key_file_is_missing(device: &Path) -> Error {
     let place = device.display();
     Error::Key(format!(
-        "--key-file is missing: a key that opens {place} now"
+        "--key-file is missing: give a key that opens {place} now"
     ))
 }
 

@@ -1,5 +1,5 @@
-//! Whether a LUKS2 header protects the data. A host can write any header, so only what cryptsetup
-//! writes for a volume without options is accepted: one segment, no flags, no requirements, costs
+//! Checks whether a LUKS2 header protects the data. A host can write any header, so this accepts only
+//! what cryptsetup writes for a volume without options: one segment, no flags, no requirements, costs
 //! that a boot can afford. A flag such as `allow-discards` would pass on to the host which blocks are
 //! unused; the owner gives such options in /etc/crypttab, which the host cannot change.
 

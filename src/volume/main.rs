@@ -234,7 +234,7 @@ fn status(given: Given) -> Result<(), Failure> {
         Ok(())
     } else {
         Err(Failure::failed(
-            "a volume above does not open at the next boot",
+            "at least one volume above will not open at the next boot",
         ))
     }
 }
@@ -271,7 +271,7 @@ fn check_recovery_key(given: Given) -> Result<(), Failure> {
             Ok(())
         }
         None => Err(Failure::failed(format!(
-            "the recovery key has no mistake, but it does not open {place}: it is of another volume"
+            "the recovery key is typed correctly, but does not open {place}: it is for another volume"
         ))),
     }
 }

@@ -1,4 +1,4 @@
-//! What an administrator does with an enrolled volume: looks at it, and takes it back from the key broker.
+//! The administrator's commands for an enrolled volume: show it, and remove the key broker's keyslot.
 
 use std::fmt::Write;
 use std::fs;

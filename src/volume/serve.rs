@@ -79,7 +79,7 @@ pub fn check_crypttab(folders: &Folders, name: &str, crypttab: &Path) -> Result<
     if has_option(&table, name, &option) {
         Ok(())
     } else {
-        let text = format!("there is no line of {name} with the option {option}");
+        let text = format!("expected a line for {name} with the option {option}");
         Err(Error::Line(crypttab.into(), Box::new(Error::Setting(text))))
     }
 }

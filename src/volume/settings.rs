@@ -129,7 +129,7 @@ pub const OPTIONS: &Table<Volume> = &[
         Opt::value(
             "timeout",
             "SECONDS",
-            "how long to wait for the key; 0: without end. `enroll` does not write it into the file of the volume",
+            "how long to wait for the key; 0: forever. `enroll` does not save it in the volume's settings",
         )
         .or("0"),
         |it, name, value| {
@@ -296,8 +296,8 @@ pub fn check_name(name: &str) -> Result<(), Error> {
         Ok(())
     } else {
         Err(Error::Setting(format!(
-            "{name:.200?} is no name of a volume: expected 1 to {MAX_NAME} letters, digits, '_', '-', '.' and '+', of which the \
-         first is no '.' or '-'"
+            "{name:.200?} cannot be the name of a volume: expected 1 to {MAX_NAME} letters, digits, '_', '-', '.' and '+', the first \
+             neither '.' nor '-'"
         )))
     }
 }

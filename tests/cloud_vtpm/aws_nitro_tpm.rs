@@ -456,7 +456,7 @@ fn firstlight_verify_asks_ec2_with_the_variables_of_the_operator() {
             "123456789012",
             &key,
             &["--offline"],
-            "no request is sent (offline)",
+            "requests are disabled (offline)",
         ),
     ] {
         let (code, said, _) = verify(owner, variables, more);
@@ -565,11 +565,11 @@ fn a_document_with_one_fault_is_refused_by_name() {
         ),
         (
             |draft| draft.set("module_id", text("i-1-tpm0")),
-            "it is of i-1-tpm0",
+            "it is from i-1-tpm0",
         ),
         (
             |draft| draft.set("module_id", text("i-0123456789abcdef0-enc0")),
-            "it is of i-0123456789abcdef0-enc0",
+            "it is from i-0123456789abcdef0-enc0",
         ),
         (
             |draft| draft.set("digest", text("SHA256")),

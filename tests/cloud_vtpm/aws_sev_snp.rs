@@ -183,7 +183,7 @@ fn a_document_of_another_machine_connection_or_authority_is_refused() {
             chip(),
             signed(&authority, |draft| draft.set("module_id", text("i-1-enc0"))),
             &pinned,
-            "it is of i-1-enc0, which is no NitroTPM",
+            "it is from i-1-enc0, which is no NitroTPM",
         ),
         (
             &cloud,

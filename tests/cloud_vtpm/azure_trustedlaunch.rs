@@ -158,7 +158,7 @@ fn a_certificate_that_does_not_endorse_the_key_is_refused_by_name() {
         ),
         (
             |params| params.key_usages = vec![KeyUsagePurpose::KeyEncipherment],
-            "not one for signatures",
+            "not for signatures",
         ),
         (
             |params| {
@@ -203,7 +203,7 @@ fn a_certificate_that_does_not_endorse_the_key_is_refused_by_name() {
 #[test]
 fn an_authority_that_may_not_certify_is_refused_by_name() {
     type Alter = fn(&mut CertificateParams);
-    let no_authority = "is not that of an authority";
+    let no_authority = "is not a CA certificate";
     let cases: [(Alter, &str); 5] = [
         (|params| params.is_ca = IsCa::ExplicitNoCa, no_authority),
         (

@@ -31,7 +31,7 @@ use crate::sev_snp::{Chip, aws, ours, with};
 /// The cluster of the service.
 const CLUSTER: [u8; 32] = [7; 32];
 /// The warning of a node without a usable list.
-const NOT_KNOWN: &str = "whether AMD has revoked the chip's certificates is not known";
+const NOT_KNOWN: &str = "cannot check whether AMD has revoked the chip's certificates";
 
 thread_local! {
     static LOGGED: RefCell<Vec<String>> = const { RefCell::new(vec![]) };
@@ -246,11 +246,14 @@ fn a_node_judges_a_join_service_by_the_list_that_the_service_brings() {
         let (joined, logged) = meeting.join_service(policy, &service);
         joined.unwrap();
         assert!(logged.contains(NOT_KNOWN), "{logged}");
-        assert!(logged.contains("the peer sent no list of AMD"), "{logged}");
+        assert!(
+            logged.contains("the peer sent no revocation list of AMD"),
+            "{logged}"
+        );
     }
     let (refused, _) = meeting.join_service(&required, &service);
     let refused = refused.unwrap_err();
-    let why = "the list of AMD's revoked certificates is missing, and the policy does not accept";
+    let why = "the list of AMD's revoked certificates is missing, but the policy requires it";
     assert!(refused.contains(why), "{refused}");
 }
 
@@ -327,7 +330,7 @@ fn a_list_that_is_not_amd_s_of_today_does_not_count_and_is_named() {
         (altered, "is not signed by the root"),
         (genuine[..100].to_vec(), "cannot be read"),
         (vec![0x30; 120 << 10], "cannot be read"),
-        (vec![], "the peer sent no list of AMD"),
+        (vec![], "the peer sent no revocation list of AMD"),
     ] {
         let (joined, logged) = join(&json!({}), of(list.clone()));
         joined.unwrap();

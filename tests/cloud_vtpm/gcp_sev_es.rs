@@ -195,12 +195,12 @@ fn a_machine_has_one_name_however_it_encodes_its_key() {
     for bit in 0..32 {
         let error = renamed(&|key| key[4 + bit / 8] ^= 0x80 >> (bit % 8)).unwrap_err();
         let error = error.to_string();
-        let is_named = error.contains("attributes") || error.contains("another Name");
+        let is_named = error.contains("attributes") || error.contains("Qualified Name differs");
         assert!(is_named, "attribute {}: {error}", 31 - bit);
     }
     let explicit = renamed(&|key| key[18..22].copy_from_slice(&[0, 1, 0, 1]));
     let error = explicit.unwrap_err().to_string();
-    assert!(error.contains("another Name"), "{error}");
+    assert!(error.contains("Qualified Name differs"), "{error}");
 }
 
 #[test]
@@ -313,7 +313,7 @@ fn a_certificate_that_does_not_endorse_the_key_is_refused_by_name() {
         ),
         (
             |params| params.key_usages = vec![KeyUsagePurpose::KeyEncipherment],
-            "not one for signatures",
+            "not for signatures",
         ),
         (
             |params| params.custom_extensions.clear(),
@@ -379,8 +379,8 @@ fn a_host_that_does_not_encrypt_the_memory_is_refused_by_name() {
         (events("1", 3), "encrypts the memory with Intel TDX"),
         (events("0", 1), "older than version 1"),
         (events("1.5", 1), "not that of Google's firmware"),
-        (unmeasured, "does not say"),
-        (twice, "does not say"),
+        (unmeasured, "does not show"),
+        (twice, "does not show"),
     ] {
         let machine = Machine::start(&events);
         machine.certify(&authority, &good());
@@ -472,7 +472,7 @@ fn a_log_with_other_types_does_not_change_what_google_measured() {
     let at = log.windows(16).position(|it| it == b"GCE NonHostInfo\0");
     log[at.unwrap() + 16] = 4;
     let error = Firmware::measured(&log, &pcr_0(&genuine)).unwrap_err();
-    assert!(error.text.contains("does not say"), "{error}");
+    assert!(error.text.contains("does not show"), "{error}");
 }
 
 #[test]

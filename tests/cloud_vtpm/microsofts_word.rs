@@ -175,7 +175,7 @@ fn a_word_of_microsoft_that_is_wrong_in_one_claim_counts_for_nothing() {
             .unwrap_err()
             .to_string();
         let why = match claim {
-            "exp" => "the token has ended",
+            "exp" => "the token has expired",
             claim => &format!("has not confirmed it: {claim} is"),
         };
         assert!(error.contains(why), "{error}, expected {why}");
@@ -235,13 +235,13 @@ fn microsoft_is_asked_only_about_a_machine_that_is_accepted_by_all_else() {
             &fallback,
             &document,
             maa.fetching().at_hand(),
-            "no request is sent",
+            "requests are disabled",
         ),
         (
             &fallback,
             &document,
             Arc::new(maa.fetching().without_words()),
-            "no request is sent",
+            "requests are disabled",
         ),
     ] {
         let error = refusal(policy, document, &sources);
@@ -376,7 +376,7 @@ fn a_word_counts_no_longer_than_its_token() {
         .judge(&Evidence::new(&document, NONCE))
         .unwrap_err()
         .to_string();
-    assert!(error.contains("the token has ended"), "{error}");
+    assert!(error.contains("the token has expired"), "{error}");
     assert_eq!(maa.requests(), 2);
 }
 
@@ -449,7 +449,7 @@ fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may
     }
     let (code, said) = verify("00", &["--offline"]);
     assert_eq!((code, maa.requests()), (Some(3), 0), "{said}");
-    assert!(said.contains("no request is sent (offline)"), "{said}");
+    assert!(said.contains("requests are disabled (offline)"), "{said}");
     let (code, said) = verify("00", &[]);
     assert_eq!((code, maa.requests()), (Some(0), 1), "{said}");
     assert!(said.contains("\nbelieved:  endorsed\n"), "{said}");

@@ -136,7 +136,7 @@ fn a_node_at_aws_demands_the_sha_384_registers_that_it_has_itself() {
     // firmware that does not extend this bank
     let error = trust(&aws_nitro_tpm::VARIANT, &tpm, &roots);
     let error = error.err().unwrap().to_string();
-    let why = "require=strong would pin nothing: with the variant aws-nitro-tpm, the firmware extends no SHA-384 PCR";
+    let why = "require=strong cannot pin the join services: with the variant aws-nitro-tpm, the firmware extends no SHA-384 PCR";
     assert!(error.contains(why), "{error}");
     boot(&tpm, false);
 

@@ -186,12 +186,12 @@ fn a_machine_that_is_not_of_the_account_or_does_not_run_is_refused_by_name() {
         (
             id("stopped"),
             Cause::Mismatch,
-            "is stopped, and not running",
+            "is stopped, expected running",
         ),
         (
             id("deleted"),
             Cause::Mismatch,
-            "is terminated, and not running",
+            "is terminated, expected running",
         ),
     ] {
         let error = refused(&of_moto, id);
@@ -232,7 +232,7 @@ fn a_role_without_the_permission_is_named() {
     let error = refused(&sources(Some(&place), |_| None, LONG), ID).to_string();
     let needed = "the instance's role worker needs the permission ec2:DescribeInstances";
     assert!(error.contains(needed), "{error}");
-    assert!(error.contains("asked again in"), "{error}");
+    assert!(error.contains("asking EC2 again in"), "{error}");
 
     let (imds, url) = lone_instance();
     imds.remove("meta-data/iam/security-credentials/");
@@ -342,7 +342,7 @@ fn ec2_that_throttles_is_asked_again_after_pauses() {
         assert_eq!(error.cause, Cause::Busy);
         let error = error.to_string();
         assert!(
-            error.contains("RequestLimitExceeded") && error.contains("EC2 is asked again in"),
+            error.contains("RequestLimitExceeded") && error.contains("asking EC2 again in"),
             "{error}"
         );
     }
@@ -389,7 +389,7 @@ fn who_does_not_ask_says_so() {
     let away = sources(Some(&place_of(&url)), |_| None, Duration::from_millis(300));
     let error = refused(&away, ID);
     assert_eq!(error.cause, Cause::Unreachable);
-    let about = "EC2 cannot be asked about";
+    let about = "cannot ask EC2 about";
     assert!(error.to_string().contains(about), "{error}");
     let closed = Settings {
         kds: None,

@@ -641,7 +641,7 @@ fn collateral_that_is_not_what_was_asked_for_is_refused_by_name() {
     };
     let error = tdx_collateral(&fetching(late)).unwrap_err();
     assert_eq!(error.cause, Cause::Expired);
-    let end = "it ended at 2025-07-19T";
+    let end = "it expired at 2025-07-19T";
     assert!(error.to_string().contains(end), "{error}");
 }
 
@@ -1264,7 +1264,7 @@ fn the_operators_command_fetches_for_those_who_have_no_network() {
     assert!(!is_good && said.contains("give --product"), "{said}");
     let (is_good, _, said) = run(&quote, &[]);
     assert!(
-        !is_good && said.contains("it ended at 2025-07-19"),
+        !is_good && said.contains("it expired at 2025-07-19"),
         "{said}"
     );
     // evidence that no validator here would accept
@@ -1278,7 +1278,7 @@ fn the_operators_command_fetches_for_those_who_have_no_network() {
         write(variant, evidence.to_string().as_bytes())
     };
     for (variant, why) in [
-        ("qemu-tdx", "it ended at 2025-07-19"),
+        ("qemu-tdx", "it expired at 2025-07-19"),
         ("azure-tdx", "cannot be read"),
         ("aws-nitro-tpm", "needs no collateral"),
     ] {

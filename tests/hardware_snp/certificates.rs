@@ -35,32 +35,38 @@ fn each_fault_of_a_certificate_is_refused_by_its_name() {
     for (names, expected) in [
         (leaf("vcek-name"), "neither SEV-VCEK nor SEV-VLEK"),
         (leaf("vcek-p256"), "not on P-384"),
-        (leaf("vcek-cloud"), "or names a cloud"),
-        (leaf("vcek-no-chip"), "does not name a chip with 64 bytes"),
         (
-            leaf("vcek-short-chip"),
-            "does not name a chip with 64 bytes",
+            leaf("vcek-cloud"),
+            "must name a chip of 64 bytes and no cloud",
         ),
+        (leaf("vcek-no-chip"), "must name a chip of 64 bytes"),
+        (leaf("vcek-short-chip"), "must name a chip of 64 bytes"),
         (leaf("vcek-rome"), "product \"Rome-B0\" is not known"),
         (leaf("vcek-no-product"), "it names no product"),
         (
             leaf("vcek-of-genoa"),
             "a VCEK of a Genoa is issued by SEV-Genoa",
         ),
-        (leaf("vcek-no-tee"), "lacks the version 3.2"),
+        (leaf("vcek-no-tee"), "lacks the extension 3.2"),
         (
             leaf("vcek-large"),
             "extension 1.3.6.1.4.1.3704.1 [3, 1] is wrong",
         ),
-        (leaf("vcek-unused"), "a version of an unused part"),
+        (leaf("vcek-unused"), "a part that does not exist"),
         (leaf("vcek-fmc"), "a part that only a Turin has"),
-        (leaf("vcek-ca"), "the certificate is that of an authority"),
+        (leaf("vcek-ca"), "the certificate is a CA certificate"),
         (
             leaf("vcek-pkcs1"),
             "with an algorithm that this program does not verify",
         ),
-        (of_cloud("vlek-chip"), "a VLEK and names a chip"),
-        (of_cloud("vlek-no-cloud"), "or no cloud"),
+        (
+            of_cloud("vlek-chip"),
+            "a VLEK must name a cloud and no chip",
+        ),
+        (
+            of_cloud("vlek-no-cloud"),
+            "a VLEK must name a cloud and no chip",
+        ),
         // the wrong authority signed
         (
             ["vcek-of-asvk", "asvk", "ark"],
@@ -78,7 +84,7 @@ fn each_fault_of_a_certificate_is_refused_by_its_name() {
         (["vcek", "ark", "ark"], NOT_LEADING),
         (["vlek", "ask", "ark"], NOT_LEADING),
         // the authority may not sign
-        (["vcek", "ask-no-ca", "ark"], "is not that of an authority"),
+        (["vcek", "ask-no-ca", "ark"], "is not a CA certificate"),
         (["vcek", "ask-usage", "ark"], NOT_LEADING),
     ] {
         let why = refusal(names);
@@ -163,7 +169,7 @@ fn a_report_that_a_cloud_signed_names_the_cloud_and_no_chip() {
         (
             json!({}),
             (|report| report[0x1a0] = 0xc5) as fn(&mut [u8]),
-            "names a chip, which only a VCEK proves",
+            "must not name a chip (CHIP_ID)",
         ),
         (
             json!({"clouds": ["CN=elsewhere"]}),

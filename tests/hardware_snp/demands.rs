@@ -61,7 +61,7 @@ fn each_demand_that_is_not_met_is_named() {
         }
         json!({ "floors": [floor] })
     };
-    let no_floor = "none of a Milan of the family 0x19, model 0x1, stepping 1";
+    let no_floor = "none for a Milan of the family 0x19, model 0x1, stepping 1";
     for (demands, expected) in [
         (
             floor("bootloader", 5),

@@ -170,10 +170,7 @@ fn collateral_that_is_wrong_in_one_thing_is_refused_by_its_name() {
             "a list of revoked certificates (CRL) has expired",
         ),
         (with(|it| it.status = "Revoked"), "is Revoked"),
-        (
-            with(|it| it.other_signer = true),
-            "is not signed by its signer",
-        ),
+        (with(|it| it.other_signer = true), "is wrong"),
         (
             with(|it| it.info = vec![("ABABABABABAB", "ABABABABABAC")]),
             "ABABABABABAC",

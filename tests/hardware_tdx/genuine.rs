@@ -145,15 +145,15 @@ fn collateral_is_valid_for_its_time_and_its_platform_only() {
     for (error, why) in [
         (
             swap(|a, b| a.tcb_info = b.tcb_info + " "),
-            "the TCB information is not signed",
+            "the signature of the TCB information is wrong",
         ),
         (
             swap(|a, b| a.tcb_info_signature = b.qe_identity_signature),
-            "the TCB information is not signed",
+            "the signature of the TCB information is wrong",
         ),
         (
             swap(|a, b| a.qe_identity = b.tcb_info),
-            "the QE identity is not signed",
+            "the signature of the QE identity is wrong",
         ),
         (
             swap(|a, b| a.tcb_info_issuer_chain = b.pck_crl_issuer_chain),

@@ -327,7 +327,7 @@ fn the_oldest_part_of_the_collateral_has_its_age() {
 
 #[test]
 fn a_certificate_in_the_place_of_another_is_refused() {
-    let other_place = "has another place in the chain";
+    let other_place = "is at a wrong place in the chain";
     all_refused(
         &[
             Kind::Chain,
@@ -474,7 +474,7 @@ fn a_wrong_signature_is_refused() {
             ),
             (
                 &|it| it.other_signer = true,
-                "the TCB information is not signed by its signer",
+                "the signature of the TCB information is wrong",
             ),
         ],
     );

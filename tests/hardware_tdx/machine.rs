@@ -268,7 +268,7 @@ fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy()
         ),
         (
             judged(|it| it.issuer_of_pck = "root", "", None),
-            "another place in the chain",
+            "a wrong place in the chain",
         ),
         (
             judged(|it| it.other_pck = true, "", None),

@@ -179,7 +179,7 @@ fn a_client_refuses_what_is_no_exchange_by_its_name_with_little_memory() {
         (
             "no identity",
             proving_without(),
-            "it sends no attestation document",
+            "it sent no attestation document",
         ),
         (
             "another variant",

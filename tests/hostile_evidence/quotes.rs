@@ -110,12 +110,12 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
         (
             "no signer",
             new().attest("qualifiedSigner", &sized(&[])),
-            "another Name",
+            "Qualified Name differs",
         ),
         (
             "another signer",
             new().attest("qualifiedSigner", &sized(&[0; 34])),
-            "another Name",
+            "Qualified Name differs",
         ),
         (
             "another nonce",
@@ -175,7 +175,7 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
         let other = new().key(name, bytes);
         assert_eq!(refusal(what, &other.document()), None);
         let other = new().key(name, bytes).attest("qualifiedSigner", &signer);
-        expect(what, &other.document(), "another Name");
+        expect(what, &other.document(), "Qualified Name differs");
     }
     for (what, change, reason) in [
         ("ECDSA", *b"\0\x18\0\x0b", "not signed"),

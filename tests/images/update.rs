@@ -64,7 +64,7 @@ fn a_node_refuses_bad_updates_keeps_a_good_one_and_comes_back_from_one_that_pani
     let why = node.send(&vm, &damaged).err().map(|error| error.0);
     has(
         why.as_deref().unwrap_or_default(),
-        "root, damaged on the way",
+        "root was damaged on the way",
     )?;
     node.has_images(&["firstlight_0.1.0.efi"])?;
 

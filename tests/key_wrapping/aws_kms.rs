@@ -187,7 +187,10 @@ fn each_refusal_names_what_is_missing() {
     assert!(said.contains("this key did not wrap this file"), "{said}");
     replace_wrapped_key(dir.path(), text(&moto.0.found["ofOtherKey"]));
     let said = unwrap(dir.path(), &operator).unwrap_err();
-    assert!(said.contains("the file must be that of this key"), "{said}");
+    assert!(
+        said.contains("this key must have wrapped the file"),
+        "{said}"
+    );
 }
 
 #[test]

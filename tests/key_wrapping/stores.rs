@@ -87,11 +87,11 @@ fn check(store: &Store<'_>) {
 
     refused(
         wrap(dir, store.operator, &store.kms, &place),
-        "another file is there",
+        "a file with this name exists",
     );
     refused(
         wrap(dir, store.operator, &store.kms, &uri),
-        "is for an existing file",
+        "is only for an existing file",
     );
     assert_eq!(unwrap(dir, store.operator, &uri).unwrap(), plain);
     refused(

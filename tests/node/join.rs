@@ -96,7 +96,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     assert!(end_of_member(&mut node).success(), "{}", node.output());
     for event in [
         "ticket: from join service",
-        "proves nothing; its ticket is accepted",
+        "which sent no evidence (the setting require=strong refuses it)",
         "locked:",
         "committed:",
         "phase: node files",
@@ -408,7 +408,7 @@ fn a_bad_ticket_changes_nothing_and_a_good_one_is_still_taken() {
     let refused = node.expect("refused: join service");
     assert!(refused.contains(&setting.host(3).to_string()), "{refused}");
     assert!(
-        refused.contains("sent a ticket that is refused, kubernetes_components:"),
+        refused.contains("sent an invalid ticket, kubernetes_components:"),
         "{refused}"
     );
     assert_fresh(&setting, &node);

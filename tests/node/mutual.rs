@@ -195,10 +195,7 @@ fn a_fresh_node_believes_only_a_service_that_proves_its_image_and_its_cluster() 
     setting.set_control_planes(&[3, 4, 5, 6, 7, 8]);
     let ticket = node.expect("ticket: from join service");
     // the settings name no key, but the cluster, and the ticket has its secrets
-    let expected = format!(
-        "{}:30090, which claims, as a program without",
-        setting.host(8)
-    );
+    let expected = format!("{}:30090, which claims (a program without", setting.host(8));
     assert!(ticket.contains(&expected), "{ticket}");
     assert!(end_of_member(&mut node).success(), "{}", node.output());
 }
@@ -448,7 +445,7 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     };
     let refused = |client: atls::Client| {
         let error = connect(client).err().unwrap().to_string();
-        let why = "it proves nothing, as a join service does whose host gives it no evidence";
+        let why = "it sent no evidence: if it is a join service, its host may give it none";
         assert!(error.contains(why), "{error}");
     };
     // in the old form, in which nothing is judged
@@ -504,7 +501,7 @@ fn a_service_without_evidence_accepts_tpms_by_their_roots() {
     )));
     let fresh = node().verify_strong(Some(verifier::judge(judge)));
     let error = connect(fresh).err().unwrap().to_string();
-    let why = "it proves nothing, as a join service does whose host gives it no evidence";
+    let why = "it sent no evidence: if it is a join service, its host may give it none";
     assert!(error.contains(why), "{error}");
     service.expect("the policy's endorsementRoots require the strong form of attested TLS");
 }

@@ -14,7 +14,7 @@ use crate::program::Program;
 use crate::setting::{Setting, end_of_member};
 
 /// The error of a node whose settings would accept such a program.
-const PINS_NOTHING: &str = "error: the setting require=strong would pin nothing: with the variant qemu-vtpm, a program without a TPM can claim the \
+const PINS_NOTHING: &str = "error: the setting require=strong cannot pin the join services: with the variant qemu-vtpm, a program without a TPM can claim the \
     registers of this machine; set cluster-id, or name in service-policy the attestation keys";
 
 /// A program without a TPM, which copies the registers of a member of this cluster.
@@ -89,7 +89,7 @@ fn without_require_strong_the_console_says_that_a_program_could_claim_the_same()
     let _service = serve(&setting, 3, &setting.cluster(""), liar(joined_cluster()));
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     node.expect(
-        "which claims, as a program without a TPM could, an accepted image, and the cluster",
+        "which claims (a program without a TPM could, too) an accepted image and the cluster",
     );
     assert!(end_of_member(&mut node).success(), "{}", node.output());
     assert!(!node.output().contains("proves"), "{}", node.output());

@@ -69,7 +69,7 @@ fn a_host_that_marks_a_members_disk_as_new_does_not_make_the_node_format_it() {
             token(&["import", "--json-file", new.to_str().unwrap()]);
         }
         let mut node = Program::start(&mut setting.unlock(&disk));
-        node.expect("names a cluster, but token 0 does not mark the disk as a member's");
+        node.expect("names a cluster, but token 0 says that the disk is new");
         expect_opened(&mut node, &setting.host(3).to_string());
     }
 }
@@ -357,7 +357,7 @@ fn a_node_whose_control_planes_have_all_moved_says_what_to_do() {
     let before = setting.initialized_disk();
     let mut command = setting.unlock(&before);
     let node = Program::start(command.args(["--csp", "aws", "--metadata", &metadata]));
-    node.expect("disk header: it names no control plane: the disk is of Constellation, or");
+    node.expect("disk header: it names no control plane: the disk is from Constellation or");
     node.terminate();
     let node = Program::start(&mut setting.unlock(&before));
     node.expect("disk header: it names no control plane");

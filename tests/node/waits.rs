@@ -31,7 +31,7 @@ impl SilentTpm {
 /// Starts the program, and waits until its last event says that it waits for `what`.
 fn expect_last_event(command: &mut Command, what: &str) {
     let node = Program::start(command);
-    node.expect(&format!(" waiting: for {what} since "));
+    node.expect(&format!(" waiting: for {what}, "));
     let output = node.output();
     let last = output.lines().rfind(|line| line.starts_with("firstlight["));
     assert!(last.unwrap().contains(what), "{output}");
@@ -84,7 +84,7 @@ fn bootstrapper_names_a_metadata_service_that_does_not_answer() {
     let silent = TcpListener::bind(SocketAddr::new(setting.host(4), 8080)).unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let node = Program::start(setting.bootstrapper(&disk).args(["--metadata", &url]));
-    node.expect(" waiting: for the metadata service to give the init secret's hash since ");
+    node.expect(" waiting: for the metadata service to give the init secret's hash, ");
     node.expect(" waiting: for a cluster: load balancer: asked, no answer yet");
 }
 
@@ -95,10 +95,10 @@ fn the_first_machine_says_once_that_it_knows_no_other_control_plane() {
     let disk = setting.new_disk();
     let node = Program::start(&mut setting.bootstrapper(&disk));
     // repeated on purpose with all that the node waits for; before that it lists at least twice
-    node.expect(" waiting: for a cluster or an init since ");
+    node.expect(" waiting: for a cluster or an init, ");
     let output = node.output();
     let (before, _) = output
-        .split_once(" waiting: for a cluster or an init since ")
+        .split_once(" waiting: for a cluster or an init, ")
         .unwrap();
     assert_eq!(before.matches(ALONE).count(), 1, "{output}");
 }

@@ -1,4 +1,4 @@
-//! What only the machines of one vendor have: a folder for each vendor, a file for each variant.
+//! Code for the machines of one vendor: a folder for each vendor, a file for each variant.
 
 pub mod aws;
 pub mod azure;

@@ -68,7 +68,7 @@ pub struct Plan {
 
 /// Returns an empty kubeconfig, for a request without a version of Kubernetes.
 pub fn none() -> Secret {
-    log::info!("the request has no version of Kubernetes: no cluster is set up");
+    log::info!("skipping the set-up of Kubernetes: the init request names no version of it");
     Secret::new(Vec::new())
 }
 
@@ -155,9 +155,9 @@ impl Plan {
         // the cluster works without the record
         if let Err(why) = self.record(&client.within(RECORD), node, disk, principals) {
             job.line(&format!(
-                "warning: this machine has no record: {why}; until it has one, the join service and the key service do not serve on it, and its \
-                 kubelet cannot renew its certificates. `firstlight apply` records that it is a control plane; its name and disk stay \
-                 unbound to the machine until it joins again"
+                "warning: cannot write the record of this machine: {why}; without it, join service and key service do not serve here, and \
+                 the kubelet cannot renew its certificates. `firstlight apply` records that this is a control plane, but binds no name and \
+                 disk to it: only another join does"
             ));
         }
         Ok(kubeconfig)

@@ -98,13 +98,13 @@ impl fmt::Display for Refused {
             }
             Refused::Worker(name) => write!(
                 f,
-                "this machine ({name}) is a worker: init another one, which is a control plane"
+                "this machine ({name}) is a worker: init a control plane instead"
             ),
             Refused::Node(refused) => refused.fmt(f),
             Refused::OtherCluster { got, expected } => write!(
                 f,
-                "this machine's image is for the cluster {} (setting cluster-id), and this master secret and state file make the cluster {}: \
-                 use those with which `firstlight cluster-id` printed the first",
+                "this machine's image is for the cluster {} (setting cluster-id), but this master secret and state file make the cluster \
+                 {}: use those of the first cluster",
                 hex(expected),
                 hex(got)
             ),

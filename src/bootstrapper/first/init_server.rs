@@ -1,5 +1,5 @@
-//! The InitServer: waits on TCP 9000, over attested TLS, for the operator, who makes this node the
-//! first of a cluster.
+//! The InitServer: waits on TCP port 9000, over attested TLS, for the operator's init, which makes
+//! this node the first of a cluster.
 //!
 //! The operator verifies the node before sending anything. The node authenticates the operator by
 //! the init secret; the metadata service has its hash. The set-up does not depend on the
@@ -208,7 +208,7 @@ fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Resu
             let peer = call
                 .peer()
                 .map_or("an unknown address".into(), |peer| peer.ip().to_string());
-            log::warn!("init from {peer} is refused: wrong init secret");
+            log::warn!("refused an init from {peer}: wrong init secret");
             Err(Refused::Secret)
         }
         Verdict::Busy(busy) => Err(Refused::Busy(busy.retry_after)),

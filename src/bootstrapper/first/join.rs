@@ -277,7 +277,7 @@ impl Drop for TokenFiles {
     fn drop(&mut self) {
         for path in [KUBEADM.0, kubeadm::DISCOVERY] {
             if let Err(error) = file::remove_if_present(Path::new(path)) {
-                log::warn!("{path}, which has the bootstrap token, cannot be removed: {error}");
+                log::warn!("cannot remove {path}, which has the bootstrap token: {error}");
             }
         }
     }

@@ -263,10 +263,9 @@ impl TicketRequester for Seeker {
     }
 
     fn request(&self, service: &JoinService) -> Result<(), Failure> {
-        let identity =
-            self.state().me.clone().ok_or_else(|| {
-                "not asked: this machine does not know its own identity".to_owned()
-            })?;
+        let identity = self.state().me.clone().ok_or_else(|| {
+            "not asked: this machine does not know its own name, role and address yet".to_owned()
+        })?;
         // the error may be temporary: the TPM did not answer
         let judge = self.node.trust.judge().map_err(|error| error.to_string())?;
         let connection = service.connect(self, Some(verifier::judge(judge.clone())))?;
@@ -280,9 +279,8 @@ impl TicketRequester for Seeker {
             host_key: &identity.host_key,
             policy: &self.node.policy,
         };
-        let ticket = Ticket::check(answer, &expected).map_err(|refused| {
-            Failure::lasting(format!("sent a ticket that is refused, {refused}"))
-        })?;
+        let ticket = Ticket::check(answer, &expected)
+            .map_err(|refused| Failure::lasting(format!("sent an invalid ticket, {refused}")))?;
         judge.check_cluster(&ticket.cluster())?;
         let mut state = self.state();
         if state.won.is_none() && !self.over.is_stopped() {
@@ -357,7 +355,7 @@ impl Seeker {
         let seconds = self.since.elapsed().as_secs();
         self.node.timeline.event(
             "waiting",
-            format_args!("for a cluster or an init since {seconds} s"),
+            format_args!("for a cluster or an init, {seconds} s so far"),
         );
         let notes = self.state().notes.clone();
         notes
@@ -408,7 +406,7 @@ fn report_ticket(timeline: &Timeline, service: &JoinService, proof: Option<&Proo
         timeline.event(
             "unproved",
             format_args!(
-                "{service} proves nothing; its ticket is accepted nevertheless (the setting require=strong refuses such a service)"
+                "accepted the ticket of {service}, which sent no evidence (the setting require=strong refuses it)"
             ),
         );
         return;

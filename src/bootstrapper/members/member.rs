@@ -69,7 +69,7 @@ pub fn serve(
         }
         Err(error) => timeline.event(
             "member",
-            format_args!("`firstlight status` gets no answer: {address}: {error}"),
+            format_args!("cannot answer `firstlight status` on {address}: {error}"),
         ),
     }
     while !stop.wait(LONG) {

@@ -1,4 +1,5 @@
-//! What a member does: it answers the operator, renews certificates, takes a new image or version, restores etcd.
+//! The work of a member: it answers the operator, renews certificates, installs a new image or version, restores
+//! etcd.
 
 pub mod authorities;
 pub mod member;

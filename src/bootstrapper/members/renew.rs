@@ -79,13 +79,15 @@ pub fn run(stop: &Stop, timeline: Timeline) -> Result<(), Error> {
     };
     if kubernetes.join(RESTORATION).exists() {
         log::warn!(
-            "a restoration of etcd has begun and not ended: run `bootstrapper restore-etcd` again, or with --undo"
+            "a restoration of etcd is not finished: run `bootstrapper restore-etcd` again, or with --undo"
         );
     }
     if kubernetes.join("manifests/kube-apiserver.yaml").exists() {
         let certificate = Path::new(KUBELET_CLIENT_CERTIFICATE);
         if kubelet_client::renew_ended(certificate, kubernetes, SystemTime::now())? {
-            job.line("the certificate of the kubelet had ended: it restarts with a new one");
+            job.line(
+                "the kubelet's certificate has expired: restarting the kubelet with a new one",
+            );
             kubelet::restart(stop, &job)?;
         }
         node.renew_control_plane()?;
@@ -109,7 +111,7 @@ impl Node<'_> {
         let is_torn = !pending.files.is_empty();
         if is_torn {
             self.job
-                .line("the last renewal was interrupted: its certificates are restored");
+                .line("the last renewal was interrupted: restoring the previous certificates");
             file.restore(&pending)?;
         }
         let mut list = self.list()?;
@@ -119,7 +121,7 @@ impl Node<'_> {
             list = self.list()?;
             for certificate in &list.certificates {
                 if certificate.left < RENEW_WITHIN {
-                    log::warn!("{certificate}, although kubeadm has renewed what it can");
+                    log::warn!("kubeadm did not renew a certificate: {certificate}");
                 } else {
                     self.job.line(&certificate.to_string());
                 }
@@ -137,7 +139,7 @@ impl Node<'_> {
             match NewAuthority::of(self.kubernetes, &old.path()) {
                 Ok(one) => new.push(one),
                 Err(error) => {
-                    log::warn!("the authority {old}, and gets no new certificate: {error}")
+                    log::warn!("cannot renew the certificate of an authority ({old}): {error}")
                 }
             }
         }

@@ -88,7 +88,7 @@ pub const OPTIONS: &Table<Options> = &[
         Opt::value(
             "etcdutl",
             "FILE",
-            "etcdutl of the cluster's version of etcd, from etcd's release; by default that of the image of mkosi",
+            "the program etcdutl of the same release as the cluster's etcd; by default that of the mkosi image",
         ),
         |it, _, value| put(&mut it.etcdutl, Ok(value.into())),
     ),
@@ -106,15 +106,15 @@ pub const OPTIONS: &Table<Options> = &[
         Opt::value(
             "unsigned",
             "SHA256",
-            "restores a snapshot whose signature is missing or cannot be verified here: you vouch for the file with this SHA-256, which \
-             `firstlight etcd snapshot` printed; who has had the file may have changed it",
+            "restores a snapshot whose signature is missing or cannot be verified here, if it has this SHA-256: give the one that \
+             `firstlight etcd snapshot` printed, as somebody may have changed the file since",
         ),
         |it, _, value| put(&mut it.unsigned, program::text(value)),
     ),
     (
         Opt::flag(
             "undo",
-            "gives etcd its old data again, if the restoration has not succeeded; without a snapshot",
+            "gives etcd its old data back, unless the restoration has succeeded; takes no snapshot",
         ),
         |it, _, _| put(&mut it.is_undo, Ok(true)),
     ),
@@ -198,7 +198,7 @@ fn act(
 /// Asks the operator; the error is a sentence.
 pub type Ask<'a> = &'a dyn Fn(&str) -> Result<(), Objection>;
 
-/// What an operator asks by a call.
+/// The request of an operator's call.
 pub struct Asked<'a> {
     /// Where the state disk is mounted.
     pub root: &'a Path,
@@ -212,7 +212,7 @@ pub struct Asked<'a> {
     pub unsigned: &'a str,
 }
 
-/// The same for a call. `tell` and `ask` reach the caller.
+/// Like [`main`], for an operator's call. `tell` and `ask` reach the caller.
 pub fn by_call(
     asked: &Asked<'_>,
     stop: &Stop,
@@ -253,7 +253,7 @@ fn revision(stop: &Stop) -> Result<u64, NoRevision> {
     })?;
     list.resource_version.parse().map_err(|_| NoRevision {
         is_silent: false,
-        why: "the API server's version of objects is no number".into(),
+        why: "the API server's resourceVersion is not a number".into(),
     })
 }
 
@@ -305,8 +305,8 @@ impl fmt::Display for Error {
             ),
             Error::Between(why) => write!(
                 f,
-                "{why}\nif a restoration has begun, the same command goes on, and `bootstrapper restore-etcd --undo` gives etcd its old data \
-                 again"
+                "{why}\nif a restoration has begun, the same command continues it, and `bootstrapper restore-etcd --undo` gives etcd its \
+                 old data back"
             ),
         }
     }
@@ -398,7 +398,7 @@ impl Restore<'_> {
         Ok(())
     }
 
-    /// Gives etcd its old data again, if a restoration has begun and has not succeeded.
+    /// Gives etcd its old data back, if a restoration has begun and has not succeeded.
     pub fn undo(&self, options: &Options) -> Result<(), Error> {
         let (etcd, place, _) = self.manifests().map_err(Error::Refused)?;
         let begun = place
@@ -417,13 +417,13 @@ impl Restore<'_> {
             && (self.api)().is_ok_and(|revision| revision >= record.revision)
         {
             return Err(Error::Refused(
-                "the API server has the objects of the snapshot, so the restoration has succeeded: run the command without --undo and with \
-                 the snapshot, which ends it"
+                "the restoration has succeeded: the API server has the objects of the snapshot. To end it, run the command with the \
+                 snapshot and without --undo"
                     .into(),
             ));
         }
         (self.tell)(&format!(
-            "etcd and the API server stop, etcd gets its old data again ({}) if it has others, and both start",
+            "etcd and the API server stop, etcd gets its old data back ({}) if they were replaced, and both start",
             place.of(&record, "before").display(),
         ));
         if !self.agreed(options, "Undo the restoration?")? {
@@ -494,7 +494,7 @@ impl Restore<'_> {
         let snapshot = snapshot::read(&copy, &salt.measurement_salt).map_err(named)?;
         if !snapshot.is_of_cluster {
             return Err(named(
-                "it does not contain this cluster's measurement salt, so it is of another cluster, or of before `firstlight init`".into(),
+                "it does not contain this cluster's measurement salt, so it is from another cluster, or older than `firstlight init`".into(),
             ));
         }
         let voucher = Voucher::of(self.snapshot, &snapshot, self.kubernetes, &options.unsigned)?;
@@ -507,7 +507,7 @@ impl Restore<'_> {
         let (state, others) = match (&begun, data) {
             (_, Data::Unclear) => {
                 return Err(objection!(
-                    "`bootstrapper restore-etcd --undo` was interrupted, or another program has changed {}: only --undo goes on from here",
+                    "`bootstrapper restore-etcd --undo` was interrupted, or another program has changed {}: only --undo can continue",
                     place.data.display()
                 ));
             }
@@ -595,7 +595,7 @@ impl Restore<'_> {
             // an image of the user's own
             (Some(_), None) => Ok(()),
             _ => Err(objection!(
-                "{} is etcdutl {}, and etcd of this node is {}: use the etcdutl of the same release",
+                "{} is etcdutl {}, but etcd of this node is {}: use the etcdutl of the same release",
                 self.etcdutl.display(),
                 shown(version.unwrap_or("of no known version")),
                 shown(&etcd.tag)
@@ -613,7 +613,7 @@ impl Restore<'_> {
         let revision = status.and_then(|status| status.get("revision")?.as_u64());
         revision
             .filter(|revision| *revision <= u64::MAX - BUMP)
-            .ok_or_else(|| "etcdutl snapshot status does not say the revision".into())
+            .ok_or_else(|| "the output of `etcdutl snapshot status` has no revision".into())
     }
 
     /// Runs etcdutl; returns what it prints.
@@ -826,7 +826,7 @@ impl fmt::Display for Plan {
                 "it does not run, and its data are there; the API server does not answer"
             }
             None => {
-                "it has the data of the snapshot already, or in part: this run goes on where an earlier one was cut off"
+                "it has the data of the snapshot already, or a part: this run continues an interrupted one"
             }
         };
         writeln!(f, "  {state}")?;
@@ -848,7 +848,7 @@ impl fmt::Display for Plan {
             Ok(changes) => writeln!(f, "{changes}")?,
             Err(why) => writeln!(
                 f,
-                "What it changes in roles, bindings, admission policies, webhooks and records is not known: {why}"
+                "Cannot tell which roles, bindings, admission policies, webhooks and records it changes: {why}"
             )?,
         }
         write!(
@@ -883,7 +883,7 @@ fn print(text: &str) {
 fn ask(question: &str) -> Result<(), Objection> {
     if !io::stdin().is_terminal() {
         let text =
-            "standard input is no terminal, so nobody can be asked: give --yes, or --dry-run";
+            "standard input is not a terminal, so the command cannot ask: give --yes or --dry-run";
         return Err(text.into());
     }
     print(&format!("{question} Type yes:"));

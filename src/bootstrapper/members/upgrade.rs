@@ -121,7 +121,7 @@ impl fmt::Display for Error {
         match self {
             Error::NoNode => write!(
                 f,
-                "there is no {KUBELET_CONFIG}: this machine is no node of a cluster yet"
+                "there is no {KUBELET_CONFIG}: this machine is not a node of a cluster yet"
             ),
             Error::List(why) | Error::Version(why) => f.write_str(why),
             Error::Step(error) => error.fmt(f),
@@ -322,7 +322,7 @@ impl Upgrade<'_> {
         if change().map_err(Step::Api)? {
             let plugin = kubeadm::DENY_EXTERNAL_IPS;
             self.job
-                .line(&format!("{plugin}: new in kubeadm's configuration"));
+                .line(&format!("kubeadm's configuration now enables {plugin}"));
         }
         Ok(())
     }
@@ -353,7 +353,7 @@ impl Upgrade<'_> {
     fn start_new_kubelet(&self, expected: &Version) -> Result<(), Error> {
         let got = self.version("kubelet", &["--version"])?;
         if got != *expected {
-            let why = format!("the list's kubelet is {got}, and its kubeadm {expected}");
+            let why = format!("the list of components has kubelet {got}, but kubeadm {expected}");
             return Err(Error::Version(why));
         }
         self.start_kubelet()

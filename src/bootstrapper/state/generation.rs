@@ -84,7 +84,8 @@ struct State {
 
 impl Generations {
     /// Reads the generations of the disk that is mounted at `root`, and begins a new one. A member
-    /// works without them: if that fails, the reason is logged, and told to whoever asks.
+    /// works without them: if that fails, the reason goes to the log and to callers that ask for
+    /// the generations.
     pub fn open(root: &Path) -> Generations {
         let path = root.join(FILE);
         let all = read(&path).and_then(|before| raise(&path, before));
@@ -117,7 +118,7 @@ impl Generations {
     fn note(&self, all: io::Result<Vec<Generation>>) {
         let all = all.map_err(|error| format!("{}: {error}", self.path.display()));
         if let Err(why) = &all {
-            log::warn!("the state disk has no new generation: {why}");
+            log::warn!("cannot write a new generation to the state disk: {why}");
         }
         *lock(&self.state) = State {
             all,

@@ -31,7 +31,7 @@ pub fn grow(root: &Path, timeline: &Timeline) {
         Ok(Some(blocks)) => timeline.event("grown", size_of(blocks)),
         Ok(None) => {}
         Err(error) => log::warn!(
-            "the file system at {} does not use all of {}: it cannot grow: {error}; the kernel log (dmesg) gives the reason",
+            "cannot grow the file system at {} to all of {}: {error}; the kernel log (dmesg) gives the reason",
             root.display(),
             mapped.display()
         ),

@@ -76,7 +76,9 @@ impl Keeper {
     pub fn start(self) -> Option<Ending> {
         let thread = Ending::start("peers", move || self.run());
         thread
-            .inspect_err(|error| log::warn!("cannot start a thread: {error}"))
+            .inspect_err(|error| {
+                log::warn!("cannot start the thread that updates the peers: {error}")
+            })
             .ok()
     }
 
@@ -86,13 +88,13 @@ impl Keeper {
         let disk = match found {
             Ok(disk) => disk,
             Err(error) => {
-                return log::warn!("the peers in the disk's header are not updated: {error}");
+                return log::warn!("cannot update the peers in the disk's header: {error}");
             }
         };
         let mut pause = Duration::ZERO;
         while !self.stop.wait(pause) {
             pause = self.renew(&disk).unwrap_or_else(|error| {
-                log::warn!("the peers in the disk's header are not updated: {error}");
+                log::warn!("cannot update the peers in the disk's header: {error}");
                 EVERY
             });
         }
@@ -104,7 +106,7 @@ impl Keeper {
         let before = state_disk::peers(disk)?;
         let known = known(&*self.metadata, before);
         for error in &known.errors {
-            log::info!("the peers in the disk's header are updated only in part: {error}");
+            log::info!("cannot update all peers in the disk's header: {error}");
         }
         // on AWS and Google Cloud a worker may lack the permission to list the control planes
         if self.stop.is_stopped() || known.errors.len() == PARTS {

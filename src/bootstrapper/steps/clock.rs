@@ -86,7 +86,7 @@ impl fmt::Display for WrongSources {
             WrongSources::TooMany => write!(f, "expected at most {MAX_SOURCES} time sources"),
             WrongSources::OfTheHost(device) => write!(
                 f,
-                "{device} is a device, which only the setting time-servers can name"
+                "{device} is a device: only the setting time-servers can name one"
             ),
             WrongSources::NoDevice(devices) => write!(
                 f,
@@ -209,7 +209,7 @@ impl Sources {
         let missing: Vec<&str> = self.0.iter().filter_map(Source::missing).collect();
         let missing = missing.join(", ");
         if !missing.is_empty() {
-            log::info!("no time from {missing}: there is no such device");
+            log::info!("skipping the time source {missing}: the device does not exist");
         }
         self.0.retain(|it| it.missing().is_none());
         if self.0.is_empty() {
@@ -244,7 +244,7 @@ fn chosen(
     }
     match listed.map(Sources::of_metadata) {
         Some(Ok(sources)) => return Ok((sources, "list of machines")),
-        Some(Err(why)) => log::warn!("timeServers of the list of machines is not used: {why}"),
+        Some(Err(why)) => log::warn!("ignoring timeServers of the list of machines: {why}"),
         None => {}
     }
     if let Some(Ok(sources)) = cloud.map(Sources::from_str)
@@ -288,14 +288,14 @@ impl TimeService {
         };
         let started = thread::Builder::new().name("clock".into()).spawn(work);
         if let Err(error) = started {
-            log::warn!("chrony gets no time servers, because a thread cannot be started: {error}");
+            log::warn!("cannot start the thread that gives chrony its time servers: {error}");
         }
     }
 
     fn configure(&self, folder: &Path) {
         if !folder.exists() {
             return log::info!(
-                "no time servers are set: there is no {}, so this image has no chrony that takes them from bootstrapper",
+                "setting no time servers: chrony in this image does not read {}",
                 folder.display()
             );
         }
@@ -331,7 +331,7 @@ impl TimeService {
                     tries += 1;
                 }
                 Err(error) => {
-                    log::warn!("the list of machines names no time servers: {error}");
+                    log::warn!("cannot read time servers from the list of machines: {error}");
                     return None;
                 }
             }
@@ -341,7 +341,7 @@ impl TimeService {
     fn failed(&self, why: impl fmt::Display) {
         self.timeline.event(
             "clock",
-            format_args!("chrony does not get its time servers: {why}"),
+            format_args!("cannot give chrony its time servers: {why}"),
         );
     }
 
@@ -356,7 +356,7 @@ impl TimeService {
     /// Says whether the clock is set. Returns that, and how far it is ahead of the boot.
     fn first_look(&self) -> Option<(bool, i128)> {
         let Some(was_set) = is_synchronized() else {
-            log::warn!("the kernel does not say whether a time service has set the clock");
+            log::warn!("cannot ask the kernel whether a time service has set the clock");
             return None;
         };
         self.timeline.event(

@@ -64,7 +64,7 @@ fn prioritize_when_settled(find: &dyn Fn() -> Vec<u32>, settled: Duration, stop:
     }
     if known.is_empty() {
         log::warn!(
-            "etcd does not run after {} s: its I/O priority is not changed",
+            "etcd does not run after {} s: its I/O priority stays as it is",
             SEARCH.as_secs()
         );
     }
@@ -99,7 +99,7 @@ fn prioritize(process: u32) {
         }
         for thread in left {
             if let Err(error) = process::prioritize_io(thread) {
-                log::warn!("etcd's I/O priority: {error}");
+                log::warn!("cannot raise etcd's I/O priority: {error}");
                 return;
             }
         }

@@ -87,7 +87,7 @@ fn watch<T: Clone>(over: &Stop, given_up: &Stop, job: &Job<T>) -> Option<Vec<Str
         ends += more;
         let words = last_words(over);
         job.line(&format!(
-            "the kubelet has ended, and is started again; its last lines: {}",
+            "the kubelet exited, and systemd restarts it; its last lines: {}",
             words.join(" | ")
         ));
         if ends >= ENDS {
@@ -139,7 +139,7 @@ fn last_words(over: &Stop) -> Vec<String> {
         said.push(line.to_owned())
     });
     if let Err(error) = read {
-        log::debug!("the kubelet's log: {error}");
+        log::debug!("cannot read the kubelet's log: {error}");
     }
     said
 }

@@ -1,4 +1,4 @@
-//! What init and join have in common: jobs, the set-up of a node, kubelet and etcd.
+//! The common code of init and join: jobs, the set-up of a node, kubelet and etcd.
 
 pub mod clock;
 pub mod error;

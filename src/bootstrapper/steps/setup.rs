@@ -105,7 +105,7 @@ impl Node {
         let peers = self.peers.get().filter(|peers| !peers.is_empty());
         // the node asks again when it is a member
         if let Some(Err(error)) = peers.map(|peers| disk.name_peers(peers)) {
-            log::warn!("the state disk does not say where the join services are: {error}");
+            log::warn!("cannot write the join services' addresses to the state disk: {error}");
         }
         mark_begun(&self.root).map_err(failed)?;
         disk.commit(&self.root, state, &key, measurement_secret)

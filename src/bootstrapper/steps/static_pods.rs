@@ -24,10 +24,11 @@ const RESTART: Duration = Duration::from_secs(10 * 60);
 const ANSWER: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Makes the kubelet start a pod of the control plane with the certificate that ends then, if its
-/// manifest names another one, and waits until it is ready. A manifest without such a name is of
-/// `kubeadm init`, `join` or `upgrade`, which have started the pod with the certificate of then: it
-/// changes only if `is_renewal`. `kubernetes` is the folder of the cluster's files.
+/// Makes the kubelet restart a pod of the control plane, unless the annotation in its manifest has
+/// `certificate_ends`: the pod then runs with the newest certificate. Waits until the pod is ready.
+/// A manifest of `kubeadm init`, `join` or `upgrade` has no annotation: it changes only if
+/// `is_renewal`, because kubeadm has started the pod with the newest certificate. `kubernetes` is
+/// the folder of the cluster's files.
 pub fn restart(
     kubernetes: &Path,
     pod: &'static str,

@@ -98,7 +98,7 @@ enum Refused {
     NoMember,
     /// The request is malformed: why.
     Malformed(String),
-    /// The request is for a session and for a verification.
+    /// The request is for both a session and a verification.
     Both,
     /// The nonce has this length, expected one of this range.
     Nonce(usize, RangeInclusive<usize>),
@@ -114,10 +114,10 @@ impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refused::NoMember => f.write_str(
-                "this machine belongs to no cluster (PCR 15 is zero), so no join service may prove itself by it",
+                "this machine belongs to no cluster (PCR 15 is zero), so it makes no evidence for a join service",
             ),
             Refused::Malformed(why) | Refused::Failed(why) => f.write_str(why),
-            Refused::Both => f.write_str("the request is for a session and for a verification"),
+            Refused::Both => f.write_str("the request is for both a session and a verification"),
             Refused::Nonce(len, range) => write!(
                 f,
                 "the nonce has {len} bytes, expected {} to {}",
@@ -179,7 +179,7 @@ impl Attester {
     fn talk(&self, mut stream: UnixStream) {
         let answered = receive(&mut stream).and_then(|request| {
             let response = self.answer(&request).unwrap_or_else(|error| {
-                log::warn!("no evidence for the join service: {error}");
+                log::warn!("cannot give the join service evidence: {error}");
                 EvidenceResponse {
                     error: error.to_string(),
                     ..EvidenceResponse::default()
@@ -189,7 +189,7 @@ impl Attester {
             stream.write_all(&response.encode_to_vec())
         });
         if let Err(error) = answered {
-            log::debug!("a caller of the evidence socket: {error}");
+            log::debug!("cannot answer a caller of the evidence socket: {error}");
         }
     }
 

@@ -1,4 +1,5 @@
-//! What a fresh node demands of a join service, what a ticket has, and what this machine proves.
+//! Trust between nodes: the requirements on join services, the check of tickets, and this machine's
+//! evidence.
 
 pub mod evidence;
 pub mod platform;

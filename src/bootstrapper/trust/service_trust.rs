@@ -330,14 +330,14 @@ pub struct Proof {
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = if self.by_any_key {
-            "claims, as a program without a TPM could,"
+            "claims (a program without a TPM could, too)"
         } else {
             "proves"
         };
         let (name, cluster) = (self.cluster.name(), &self.cluster);
         write!(
             f,
-            "{verb} an accepted image, and the cluster with {name} {cluster}"
+            "{verb} an accepted image and the cluster with {name} {cluster}"
         )
     }
 }

@@ -273,7 +273,9 @@ fn control_plane_files(
             0 => Ok(Vec::new()),
             count => refuse(
                 FIELD,
-                format_args!("{count} keys and certificates of a control plane, for a worker"),
+                format_args!(
+                    "a ticket for a worker has {count} keys and certificates of a control plane"
+                ),
             ),
         };
     }
@@ -318,7 +320,7 @@ fn wrapping_key(bytes: Vec<u8>, control_plane: bool) -> Result<Option<Secret>, R
     match bytes.is_empty() {
         true => Ok(None),
         false if control_plane => key(FIELD, bytes).map(Some),
-        false => refuse(FIELD, "a key of control planes, for a worker"),
+        false => refuse(FIELD, "a ticket for a worker has a key of control planes"),
     }
 }
 
@@ -592,9 +594,10 @@ mod tests {
             ("cluster_ca: 65537 bytes", |ticket| {
                 ticket.cluster_ca = vec![b'\n'; MAX_FILE + 1]
             }),
-            ("control_plane_files: 8 keys", |ticket| {
-                ticket.control_plane_files = files()
-            }),
+            (
+                "control_plane_files: a ticket for a worker has 8 keys",
+                |ticket| ticket.control_plane_files = files(),
+            ),
             ("node_files: token occurs twice", |ticket| {
                 let file = ticket.node_files[0].clone();
                 ticket.node_files.push(file)
@@ -797,7 +800,7 @@ mod tests {
             (
                 32,
                 false,
-                "wrapping_key: a key of control planes, for a worker",
+                "wrapping_key: a ticket for a worker has a key of control planes",
             ),
         ] {
             assert_eq!(with_key(len, control_plane).unwrap_err().to_string(), why);

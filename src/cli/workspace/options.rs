@@ -302,11 +302,11 @@ mod tests {
         for (more, problem) in [
             (
                 &["--cloud-provider", "qemu", "--metadata", "10.9.0.1:81"][..],
-                "--metadata: metadata: \"10.9.0.1:81\" is not a valid place",
+                "--metadata: metadata: \"10.9.0.1:81\" is not a valid address",
             ),
             (
                 &["--cloud-provider", "qemu", "--metadata", ""],
-                "--metadata: metadata: \"\" is not a valid place",
+                "--metadata: metadata: \"\" is not a valid address",
             ),
             (
                 &["--metadata", url, "--cloud-provider", "none"],

@@ -17,7 +17,7 @@ use sys::block::{self, PageBuffer};
 pub const SUPERBLOCK_LEN: usize = 4096;
 /// The superblock that a format of ours or of Constellation makes (`fix_padding`, no key for the
 /// journal), up to the last byte that is not zero: version 4, 2^15 sectors in a run of data, tags of
-/// 32 bytes, the flag SB_FLAG_FIXED_PADDING alone, 2^3 sectors in a block, 2^12 blocks for each bit of
+/// 32 bytes, only the flag SB_FLAG_FIXED_PADDING, 2^3 sectors in a block, 2^12 blocks for each bit of
 /// a bitmap. The zeros at [`SIZES`] stand for the numbers there.
 pub const FORMATTED: [u8; 30] =
     *b"integrt\0\x04\x0f\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\x08\0\0\0\x03\x0c";
@@ -59,8 +59,8 @@ pub(super) fn disk_name(name: &str) -> String {
     format!("{name}_disk")
 }
 
-/// How the UUIDs of both devices begin. `close` of cryptsetup 2.6 and later removes such devices below a
-/// mapping, too.
+/// The prefix of the UUIDs of both lower devices. `close` of cryptsetup 2.6 and later removes such
+/// devices below a mapping, too.
 pub(super) const SUBDEVICE: &str = "CRYPT-SUBDEV-";
 
 /// Maps the integrity device. On first use it also makes the superblock and an empty journal.
@@ -228,9 +228,9 @@ fn unfit(mapping: &Mapping, Unfit(why): Unfit) -> Error {
     ))
 }
 
-/// What differs between the superblocks that a format writes. Nobody authenticates a superblock (only
-/// sectors are), and a kernel that reads a flag which no format sets may lose the journal, or crash. So
-/// each other byte must have the value that a format writes.
+/// The variable fields of the superblocks that a format writes. Superblocks are not authenticated (only
+/// sectors are), and a flag that no format sets may make the kernel lose the journal, or crash. So each
+/// other byte must have the value that a format writes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub journal_sections: u64,
@@ -270,7 +270,7 @@ impl Superblock {
         // a disk that has grown keeps the journal of its format
         if !(1..=most.max(1)).contains(&journal_sections) {
             return unfit(format!(
-                "its journal has {journal_sections} sections, and a format of this disk makes at most {most}"
+                "its journal has {journal_sections} sections, but a format of this disk makes at most {most}"
             ));
         }
         let available = disk_len.saturating_sub(offset) / SECTOR;
@@ -287,7 +287,7 @@ fn formatted(at: usize) -> u8 {
     FORMATTED.get(at).copied().unwrap_or_default()
 }
 
-/// Returns the place of the first byte that no format writes.
+/// Returns the position of the first byte that no format writes.
 pub fn other_byte(bytes: &[u8]) -> Option<usize> {
     let is_other = |at: &usize| !SIZES.contains(at) && bytes[*at] != formatted(*at);
     (0..bytes.len()).find(is_other)
@@ -304,7 +304,7 @@ fn usable_sectors(journal_sections: u64, available: u64) -> Result<u64, Unfit> {
         room / (TAG_RUN + DATA_RUN) * DATA_RUN + last / SECTORS_PER_BLOCK * SECTORS_PER_BLOCK;
     match sectors {
         0 => Err(Unfit(format!(
-            "the disk has {available} sectors there, superblock and journal {before}"
+            "the disk has only {available} sectors there, but superblock and journal need {before}"
         ))),
         sectors => Ok(sectors),
     }
@@ -408,7 +408,7 @@ mod tests {
             (with(12, 0), "journal has 0 sections"),
             (
                 with(12, 16),
-                "journal has 16 sections, and a format of this disk makes at most 15",
+                "journal has 16 sections, but a format of this disk makes at most 15",
             ),
             (with(15, 1), "journal has 16777231 sections"),
         ];

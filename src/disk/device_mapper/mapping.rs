@@ -14,8 +14,8 @@ pub(super) const HMAC_SHA256_LEN: usize = 32;
 /// The parameters of a mapping.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping<'a> {
-    /// Name under `/dev/mapper`: a constant of the program, of letters, digits, `_`, `-` and `.`, which
-    /// nothing checks.
+    /// Name under `/dev/mapper`: a constant of the program, not checked: letters, digits, `_`, `-` and
+    /// `.`.
     pub name: &'a str,
     /// The data segment of the disk's LUKS2 header.
     pub geometry: &'a Geometry,

@@ -131,8 +131,8 @@ impl fmt::Debug for Header {
 
 impl Header {
     /// Returns the state of the disk according to token 0. [`Header::check_ours`] checks the `type`
-    /// of the token. A disk with a cluster token is initialized, whatever token 0 says: only the
-    /// host can have changed that one, because a reset removes both.
+    /// of the token. A disk with a cluster token is initialized, whatever token 0 says: if they
+    /// contradict each other, the host changed token 0, because a reset changes both.
     pub fn state(&self) -> DiskState {
         let tokens = &self.metadata["tokens"];
         match tokens[TOKEN.to_string()]["diskIsInitialized"].as_bool() {

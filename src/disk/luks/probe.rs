@@ -199,13 +199,13 @@ fn newer(primary: &Found, secondary: &Found) -> Option<Header> {
     let (binary, metadata, good) = match (primary, secondary) {
         (Found::Whole(first, json), Found::Whole(second, _)) if first.seqid > second.seqid => {
             log::warn!(
-                "the secondary LUKS2 header is older than the primary header, which is used"
+                "the secondary LUKS2 header is older than the primary header; the primary header is used"
             );
             (first, json, [true, false])
         }
         (Found::Whole(first, _), Found::Whole(second, json)) if first.seqid < second.seqid => {
             log::warn!(
-                "the primary LUKS2 header is older than the secondary header, which is used"
+                "the primary LUKS2 header is older than the secondary header; the secondary header is used"
             );
             (second, json, [false, true])
         }

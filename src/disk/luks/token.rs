@@ -1,5 +1,5 @@
-//! Our tokens in the metadata beside token 0, each found by its `type`. Constellation and
-//! cryptsetup preserve tokens of unknown types.
+//! The tokens of Firstlight in the metadata, in addition to token 0. Each is found by its `type`.
+//! Constellation and cryptsetup preserve tokens of unknown types.
 
 use serde_json::Value;
 

@@ -183,7 +183,7 @@ impl Header {
         if let Some((old, size)) = now.keyslot_area()
             && let Err(e) = wipe(dev, old..old + size)
         {
-            log::warn!("the unused keyslot area of the earlier passphrase could not be wiped: {e}");
+            log::warn!("cannot wipe the keyslot area of the earlier passphrase: {e}");
         }
         Ok(())
     }

@@ -56,10 +56,10 @@ fn classify_content(device: &mut File, path: &Path) -> Result<Disk, Error> {
                 DiskState::Initialized => {
                     if !header.is_marked() {
                         log::warn!(
-                            "{0}: the header names a cluster, but token 0 does not mark the disk as a member's: the host or another \
-                             program changed it. The disk is not formatted, and waits for its key. To give its content \
-                             up, find the token firstlight-cluster with `cryptsetup luksDump {0}`, remove it with `cryptsetup token remove \
-                             --token-id NUMBER {0}`, and boot again",
+                            "{0}: the header names a cluster, but token 0 says that the disk is new: the host or another program changed \
+                             it. The disk keeps its content and waits for its key. To discard the content, find the token \
+                             firstlight-cluster with `cryptsetup luksDump {0}`, remove it with `cryptsetup token remove --token-id NUMBER \
+                             {0}`, and boot again",
                             path.display()
                         );
                     }

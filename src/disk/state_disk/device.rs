@@ -56,7 +56,7 @@ pub fn find(
             timeline.event(
                 "waiting",
                 format_args!(
-                    "for {} since {} s",
+                    "for {}, {} s so far",
                     describe(wanted, usual),
                     waited.as_secs()
                 ),
@@ -152,7 +152,9 @@ mod tests {
         add("vdc", "serial", "state");
         let why = state_disk_in(sys.path(), usual()).unwrap_err().to_string();
         assert!(
-            why.contains("each of the disks vdb, vdc is a disk with serial number \"state\""),
+            why.contains(
+                "several disks (vdb, vdc) match: each is a disk with serial number \"state\""
+            ),
             "{why}"
         );
         // a disk of another serial number, and another path to the same disk

@@ -74,7 +74,7 @@ pub fn create(mapped: &Path, mke2fs: &Path, stop: &Stop) -> Result<(), Error> {
     let size = block::size(&device).map_err(failed("read the size of the device"))? / BLOCK * BLOCK;
     if size < MIN_SIZE {
         return Err(Error(format!(
-            "{}: the device has {size} bytes, and a file system needs at least {MIN_SIZE}",
+            "{}: the device has {size} bytes, but a file system needs at least {MIN_SIZE}",
             mapped.display()
         )));
     }

@@ -10,7 +10,7 @@ use sys::nvme;
 /// How a cloud marks the state disk among the disks of a machine. In every cloud, a disk with the
 /// serial number `state` is the state disk.
 pub struct Mark {
-    /// What it is, for texts.
+    /// A description for messages.
     pub description: &'static str,
     /// The label of the state disk.
     pub label: &'static str,

@@ -73,8 +73,7 @@ impl std::fmt::Display for Error {
             ),
             Error::Ambiguous(disks, wanted) => write!(
                 f,
-                "each of the disks {disks} is {wanted}, so the state disk may be any: detach all but one (a copy shows old data), or name \
-                 it with --disk"
+                "several disks ({disks}) match: each is {wanted}. Detach all but one (a copy shows old data), or name it with --disk"
             ),
             Error::Foreign(device, what) => write!(
                 f,

@@ -60,7 +60,7 @@ impl std::fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// What is wrong with the content of the file, as a clause.
+/// The fault in the content of the file, as a clause.
 #[derive(Debug)]
 pub struct Malformed(pub String);
 

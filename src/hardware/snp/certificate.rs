@@ -102,10 +102,10 @@ impl ChipCertificate {
             (Signer::Vcek, Some(chip), None) if chip.len() == len => Ok(self),
             (Signer::Vlek, None, Some(_)) => Ok(self),
             (Signer::Vcek, ..) => Err(Wrong(format!(
-                "it is a VCEK of a {} and does not name a chip with {len} bytes, or names a cloud",
+                "a VCEK of a {} must name a chip of {len} bytes and no cloud",
                 self.product
             ))),
-            (Signer::Vlek, ..) => Err("it is a VLEK and names a chip, or no cloud".into()),
+            (Signer::Vlek, ..) => Err("a VLEK must name a cloud and no chip".into()),
         }
     }
 
@@ -171,10 +171,14 @@ impl Extensions {
     fn tcb(&self) -> Result<Tcb, Wrong> {
         let is_turin = self.product()? == Product::Turin;
         let part = |number: usize| {
-            self.versions[number].ok_or_else(|| Wrong(format!("it lacks the version 3.{number}")))
+            self.versions[number].ok_or_else(|| {
+                Wrong(format!(
+                    "it lacks the extension 3.{number}, the version of a part"
+                ))
+            })
         };
         if (4..=7).any(|reserved| self.versions[reserved].is_some_and(|version| version != 0)) {
-            return Err("it has a version of an unused part".into());
+            return Err("it has the version of a part that does not exist".into());
         }
         if !is_turin && self.versions[9].is_some() {
             return Err("it has the version of a part that only a Turin has".into());

@@ -92,7 +92,7 @@ fn check_chip(
         return if masked {
             Ok(())
         } else {
-            let text = "the report of a VLEK names a chip, which only a VCEK proves";
+            let text = "a report signed by a VLEK must not name a chip (CHIP_ID)";
             Err(Kind::Binding.because(text).of("CHIP_ID"))
         };
     };

@@ -57,7 +57,7 @@ pub struct Report {
     /// The properties of the platform as bits.
     pub platform_info: u64,
     signer_info: u32,
-    /// What the guest bound.
+    /// The data that the guest bound to the report.
     pub report_data: [u8; 64],
     /// The launch digest.
     pub measurement: [u8; 48],
@@ -196,8 +196,7 @@ impl Report {
         with_names(self.platform_info, &PLATFORM_BITS)
     }
 
-    /// Returns the chip that the report names, in the length in which certificates of the product
-    /// name it.
+    /// Returns the chip ID in the report, as long as in certificates of this product.
     pub fn chip(&self, product: Product) -> Result<&[u8], Refusal> {
         if self.chip_id == [0; 64] {
             let text = "the host masks the chip in the report, so the machine must send the chip's certificate";
@@ -212,7 +211,7 @@ impl Report {
             Ok(chip)
         } else {
             malformed(format!(
-                "the report names no chip of a {product}, which has {len} bytes"
+                "CHIP_ID in the report is longer than that of a {product}: expected {len} bytes, then zeros"
             ))
         }
     }
@@ -266,7 +265,7 @@ fn vmpl(vmpl: u32) -> Result<u32, Refusal> {
     match vmpl {
         0..=3 => Ok(vmpl),
         HOST => {
-            let text = "the host requested the report, so it binds nothing of the guest";
+            let text = "the host requested the report, so it proves nothing about the guest";
             Err(Kind::Binding.because(text).of("VMPL"))
         }
         _ => malformed(format!("the report has the VMPL {vmpl}, expected 0 to 3")),

@@ -64,8 +64,8 @@ pub struct SnpRequirements {
     /// The accepted digests of author keys; empty for every one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub author_keys: Vec<Digits<48>>,
-    /// What happens without AMD's list of revoked certificates; the caller, who may have the list,
-    /// applies this.
+    /// What happens without AMD's list of revoked certificates. The caller applies this, because it
+    /// may have the list.
     #[serde(skip_serializing_if = "is_default")]
     pub revocation_list: RevocationList,
 }
@@ -186,7 +186,7 @@ impl SnpRequirements {
         if fitting.is_empty() && !self.floors.is_empty() {
             let which = cpuid.map_or("unknown models".into(), |cpuid| cpuid.to_string());
             let text = format!(
-                "the policy has minimums of some chips (floors), and none of a {product} of {which}"
+                "the policy has minimums for some chips (floors), but none for a {product} of {which}"
             );
             return Err(Kind::Machine.because(text).of("floors"));
         }
@@ -280,7 +280,7 @@ impl SnpRequirements {
                     return Err(machine("chips", text));
                 }
                 None => {
-                    let text = "the policy names the accepted chips, and a VLEK names none";
+                    let text = "the policy names the accepted chips, but a report signed by a VLEK names none";
                     return Err(Kind::Unproven.because(text).of("chips"));
                 }
             }

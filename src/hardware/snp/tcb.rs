@@ -51,7 +51,7 @@ pub struct Tcb {
 /// The TCB versions of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tcbs {
-    /// What runs.
+    /// The version that runs now.
     pub current: Tcb,
     /// The version for which the chip derived its key.
     pub reported: Tcb,

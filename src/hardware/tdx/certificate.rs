@@ -55,7 +55,7 @@ impl Role {
         match certificate.fields.key_usage() {
             Some(usage) if usage & self.usage != 0 => Ok(()),
             _ => Err(Kind::Certificate.because(format!(
-                "the key usage of the {name} certificate does not allow what it is used for"
+                "the key usage of the {name} certificate does not allow this use"
             ))),
         }
     }

@@ -210,7 +210,9 @@ impl Verifier {
             .iter()
             .map(|level| level.status.with_part(enclave_level.status));
         let launched = statuses.next();
-        let launched = launched.ok_or_else(|| Kind::Malformed.because("the quote has no level"))?;
+        let launched = launched.ok_or_else(|| {
+            Kind::Malformed.because("the collateral gives no TCB level for the quote")
+        })?;
         let status = merged(launched, statuses.next());
         if status == TcbStatus::Revoked {
             let text = format!(
@@ -374,7 +376,7 @@ impl Chain<'_> {
         // Intel's own signer is directly under the root, a PCK under a CA: one cannot serve as the
         // other
         if path.intermediate_certificates().count() != between.len() {
-            let text = format!("the {name} certificate has another place in the chain");
+            let text = format!("the {name} certificate is at a wrong place in the chain");
             return Err(unfit(text));
         }
         let parsed = parsed.ok_or_else(|| {
@@ -486,7 +488,7 @@ fn check_text(name: &str, text: &str, signature: &Hex, key: &[u8]) -> Result<(),
     if verify(key, text.as_bytes(), &signature.0) {
         Ok(())
     } else {
-        Err(Kind::Signature.because(format!("the {name} is not signed by its signer")))
+        Err(Kind::Signature.because(format!("the signature of the {name} is wrong")))
     }
 }
 

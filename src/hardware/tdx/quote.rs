@@ -34,7 +34,7 @@ const PCK_CHAIN: u16 = 5;
 pub struct Quote<'a> {
     /// 4 or 5.
     pub version: u16,
-    /// What the machine is.
+    /// The report of the machine.
     pub body: Body,
     /// Header and body, which the attestation key signed.
     pub signed: &'a [u8],
@@ -46,7 +46,7 @@ pub struct Quote<'a> {
     pub qe_report: &'a [u8; 384],
     /// The signature of the PCK over that report, r ‖ s.
     pub qe_signature: &'a [u8; 64],
-    /// What the report covers in addition to the key: Intel's enclave adds 32 bytes.
+    /// Data that the enclave's report covers in addition to the attestation key.
     pub authentication: &'a [u8; 32],
     /// The certificate chain of the PCK in PEM.
     pub pck_chain: &'a [u8],
@@ -297,8 +297,8 @@ const ATTRIBUTES: [(u32, &str); 13] = [
 ];
 
 impl Attributes {
-    /// The attributes of a TD that nobody can look into and that uses no special features:
-    /// SEPT_VE_DISABLE only. TDs in Azure, which run below a paravisor, have none at all.
+    /// The attributes of a TD without debugging and without special features: only SEPT_VE_DISABLE.
+    /// TDs in Azure, which run below a paravisor, have no attribute set.
     pub const USUAL: Attributes = Attributes(1 << 28);
     /// Another TD can serve the TD, and move it to another platform: SERVTD_EXT, MIGRATABLE.
     const OF_SERVICE_TD: u64 = 1 << 17 | 1 << 29;

@@ -40,13 +40,13 @@ pub struct TdxRequirements {
     /// The accepted measurements of TDX modules; empty for every one that Intel signed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mr_seam: Vec<Digits<REGISTER_LEN>>,
-    /// The required configuration and owner fields, which the host sets.
+    /// The required configuration (MRCONFIGID), which the host sets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mr_config_id: Option<Digits<REGISTER_LEN>>,
-    /// As before.
+    /// The required owner (MROWNER), which the host sets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mr_owner: Option<Digits<REGISTER_LEN>>,
-    /// As before.
+    /// The required configuration of the owner (MROWNERCONFIG), which the host sets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mr_owner_config: Option<Digits<REGISTER_LEN>>,
     /// The accepted service TDs (MRSERVICETD); a TD without one is always accepted. A service TD

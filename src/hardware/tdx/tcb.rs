@@ -42,9 +42,9 @@ pub enum TcbStatus {
 }
 
 impl TcbStatus {
-    /// Returns the status of a platform of which one part, the TDX module or the quoting enclave,
-    /// has this status. In Intel's library only two statuses of a part count; here each counts, so
-    /// that a policy judges all of them by the same list.
+    /// Returns the status of a platform after one part, the TDX module or the quoting enclave, got
+    /// the status `part`. Intel's library considers only two statuses of a part; here each one
+    /// counts, so that a policy judges all by the same list.
     pub(super) fn with_part(self, part: TcbStatus) -> TcbStatus {
         self.worse(part)
     }
@@ -240,7 +240,7 @@ pub(super) struct Judged {
 /// Maximum number of parts of a platform that an error names.
 const NAMED: usize = 4;
 
-/// Joins the first texts, and says how many more there are.
+/// Joins the first texts, and appends how many more there are.
 pub(super) fn few(all: &[String]) -> String {
     let named = all[..all.len().min(NAMED)].join(", ");
     match all.len().saturating_sub(NAMED) {

@@ -174,7 +174,7 @@ mod tests {
             assert_eq!(of(status, code), (true, "text".into()));
         }
         for (status, code, expected) in [
-            (412, "PreconditionFailed", "another file is there"),
+            (412, "PreconditionFailed", "a file with this name exists"),
             (404, "NoSuchBucket", "make the bucket"),
             (404, "NoSuchKey", "firstlight wrap --out"),
             (

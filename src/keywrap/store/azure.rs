@@ -194,7 +194,7 @@ mod tests {
             assert_eq!(of(status, code), (true, "text".into()));
         }
         for (status, code, expected) in [
-            (409, "BlobAlreadyExists", "another file is there"),
+            (409, "BlobAlreadyExists", "a file with this name exists"),
             (401, "InvalidAuthenticationInfo", "token of ORIGIN"),
             (
                 403,

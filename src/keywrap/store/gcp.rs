@@ -207,7 +207,7 @@ mod tests {
             ),
             (403, "insufficient authentication scopes.", "cloud-platform"),
             (404, "", "no such bucket, or no such file"),
-            (412, "", "another file is there"),
+            (412, "", "a file with this name exists"),
             (400, "", "text"),
         ] {
             let (may_pass, text) = of(status, message);

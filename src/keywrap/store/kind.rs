@@ -4,7 +4,7 @@ use super::super::error::Error;
 use super::super::https::Answer;
 use super::super::uri::Query;
 
-/// A place for one file.
+/// The address of one file in a store.
 pub trait Store {
     /// Returns the content.
     fn read(&self) -> Result<Answer, Error>;

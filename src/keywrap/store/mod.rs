@@ -68,7 +68,7 @@ pub fn read(uri: &str, author: Author) -> Result<Vec<u8>, Error> {
         ))),
         (_, true) => Ok(content),
         (_, false) => Err(Error::Format(format!(
-            "{} bytes are at {uri}",
+            "the {} bytes at {uri}",
             content.len()
         ))),
     }
@@ -79,12 +79,12 @@ pub fn read(uri: &str, author: Author) -> Result<Vec<u8>, Error> {
 pub fn write_once(uri: &str, content: &[u8]) -> Result<String, Error> {
     if !is_wrapped(content) {
         return Err(Error::Refused(
-            "only a wrapped master secret may be written to a store: every reader of the store would have a plain one".into(),
+            "only a wrapped master secret may be written to a store: every reader of the store could read a plain one".into(),
         ));
     }
     let (store, None) = open(uri, Author::Operator)? else {
         return Err(Error::Uri(format!(
-            "the parameter {DIGEST} is for an existing file"
+            "remove the parameter {DIGEST}: it is only for an existing file"
         )));
     };
     let is_new = match store.create(content) {

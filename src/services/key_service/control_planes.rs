@@ -71,7 +71,7 @@ impl ControlPlanes {
         }
     }
 
-    /// Refuses a node of which no record says that it is a control plane.
+    /// Refuses a node unless a record says that it is a control plane.
     pub fn refuse_other(&self, node: &str) -> Result<(), Status> {
         let deadline = Instant::now() + TIME;
         let mut state = self.lock();
@@ -109,7 +109,7 @@ impl ControlPlanes {
                     read: now,
                 });
             }
-            Err(error) => log::error!("the records of control planes cannot be listed: {error}"),
+            Err(error) => log::error!("cannot list the records of control planes: {error}"),
         }
         drop(pending);
         self.lock().verdict(node, Instant::now())

@@ -101,7 +101,7 @@ impl Disks {
         };
         match self.seconds.time(|| list(&self.client)) {
             Ok(records) => pending.records = Some(Arc::new(records)),
-            Err(error) => log::error!("the state disks of the cluster cannot be listed: {error}"),
+            Err(error) => log::error!("cannot list the cluster's state disks: {error}"),
         }
         pending.records.clone().ok_or_else(unavailable)
     }

@@ -118,8 +118,8 @@ impl Grant {
 }
 
 impl Grants {
-    /// Returns the class as which `caller` gets the key of this id, or `None` if it is not granted.
-    /// For [`Class::Volume`], the key of a state disk must still be refused.
+    /// Returns the class of the grant by which `caller` gets the key of this id, or `None` without
+    /// such a grant. For [`Class::Volume`], the key of a state disk must still be refused.
     pub fn allow(&self, caller: &str, id: &str) -> Option<Class> {
         let (_, grant) = self.0.iter().find(|(name, _)| name == caller)?;
         match Class::of(id) {

@@ -42,7 +42,8 @@ pub struct InForce {
     pub validator: Arc<dyn Validator>,
     /// The SHA-256 digest of its file, in hexadecimal digits.
     pub digest: Arc<str>,
-    /// Why software or a TPM that nobody has named meets it, as a clause; `None` if it pins both.
+    /// Why the policy accepts unknown software or an unknown TPM, as a clause; `None` if it pins
+    /// both.
     pub open: Option<String>,
 }
 

@@ -176,7 +176,7 @@ impl Clients {
             && grants.callers().any(|caller| caller == ANYONE)
         {
             log::warn!(
-                "the grant for anyone has no effect: clients without a token are not served (--old-clients-until)"
+                "--grant for anyone has no effect without --old-clients-until: clients without a token get no keys"
             );
         }
         if let Some(caller) = grants.callers().find(|caller| !can_have(caller)) {
@@ -247,7 +247,7 @@ impl Others {
             let address = open("key-service-old", at, plain(), Door::Old)?;
             log::warn!(
                 "CLIENTS WITHOUT A TOKEN GET KEYS OF VOLUMES IN PLAINTEXT on {address}, as in Constellation, through {until} \
-                 (--old-clients-until): their node is known only by its address, which a packet from outside of the cluster can get, too"
+                 (--old-clients-until): only its address identifies a client's node, and hosts outside the cluster can forge that"
             );
         }
         Ok(Others { servers, tls })
@@ -789,7 +789,7 @@ impl Handler {
                 Err(Status::new(
                     Code::PermissionDenied,
                     format!(
-                        "in plaintext only pods of the node {own} get keys: use TLS, port 9443 of the Service key-service"
+                        "only pods of the node {own} may use plaintext: use TLS, port 9443 of the Service key-service"
                     ),
                 ))
             }
@@ -807,11 +807,12 @@ impl Handler {
         match caller.node() {
             Some(node) => {
                 let planes = self.control_planes.as_ref();
-                let planes = planes.ok_or_else(|| denied("its node cannot be checked"))?;
+                let planes =
+                    planes.ok_or_else(|| denied("this service cannot check the caller's node"))?;
                 planes.refuse_other(&node.name)
             }
             None if self.own_node.is_some() => Err(denied(
-                "the token of the join service names no node: expected that of a pod, from a projected volume",
+                "the token of the join service names no node: expected a pod's token, from a projected volume",
             )),
             None => Ok(()),
         }
@@ -829,12 +830,12 @@ impl Handler {
         let denied =
             |why: &str| Status::new(Code::PermissionDenied, format!("the token of {name} {why}"));
         let node = account.node.as_ref().ok_or_else(|| {
-            denied("names no node: expected that of a pod, from a projected volume")
+            denied("names no node: expected a pod's token, from a projected volume")
         })?;
         let volume = volume.ok_or_else(|| {
             Status::new(
                 Code::InvalidArgument,
-                "csi_driver, volume_handle: expected the volume, whose node is checked",
+                "csi_driver, volume_handle: expected the volume, to check its node",
             )
         })?;
         if uuid.is_none() && volume.key_id() != id {
@@ -902,8 +903,7 @@ fn check(id: &str, request: &GetDataKeyRequest) -> Result<(), Status> {
     }
     if let Some(uuid) = Uuid::parse(id).filter(|uuid| uuid.as_str() != id) {
         return invalid(format!(
-            "data_key_id: this UUID has upper-case letters, so its key would be another one than that of the same volume: \
-             ask for {}",
+            "data_key_id: this UUID has upper-case letters, so its key would differ from the volume's key: ask for {}",
             uuid.as_str()
         ));
     }

@@ -6,8 +6,8 @@
 //! the address of a pod of a driver: a pod of a DaemonSet in kube-system with the account of a driver
 //! whose CSIDriver the cluster has ([`drivers`]), on a node to which a volume of this driver is
 //! attached. A pod with another account is a driver if a grant names its account with `volume`, and
-//! it is of a DaemonSet. No argument, label or image of a pod matters. A driver on the network of its
-//! host is known by the addresses of its node, which each program on this host has.
+//! it is of a DaemonSet. Arguments, labels and images of pods have no effect. A driver on its host's
+//! network has the addresses of its node, as each program on this host does.
 //!
 //! Their requests do not name the volume, so such a pod can have the key of every volume whose LUKS
 //! UUID it knows. A grant of an `id:` for its account gives a pod on the pod network another key,
@@ -142,7 +142,7 @@ impl OldClients {
         };
         let turn = self.turn(address)?;
         let why_open = outside::why_open(&self.client).map_err(|error| {
-            log::error!("the API server does not say whether Cilium replaces kube-proxy: {error}");
+            log::error!("cannot ask the API server whether Cilium replaces kube-proxy: {error}");
             unavailable("whether Cilium replaces kube-proxy")
         })?;
         if let Some(why) = why_open {
@@ -154,7 +154,7 @@ impl OldClients {
         let found = self.find(address);
         drop(turn);
         let found = found.map_err(|error| {
-            log::error!("the API server does not say whose address {address} is: {error}");
+            log::error!("cannot ask the API server whose address {address} is: {error}");
             unavailable("which node this client is on")
         })?;
         found.ok_or_else(|| {
@@ -172,7 +172,7 @@ impl OldClients {
         drop(turn);
         let node = &client.node;
         let volumes = found.map_err(|error| {
-            log::error!("the API server does not say which volumes {node} has: {error}");
+            log::error!("cannot ask the API server which volumes {node} has: {error}");
             unavailable("which volumes this node has")
         })?;
         let Some(volumes) = volumes else {

@@ -32,7 +32,7 @@ const TOKEN: &str = "firstlight key service: token";
 /// The metadata entry of the token.
 const ENTRY: &str = "authorization";
 
-/// What both services derive from their secret.
+/// The certificate seed and the token that both services derive from their secret.
 pub struct SharedSecret {
     seed: Secret,
     header: Zeroizing<String>,

@@ -38,7 +38,7 @@ pub(super) const LIFETIME: Duration = Duration::from_secs(30);
 /// How long an accepted token stays valid while the API server does not answer: 24 hours, to last a
 /// night.
 pub(super) const OFFLINE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
-/// When the API server is asked again about such a token.
+/// When the service reviews a token again after a failed review.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The timeout of one review with its retries. Callers wait for 5 s.
 const REVIEW_TIME: Duration = Duration::from_secs(3);
@@ -193,7 +193,7 @@ impl Reviewer {
             (Ok(account), _) => Verdict::new(account),
             (Err(_), Some(before)) => {
                 log::warn!(
-                    "the token cannot be reviewed; it stays accepted, because it was accepted {} s ago",
+                    "cannot review a token again; it stays accepted (last review {} s ago)",
                     before.reviewed.elapsed().as_secs()
                 );
                 Verdict {
@@ -229,7 +229,7 @@ impl Reviewer {
         let result = match &answer {
             Ok(answer) => Ok(account(answer)),
             Err(error) => {
-                log::error!("a token cannot be reviewed: {error}");
+                log::error!("cannot review a token: {error}");
                 Err(unavailable())
             }
         };
@@ -244,7 +244,7 @@ impl Reviewer {
                 .pointer("/status/error")
                 .and_then(Value::as_str)
                 .unwrap_or("no reason was given");
-            log::info!("the API server does not accept a token: {why:.300}");
+            log::info!("the API server rejected a token: {why:.300}");
         }
         // The answer contains the token as well.
         client::wipe(&mut review);

@@ -5,12 +5,12 @@ use std::fmt;
 /// Why a policy is invalid, or cannot be the one of machines with a variant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyError {
-    /// What is wrong.
+    /// The kind of fault.
     pub fault: Fault,
     text: String,
 }
 
-/// What is wrong with a policy.
+/// The kind of fault in a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The text is not JSON, or has an unknown or missing member.
@@ -40,7 +40,7 @@ impl Fault {
 }
 
 impl PolicyError {
-    /// Says in front which part of the policy the error is about.
+    /// Puts the part of the policy that the error is about in front.
     pub fn within(self, part: impl fmt::Display) -> PolicyError {
         self.fault.because(format!("{part}: {}", self.text))
     }

@@ -190,7 +190,7 @@ fn listed(what: &str, accepted: &[String], got: &[&str]) -> Result<(), Refusal> 
         }
         None => {
             let text = format!(
-                "the policy names the accepted {what}s, and the cloud signed none for the machine"
+                "the policy names the accepted {what}s, but the cloud signed none for the machine"
             );
             Kind::Unproven.because(text).of(field)
         }

@@ -104,9 +104,9 @@ const MAX_KEYS: usize = 10_000;
 const MAX_ROOTS: usize = 64;
 /// Maximum size of a root in bytes: several certificates in PEM.
 const MAX_ROOT: usize = 16 << 10;
-/// The first and the last member of Constellation's policies.
+/// The first and the last member of Constellation's policies for TDX.
 pub(crate) const OLD_TDX: &str = "qeSVN to intelRootKey";
-/// As before.
+/// The first and the last member of Constellation's policies for SEV-SNP.
 pub(crate) const OLD_SNP: &str = "bootloaderVersion to amdSigningKey";
 /// The register with the host's tables in a TDX machine.
 const RTMR_0: u32 = 1;
@@ -655,7 +655,8 @@ impl Policy {
         self.checked()
     }
 
-    /// As [`Self::believing`], for keys that another source than the policy names. A refusal says so.
+    /// Like [`Self::believing`], for keys from another source than the policy. A refusal names the
+    /// source.
     pub fn believing_those_of(
         mut self,
         source: &'static str,
@@ -678,8 +679,8 @@ impl Policy {
         self
     }
 
-    /// Returns the policy for which the required statements of clouds may be missing; then nothing
-    /// endorses the key. It must not be used to admit a machine.
+    /// Returns the policy without its requirements on statements of clouds; then nothing endorses
+    /// the key. It must not be used to admit a machine.
     pub fn without_words(mut self) -> Policy {
         self.without_words = true;
         self
@@ -739,8 +740,8 @@ impl Policy {
         self.keys.is_empty() && self.roots.is_empty() && !self.only_named_keys
     }
 
-    /// Says to the owner of a key that is not accepted how many others are, and which source names
-    /// them.
+    /// Describes for the message of a refused key how many other keys are accepted, and from which
+    /// sources.
     pub(crate) fn names_others(&self) -> String {
         let own = self.keys.len() - self.added.iter().map(|(_, count)| count).sum::<usize>();
         match (&self.added[..], own) {

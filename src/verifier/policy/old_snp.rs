@@ -23,16 +23,16 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OldSnpRequirements {
-    /// The minimum versions of the parts of the TCB.
+    /// The minimum version of the boot loader.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bootloader_version: Option<u8>,
-    /// As before.
+    /// The minimum version of the TEE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tee_version: Option<u8>,
-    /// As before.
+    /// The minimum version of the SNP firmware.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snp_version: Option<u8>,
-    /// As before.
+    /// The minimum version of the microcode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub microcode_version: Option<u8>,
     /// The accepted signers of the machine's firmware.

@@ -504,7 +504,7 @@ mod tests {
                 .unwrap()
                 .to_string();
             let expected = format!(
-                "it is for the attestation variant \"home\", and the machines have {}",
+                "it is for the attestation variant \"home\", but the machines have {}",
                 variant.name
             );
             assert!(error.contains(&expected), "{error}");

@@ -1,4 +1,4 @@
-//! What the AWS variants share: the document in which AWS's hypervisor signs the PCRs of a
+//! The common part of the AWS variants: the document in which AWS's hypervisor signs the PCRs of a
 //! machine's NitroTPM, together with a key that the machine chose.
 //!
 //! ```text
@@ -78,7 +78,7 @@ pub fn document(
     match documents?.document(tpm, extra_data, spki) {
         Ok(document) => document.map(Base64),
         Err(why) => {
-            log::warn!("no attestation document of the NitroTPM is sent: {why}");
+            log::warn!("sending no attestation document of the NitroTPM: {why}");
             None
         }
     }

@@ -144,13 +144,13 @@ pub fn is_of_microsoft(url: &str) -> bool {
 /// Returns the certificate from the first URL that provides one.
 fn fetch(places: &[String], is_allowed: fn(&str) -> bool) -> Option<Vec<u8>> {
     let why = |why: &dyn std::fmt::Display| {
-        log::warn!("the issuer of the attestation key's certificate: {why}");
+        log::warn!("cannot fetch the issuer of the attestation key's certificate: {why}");
     };
     let mut allowed = places.iter().filter(|place| is_allowed(place)).peekable();
     if allowed.peek().is_none() {
         let place = quoted(&places[0], 120);
         why(&format!(
-            "nothing is fetched from {place}: expected http:// and *{DOMAIN} or {}",
+            "{place} is not allowed: expected http:// and *{DOMAIN} or {}",
             HOSTS.join(" or ")
         ));
     }

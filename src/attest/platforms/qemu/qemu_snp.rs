@@ -9,8 +9,8 @@
 //! SEV-SNP has no register that a running machine can extend. So the register of the cluster ID is
 //! a file in memory, and a program with root can claim any value. Therefore the cluster must be in
 //! the launch digest: the programs on the node demand the setting `cluster-id`
-//! (`node::Options::attestation`), which the command line or the initrd contains. Then nobody but
-//! this cluster can get root on a machine with this launch digest.
+//! (`node::Options::attestation`), which the command line or the initrd contains. Then only this
+//! cluster can get root on a machine with this launch digest.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};

@@ -1,4 +1,4 @@
-//! Proves who calls.
+//! Authenticates operators who call a member.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,7 +22,7 @@ const MAX_REVOKED: usize = 1000;
 /// A certificate must not be valid for longer, because only the nodes that an operator asked know a revoked key.
 const MAX_VALIDITY: Duration = Duration::from_secs(31 * 24 * 3600);
 
-/// What a call needs.
+/// The right that a call requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Right {
     /// Reading logs and facts.
@@ -123,7 +123,7 @@ impl Callers {
         })
     }
 
-    /// Refuses a key from now on, or no longer.
+    /// Revokes a key, or with `undo` accepts it again.
     pub fn revoke(&self, fingerprint: &str, undo: bool) -> Result<(), Status> {
         let _alone = lock(&self.revoking);
         let broken = |error: io::Error| Refused::Broken(error).to_status();
@@ -136,7 +136,7 @@ impl Callers {
         if all.len() > MAX_REVOKED {
             return Err(Status::new(
                 Code::ResourceExhausted,
-                format!("this node already refuses {MAX_REVOKED} keys"),
+                format!("this node already has {MAX_REVOKED} revoked keys, the maximum"),
             ));
         }
         let lines: String = all.iter().map(|key| format!("{key}\n")).collect();
@@ -191,7 +191,7 @@ impl Refused {
             | Refused::Time(why, _)
             | Refused::Right(why)
             | Refused::NoAuthority(why) => {
-                log::warn!("a call of an operator from {peer} is refused: {why}");
+                log::warn!("refused an operator's call from {peer}: {why}");
             }
             Refused::Broken(error) => log::warn!("{REVOKED}: {error}"),
         }

@@ -87,7 +87,8 @@ impl OperatorService {
     fn delete_images(&self) -> String {
         let crictl = self.machine.root.join("bin/crictl");
         if !crictl.exists() {
-            return "images: this node has no crictl, so only the kubelet deletes those that no container uses".into();
+            return "images: this node has no crictl, so only the kubelet deletes unused ones"
+                .into();
         }
         let mut count = 0;
         let mut prune = Command::new(crictl);

@@ -1,6 +1,7 @@
-//! Logs that are files with one JSON object a line: the one that is written now, and older ones beside it.
+//! Log files with one JSON object a line: the present file, and older files in the same folder.
 //!
-//! A writer renames the file when it is long, and begins a new one. Who follows the log gets all lines of both.
+//! A writer renames the file when it is long, and begins a new one. A caller that follows the log gets all
+//! lines of both files.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
@@ -14,7 +15,7 @@ use rpc::grpc::{Call, Code, Status};
 
 /// Maximum time of a call that reads logs; the caller may end it before.
 pub const LIMIT: Duration = Duration::from_secs(24 * 3600);
-/// How often a file is looked at that somebody follows.
+/// How often the program looks for new lines while a caller follows the log.
 const TICK: Duration = Duration::from_millis(500);
 /// Bytes that are sent at once, at least, if there are as many.
 const PART: usize = 16 << 10;
@@ -28,9 +29,9 @@ const SECONDS: usize = 19;
 /// Which lines are wanted.
 #[derive(Default)]
 pub struct Wanted {
-    /// Only those since this time, also of older files; `None` for all of the present file.
+    /// Lines since this time, from older files too; `None`: all lines of the present file.
     pub since: Option<SystemTime>,
-    /// Only so many at the end, also of older files; 0 for all.
+    /// At most this many last lines, from older files too; 0: all.
     pub lines: u32,
     /// Whether new lines are sent until the caller ends the call.
     pub follow: bool,
@@ -40,7 +41,8 @@ pub struct Wanted {
 pub struct Files {
     /// The file that is written now.
     pub present: PathBuf,
-    /// Whether a file beside it with this name is an older one. Their order is that of their names.
+    /// Returns whether a file with this name in the same folder is an older one. Sorted by name,
+    /// they are in order of time.
     pub is_older: fn(&str) -> bool,
 }
 

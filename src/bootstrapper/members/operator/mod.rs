@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The operator first verifies the node by attested TLS, and then proves to be one: by a certificate of the cluster's SSH authority for
-//! users, which follows from the master secret and which each node has on its state disk, and by a signature of this connection. Who
-//! has no such certificate reaches nothing but this proof.
+//! users, which follows from the master secret and which each node has on its state disk, and by a signature of this connection. A
+//! caller without such a certificate can use no other method.
 
 mod callers;
 mod clean;
@@ -46,7 +46,7 @@ pub struct Machine {
     pub files: PathBuf,
     /// The state disk, for a reset; `None` finds it by its serial number.
     pub disk: Option<PathBuf>,
-    /// Who signs updates of the image.
+    /// The keys that may sign updates of the image.
     pub update_keys: Vec<PublicKey>,
     /// The cloud.
     pub cloud: Cloud,

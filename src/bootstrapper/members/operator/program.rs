@@ -77,7 +77,10 @@ pub fn stream(
             Err(Status::new(Code::Cancelled, "the call was ended"))
         }
         Ok(result) => result.map_err(failed),
-        Err(_) => Err(Status::new(Code::Internal, "a thread of the node failed")),
+        Err(_) => Err(Status::new(
+            Code::Internal,
+            "a thread of the node panicked: its log says where",
+        )),
     }
 }
 

@@ -71,7 +71,7 @@ impl CallRecord {
             log::warn!("{path}: {error}");
             Status::new(
                 Code::Internal,
-                format!("the node cannot write the call down, so it does nothing: {path}: {error}"),
+                format!("the node refuses the call, because it cannot record it: {path}: {error}"),
             )
         })
     }

@@ -90,7 +90,7 @@ impl OperatorService {
             let is_agreed = asking.send(question).is_ok() && answered.recv() == Ok(true);
             is_agreed
                 .then_some(())
-                .ok_or("the caller has not agreed".into())
+                .ok_or("the caller did not agree to the plan".into())
         };
         let stop = &self.machine.stop;
         let result = thread::scope(|scope| {
@@ -130,7 +130,10 @@ impl OperatorService {
             Ok(done) => {
                 done.map_err(|error| Status::new(Code::FailedPrecondition, error.to_string()))
             }
-            Err(_) => Err(Status::new(Code::Internal, "a thread of the node failed")),
+            Err(_) => Err(Status::new(
+                Code::Internal,
+                "a thread of the node panicked: its log says where",
+            )),
         }
     }
 }

@@ -12,7 +12,8 @@ use kubernetes::parameters::NodeName;
 
 use crate::steps::error::Error;
 
-/// Makes a new certificate if that of this link has ended at `now`. Returns whether it did. `kubernetes` is the folder of the cluster's files.
+/// Replaces the certificate behind this link if it has expired at `now`. Returns whether it did. `kubernetes` is the folder of the cluster's
+/// files.
 pub fn renew_ended(link: &Path, kubernetes: &Path, now: SystemTime) -> Result<bool, Error> {
     let io = |path: &Path| {
         let path = path.to_owned();

@@ -1,5 +1,5 @@
-//! What a snapshot changes in who may do what, against the last known data of etcd on this node: roles and
-//! their bindings, admission, aggregated APIs, and our own settings and records.
+//! Which permissions and settings a snapshot changes, compared with the last known data of etcd on this
+//! node: roles and their bindings, admission, aggregated APIs, and our own settings and records.
 //!
 //! Each object is stored by Kubernetes under `/registry`, and the key has its kind and its name. So keys
 //! and hashes of values say what is new, what is gone and what is different. What an object says is
@@ -58,7 +58,7 @@ const CONFIG_MAPS: &str = "/registry/configmaps/kube-system/";
 const JOIN_CONFIG: &str = "join-config";
 const COMPONENTS: &str = "k8s-components-";
 
-/// What becomes of an object.
+/// How an object changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
     /// The snapshot has it, and the data on this node do not.
@@ -123,10 +123,12 @@ impl fmt::Display for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return f.write_str(
-                "Against etcd's data on this node it changes no role, binding, admission policy, webhook or record",
+                "Compared with etcd's data on this node, it changes no role, binding, admission policy, webhook or record",
             );
         }
-        f.write_str("Against etcd's data on this node it changes who may do what:")?;
+        f.write_str(
+            "Compared with etcd's data on this node, it changes permissions and settings:",
+        )?;
         for (prefix, kind) in KINDS {
             let of_kind = |(key, change): &(String, Change)| {
                 Some((key.strip_prefix(prefix)?.to_owned(), *change))

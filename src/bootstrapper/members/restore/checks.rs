@@ -1,5 +1,5 @@
-//! What must be true before etcd of this node is replaced: nothing that is left of the old cluster
-//! of etcd may have a majority, now or later.
+//! The preconditions for replacing etcd of this node: the remaining members of the old cluster of
+//! etcd must not have a majority, now or later.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, ErrorKind};
@@ -23,7 +23,7 @@ const MAX_METRICS: u64 = 4 << 20;
 /// The metric of etcd that says whether it has a leader.
 const HAS_LEADER: &str = "etcd_server_has_leader";
 
-/// What etcd of this node does.
+/// The state of etcd on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// It runs, and says that it has no leader.
@@ -104,7 +104,7 @@ fn leader(status: u16, metrics: &str) -> Result<bool, Objection> {
 pub struct Others {
     /// Their names and URLs.
     pub members: Vec<Member>,
-    /// What the operator has to know about these.
+    /// Notes about them for the operator.
     pub notes: Vec<String>,
 }
 
@@ -118,9 +118,8 @@ pub fn others(etcd: &Etcd, place: &Place, snapshot: &File) -> Result<Others, Obj
     let mut members = database::members(BufReader::new(snapshot))
         .map_err(|why| format!("the members in the snapshot cannot be read: {why}"))?;
     if !has_own(&members) {
-        notes.push(
-            "the snapshot does not have this member: it joined later, or was removed".to_owned(),
-        );
+        notes
+            .push("this member is not in the snapshot: it joined later, or was removed".to_owned());
     }
     match local {
         Ok(local) if !has_own(&local) => {
@@ -160,7 +159,7 @@ pub fn connect(address: SocketAddr) -> io::Result<()> {
 }
 
 /// Connects to each of these members. Returns how each does not answer. Refuses if one answers, or
-/// cannot be tried. The error is a sentence.
+/// cannot check from this node. The error is a sentence.
 pub fn silent(members: &[Member], connect: Connect) -> Result<Vec<String>, Objection> {
     let mut silent = vec![];
     for member in members {
@@ -170,7 +169,7 @@ pub fn silent(members: &[Member], connect: Connect) -> Result<Vec<String>, Objec
                 Ok(()) => {
                     return Err(objection!(
                         "another member of etcd answers: {at}. With its data, etcd may get its majority back: start the machines of the \
-                         others again. If they are lost, switch off the machine {at}, too, and run this command again"
+                         other members. If those are lost, switch off the machine {at}, too, and run this command again"
                     ));
                 }
                 Err(error) => error,
@@ -187,7 +186,7 @@ pub fn silent(members: &[Member], connect: Connect) -> Result<Vec<String>, Objec
                 }
                 _ => {
                     return Err(objection!(
-                        "the member {at} cannot be tried from this node ({error}): correct its network first"
+                        "cannot check from this node whether the member {at} is off ({error}): correct this node's network first"
                     ));
                 }
             }
@@ -196,7 +195,7 @@ pub fn silent(members: &[Member], connect: Connect) -> Result<Vec<String>, Objec
     Ok(silent)
 }
 
-/// Returns whether a program with this name runs whose arguments have this one.
+/// Returns whether a program with this name runs with this argument.
 pub fn runs(proc: &Path, program: &str, argument: &str) -> bool {
     let Ok(entries) = fs::read_dir(proc) else {
         return true;
@@ -259,7 +258,9 @@ mod tests {
             ErrorKind::Other,
         ] {
             assert!(
-                with(kind).unwrap_err().contains("cannot be tried"),
+                with(kind)
+                    .unwrap_err()
+                    .contains("cannot check from this node"),
                 "{kind}"
             );
         }

@@ -1,4 +1,4 @@
-//! What the manifests of the static pods say about this member of etcd. kubeadm has written them.
+//! This member of etcd, as the manifests of the static pods describe it. kubeadm writes them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -114,7 +114,7 @@ fn flag(command: &[String], name: &str) -> Result<String, Objection> {
     match (values.next(), values.next()) {
         (Some(value), None) if !value.is_empty() => Ok(value.to_owned()),
         _ => Err(objection!(
-            "it does not have --{name} once, as kubeadm writes it"
+            "expected exactly one --{name}, as kubeadm writes it"
         )),
     }
 }
@@ -150,8 +150,8 @@ mod tests {
     #[test]
     fn another_form_is_refused() {
         for (from, to, says) in [
-            ("--name=a", "--name=a\n    - --name=b", "--name once"),
-            ("--name=a", "--names=a", "--name once"),
+            ("--name=a", "--name=a\n    - --name=b", "exactly one --name"),
+            ("--name=a", "--names=a", "exactly one --name"),
             (
                 "https://10.0.0.1:2380\n",
                 "https://etcd:2380\n",

@@ -1,4 +1,4 @@
-//! What speaks against a restoration.
+//! A precondition of a restoration that is not met.
 
 use std::fmt;
 use std::ops::Deref;

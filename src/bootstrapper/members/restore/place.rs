@@ -1,5 +1,5 @@
-//! The files of a restoration. What has been done is known by where they are, so a restoration that
-//! was killed goes on from there.
+//! The files of a restoration. Their paths record its progress, so a killed restoration can
+//! continue.
 //!
 //! ```text
 //! /etc/kubernetes/manifests/etcd.yaml, kube-apiserver.yaml      while they run
@@ -80,7 +80,7 @@ pub enum Data {
     Unclear,
 }
 
-/// Returns the path of a manifest, which may be stopped. Errors if there are two.
+/// Returns the path of a manifest, whether its pod runs or is stopped. Errors if there are two.
 pub fn manifest(kubernetes: &Path, pod: &str) -> Result<PathBuf, Objection> {
     let [runs, stopped] = manifests(kubernetes, pod);
     match (runs.exists(), stopped.exists()) {
@@ -92,7 +92,7 @@ pub fn manifest(kubernetes: &Path, pod: &str) -> Result<PathBuf, Objection> {
         (false, true) => Ok(stopped),
         (true, false) => Ok(runs),
         (false, false) => Err(objection!(
-            "there is no {}: this is no control plane with etcd, as kubeadm makes it",
+            "{} does not exist: this node is no control plane with etcd, as kubeadm makes it",
             runs.display()
         )),
     }
@@ -135,7 +135,7 @@ impl Place {
             .map_err(|error| Step::Io(path, error))
     }
 
-    /// Removes the record: no restoration has begun.
+    /// Removes the record, which ends the restoration.
     pub fn end(&self) -> Result<(), Step> {
         let path = self.folder().join(RECORD);
         let removed = fs::remove_file(&path).and_then(|()| file::sync_directory(&path));
@@ -211,8 +211,8 @@ impl Place {
         }
     }
 
-    /// Returns a new path at which the data of the snapshot are made. Removes what earlier runs have made and not completed, so that
-    /// etcdutl of a run that was killed fails.
+    /// Returns a new path for the data of the snapshot. Removes incomplete data of earlier runs; if etcdutl of a killed run still
+    /// works on them, it fails.
     pub fn restoring(&self, record: &Record) -> Result<PathBuf, Step> {
         const NAME: &str = "restoring-";
         let folder = self.of(record, "");
@@ -233,7 +233,8 @@ impl Place {
         Ok(folder.join(format!("{NAME}{}", hex(&random::<4>()))))
     }
 
-    /// Gives what etcdutl has made at `path` the owner of etcd's data, makes it durable, and marks it as complete.
+    /// Gives the data that etcdutl made at `path` the owner of etcd's data, makes it durable, and marks it as
+    /// complete.
     pub fn restored(&self, record: &Record, path: &Path) -> Result<(), Step> {
         let owner = fs::metadata(self.member()).or_else(|_| fs::metadata(&self.data));
         owner
@@ -253,7 +254,7 @@ impl Place {
         rename(&self.of(record, "restored/member"), &self.member())
     }
 
-    /// Gives etcd the data of before. etcd must be stopped.
+    /// Gives etcd its old data back. etcd must be stopped.
     pub fn put_back(&self, record: &Record) -> Result<(), Step> {
         let before = self.of(record, "before");
         if !before.exists() {

@@ -78,8 +78,8 @@ pub fn read(copy: &PrivateCopy, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Result<Sna
         let length = file.metadata()?.len();
         if length % PAGE != SHA256_OUTPUT_LEN as u64 || length < PAGE {
             return Err(io::Error::other(format!(
-                "it has {length} bytes, which is no snapshot of etcd: expected pages of {PAGE} bytes and a hash of {SHA256_OUTPUT_LEN} \
-                 (a copy of etcd's file has no hash)"
+                "it is no snapshot of etcd: it has {length} bytes, expected pages of {PAGE} bytes and a hash of {SHA256_OUTPUT_LEN} (a \
+                 copy of etcd's file has no hash)"
             )));
         }
         let body = file.take(length - SHA256_OUTPUT_LEN as u64);
@@ -88,7 +88,7 @@ pub fn read(copy: &PrivateCopy, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Result<Sna
         file.read_exact(&mut expected)?;
         if hash != expected {
             return Err(io::Error::other(format!(
-                "it was changed: its SHA-256 is {}, and etcd wrote {}",
+                "it was changed: its SHA-256 is {}, but etcd wrote {}",
                 hex(&hash),
                 hex(&expected)
             )));

@@ -1,5 +1,6 @@
 //! Who vouches for a snapshot: the owner of the master secret by a signature beside it, or the operator by
-//! its SHA-256. Without one of both it is not restored: etcd's data decide who has which rights.
+//! its SHA-256. Without one of the two it is not restored, because etcd's data decide all permissions in
+//! the cluster.
 
 use std::fmt;
 use std::fs::File;
@@ -39,7 +40,7 @@ impl Voucher {
             (None, _) => format!("{} is missing", file.display()),
             (Some(_), Err(error)) => format!("the key of this node cannot be read: {error}"),
             (Some(_), Ok(None)) => format!(
-                "this node has no key for that: {} is missing",
+                "this node has no key to verify its signature: {} is missing",
                 kubernetes.join(FOLDER).join(wrapping_key::FILE).display()
             ),
             (Some(content), Ok(Some(key))) => {
@@ -60,8 +61,8 @@ impl Voucher {
         };
         match unsigned {
             "" => Err(objection!(
-                "nobody vouches for the snapshot: {why}. Anyone who had write access to the file could have added an administrator. If you \
-                 know that it is yours, run the command with --unsigned and the SHA-256 that `firstlight etcd snapshot` printed"
+                "the snapshot's signature cannot be verified: {why}. Anyone who could write the file could have added an administrator. If \
+                 you know that it is yours, run the command with --unsigned and the SHA-256 that `firstlight etcd snapshot` printed"
             )),
             hash if hash.eq_ignore_ascii_case(&snapshot.hash) => Ok(Voucher::Operator),
             hash => Err(objection!(
@@ -105,7 +106,7 @@ impl fmt::Display for Voucher {
                 it.revision
             ),
             Voucher::Operator => f.write_str(
-                "NO SIGNATURE WAS VERIFIED: only you vouch for it, by its SHA-256 (--unsigned)",
+                "NO SIGNATURE WAS VERIFIED: it is trusted only by the SHA-256 that you gave (--unsigned)",
             ),
         }
     }
@@ -151,7 +152,7 @@ mod tests {
             fs::write(folder.path().join("snapshot.db.signature"), signature).unwrap();
         };
         sign(&statement, 1);
-        refused("", "this node has no key for that");
+        refused("", "this node has no key to verify its signature");
         assert_eq!(of(&hash), Ok(Voucher::Operator));
         fs::create_dir(folder.path().join(FOLDER)).unwrap();
         fs::write(

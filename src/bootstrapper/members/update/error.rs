@@ -78,12 +78,12 @@ impl fmt::Display for Error {
             ),
             Error::OnTrial(running) => write!(
                 f,
-                "the running version {running} is still on trial, and the other slot has the version to which the machine may go back: \
-                 wait until it is kept"
+                "the running version {running} is still on trial, and the update would overwrite the version to go back to: wait until the \
+                 trial ends"
             ),
             Error::Room(what, size, room) => write!(
                 f,
-                "the {what} has {size} bytes, and the slot has room for {room}: replace the machine by one with the new image"
+                "the {what} has {size} bytes, but the slot has room for {room}: replace the machine by one with the new image"
             ),
             Error::Image(why) => write!(f, "the kernel image of the update: {why}"),
             Error::Policy(differences) => write!(
@@ -94,7 +94,7 @@ impl fmt::Display for Error {
             ),
             Error::Content(part, why) => write!(
                 f,
-                "{part}, damaged on the way: {why}. The machine boots the running version; run the update again"
+                "{part} was damaged on the way: {why}. The machine boots the running version; run the update again"
             ),
             Error::Download(url, why) => write!(f, "{url}: {why}"),
             Error::NoPolicy(why) => write!(

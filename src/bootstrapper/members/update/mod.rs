@@ -123,7 +123,7 @@ fn check_words(place: &ImageDisk, release: &Release, uki: &[u8]) -> Result<(), E
     let words = words.filter(|it| it.version == release.version);
     let words = words.ok_or_else(|| {
         Error::Image(format!(
-            "its kernel command line does not say that it is {}",
+            "its kernel command line does not name the version {}",
             release.version
         ))
     })?;

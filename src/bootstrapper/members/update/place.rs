@@ -1,4 +1,4 @@
-//! Where the running image is, and where the next one goes.
+//! The partitions of the running image, and those of the next one.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -18,17 +18,17 @@ const SLOTS: [[&str; 2]; 2] = [
     ["firstlight-b", "firstlight-b-verity"],
 ];
 
-/// What a kernel command line says about its image.
+/// The parameters of a kernel command line about its image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Words {
     /// The version.
     pub version: ImageVersion,
-    /// By which name the root file system is found. Two versions with the same name could not be in two slots.
+    /// The name by which the initrd finds the root file system: it must differ between the slots.
     pub root: String,
 }
 
 impl Words {
-    /// Reads the words; `None` if this is not an image with slots.
+    /// Parses a kernel command line; `None` if this is not an image with slots.
     pub fn of(command_line: &str) -> Option<Words> {
         let value = |name: &str| {
             let mut words = command_line.split_whitespace();
@@ -44,7 +44,7 @@ impl Words {
 /// The disk of the running image.
 #[derive(Debug, Clone)]
 pub struct ImageDisk {
-    /// What the running kernel's command line says.
+    /// The parameters of the running kernel.
     pub running: Words,
     /// The whole disk.
     pub disk: PathBuf,

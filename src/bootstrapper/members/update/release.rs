@@ -1,4 +1,4 @@
-//! What an update consists of: a list of its parts, signed by the maker of the image, and the parts.
+//! The content of an update: a list of its parts, signed by the maker of the image, and the parts.
 
 use std::io::{self, Read};
 
@@ -81,7 +81,7 @@ impl Release {
             }
         };
         let release = Release {
-            version: version.ok_or_else(|| wrong("version is not one as 0.2.0"))?,
+            version: version.ok_or_else(|| wrong("version: expected one such as 0.2.0"))?,
             image: part("image")?,
             root: part("root")?,
             hashes: part("hashes")?,

@@ -71,7 +71,7 @@ impl Remote {
         Ok((read(LIST, MAX_LIST)?, signature))
     }
 
-    /// Returns the content. Each file is asked for when the one before it has been read.
+    /// Returns the content. Requests each file only after the previous one was read.
     pub fn content(&self) -> Content<'_> {
         Content {
             remote: self,

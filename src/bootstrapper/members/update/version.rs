@@ -1,8 +1,8 @@
-//! Versions of the image, and for what their maker signs them.
+//! Versions of the image, and the namespace of the signatures of updates.
 
 use std::fmt;
 
-/// What the signature is for. `ssh-keygen -Y sign -n firstlight-update` makes it.
+/// The namespace of a signature: `ssh-keygen -Y sign -n firstlight-update` makes one.
 pub const NAMESPACE: &str = "firstlight-update";
 
 /// A version of the image: numbers with dots between them.

@@ -1,4 +1,4 @@
-//! What the AWS variants share: the document in which AWS's hypervisor signs the PCRs of a
+//! The common part of the AWS variants: the document in which AWS's hypervisor signs the PCRs of a
 //! machine's NitroTPM, together with a key that the machine chose, and EC2's description of the
 //! instance.
 //!
@@ -103,12 +103,12 @@ impl AwsHypervisor {
         }
         let module = &document.module;
         let (id, _) = module.split_once("-tpm").ok_or_else(|| {
-            Kind::Unproven.because(format!("it is of {module:.80}, which is no NitroTPM"))
+            Kind::Unproven.because(format!("it is from {module:.80}, which is no NitroTPM"))
         })?;
         if let Some(said) = instance_id.filter(|said| *said != id) {
             let said = text::quoted(said, 80);
             return Err(Kind::Binding.because(format!(
-                "it is of {module:.80}, and the machine says that it is {said}"
+                "it is from {module:.80}, but the machine says that it is {said}"
             )));
         }
         let instance = Instance {

@@ -49,7 +49,7 @@ pub struct NitroDocument {
     pub timestamp: u64,
     /// The values of the SHA-384 bank.
     pub pcrs: BTreeMap<u32, Vec<u8>>,
-    /// What the machine gave; `None` if the machine sent none.
+    /// The key that the machine asked the hypervisor to sign; `None` if it gave none.
     pub public_key: Option<Vec<u8>>,
     /// As `public_key`.
     pub user_data: Option<Vec<u8>>,

@@ -30,7 +30,7 @@ pub struct RuntimeData {
     /// The configuration of the machine by name: `secure-boot`, `vmUniqueId`. Values that are not
     /// strings, numbers or booleans are omitted.
     pub configuration: BTreeMap<String, String>,
-    /// What the machine wrote to the NV index 0x1400002 before the report was made.
+    /// The data that the machine wrote to the NV index 0x1400002 before the report was made.
     pub user_data: Option<Vec<u8>>,
 }
 

@@ -278,7 +278,7 @@ impl Firmware {
     pub fn measured(log: &[u8], pcr_0: &[u8]) -> Result<Firmware, Refusal> {
         let unproven = |why| Kind::Unproven.because(why).of("PCR 0");
         let events = event_log::replayed(log, 0, pcr_0).ok_or_else(|| unproven(
-            "the event log does not explain PCR 0, which says with what the host encrypts the memory",
+            "the event log does not explain PCR 0, so it is unknown how the host encrypts the memory",
         ))?;
         let own = before_separator(&events)?;
         let only = |start: &[u8]| {
@@ -289,9 +289,8 @@ impl Firmware {
         let technology = only(NONHOST_INFO).and_then(technology);
         Ok(Firmware {
             version: version.ok_or_else(|| unproven("PCR 0 is not that of Google's firmware"))?,
-            technology: technology.ok_or_else(|| {
-                unproven("PCR 0 does not say with what the host encrypts the memory")
-            })?,
+            technology: technology
+                .ok_or_else(|| unproven("PCR 0 does not show how the host encrypts the memory"))?,
         })
     }
 

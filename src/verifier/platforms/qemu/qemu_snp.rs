@@ -99,7 +99,7 @@ impl Validator {
             return Err(Kind::Nonce.because(text).of("REPORT_DATA"));
         }
         if report.signer()? == Signer::Vlek && !self.accepts_vlek {
-            let text = "the report is signed by a VLEK, the key of a cloud, and the policy names no cloud (snp.clouds)";
+            let text = "the report is signed by a VLEK, the key of a cloud, but the policy names no cloud (snp.clouds)";
             return Err(Kind::Certificate.because(text));
         }
         // before the signatures: a report of another machine must not make this program fetch
