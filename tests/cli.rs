@@ -167,18 +167,12 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
     let timeout = init("x", &["--timeout", "soon"]);
     let cases: [(&[&str], &str); 28] = [
         (&[], "a command is missing"),
-        (
-            &["destroy"],
-            "no command \"destroy\"\nTry `firstlight --help`",
-        ),
-        (&["inti"], "no command \"inti\"; did you mean init?"),
-        (&["help", "recovr"], "did you mean recover?"),
-        (
-            &["machine", "reboot"],
-            "no command \"machine\"; it is node now",
-        ),
+        (&["destroy"], "unrecognized subcommand 'destroy'"),
+        (&["inti"], "a similar subcommand exists: 'init'"),
+        (&["help", "recovr"], "'recovr'"),
+        (&["machine", "reboot"], "<NAME>..."),
         (&["--fast"], "--fast"),
-        (&["migrate", "aply"], "did you mean apply?"),
+        (&["migrate", "aply"], "a similar value exists: 'apply'"),
         (
             &["migrate", "plan", "--end"],
             "--end is not for this action",
@@ -187,10 +181,10 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
             &["migrate", "undo", "--master-secret", "-"],
             "each step reads it again",
         ),
-        (&["--versoin"], "did you mean --version?"),
+        (&["--versoin"], "a similar argument exists: '--version'"),
         (
             &["init"],
-            "init: --policy is missing\nTry `firstlight init --help`",
+            "--policy <FILE>\n  --init-secret <FILE>\n\nUsage: firstlight init",
         ),
         (
             &["init", "--policy", "p", "--init-secret", "s"],
@@ -198,7 +192,7 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
         ),
         (
             &["recover", "x", "--endpoint", "x", "--policy", "p"],
-            "the node is given twice",
+            "cannot be used with '--endpoint <HOST[:PORT]>'",
         ),
         (
             &[
@@ -213,30 +207,24 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
             ],
             "Kubernetes v1.30.0 is not supported",
         ),
-        (&["version", "--foo"], "version: there is no option --foo"),
+        (&["version", "--foo"], "unexpected argument '--foo' found"),
         (
             &["-o", "json", "completions", "bash"],
-            "there is no option --output",
+            "unexpected argument '--output' found",
         ),
-        (&["-o", "yaml", "roots"], "expected text, json"),
+        (&["-o", "yaml", "roots"], "possible values: text, json"),
         (&["help", "init", "extra"], "extra"),
         (
             &["recover", "--endpont", "x"],
-            "no option --endpont; did you mean --endpoint?",
+            "a similar argument exists: '--endpoint'",
         ),
-        (
-            &["metadata", "--machines", "m"],
-            "the word \"serve\" is missing",
-        ),
-        (
-            &["completions"],
-            "SHELL is missing: expected bash, zsh, fish",
-        ),
+        (&["metadata", "--machines", "m"], "<ACTION>"),
+        (&["completions"], "<SHELL>"),
         (
             &["verify", "x", "--policy", "p", "-o", "yaml"],
-            "expected text, json",
+            "possible values: text, json",
         ),
-        (&["recover", "--endpoint", "x"], "--policy is missing"),
+        (&["recover", "--endpoint", "x"], "--policy <FILE>"),
         (&endpoint, "is not an endpoint"),
         (&["init", "--endpoint"], "--endpoint"),
         (&timeout, "expected 1s to 24h"),
@@ -252,7 +240,7 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
                 "--master-secret",
                 "m",
             ],
-            "--status needs no",
+            "'--status' cannot be used with",
         ),
     ];
     for (args, expected) in cases {
@@ -542,10 +530,7 @@ fn a_file_in_the_present_folder_has_defaults_and_the_command_line_replaces_them(
     let (code, stderr) = failure(elsewhere.path(), &args);
     assert_eq!(code, 4, "{stderr}");
     let (code, stderr) = failure(elsewhere.path(), &["status", NOBODY]);
-    assert!(
-        code == 2 && stderr.contains("--policy is missing"),
-        "{stderr}"
-    );
+    assert!(code == 2 && stderr.contains("--policy <FILE>"), "{stderr}");
     write(dir.path(), "firstlight.toml", "polcy = 'p'\n", 0o644);
     let (code, stderr) = failure(dir.path(), &["roots"]);
     assert_eq!(code, 1);
@@ -824,7 +809,10 @@ fn apply_refuses_grants_with_which_the_key_service_would_not_start() {
     ] {
         let (code, stderr) = refused(grants);
         assert_eq!(code, 2, "{stderr}");
-        assert!(stderr.contains(&format!("--grants: {why}")), "{stderr}");
+        assert!(
+            stderr.contains("--grants <") && stderr.contains(why),
+            "{stderr}"
+        );
     }
     // the next error is another one: the master secret is missing
     let (code, stderr) = refused("a/b=disk,id:c; anyone=id:s3proxy-kek");
@@ -949,9 +937,12 @@ fn slips_are_named_with_what_is_right() {
         "--policy=policy.json",
         "--attestation-variant=aws-sevsnp",
     ]);
-    assert!(said.contains("did you mean aws-sev-snp?"), "{said}");
+    assert!(
+        said.contains("a similar value exists: 'aws-sev-snp'"),
+        "{said}"
+    );
     let said = ask(&["apply", "--policy=policy.json", "--skip-helm-wait"]);
-    assert!(!said.contains("there is no option"), "{said}");
+    assert!(!said.contains("unexpected argument"), "{said}");
     let said = ask(&[
         "status",
         "nowhere.invalid",

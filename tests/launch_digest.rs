@@ -435,11 +435,11 @@ fn what_a_launch_digest_lacks_is_named() {
         (
             &firmware[..],
             &["--vcpu-type", "EPYC"][..],
-            "--vcpus is missing",
+            "--vcpus <NUMBERS>",
         ),
         (&firmware, &["--vcpus", "2"], "--vcpu-type is missing"),
-        (&with_cpu, &["--vcpus", "0"], "expected numbers from 1"),
-        (&with_cpu, &["--vcpus", "2,"], "expected numbers from 1"),
+        (&with_cpu, &["--vcpus", "0"], "0 is not in 1..=4096"),
+        (&with_cpu, &["--vcpus", "2,x"], "invalid value 'x'"),
         (
             &firmware,
             &["--vcpus", "2", "--vcpu-type", "Xeon"],
@@ -448,7 +448,7 @@ fn what_a_launch_digest_lacks_is_named() {
         (
             &with_both,
             &["--hypervisor", "xen"],
-            "expected kvm, ec2, gce",
+            "possible values: kvm, ec2, gce",
         ),
         (
             &with_both,
@@ -460,11 +460,12 @@ fn what_a_launch_digest_lacks_is_named() {
             &["--guest-features", "0x20"],
             "bit 0 is SEV-SNP",
         ),
-        (&with_both, &["--cmdline", "quiet"], "only the firmware"),
+        (&with_both, &["--cmdline", "quiet"], "--kernel <FILE>"),
+        (&with_both, &["--pcrs", "4"], "only the firmware"),
         (
             &with_both,
             &["--tdx-firmware", DEBIAN],
-            "neither a TPM nor SEV-SNP",
+            "cannot be used with",
         ),
         (&[], &["--vcpus", "2"], "--vcpus belongs to --snp-firmware"),
     ] {

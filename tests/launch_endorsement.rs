@@ -327,30 +327,20 @@ fn what_cannot_be_taken_from_an_endorsement_is_refused_by_name() {
     fs::write(&of_td, registers).unwrap();
     let firmware = google.path("ovmf.fd");
     for (given, more, code, expected) in [
-        (&of_snp[..2], &[][..], 2, "--gce-root is missing"),
-        (
-            &of_snp[2..],
-            &[],
-            2,
-            "--gce-root belongs to --gce-endorsement",
-        ),
-        (
-            &[],
-            &["--gce-firmware", "f"],
-            2,
-            "belongs to --gce-endorsement",
-        ),
-        (&of_snp, &["--tdx-firmware", "f"], 2, "give one of the two"),
-        (&of_snp, &["--snp-firmware", "f"], 2, "give one of the two"),
+        (&of_snp[..2], &[][..], 2, "--gce-root <FILE>"),
+        (&of_snp[2..], &[], 2, "--gce-endorsement <FILE>"),
+        (&[], &["--gce-firmware", "f"], 2, "--gce-endorsement <FILE>"),
+        (&of_snp, &["--tdx-firmware", "f"], 2, "cannot be used with"),
+        (&of_snp, &["--snp-firmware", "f"], 2, "cannot be used with"),
         (
             &of_snp,
             &["--vcpu-type", "EPYC"],
             2,
-            "--vcpu-type belongs to --snp-firmware",
+            "--snp-firmware <FILE>",
         ),
-        (&of_snp, &["--pcrs", "4"], 2, "only about the firmware"),
-        (&of_snp, &["--explain"], 2, "only about the firmware"),
-        (&of_snp, &["--vcpus", "0"], 2, "expected numbers from 1"),
+        (&of_snp, &["--pcrs", "4"], 2, "only the firmware"),
+        (&of_snp, &["--explain"], 2, "only the firmware"),
+        (&of_snp, &["--vcpus", "0"], 2, "0 is not in 1..=4096"),
         (
             &of_both,
             &[],

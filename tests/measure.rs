@@ -837,7 +837,7 @@ fn the_policy_of_tdx_machines_has_the_firmware_and_the_image() {
         (&[&direct, &of_firmware], "--kernel-as-is"),
         (
             &[&direct, &["--memory", "1", "--kernel-as-is"], &of_firmware],
-            "give one of the two",
+            "cannot be used with",
         ),
         (&[&direct, &of_firmware, &["--units", "all"]], "--units"),
         (&[&direct, &of_firmware, &["--tpm", "device:x"]], "--tpm"),

@@ -272,7 +272,10 @@ fn keys_are_added_and_removed_and_the_file_keeps_its_mode() {
             &["add-key", "policy.json", "-"],
             "standard input has no key",
         ),
-        (&["add-kye", "policy.json", &a], "did you mean add-key?"),
+        (
+            &["add-kye", "policy.json", &a],
+            "similar value exists: 'add-key'",
+        ),
         (
             &["remove-key", "policy.json", &key("d").to_string()],
             "does not name the key",

@@ -23,8 +23,6 @@ pub struct Opt {
     pub value: &'static str,
     /// The permitted values; empty: any text.
     pub words: &'static [&'static str],
-    /// Whether the option is required.
-    pub is_needed: bool,
     /// Whether a node also takes the option as a setting of its image.
     pub is_setting: bool,
     /// The default value.
@@ -49,7 +47,7 @@ impl Opt {
         Opt::value(name, "", help)
     }
 
-    /// Creates an optional option with a value.
+    /// Creates an option with a value.
     pub const fn value(name: &'static str, value: &'static str, help: &'static str) -> Opt {
         Opt {
             name,
@@ -57,18 +55,10 @@ impl Opt {
             was: None,
             value,
             words: &[],
-            is_needed: false,
             is_setting: false,
             default: None,
             help,
         }
-    }
-
-    /// Creates a required option with a value.
-    pub const fn needed(name: &'static str, value: &'static str, help: &'static str) -> Opt {
-        let mut needed = Opt::value(name, value, help);
-        needed.is_needed = true;
-        needed
     }
 
     /// Makes the option a setting of a node's image too.
@@ -200,7 +190,7 @@ pub fn table(rows: impl IntoIterator<Item = (String, String)>) -> String {
 }
 
 /// Wraps a text to 110 columns; lines after the first are indented.
-pub fn wrapped(text: &str, indent: usize) -> String {
+fn wrapped(text: &str, indent: usize) -> String {
     let mut lines: Vec<String> = vec![];
     for word in text.split_whitespace() {
         match lines.last_mut() {

@@ -22,16 +22,11 @@ use crate::logger;
 pub enum Failure {
     /// `--help`: the usage goes to standard output; exit code 0.
     Help,
-    /// `--help` after a command: this text goes to standard output; exit code 0.
-    HelpOn(String),
     /// `--version`: exit code 0.
     Version,
     /// The arguments are wrong. This text and a hint at `--help` go to standard error; exit code
     /// [`USAGE`].
     Usage(String),
-    /// The arguments of this command are wrong. As [`Failure::Usage`], with a hint at the command's
-    /// own `--help`.
-    UsageOf(&'static str, String),
     /// The work failed. The sentence goes to standard error; the exit code is [`FAILED`] unless
     /// another one has a meaning.
     Failed(u8, String),
@@ -70,15 +65,9 @@ pub fn main(
         Ok(()) => 0,
         // If standard output is closed, its reader does not want the text.
         Err(Failure::Help) => print(usage),
-        Err(Failure::HelpOn(text)) => print(&text),
         Err(Failure::Version) => print(&format!("{}\n", version(name))),
         Err(Failure::Usage(what)) => {
             complain(name, &what, &format!("\nTry `{name} --help`."));
-            USAGE
-        }
-        Err(Failure::UsageOf(command, what)) => {
-            let name = format!("{name} {command}");
-            complain(&name, &what, &format!("\nTry `{name} --help`."));
             USAGE
         }
         Err(Failure::Failed(code, what)) => {
@@ -97,7 +86,8 @@ pub fn version(name: &str) -> String {
     format!("{name} {}{commit}", env!("CARGO_PKG_VERSION"))
 }
 
-fn complain(name: &str, what: &str, next: &str) {
+/// Writes to standard error why the program ends; control characters are escaped, but not in `next`.
+pub fn complain(name: &str, what: &str, next: &str) {
     let mut text = format!("{name}: ");
     logger::push_escaped(&mut text, what);
     // If standard error is closed, there is no other place to report that.

@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use base::program;
 use sys::keeping::Keeping;
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library, and keeps some for
@@ -11,5 +10,5 @@ use sys::keeping::Keeping;
 static ALLOCATOR: Keeping = Keeping::new();
 
 fn main() -> ExitCode {
-    program::main("firstlight", &cli::help(), cli::run)
+    cli::main()
 }

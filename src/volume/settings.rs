@@ -281,8 +281,8 @@ impl Volume {
 /// Returns the error for a value that its option does not accept.
 fn reason(failure: Failure) -> Error {
     Error::Setting(match failure {
-        Failure::Usage(text) | Failure::UsageOf(_, text) | Failure::Failed(_, text) => text,
-        Failure::Help | Failure::HelpOn(_) | Failure::Version => "unexpected option".into(),
+        Failure::Usage(text) | Failure::Failed(_, text) => text,
+        Failure::Help | Failure::Version => "unexpected option".into(),
     })
 }
 

@@ -204,8 +204,8 @@ fn what_is_not_published_is_named() {
     );
     failure(&["v1.34.x"], 2, "expected");
     failure(&["v1.20.0"], 2, "v1.31 to");
-    failure(&[], 2, "give either a VERSION");
-    failure(&[VERSION, "--check", "x"], 2, "give either a VERSION");
+    failure(&[], 2, "VERSION");
+    failure(&[VERSION, "--check", "x"], 2, "cannot be used with");
     failure(
         &[VERSION, "--etcd", "0.0.0"],
         1,

@@ -112,7 +112,7 @@ fn an_operator_reads_logs_and_each_call_is_written_down() {
     ];
     let (_, _, errors) = cluster.run(&journal);
     assert!(!errors.contains("unrecognized option"), "{errors}");
-    let (code, _, errors) = cluster.run(&["logs", "cp-0", "--unit", "-x.service"]);
+    let (code, _, errors) = cluster.run(&["logs", "cp-0", "--unit=-x.service"]);
     assert!(
         code != 0 && errors.contains("the name of a unit"),
         "{errors}"

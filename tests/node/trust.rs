@@ -148,7 +148,7 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
             &["--trust-any-tpm", "--attestation-key", &genuine],
         );
         assert!(
-            code == 2 && said.contains("it makes --attestation-key useless"),
+            code == 2 && said.contains("cannot be used with '--attestation-key"),
             "{said}"
         );
     }

@@ -1,29 +1,26 @@
 //! `firstlight apply`: installs or upgrades the services of the control planes in a cluster.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use crate::cluster::addons::{self, ADDONS, Addons, How, Stage};
+use crate::cluster::addons::{self, Addons, How, Stage};
 use crate::shell::{
     error::Error,
     files, interrupt,
-    output::{OUTPUT, Output, say},
+    output::{Output, say},
     progress::Progress,
-    usage::{Command, Given},
 };
 use crate::workspace::{
     connect::and_known,
-    keeping::{CREATE_KEY, KMS_ACCESS, Wish, check_named, wish_of},
+    keeping::{Wish, check_named},
     known_nodes, kubeconfig,
-    kubeconfig::{KUBECONFIG, kubeconfigs_of},
-    master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of},
-    options::{
-        CLOUD_PROVIDER_OF_APPLY, METADATA, SKIP_WAIT, VARIANT, metadata_of, named_variant, time,
-    },
+    kubeconfig::KubeconfigOption,
+    master_secret::{SecretOptions, SecretSource},
+    options::{MetadataOptions, VariantOption, time},
     state::{STATE_FILE, State},
 };
-use base::options::Opt;
-use base::program;
+use clap::Args;
 use kubernetes::client::Client;
 use kubernetes::services::grants::{self, ANYONE, LOCAL, MEMBER};
 use kubernetes::services::migration::Migration;
@@ -38,279 +35,196 @@ use verifier::{KeyName, Policy, Variant};
 
 /// What is granted to Constellation's S3 proxy: the only key for which it asks.
 const S3_PROXY_KEY: &str = "id:s3proxy-kek";
-/// The values of `apply --require`.
-const REQUIRE: [&str; 2] = ["strong", "any"];
-/// The values of `apply --watch-action`.
-const ACTIONS: [&str; 3] = ["report", "taint", "cordon"];
-/// The shortest and the longest value of `apply --watch`, as the join service has them.
-const WATCH: (u64, u64) = (60, 86_400);
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "apply",
-    summary: "install or upgrade the services of the control planes in a cluster",
-    about: &[
-        "Installs the join service and the key service, with the master secret and the attestation policy. The objects are those of \
-         the Helm chart in charts/firstlight. Run it again to change the image or the policy: settings that no option names keep \
-         their values in the cluster, as Helm or an earlier run has set them, and the command lists them. It first saves the present \
-         manifests into a folder named after the date. If the new ones are refused, or the services are not ready in time, it \
-         restores the previous state.",
-    ],
-    operand: None,
-    options: &[
-        Opt::needed(
-            "policy",
-            "FILE",
-            "the attestation policy that nodes must meet (JSON)",
-        ),
-        VARIANT,
-        Opt::value(
-            "image",
-            "IMAGE",
-            "a container image with /join-service and /key-service",
-        ),
-        Opt::value(
-            "skip-phases",
-            "PHASE,..",
-            "do not change these: policy, services; without services no image is needed",
-        ),
-        ADDONS,
-        Opt::value(
-            "require",
-            "FORM",
-            "strong: refuse nodes of the old form of attested TLS, which all nodes of Constellation use; the policy's own field \
-             `\"require\": \"strong\"` does the same; any: admit them, unless the policy has that field; by default as before",
-        ).one_of(&REQUIRE),
-        KUBECONFIG,
-        MASTER_SECRET,
-        SHARE_FILE,
-        Opt::value(
-            "kms",
-            "URI",
-            "keep the master secret in the cluster only as the key of this external KMS wraps it (docs/kms.md), or plain: \
-             kms://cluster-kms; the previous form is deleted when all key services run with the new one; by default the form \
-             stays as it is",
-        ),
-        CREATE_KEY,
-        KMS_ACCESS,
-        Opt::value(
-            "state",
-            "FILE",
-            "the state file, which has the measurement salt",
-        )
-        .or(STATE_FILE),
-        Opt::value(
-            "node-port",
-            "PORT",
-            "the join service's port on every control plane; by default as before, and 30090 in a new cluster",
-        ),
-        CLOUD_PROVIDER_OF_APPLY,
-        METADATA,
-        Opt::value(
-            "migrate-until",
-            "DATE",
-            "the last day, as 2027-01-31, on which the join service opens disks without a record, such as those of \
-             Constellation, or never; by default as before, and never in a new cluster",
-        ),
-        Opt::value(
-            "old-clients-until",
-            "DATE",
-            "the last day, as 2027-01-31, on which the key service gives keys of volumes to CSI drivers of Constellation, which \
-             show no token, or never; by default as before, and never in a new cluster",
-        ),
-        Opt::value(
-            "watch",
-            "SECONDS",
-            "ask each member for fresh evidence once in this time, 60 to 86400, and show the result at its Node (docs/watch.md), or \
-             never; by default as before, and never in a new cluster",
-        ),
-        Opt::value(
-            "watch-action",
-            "WORD",
-            "what happens to a node that is refused then; by default as before, and report in a new cluster",
-        ).one_of(&ACTIONS),
-        Opt::value(
-            "watch-issuer",
-            "URL",
-            "publish the result of each accepted node as a signed token that OpenID Connect relying parties verify, at \
-             https://HOST[:PORT][/PATH] (docs/watch.md), or none; by default as before, and none in a new cluster",
-        ),
-        Opt::value(
-            "grants",
-            "CALLER=CLASS,..;..",
-            "the keys that each client of the key service may get (docs/services.md); by default as before, and in a new cluster \
-             those of the join service",
-        ),
-        RECORD_CONTROL_PLANE,
-        Opt::value(
-            "backups",
-            "FILE",
-            "the folder for the folders with saved manifests",
-        )
-        .or("."),
-        SKIP_WAIT,
-        Opt::value(
-            "timeout",
-            "TIME",
-            "the limit until the services are ready, as 90s, 10m or 1h",
-        )
-        .or("10m"),
-        Opt::flag(
-            "dry-run",
-            "ask the API server and the KMS whether they would accept all of it, and change nothing",
-        ),
-        Opt::flag(
-            "print",
-            "only print the manifests (JSON, with the encrypted master secret), without a cluster",
-        ),
-        OUTPUT,
-    ],
-    examples: &[
-        concat!("firstlight apply --policy policy.json --image registry.example.com/firstlight:", env!("CARGO_PKG_VERSION")),
-        concat!("firstlight apply --policy policy.json --image example.com/firstlight:", env!("CARGO_PKG_VERSION"), " --kms 'kms://cluster-kms' --dry-run"),
-        concat!("firstlight apply --policy policy.json --image registry.example.com/firstlight:", env!("CARGO_PKG_VERSION"), " --skip-wait"),
-        "firstlight apply --policy policy-upgrade.json --skip-phases services",
-    ],
-    run: |given| run(&options(given)?),
-};
-
-/// Names a control plane that has no record.
-pub const RECORD_CONTROL_PLANE: Opt = Opt::value(
-    "record-control-plane",
-    "NODE",
-    "record that this node is a control plane, if it has no record because it joined before records existed; may be repeated",
-);
-
-/// Returns the options that the command line gives.
-pub fn options(given: &Given) -> Result<Options, Error> {
-    let skip_phases = given
-        .value("skip-phases")
-        .map(program::text)
-        .transpose()?
-        .unwrap_or_default();
-    let phase = |name: &str| {
-        Phase::parse(name).ok_or_else(|| {
-            Error::Usage(format!(
-                "--skip-phases: {name:?} is not a phase: expected policy, services"
-            ))
-        })
-    };
-    let skip_phases: Vec<Phase> = skip_phases
-        .split(',')
-        .filter(|name| !name.is_empty())
-        .map(phase)
-        .collect::<Result<_, _>>()?;
-    let image = given.value("image").map(program::text).transpose()?;
-    if image.is_none() && !skip_phases.contains(&Phase::Services) {
-        return Err(Error::Usage("--image is missing".into()));
-    }
-    let wish = wish_of(given)?;
-    if wish.create_key && given.has("dry-run") {
-        return Err(Error::Usage(
-            "--create-key makes a key, and --dry-run changes nothing: give one of them".into(),
-        ));
-    }
-    if wish.kms.is_some() && skip_phases.contains(&Phase::Services) {
-        return Err(Error::Usage(
-            "--kms changes the key service: --skip-phases services contradicts it".into(),
-        ));
-    }
-    Ok(Options {
-        kubeconfig: kubeconfigs_of(given),
-        variant: named_variant(given)?,
-        policy: given.path("policy"),
-        policy_text: None,
-        require_strong: match given.one_of("require", &REQUIRE)?.as_str() {
-            "" => None,
-            form => Some(form == "strong"),
-        },
-        image: image.unwrap_or_default(),
-        addons: given.value("addons").map(Into::into),
-        skip_phases,
-        master_secret: master_secret_of(given)?,
-        wish,
-        state: given.path("state"),
-        node_port: given
-            .value("node-port")
-            .map(|port| program::parsed("node-port", port))
-            .transpose()?,
-        migration: until(given, "migrate-until")?,
-        old_clients: until(given, "old-clients-until")?,
-        watch: watch(given)?,
-        watch_action: Some(given.one_of("watch-action", &ACTIONS)?).filter(|it| !it.is_empty()),
-        watch_issuer: issuer(given)?,
-        grants: grants_of(given)?,
-        metadata: if given.has("cloud-provider") || given.has("metadata") {
-            Some(metadata_of(given)?)
-        } else {
-            None
-        },
-        backups: given.path("backups"),
-        skip_wait: given.has("skip-wait"),
-        print: given.has("print"),
-        is_dry_run: given.has("dry-run"),
-        keeps_superseded: false,
-        control_planes: given.texts("record-control-plane")?,
-        output: Output::of(given)?,
-        timeout: given.parsed("timeout", time)?,
-    })
+/// Install or upgrade the services of the control planes in a cluster
+///
+/// Installs the join service and the key service, with the master secret and the attestation policy. The objects are
+/// those of the Helm chart in charts/firstlight. Run it again to change the image or the policy: settings that no
+/// option names keep their values in the cluster, as Helm or an earlier run has set them, and the command lists them.
+/// It first saves the present manifests into a folder named after the date. If the new ones are refused, or the
+/// services are not ready in time, it restores the previous state.
+#[derive(Debug, Args)]
+#[command(mut_arg("kms", |it| it.help(KMS_MEANS)), after_help = concat!(
+    "Examples:\n  firstlight apply --policy policy.json --image registry.example.com/firstlight:",
+    env!("CARGO_PKG_VERSION"),
+    "\n  firstlight apply --policy policy.json --image example.com/firstlight:",
+    env!("CARGO_PKG_VERSION"),
+    " --kms 'kms://cluster-kms' --dry-run\n  firstlight apply --policy policy.json --image registry.example.com/firstlight:",
+    env!("CARGO_PKG_VERSION"),
+    " --skip-wait\n  firstlight apply --policy policy-upgrade.json --skip-phases services",
+))]
+pub(crate) struct CommandLine {
+    /// The attestation policy that nodes must meet (JSON)
+    #[arg(long, value_name = "FILE")]
+    policy: PathBuf,
+    #[command(flatten)]
+    variant: VariantOption,
+    /// A container image with /join-service and /key-service
+    #[arg(long, value_name = "IMAGE", required_unless_present = "skip_phases")]
+    image: Option<String>,
+    /// Do not change these: policy, services; without services no image is needed
+    #[arg(long, value_name = "PHASE,..", value_delimiter = ',', value_parser = phase)]
+    skip_phases: Vec<Phase>,
+    /// A list (YAML) of charts and manifests to install, such as the network plugin; needs Helm (docs/addons.md)
+    #[arg(long, value_name = "FILE")]
+    addons: Option<PathBuf>,
+    /// With strong, refuse nodes of the old form of attested TLS, which all nodes of Constellation use; the policy's own
+    /// field `"require": "strong"` does the same; with any, admit them, unless the policy has that field; by
+    /// default as before
+    #[arg(long, value_name = "FORM", value_parser = ["strong", "any"])]
+    require: Option<String>,
+    #[command(flatten)]
+    kubeconfig: KubeconfigOption,
+    #[command(flatten)]
+    secret: SecretOptions,
+    #[command(flatten)]
+    wish: Wish,
+    /// The state file, which has the measurement salt
+    #[arg(long, value_name = "FILE", default_value = STATE_FILE)]
+    state: PathBuf,
+    /// The join service's port on every control plane; by default as before, and 30090 in a new cluster
+    #[arg(long, value_name = "PORT")]
+    node_port: Option<u16>,
+    #[command(flatten)]
+    metadata: MetadataOptions,
+    /// The last day, as 2027-01-31, on which the join service opens disks without a record, such as those of
+    /// Constellation, or never; by default as before, and never in a new cluster
+    #[arg(long, value_name = "DATE", value_parser = until)]
+    migrate_until: Option<Migration>,
+    /// The last day, as 2027-01-31, on which the key service gives keys of volumes to CSI drivers of Constellation,
+    /// which show no token, or never; by default as before, and never in a new cluster
+    #[arg(long, value_name = "DATE", value_parser = until)]
+    old_clients_until: Option<Migration>,
+    /// Ask each member for fresh evidence once in this time, 60 to 86400, and show the result at its Node
+    /// (docs/watch.md), or never; by default as before, and never in a new cluster
+    #[arg(long, value_name = "SECONDS", value_parser = watch)]
+    watch: Option<String>,
+    /// What happens to a node that is refused then; by default as before, and report in a new cluster
+    #[arg(long, value_name = "WORD", value_parser = ["report", "taint", "cordon"])]
+    watch_action: Option<String>,
+    /// Publish the result of each accepted node as a signed token that OpenID Connect relying parties verify, at
+    /// https://HOST[:PORT][/PATH] (docs/watch.md), or none; by default as before, and none in a new cluster
+    #[arg(long, value_name = "URL", value_parser = issuer)]
+    watch_issuer: Option<String>,
+    /// The keys that each client of the key service may get (docs/services.md); by default as before, and in a new
+    /// cluster those of the join service
+    #[arg(long, value_name = "CALLER=CLASS,..;..", value_parser = grants_of)]
+    grants: Option<String>,
+    /// Record that this node is a control plane, if it has no record because it joined before records existed; may be
+    /// repeated
+    #[arg(long, value_name = "NODE")]
+    record_control_plane: Vec<String>,
+    /// The folder for the folders with saved manifests
+    #[arg(long, value_name = "FILE", default_value = ".")]
+    backups: PathBuf,
+    /// Return as soon as the API server has accepted the services; do not roll back if they never get ready
+    #[arg(long, alias = "skip-helm-wait")]
+    skip_wait: bool,
+    /// The limit until the services are ready, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "10m")]
+    timeout: Duration,
+    /// Ask the API server and the KMS whether they would accept all of it, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Only print the manifests (JSON, with the encrypted master secret), without a cluster
+    #[arg(long)]
+    print: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
-/// Returns the last day that an option names; `never` is a day that is always over.
-pub fn until(given: &Given, option: &'static str) -> Result<Option<Migration>, Error> {
-    Ok(match given.value(option) {
-        Some(never) if never == "never" => Some(Migration::default()),
-        date => date.map(|date| program::parsed(option, date)).transpose()?,
-    })
-}
+/// The help text of `--kms`.
+const KMS_MEANS: &str = "Keep the master secret in the cluster only as the key of this external KMS wraps it (docs/kms.md), or plain: kms://cluster-kms; the previous form is deleted when all key services run with the new one; by default the form stays as it is";
 
-/// Returns the seconds of `--watch`; empty for `never`.
-fn watch(given: &Given) -> Result<Option<String>, Error> {
-    let Some(value) = given.value("watch") else {
-        return Ok(None);
-    };
-    if value == "never" {
-        return Ok(Some(String::new()));
-    }
-    match program::parsed("watch", value)? {
-        seconds if (WATCH.0..=WATCH.1).contains(&seconds) => Ok(Some(seconds.to_string())),
-        other => Err(Error::Usage(format!(
-            "--watch {other}: expected {} to {} seconds, or never",
-            WATCH.0, WATCH.1
-        ))),
-    }
-}
-
-/// Returns the URL of `--watch-issuer`; empty for `none`. The join service checks it completely.
-fn issuer(given: &Given) -> Result<Option<String>, Error> {
-    let Some(url) = given.value("watch-issuer") else {
-        return Ok(None);
-    };
-    match program::text(url.clone())? {
-        none if none == "none" => Ok(Some(String::new())),
-        url if url.starts_with("https://") && !url.ends_with('/') => Ok(Some(url)),
-        other => Err(Error::Usage(format!(
-            "--watch-issuer {other:?}: expected https://HOST[:PORT][/PATH] without a slash at its end, or none"
-        ))),
-    }
-}
-
-/// Returns the text of `--grants`. Refuses one with which the key service would not start.
-pub fn grants_of(given: &Given) -> Result<Option<String>, Error> {
-    let text = given.value("grants").map(program::text).transpose()?;
-    if let Some(text) = &text {
-        let grants =
-            grants::parse(text).map_err(|error| Error::Usage(format!("--grants: {error}")))?;
-        if let Some((caller, _)) = grants
-            .iter()
-            .find(|(caller, _)| [LOCAL, MEMBER].contains(caller))
-        {
-            return Err(Error::Usage(format!(
-                "--grants: {caller:?}: expected NAMESPACE/NAME or {ANYONE}, because the clients of this key service show tokens"
-            )));
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let skips_services = self.skip_phases.contains(&Phase::Services);
+        if self.image.is_none() && !skips_services {
+            return Err(Error::Usage("--image is missing".into()));
         }
+        if self.wish.create_key && self.dry_run {
+            return Err(Error::Usage(
+                "--create-key makes a key, and --dry-run changes nothing: give one of them".into(),
+            ));
+        }
+        if self.wish.kms.is_some() && skips_services {
+            return Err(Error::Usage(
+                "--kms changes the key service: --skip-phases services contradicts it".into(),
+            ));
+        }
+        Ok(Options {
+            kubeconfig: self.kubeconfig.paths(),
+            variant: self.variant.named(Some(&self.policy)),
+            policy: self.policy,
+            policy_text: None,
+            require_strong: self.require.map(|form| form == "strong"),
+            image: self.image.unwrap_or_default(),
+            addons: self.addons,
+            skip_phases: self.skip_phases,
+            master_secret: self.secret.source(),
+            wish: self.wish,
+            state: self.state,
+            node_port: self.node_port,
+            migration: self.migrate_until,
+            old_clients: self.old_clients_until,
+            watch: self.watch,
+            watch_action: self.watch_action,
+            watch_issuer: self.watch_issuer,
+            grants: self.grants,
+            metadata: self.metadata.service()?,
+            backups: self.backups,
+            skip_wait: self.skip_wait,
+            print: self.print,
+            is_dry_run: self.dry_run,
+            keeps_superseded: false,
+            control_planes: self.record_control_plane,
+            output: self.output,
+            timeout: self.timeout,
+        })
     }
-    Ok(text)
+}
+
+fn phase(name: &str) -> Result<Phase, &'static str> {
+    Phase::parse(name).ok_or("expected policy, services")
+}
+
+/// Parses the last day of something; `never` is a day that is always over.
+pub fn until(text: &str) -> Result<Migration, <Migration as FromStr>::Err> {
+    match text {
+        "never" => Ok(Migration::default()),
+        date => date.parse(),
+    }
+}
+
+/// Parses the seconds of `--watch`, with the limits of the join service; empty for `never`.
+fn watch(text: &str) -> Result<String, &'static str> {
+    match text.parse() {
+        _ if text == "never" => Ok(String::new()),
+        Ok(60..=86_400_u32) => Ok(text.into()),
+        _ => Err("expected 60 to 86400 seconds, or never"),
+    }
+}
+
+/// Parses the URL of `--watch-issuer`; empty for `none`. The join service checks it completely.
+fn issuer(text: &str) -> Result<String, &'static str> {
+    match text {
+        "none" => Ok(String::new()),
+        url if url.starts_with("https://") && !url.ends_with('/') => Ok(url.into()),
+        _ => Err("expected https://HOST[:PORT][/PATH] without a slash at its end, or none"),
+    }
+}
+
+/// Checks the text of `--grants`. Refuses one with which the key service would not start.
+pub fn grants_of(text: &str) -> Result<String, Error> {
+    let grants = grants::parse(text).map_err(|error| Error::Usage(error.to_string()))?;
+    let of_tokens = |caller: &str| ![LOCAL, MEMBER].contains(&caller);
+    match grants.iter().find(|(caller, _)| !of_tokens(caller)) {
+        None => Ok(text.into()),
+        Some((caller, _)) => Err(Error::Usage(format!(
+            "{caller:?}: expected NAMESPACE/NAME or {ANYONE}, because the clients of this key service show tokens"
+        ))),
+    }
 }
 
 /// The options of the command line.

@@ -10,31 +10,15 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::cluster::{
-    addons::{ADDONS, Addons},
-    apply,
-};
-use crate::shell::{
-    error::Error,
-    files, interrupt,
-    output::{OUTPUT, Output},
-    progress::Progress,
-    usage::{Command, Given},
-};
+use crate::cluster::{addons::Addons, apply};
+use crate::shell::{error::Error, files, interrupt, output::Output, progress::Progress};
 use crate::trust::{components, components::Servers};
 use crate::workspace::{
-    connect::{
-        ATTESTATION_KEY, Endpoint, NODE_OPERAND, Node, Reached, TRUST_ANY_TPM, Trust, endpoint_of,
-        read_policy, trust_of,
-    },
-    keeping::{CREATE_KEY, KMS_ACCESS, Wish, wish_of},
+    connect::{Endpoint, Node, NodeOption, Reached, Trust, TrustOptions, read_policy},
+    keeping::Wish,
     kubeconfig::{self as kubeconfig_file, KUBECONFIG_FILE, default_path, merge},
     master_secret::{self, MASTER_SECRET_FILE, SecretSource},
-    options::{
-        CLOUD_PROVIDER, METADATA, POLICY, SKIP_WAIT, TIMEOUT, VARIANT, metadata_of, time,
-        variant_of,
-    },
-    sources::{KEPT, OFFLINE},
+    options::{MetadataOptions, PolicyOptions, time},
     state::{KnownNode, STATE_FILE, State},
 };
 use base::crypto::{
@@ -42,9 +26,8 @@ use base::crypto::{
 };
 use base::kms::{ClusterKms, NO_STORE};
 use base::machines::Role;
-use base::options::Opt;
-use base::program;
 use base::text::hex;
+use clap::Args;
 use kubernetes::kubeconfig;
 use kubernetes::parameters::{self, Networks, Version};
 use kubernetes::services::{self, Phase};
@@ -61,184 +44,160 @@ const INIT: &str = "/init.API/Init";
 /// Maximum bytes of the node's log; a Constellation node sends its whole journal when it fails.
 const MAX_LOG: usize = 64 << 20;
 
-/// The image of the services.
-const IMAGE: Opt = Opt::value(
-    "image",
-    "IMAGE",
-    "a container image with /join-service and /key-service, which are installed in the new cluster; without it, run \
-     `firstlight apply` later",
-);
-
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "init",
-    summary: "make a booted node the first of a new cluster",
-    about: &[
-        "Connects over attested TLS, checks that the node meets the policy, and sends it the master secret. Waits for a \
-              node that still boots, and shows what the node does. The node's work does not depend on the connection: if the \
-              connection is lost, run the same command with the same files again to watch the work and get its result.",
-        "The policy or the command line must name the node's attestation key. The node's console shows the name; \
-              `firstlight measure` writes it into the policy.",
-        "With --kubernetes-version the node becomes the first control plane of a cluster. Without it the node's disk gets \
-              its permanent key, and no cluster is made.",
-    ],
-    operand: Some(NODE_OPERAND),
-    options: &[
-        Opt::value("endpoint", "HOST[:PORT]", "the node; the default port is 9000"),
-        POLICY,
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        Opt::needed(
-            "init-secret",
-            "FILE",
-            "the secret whose hash the node gets from the metadata, in a file that only you may read; - is standard input",
-        ),
-        Opt::value(
-            "master-secret",
-            "FILE",
-            "the master secret; a new one is written if the file does not exist, and it is never overwritten; without it \
-             the cluster cannot be recovered",
-        )
-        .or(MASTER_SECRET_FILE),
-        Opt::value(
-            "kms",
-            "URI",
-            "write a new master secret only as the key of this external KMS wraps it (docs/kms.md), and keep it so in the cluster; \
-             quote it in a shell",
-        ),
-        CREATE_KEY,
-        KMS_ACCESS,
-        ATTESTATION_KEY,
-        TRUST_ANY_TPM,
-        Opt::value("state", "FILE", "the file for the measurement salt, the cluster ID, and the node's attestation key")
-            .or(STATE_FILE),
-        Opt::value("kubeconfig", "FILE", "the file for the administrator's kubeconfig; must not exist")
-            .or(KUBECONFIG_FILE),
-        Opt::flag(
-            "merge-kubeconfig",
-            "also add the kubeconfig to the file that kubectl reads ($KUBECONFIG, else ~/.kube/config)",
-        ),
-        Opt::value("log", "FILE", "the file for the node's log; it is written if the node fails")
-            .or("firstlight-cluster.log"),
-        Opt::value("cluster-name", "NAME", "the cluster's name; by default the node chooses it"),
-        Opt::value("kubernetes-version", "VERSION", "the cluster's version of Kubernetes, from v1.31 on; v1.36 is its newest patch"),
-        Opt::value(
-            "components",
-            "FILE",
-            "the list of programs that the node installs first, as `firstlight components` makes it; without it, init makes it in \
-             the same way",
-        ),
-        Opt::value("service-cidr", "NETWORK", "the services' addresses; by default 10.96.0.0/12"),
-        Opt::value("pod-cidr", "NETWORK", "the pods' addresses; by default the network plugin chooses them"),
-        Opt::value(
-            "apiserver-san",
-            "NAME",
-            "a further name or address of the API server; may be repeated",
-        ),
-        IMAGE,
-        ADDONS,
-        CLOUD_PROVIDER,
-        METADATA,
-        SKIP_WAIT,
-        Opt::flag("skip-addons", "do not install kubeadm's CoreDNS and kube-proxy, if the network plugin has its own"),
-        Opt::flag("verbose", "show each line of the node's progress, not only its phases").short('v'),
-        Opt::flag("dry-run", "check the files and the node, and say what would be done; send and write nothing"),
-        OUTPUT,
-        TIMEOUT.or("30m"),
-    ],
-    examples: &[
-        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
-         --kubernetes-version v1.36.4",
-        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret secret.txt --kms 'kms://aws-kms?keyName=ARN'",
-        "pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -",
-    ],
-    run: |given| run(&options(given)?),
-};
-
-/// Returns the options that the command line gives.
-pub fn options(given: &Given) -> Result<Options, Error> {
-    let both = ["init-secret", "master-secret"];
-    if both
-        .iter()
-        .all(|name| files::is_standard_input(&given.path(name)))
-    {
-        return Err(Error::Usage(
-            "--init-secret - and --master-secret -: only one can be on standard input".into(),
-        ));
-    }
-    Ok(Options {
-        endpoint: endpoint_of(given, proto::init::PORT)?,
-        variant: variant_of(given)?,
-        policy: given.path("policy"),
-        trust: trust_of(given)?,
-        init_secret: given.path("init-secret"),
-        master_secret: given.path("master-secret"),
-        wish: wish_of(given)?,
-        state: given.path("state"),
-        kubeconfig: given.path("kubeconfig"),
-        merge_kubeconfig: given.has("merge-kubeconfig"),
-        log: given.path("log"),
-        cluster_name: given.text("cluster-name")?,
-        kubernetes: kubernetes_of(given)?,
-        verbose: given.has("verbose"),
-        is_dry_run: given.has("dry-run"),
-        output: Output::of(given)?,
-        timeout: given.parsed("timeout", time)?,
-    })
+/// Make a booted node the first of a new cluster
+///
+/// Connects over attested TLS, checks that the node meets the policy, and sends it the master secret. Waits for a
+/// node that still boots, and shows what the node does. The node's work does not depend on the connection: if the
+/// connection is lost, run the same command with the same files again to watch the work and get its result.
+///
+/// The policy or the command line must name the node's attestation key. The node's console shows the name;
+/// `firstlight measure` writes it into the policy.
+///
+/// With --kubernetes-version the node becomes the first control plane of a cluster. Without it the node's disk gets
+/// its permanent key, and no cluster is made.
+#[derive(Debug, Args)]
+#[command(mut_arg("endpoint", |it| it.help("The node; the default port is 9000")), after_help = "Examples:
+  firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt --kubernetes-version v1.36.4
+  firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret secret.txt --kms 'kms://aws-kms?keyName=ARN'
+  pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -")]
+pub(crate) struct CommandLine {
+    #[command(flatten)]
+    node: NodeOption,
+    #[command(flatten)]
+    pub policy: PolicyOptions,
+    /// The secret whose hash the node gets from the metadata, in a file that only you may read; - is standard input
+    #[arg(long, value_name = "FILE")]
+    init_secret: PathBuf,
+    /// The master secret; a new one is written if the file does not exist, and it is never overwritten; without it
+    /// the cluster cannot be recovered
+    #[arg(long, value_name = "FILE", default_value = MASTER_SECRET_FILE)]
+    master_secret: PathBuf,
+    #[command(flatten)]
+    wish: Wish,
+    #[command(flatten)]
+    trust: TrustOptions,
+    /// The file for the measurement salt, the cluster ID, and the node's attestation key
+    #[arg(long, value_name = "FILE", default_value = STATE_FILE)]
+    state: PathBuf,
+    /// The file for the administrator's kubeconfig; must not exist
+    #[arg(long, value_name = "FILE", default_value = KUBECONFIG_FILE)]
+    kubeconfig: PathBuf,
+    /// Also add the kubeconfig to the file that kubectl reads ($KUBECONFIG, else ~/.kube/config)
+    #[arg(long)]
+    merge_kubeconfig: bool,
+    /// The file for the node's log; it is written if the node fails
+    #[arg(long, value_name = "FILE", default_value = "firstlight-cluster.log")]
+    log: PathBuf,
+    /// The cluster's name; by default the node chooses it
+    #[arg(long, value_name = "NAME")]
+    cluster_name: Option<String>,
+    /// Show each line of the node's progress, not only its phases
+    #[arg(short, long)]
+    verbose: bool,
+    /// Check the files and the node, and say what would be done; send and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    output: Output,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "30m")]
+    timeout: Duration,
+    #[command(flatten, next_help_heading = "A cluster, with --kubernetes-version")]
+    cluster: ClusterToMake,
 }
 
-fn kubernetes_of(given: &Given) -> Result<Option<Kubernetes>, Error> {
-    if !given.has("kubernetes-version") {
-        let alone = [
-            "components",
-            "service-cidr",
-            "pod-cidr",
-            "apiserver-san",
-            "skip-addons",
-            "image",
-            "addons",
-            "cloud-provider",
-            "metadata",
-            "skip-wait",
-        ];
-        return match alone.into_iter().find(|name| given.has(name)) {
-            Some(name) => Err(Error::Usage(format!(
-                "--{name} is for a cluster: --kubernetes-version is missing"
-            ))),
-            None => Ok(None),
+/// The cluster to make.
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("cloud_provider", |it| it.default_value(base::machines::DEFAULT.name()).requires("image")),
+    mut_arg("metadata", |it| it.requires("image")),
+)]
+struct ClusterToMake {
+    /// The cluster's version of Kubernetes, from v1.31 on; v1.36 is its newest patch
+    #[arg(long, value_name = "VERSION")]
+    kubernetes_version: Option<String>,
+    /// The list of programs that the node installs first, as `firstlight components` makes it; without it, init makes
+    /// it in the same way
+    #[arg(long, requires = "kubernetes_version", value_name = "FILE")]
+    components: Option<PathBuf>,
+    /// The services' addresses; by default 10.96.0.0/12
+    #[arg(long, requires = "kubernetes_version", value_name = "NETWORK")]
+    service_cidr: Option<String>,
+    /// The pods' addresses; by default the network plugin chooses them
+    #[arg(long, requires = "kubernetes_version", value_name = "NETWORK")]
+    pod_cidr: Option<String>,
+    /// A further name or address of the API server; may be repeated
+    #[arg(long, requires = "kubernetes_version", value_name = "NAME")]
+    apiserver_san: Vec<String>,
+    /// A container image with /join-service and /key-service, which are installed in the new cluster; without it, run
+    /// `firstlight apply` later
+    #[arg(long, requires = "kubernetes_version", value_name = "IMAGE")]
+    image: Option<String>,
+    /// A list (YAML) of charts and manifests to install, such as the network plugin; needs Helm (docs/addons.md)
+    #[arg(long, requires = "kubernetes_version", value_name = "FILE")]
+    addons: Option<PathBuf>,
+    #[command(flatten)]
+    metadata: MetadataOptions,
+    /// Return as soon as the API server has accepted the services; do not roll back if they never get ready
+    #[arg(long, requires = "kubernetes_version", alias = "skip-helm-wait")]
+    skip_wait: bool,
+    /// Do not install kubeadm's CoreDNS and kube-proxy, if the network plugin has its own
+    #[arg(long, requires = "kubernetes_version")]
+    skip_addons: bool,
+}
+
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let both = [&self.init_secret, &self.master_secret];
+        if both.into_iter().all(|path| files::is_standard_input(path)) {
+            return Err(Error::Usage(
+                "--init-secret - and --master-secret -: only one can be on standard input".into(),
+            ));
+        }
+        Ok(Options {
+            endpoint: self.node.endpoint(proto::init::PORT)?,
+            variant: self.policy.variant()?,
+            policy: self.policy.policy,
+            trust: self.trust.trust(),
+            init_secret: self.init_secret,
+            master_secret: self.master_secret,
+            wish: self.wish,
+            state: self.state,
+            kubeconfig: self.kubeconfig,
+            merge_kubeconfig: self.merge_kubeconfig,
+            log: self.log,
+            cluster_name: self.cluster_name.unwrap_or_default(),
+            kubernetes: self.cluster.kubernetes(self.timeout)?,
+            verbose: self.verbose,
+            is_dry_run: self.dry_run,
+            output: self.output,
+            timeout: self.timeout,
+        })
+    }
+}
+
+impl ClusterToMake {
+    fn kubernetes(self, limit: Duration) -> Result<Option<Kubernetes>, Error> {
+        let Some(version) = self.kubernetes_version else {
+            return Ok(None);
         };
+        // the node refuses other versions, and so does `firstlight components`
+        let components = self.components;
+        let servers = Servers::default();
+        Ok(Some(Kubernetes {
+            version: components::version(&version, components.as_deref(), &servers, limit)?,
+            components,
+            service_cidr: self.service_cidr.unwrap_or_default(),
+            pod_cidr: self.pod_cidr.unwrap_or_default(),
+            apiserver_sans: self.apiserver_san,
+            has_kubeadm_addons: !self.skip_addons,
+            addons: self.addons,
+            image: self.image,
+            metadata: self.metadata.service()?.unwrap_or_default(),
+            skip_wait: self.skip_wait,
+        }))
     }
-    if let (false, Some(name)) = (
-        given.has("image"),
-        ["cloud-provider", "metadata"]
-            .into_iter()
-            .find(|name| given.has(name)),
-    ) {
-        return Err(Error::Usage(format!(
-            "--{name} is for the services: --image is missing"
-        )));
-    }
-    // the node refuses other versions, and so does `firstlight components`
-    let components: Option<PathBuf> = given.value("components").map(Into::into);
-    let version = components::version(
-        &given.text("kubernetes-version")?,
-        components.as_deref(),
-        &Servers::default(),
-        given.parsed("timeout", time)?,
-    )?;
-    Ok(Some(Kubernetes {
-        version,
-        components,
-        service_cidr: given.text("service-cidr")?,
-        pod_cidr: given.text("pod-cidr")?,
-        apiserver_sans: given.texts("apiserver-san")?,
-        has_kubeadm_addons: !given.has("skip-addons"),
-        addons: given.value("addons").map(Into::into),
-        image: given.value("image").map(program::text).transpose()?,
-        metadata: metadata_of(given)?,
-        skip_wait: given.has("skip-wait"),
-    }))
 }
 
 /// The options of the command line.

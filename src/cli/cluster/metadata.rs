@@ -19,10 +19,9 @@ use crate::cluster::cluster_api::ClusterApi;
 use crate::shell::{
     error::Error,
     files::{self, FileError},
-    usage::{Command, Given, Operand},
 };
 use crate::workspace::kubeconfig;
-use base::options::Opt;
+use clap::Args;
 
 /// How long the answer of a management cluster is used.
 const FRESH: Duration = Duration::from_secs(2);
@@ -33,97 +32,87 @@ const LIMITS: Limits = Limits {
     time: TIME,
 };
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "metadata",
-    summary: "serve a list of machines as their metadata service",
-    about: &[
-        "For machines without a cloud, as in a rack or on a host with QEMU: each machine asks this server for its name and role, and \
-         the server recognizes it by its address. The nodes' settings are `cloud-provider=qemu` and `metadata=http://ADDRESS:PORT`. \
-         docs/metadata.md describes the list and the requests. Without a server, the same list can be a part of the image \
-         (`cloud-provider=static`).",
-        "The list is read again for each request. If it is not valid, the last valid one stays in use.",
-        "With --cluster the machines are those of a Cluster of Cluster API (v1.11 or later) that have an address and a provider ID. The \
-         kubeconfig must permit to get this Cluster and to list Machines. docs/day-two/cluster-api.md describes the use.",
-    ],
-    operand: Some(Operand {
-        value: "serve",
-        words: &["serve"],
-        is_needed: true,
-        help: "the only action",
-    }),
-    options: &[
-        Opt::value("machines", "FILE", "the list of machines (JSON)"),
-        Opt::value(
-            "cluster",
-            "NAME",
-            "instead of --machines: the Cluster of Cluster API whose Machines are the list",
-        ),
-        Opt::value("namespace", "NAME", "with --cluster: its namespace").or("default"),
-        Opt::value(
-            "kubeconfig",
-            "FILE",
-            "with --cluster: the kubeconfig of the management cluster; without it $KUBECONFIG, as for kubectl",
-        ),
-        Opt::value(
-            "init-secret-hash",
-            "HASH",
-            "with --cluster: the hash that the machine needs which `firstlight init` will initialize",
-        ),
-        Opt::value(
-            "listen",
-            "ADDRESS:PORT",
-            "the address of the server, in the network of the machines; *:PORT: all of this machine, of IPv6 and IPv4",
-        )
-        .or("*:8080"),
-    ],
-    examples: &[
-        "firstlight metadata serve --machines machines.json --listen 10.42.0.1:8080",
-        "firstlight metadata serve --cluster example --kubeconfig management.conf --listen 10.42.0.1:8080",
-    ],
-    run: |given| run(options(given)?),
-};
-
-fn options(given: &Given) -> Result<Options, Error> {
-    match given.operand()?.as_str() {
-        "serve" => Ok(Options {
-            source: source(given)?,
-            listen: given.parsed("listen", http::server::parse_listen)?,
-        }),
-        other => Err(Error::Usage(format!("{other:?}: expected serve"))),
-    }
+/// Serve a list of machines as their metadata service
+///
+/// For machines without a cloud, as in a rack or on a host with QEMU: each machine asks this server for its name and
+/// role, and the server recognizes it by its address. The nodes' settings are `cloud-provider=qemu` and
+/// `metadata=http://ADDRESS:PORT`. docs/metadata.md describes the list and the requests. Without a server, the same
+/// list can be a part of the image (`cloud-provider=static`).
+///
+/// The list is read again for each request. If it is not valid, the last valid one stays in use.
+///
+/// With --cluster the machines are those of a Cluster of Cluster API (v1.11 or later) that have an address and a
+/// provider ID. The kubeconfig must permit to get this Cluster and to list Machines. docs/day-two/cluster-api.md
+/// describes the use.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight metadata serve --machines machines.json --listen 10.42.0.1:8080
+  firstlight metadata serve --cluster example --kubeconfig management.conf --listen 10.42.0.1:8080")]
+pub(crate) struct CommandLine {
+    /// The only action
+    #[arg(value_parser = ["serve"])]
+    action: String,
+    /// The list of machines (JSON)
+    #[arg(long, value_name = "FILE")]
+    machines: Option<PathBuf>,
+    /// Instead of --machines: the Cluster of Cluster API whose Machines are the list
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with = "machines",
+        required_unless_present = "machines"
+    )]
+    cluster: Option<String>,
+    /// With --cluster: its namespace
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "default",
+        requires = "cluster"
+    )]
+    namespace: String,
+    /// With --cluster: the kubeconfig of the management cluster; without it $KUBECONFIG, as for kubectl
+    #[arg(long, value_name = "FILE", requires = "cluster")]
+    kubeconfig: Option<PathBuf>,
+    /// With --cluster: the hash that the machine needs which `firstlight init` will initialize
+    #[arg(long, value_name = "HASH", requires = "cluster")]
+    init_secret_hash: Option<String>,
+    /// The address of the server, in the network of the machines; *:PORT: all of this machine, of IPv6 and IPv4
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "*:8080", value_parser = http::server::parse_listen)]
+    listen: SocketAddr,
 }
 
-fn source(given: &Given) -> Result<Source, Error> {
-    match (given.has("machines"), given.has("cluster")) {
-        (true, false) => Ok(Source::File(given.path("machines"))),
-        (false, true) => {
-            let files = if given.has("kubeconfig") {
-                vec![given.path("kubeconfig")]
-            } else {
-                kubeconfig::of_environment()
-            };
-            if files.is_empty() {
-                return Err(Error::Usage(
-                    "--cluster needs --kubeconfig: a kubeconfig of the management cluster".into(),
-                ));
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let source = match (self.machines, self.cluster) {
+            (Some(file), _) => Source::File(file),
+            (None, cluster) => {
+                let file = self.kubeconfig.map(|it| vec![it]);
+                let files = file.unwrap_or_else(kubeconfig::of_environment);
+                if files.is_empty() {
+                    return Err(Error::Usage(
+                        "--cluster needs --kubeconfig: a kubeconfig of the management cluster"
+                            .into(),
+                    ));
+                }
+                Source::Cluster(ClusterApi::new(
+                    kubeconfig::read_config(&files)?,
+                    self.namespace,
+                    cluster.unwrap_or_default(),
+                    self.init_secret_hash,
+                ))
             }
-            let hash = given.has("init-secret-hash");
-            Ok(Source::Cluster(ClusterApi::new(
-                kubeconfig::read_config(&files)?,
-                given.text("namespace")?,
-                given.text("cluster")?,
-                hash.then(|| given.text("init-secret-hash")).transpose()?,
-            )))
-        }
-        _ => Err(Error::Usage(
-            "give either --machines, a list, or --cluster, a Cluster of Cluster API".into(),
-        )),
+        };
+        Ok(Options {
+            source,
+            listen: self.listen,
+        })
     }
 }
 
 /// The options of the command line.
-struct Options {
+pub struct Options {
     source: Source,
     /// The address of the server.
     listen: SocketAddr,
@@ -181,7 +170,7 @@ impl Known {
 }
 
 /// Runs the command until SIGTERM or SIGINT.
-fn run(options: Options) -> Result<(), Error> {
+pub fn run(options: Options) -> Result<(), Error> {
     let signals = StopSignals::block().map_err(Error::failed)?;
     let name = options.source.to_string();
     let server = serve(options)?;

@@ -15,10 +15,9 @@ use crate::cluster::chart::{svg, text};
 use crate::shell::{
     error::Error,
     files,
-    output::{OUTPUT, Output, say_all},
-    usage::{Command, Given, Operand},
+    output::{Output, say_all},
 };
-use base::options::Opt;
+use clap::Args;
 use serde_json::{Value, json};
 
 /// Maximum number of events of a boot; a record has room for a few hundred.
@@ -40,54 +39,26 @@ const OTHERS: [&str; 4] = [
 /// Columns of a chart that is written to a file.
 const COLUMNS: usize = 100;
 
-/// The file for the picture of a chart.
-pub const SVG: Opt = Opt::value(
-    "svg",
-    "FILE",
-    "also write the chart as an SVG picture to this file, which is replaced if it exists",
-);
-
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "timeline",
-    summary: "draw how long each step of a boot took",
-    about: &[
-        "Draws the events of a boot as a chart: for each step, when it ended after the kernel's start, how long it took, a bar, \
-              and the event that ended it. The events are those of FILE: a node's /run/firstlight/timeline, a log of its \
-              console, or its journal. If the file has several boots, the last one is drawn.",
-        "`firstlight status --timeline` asks a running node for the same record.",
-    ],
-    operand: Some(Operand {
-        value: "FILE",
-        words: &[],
-        is_needed: true,
-        help: "the file with the events; - is standard input",
-    }),
-    options: &[SVG, OUTPUT],
-    examples: &[
-        "firstlight timeline console.log --svg boot.svg",
-        "firstlight timeline - < boot-record",
-    ],
-    run: |given| run(&options(given)?),
-};
-
-fn options(given: &Given) -> Result<Options, Error> {
-    Ok(Options {
-        record: given.operand()?.into(),
-        svg: given.has("svg").then(|| given.path("svg")),
-        output: Output::of(given)?,
-    })
-}
-
-/// The options of the command line.
-#[derive(Debug)]
+/// Draw how long each step of a boot took
+///
+/// Draws the events of a boot as a chart: for each step, when it ended after the kernel's start, how long it took, a
+/// bar, and the event that ended it. The events are those of FILE: a node's /run/firstlight/timeline, a log of its
+/// console, or its journal. If the file has several boots, the last one is drawn.
+///
+/// `firstlight status --timeline` asks a running node for the same record.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight timeline console.log --svg boot.svg
+  firstlight timeline - < boot-record")]
 pub struct Options {
-    /// The file with the record; `-` is standard input.
-    pub record: PathBuf,
-    /// The file for the picture.
-    pub svg: Option<PathBuf>,
-    /// The form of the output.
-    pub output: Output,
+    /// The file with the events; - is standard input
+    #[arg(value_name = "FILE")]
+    record: PathBuf,
+    /// Also write the chart as an SVG picture to this file, which is replaced if it exists
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Runs `firstlight timeline`.

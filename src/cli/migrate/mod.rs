@@ -14,24 +14,19 @@ mod undo;
 mod wanted;
 mod workspace;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::cluster::apply::{RECORD_CONTROL_PLANE, grants_of, until};
-use crate::shell::{
-    error::Error,
-    output::{OUTPUT, Output},
-    progress::Progress,
-    usage::{Command, Given, Operand, suggestion},
-};
+use crate::cluster::apply::{grants_of, until};
+use crate::shell::{error::Error, files::is_standard_input, output::Output, progress::Progress};
 use crate::workspace::{
-    kubeconfig::{self, KUBECONFIG, kubeconfigs_of},
-    master_secret::{MASTER_SECRET, SHARE_FILE, master_secret_of},
+    kubeconfig::{self, KubeconfigOption},
+    master_secret::{SecretOptions, SecretSource},
     options::time,
 };
-use base::options::Opt;
-use base::program;
+use clap::Args;
 use facts::Facts;
+use kubernetes::services::migration::Migration;
 use record::{MoveStep, Record};
 pub use record::{MoveStep as Step, progress};
 use serde_json::json;
@@ -42,135 +37,113 @@ use workspace::{KUBECONFIG_FILE, MASTER_SECRET_FILE, Workspace};
 
 /// The time limit of a request to the API server.
 const REQUEST: Duration = Duration::from_secs(120);
-/// The words of the operand.
-const ACTIONS: [&str; 3] = ["plan", "apply", "undo"];
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "migrate",
-    summary: "move a cluster of Constellation to Firstlight",
-    about: &[
-        "`plan` reads the cluster and the files of Constellation's command in the present folder, its workspace. It changes nothing, and \
-         prints what a move changes, what stays and who patches it from now on, what cannot be kept, and what blocks it. The exit code \
-         is 0 if nothing blocks the move. docs/migration.md leads through a move.",
-        "`apply` moves the cluster, in the steps save, services, policy and nodes; with --end also the last one, after which nothing of the \
-         old forms is accepted. It stops at the first failure. Run it again to continue, also on another machine with the kubeconfig and the \
-         master secret: options that are not given are those of the earlier run.",
-        "`undo` restores what the move has changed, and says what stays. It refuses after an upgrade of Kubernetes.",
-    ],
-    operand: Some(Operand {
-        value: "plan|apply|undo",
-        words: &ACTIONS,
-        is_needed: true,
-        help: "what to do",
-    }),
-    options: &[
-        Opt::value(
-            "policy",
-            "FILE",
-            "the attestation policy of the new image, as `firstlight measure` prints it (JSON)",
-        ),
-        Opt::value(
-            "image",
-            "IMAGE",
-            "a container image with /join-service and /key-service",
-        ),
-        Opt::value(
-            "node-image",
-            "NAME",
-            "the new image of the nodes as the cloud names it, for Constellation's node operator; not for QEMU and OpenStack",
-        ),
-        Opt::value(
-            "migrate-until",
-            "DATE",
-            "the last day, as 2027-01-31, on which disks of Constellation open without a record",
-        ),
-        Opt::value(
-            "old-clients-until",
-            "DATE",
-            "the last day, as 2027-01-31, on which the key service gives keys of volumes to CSI drivers of Constellation, which \
-             show no token, or never",
-        ),
-        Opt::value(
-            "grants",
-            "CALLER=CLASS,..;..",
-            "the keys that each client of the key service may get (docs/services.md); by default those of the join service",
-        ),
-        KUBECONFIG.or(KUBECONFIG_FILE),
-        MASTER_SECRET.or(MASTER_SECRET_FILE),
-        SHARE_FILE,
-        Opt::flag("end", "apply: also do the last step"),
-        Opt::flag(
-            "nodes-moved",
-            "every node was started with the image, also those that cannot prove it to this command; for clouds in which no node operator \
-             moves them",
-        ),
-        RECORD_CONTROL_PLANE,
-        Opt::value(
-            "timeout",
-            "TIME",
-            "the limit until the services are ready, and for the node operator to move one node, as 45m or 1h",
-        )
-        .or("45m"),
-        OUTPUT,
-    ],
-    examples: &[
-        "firstlight migrate plan",
-        "firstlight migrate plan --policy new.json --image r.example/services:1 --node-image ami-01 --migrate-until 2027-01-31",
-        "firstlight migrate apply --policy new.json --image r.example/services:1 --node-image ami-01 --migrate-until 2027-01-31",
-        "firstlight migrate apply --end",
-        "firstlight migrate undo",
-    ],
-    run: |given| run(&options(given)?),
-};
+/// Move a cluster of Constellation to Firstlight
+///
+/// `plan` reads the cluster and the files of Constellation's command in the present folder, its workspace. It changes
+/// nothing, and prints what a move changes, what stays and who patches it from now on, what cannot be kept, and what
+/// blocks it. The exit code is 0 if nothing blocks the move. docs/migration.md leads through a move.
+///
+/// `apply` moves the cluster, in the steps save, services, policy and nodes; with --end also the last one, after
+/// which nothing of the old forms is accepted. It stops at the first failure. Run it again to continue, also on
+/// another machine with the kubeconfig and the master secret: options that are not given are those of the earlier
+/// run.
+///
+/// `undo` restores what the move has changed, and says what stays. It refuses after an upgrade of Kubernetes.
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("master_secret", |it| it.default_value(MASTER_SECRET_FILE)),
+    mut_arg("kubeconfig", |it| it.help(format!("The administrator's kubeconfig; without it $KUBECONFIG, or else {KUBECONFIG_FILE}"))),
+    after_help = "Examples:
+  firstlight migrate plan
+  firstlight migrate plan --policy new.json --image r.example/services:1 --node-image ami-01 --migrate-until 2027-01-31
+  firstlight migrate apply --policy new.json --image r.example/services:1 --node-image ami-01 --migrate-until 2027-01-31
+  firstlight migrate apply --end
+  firstlight migrate undo",
+)]
+pub(crate) struct CommandLine {
+    /// What to do
+    action: Task,
+    /// The attestation policy of the new image, as `firstlight measure` prints it (JSON)
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// A container image with /join-service and /key-service
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+    /// The new image of the nodes as the cloud names it, for Constellation's node operator; not for QEMU and
+    /// OpenStack
+    #[arg(long, value_name = "NAME")]
+    node_image: Option<String>,
+    /// The last day, as 2027-01-31, on which disks of Constellation open without a record
+    #[arg(long, value_name = "DATE", value_parser = until)]
+    migrate_until: Option<Migration>,
+    /// The last day, as 2027-01-31, on which the key service gives keys of volumes to CSI drivers of Constellation,
+    /// which show no token, or never
+    #[arg(long, value_name = "DATE", value_parser = until)]
+    old_clients_until: Option<Migration>,
+    /// The keys that each client of the key service may get (docs/services.md); by default those of the join service
+    #[arg(long, value_name = "CALLER=CLASS,..;..", value_parser = grants_of)]
+    grants: Option<String>,
+    #[command(flatten)]
+    kubeconfig: KubeconfigOption,
+    #[command(flatten)]
+    secret: SecretOptions,
+    /// With apply: also do the last step
+    #[arg(long)]
+    end: bool,
+    /// Every node was started with the image, also those that cannot prove it to this command; for clouds in which no
+    /// node operator moves them
+    #[arg(long)]
+    nodes_moved: bool,
+    /// Record that this node is a control plane, if it has no record because it joined before records existed; may be
+    /// repeated
+    #[arg(long, value_name = "NODE")]
+    record_control_plane: Vec<String>,
+    /// The limit until the services are ready, and for the node operator to move one node, as 45m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "45m")]
+    timeout: Duration,
+    #[command(flatten)]
+    output: Output,
+}
 
-fn options(given: &Given) -> Result<Options, Error> {
-    let action = given.operand()?;
-    let action = match &*action {
-        "plan" => Task::Plan,
-        "apply" => Task::Apply,
-        "undo" => Task::Undo,
-        other => {
-            let suggestion = suggestion("", other, ACTIONS);
-            return Err(Error::Usage(format!(
-                "there is no action {other:?}{suggestion}"
-            )));
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let other = match self.action {
+            Task::Plan | Task::Undo if self.end => Some("--end"),
+            Task::Plan if self.nodes_moved => Some("--nodes-moved"),
+            _ => None,
+        };
+        if let Some(name) = other {
+            return Err(Error::Usage(format!("{name} is not for this action")));
         }
-    };
-    let others: &[&str] = match action {
-        Task::Plan => &["end", "nodes-moved"],
-        Task::Apply => &[],
-        Task::Undo => &["end"],
-    };
-    if let Some(name) = others.iter().find(|name| given.has(name)) {
-        return Err(Error::Usage(format!("--{name} is not for this action")));
+        let master_secret = self.secret.source();
+        let is_input = |path: &Path| self.action != Task::Plan && is_standard_input(path);
+        if matches!(&master_secret, SecretSource::File(path) if is_input(path)) {
+            return Err(Error::Usage(
+                "--master-secret -: each step reads it again, so it must be a file, a store or shares"
+                    .into(),
+            ));
+        }
+        Ok(Options {
+            action: self.action,
+            wanted: Wanted {
+                policy: self.policy.as_deref().map(PolicyFile::read).transpose()?,
+                image: self.image,
+                node_image: self.node_image,
+                migration: self.migrate_until,
+                old_clients: self.old_clients_until,
+                grants: self.grants,
+            },
+            kubeconfig: self.kubeconfig.paths_or(KUBECONFIG_FILE),
+            master_secret,
+            control_planes: self.record_control_plane,
+            end: self.end,
+            nodes_moved: self.nodes_moved,
+            output: self.output,
+            timeout: self.timeout,
+        })
     }
-    if action != Task::Plan && given.value("master-secret").is_some_and(|path| path == "-") {
-        return Err(Error::Usage(
-            "--master-secret -: each step reads it again, so it must be a file, a store or shares"
-                .into(),
-        ));
-    }
-    let text = |name: &str| given.value(name).map(program::text).transpose();
-    let policy = given.value("policy").map(PathBuf::from);
-    Ok(Options {
-        action,
-        wanted: Wanted {
-            policy: policy.map(|path| PolicyFile::read(&path)).transpose()?,
-            image: text("image")?,
-            node_image: text("node-image")?,
-            migration: until(given, "migrate-until")?,
-            old_clients: until(given, "old-clients-until")?,
-            grants: grants_of(given)?,
-        },
-        kubeconfig: kubeconfigs_of(given),
-        master_secret: master_secret_of(given)?,
-        control_planes: given.texts("record-control-plane")?,
-        end: given.has("end"),
-        nodes_moved: given.has("nodes-moved"),
-        output: Output::of(given)?,
-        timeout: given.parsed("timeout", time)?,
-    })
 }
 
 /// Runs the command.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::ValueEnum;
 use kubernetes::node_version::NodeVersion;
 use kubernetes::services::migration::Migration;
 
@@ -10,14 +11,11 @@ use super::facts::Facts;
 use crate::shell::{error::Error, files, output::Output};
 use crate::workspace::master_secret::SecretSource;
 
-/// What is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What is done: say what a move changes, move, or restore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Task {
-    /// Says what a move changes.
     Plan,
-    /// Moves the cluster.
     Apply,
-    /// Restores what a move has changed.
     Undo,
 }
 

@@ -3,36 +3,18 @@
 
 use std::time::{Duration, Instant};
 
-use base::options::Opt;
+use clap::Args;
 use kubernetes::client::{Client, NAMESPACES, NODES, PODS, Selector};
 use serde_json::{Value, json};
 
 use crate::shell::{
     error::Error,
     progress::{Progress, human, printable},
-    usage::Given,
 };
-use crate::workspace::objects::{is_silent, list, text};
-
-/// The option by which the operator permits [`Permitted::empty_dir`].
-pub const DELETE_EMPTYDIR_DATA: Opt = Opt::flag(
-    "delete-emptydir-data",
-    "also evict pods with emptyDir volumes, whose data is lost",
-);
-
-/// The option by which the operator permits [`Permitted::unmanaged`].
-pub const DELETE_UNMANAGED_PODS: Opt = Opt::flag(
-    "delete-unmanaged-pods",
-    "also evict pods that no controller makes again elsewhere (kubectl drain: --force)",
-);
-
-/// The option with the time limit of [`drain`].
-pub const DRAIN_TIMEOUT: Opt = Opt::value(
-    "drain-timeout",
-    "TIME",
-    "how long the pods of a node may take to end",
-)
-.or("10m");
+use crate::workspace::{
+    objects::{is_silent, list, text},
+    options::time,
+};
 
 /// The annotation of a static pod.
 const STATIC: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
@@ -42,22 +24,25 @@ const PAUSE: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Which pods may be evicted besides those that a controller makes again and that lose no data.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Args)]
 pub struct Permitted {
-    /// Those whose data in an emptyDir is lost: `--delete-emptydir-data`.
+    /// Also evict pods with emptyDir volumes, whose data is lost
+    #[arg(long = "delete-emptydir-data")]
     pub empty_dir: bool,
-    /// Those that no controller makes again: `--delete-unmanaged-pods`.
+    /// Also evict pods that no controller makes again elsewhere (kubectl drain: --force)
+    #[arg(long = "delete-unmanaged-pods")]
     pub unmanaged: bool,
 }
 
-impl Permitted {
-    /// Reads the options [`DELETE_EMPTYDIR_DATA`] and [`DELETE_UNMANAGED_PODS`].
-    pub fn of(given: &Given) -> Permitted {
-        Permitted {
-            empty_dir: given.has("delete-emptydir-data"),
-            unmanaged: given.has("delete-unmanaged-pods"),
-        }
-    }
+/// How the pods of a node are moved away.
+#[derive(Debug, Args)]
+pub struct DrainOptions {
+    /// Which pods may be evicted.
+    #[command(flatten)]
+    pub permitted: Permitted,
+    /// How long the pods of a node may take to end
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "10m")]
+    pub drain_timeout: Duration,
 }
 
 /// How a drain ended.

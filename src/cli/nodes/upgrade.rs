@@ -23,16 +23,15 @@ use crate::migrate::{self, IMAGE_OF_FIRSTLIGHT, moves_nodes};
 use crate::shell::{
     error::Error,
     interrupt,
-    output::{OUTPUT, Output},
+    output::Output,
     progress::{Progress, printable},
-    usage::{Command, Given, Operand},
 };
 use crate::trust::components::{self, Servers, check};
 use crate::workspace::{
-    kubeconfig::{self, KUBECONFIG, kubeconfigs_of},
-    options::{TIMEOUT, time},
+    kubeconfig::{self, KubeconfigOption},
+    options::time,
 };
-use base::options::Opt;
+use clap::Args;
 
 /// kubeadm does not upgrade a cluster if a kubelet is older by more than this number of minor
 /// versions (its MaximumAllowedMinorVersionKubeletSkew).
@@ -44,51 +43,51 @@ const WITH_ETCD_3_6: u32 = 34;
 /// can come back (etcd's documentation, "Upgrade etcd from v3.5 to v3.6").
 const BEFORE_ETCD_3_6: [u32; 3] = [3, 5, 26];
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "upgrade",
-    summary: "bring the components of a newer version of Kubernetes into a cluster",
-    about: &[
-        "Puts the list of components into the cluster, for nodes that join later, and lists the nodes that have another version. It changes no node: `firstlight rollout start --kubernetes` does both, or run `bootstrapper upgrade` as root on each node, with the same list. Run the command again to see which \
-         nodes are left. docs/day-two/upgrade.md has the steps.",
-        "It refuses what kubeadm does not upgrade: a cluster of a later version, a skipped minor version, and kubelets that are \
-         older by more than three. New nodes join with the present version until kubeadm has upgraded the first control plane.",
-    ],
-    operand: Some(Operand {
-        value: "VERSION",
-        words: &[],
-        is_needed: true,
-        help: "the version of Kubernetes, as v1.36.4; v1.36 is the patch of the list",
-    }),
-    options: &[
-        Opt::needed(
-            "components",
-            "FILE",
-            "the list of programs of this version, as `firstlight components` makes it",
-        ),
-        KUBECONFIG,
-        Opt::flag("dry-run", "check all of it, and change nothing"),
-        OUTPUT,
-        TIMEOUT.or("2m"),
-    ],
-    examples: &[
-        "firstlight upgrade v1.34.5 --components components.json --dry-run",
-        "firstlight upgrade v1.34.5 --components components.json",
-    ],
-    run: |given| run(&options(given)?),
-};
+/// Bring the components of a newer version of Kubernetes into a cluster
+///
+/// Puts the list of components into the cluster, for nodes that join later, and lists the nodes that have another
+/// version. It changes no node: `firstlight rollout start --kubernetes` does both, or run `bootstrapper upgrade` as
+/// root on each node, with the same list. Run the command again to see which nodes are left. docs/day-two/upgrade.md
+/// has the steps.
+///
+/// It refuses what kubeadm does not upgrade: a cluster of a later version, a skipped minor version, and kubelets that
+/// are older by more than three. New nodes join with the present version until kubeadm has upgraded the first control
+/// plane.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight upgrade v1.34.5 --components components.json --dry-run
+  firstlight upgrade v1.34.5 --components components.json")]
+pub(crate) struct CommandLine {
+    /// The version of Kubernetes, as v1.36.4; v1.36 is the patch of the list
+    version: String,
+    /// The list of programs of this version, as `firstlight components` makes it
+    #[arg(long, value_name = "FILE")]
+    components: PathBuf,
+    #[command(flatten)]
+    kubeconfig: KubeconfigOption,
+    /// Check all of it, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    output: Output,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "2m")]
+    timeout: Duration,
+}
 
-fn options(given: &Given) -> Result<Options, Error> {
-    let (components, limit) = (given.path("components"), given.parsed("timeout", time)?);
-    let servers = Servers::default();
-    Ok(Options {
-        version: components::version(&given.operand()?, Some(&components), &servers, limit)?,
-        components,
-        kubeconfig: kubeconfigs_of(given),
-        dry_run: given.has("dry-run"),
-        output: Output::of(given)?,
-        timeout: given.parsed("timeout", time)?,
-    })
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let (list, servers) = (Some(&*self.components), Servers::default());
+        Ok(Options {
+            version: components::version(&self.version, list, &servers, self.timeout)?,
+            components: self.components,
+            kubeconfig: self.kubeconfig.paths(),
+            dry_run: self.dry_run,
+            output: self.output,
+            timeout: self.timeout,
+        })
+    }
 }
 
 /// The options of the command line.

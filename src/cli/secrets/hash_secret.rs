@@ -1,15 +1,12 @@
 //! `firstlight hash-secret`: the hash of an init secret, for the metadata of machines.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use base::crypto::{self, Secret};
+use clap::Args;
 
 use crate::cluster::init;
-use crate::shell::{
-    error::Error,
-    output::{OUTPUT, Output},
-    usage::{Command, Operand},
-};
+use crate::shell::{error::Error, output::Output};
 use serde_json::json;
 
 /// Maximum bytes of a secret: bcrypt ignores the rest (its specification).
@@ -17,31 +14,27 @@ const MAX_SECRET: usize = 72;
 /// The cost of a hash, the same as Constellation's: a check takes about 0.05 s.
 const COST: u32 = 10;
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "hash-secret",
-    summary: "print the hash of an init secret, for the metadata of machines",
-    about: &[
-        "The metadata has the hash, and the operator keeps the secret: `firstlight init` sends it to the node. The hash is bcrypt's \
-         and differs each time.",
-    ],
-    operand: Some(Operand {
-        value: "FILE",
-        words: &[],
-        is_needed: true,
-        help: "the file with the secret, which only you may read; - is standard input",
-    }),
-    options: &[OUTPUT],
-    examples: &[
-        "openssl rand -base64 24 > init-secret.txt && chmod 600 init-secret.txt && firstlight hash-secret init-secret.txt",
-        "pass show cluster/init | firstlight hash-secret -",
-    ],
-    run: |given| run(given.operand()?.as_ref(), Output::of(given)?),
-};
+/// Print the hash of an init secret, for the metadata of machines
+///
+/// The metadata has the hash, and the operator keeps the secret: `firstlight init` sends it to the node. The hash is
+/// bcrypt's and differs each time.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  openssl rand -base64 24 > init-secret.txt && chmod 600 init-secret.txt && firstlight hash-secret init-secret.txt
+  pass show cluster/init | firstlight hash-secret -")]
+pub struct Options {
+    /// The file with the secret, which only you may read; - is standard input
+    file: PathBuf,
+    #[command(flatten)]
+    output: Output,
+}
 
-/// Runs the command: `file` has the secret; `-` is standard input.
-pub fn run(file: &Path, output: Output) -> Result<(), Error> {
-    let hash = hash(&init::read_init_secret(file)?)?;
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Error> {
+    let (output, hash) = (
+        options.output,
+        hash(&init::read_init_secret(&options.file)?)?,
+    );
     output.json(&json!({"initSecretHash": hash}))?;
     output.say(hash)
 }

@@ -13,96 +13,59 @@ use zeroize::Zeroizing;
 use crate::shell::{
     error::Error,
     files,
-    output::{OUTPUT, Output, say_all},
-    usage::{Command, Given},
+    output::{Output, say_all},
 };
 use crate::workspace::{
-    master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of},
+    master_secret::SecretOptions,
     shares::{self, Share},
 };
-use base::options::Opt;
+use clap::Args;
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "share",
-    summary: "divide the master secret among several people",
-    about: &[
-        "Writes a small text file for each person. As many of them as --threshold restore the master secret together, and fewer \
-              learn nothing about it (Shamir's scheme, as HashiCorp Vault has it). A share can be copied by hand: its code has digits \
-              and letters that are hard to confuse, and a check.",
-        "The commands that read the master secret take shares in its place: --share FILE for each, and --share - to type them. Then a \
-         single file is no longer enough. Shares of different runs do not fit together, and those of earlier runs stay valid.",
-    ],
-    operand: None,
-    options: &[
-        Opt::needed(
-            "threshold",
-            "NUMBER",
-            "how many shares restore the secret, at least 2",
-        ),
-        Opt::needed(
-            "shares",
-            "NUMBER",
-            "how many shares are made, at most 255",
-        ),
-        MASTER_SECRET,
-        SHARE_FILE,
-        Opt::value(
-            "out",
-            "FILE",
-            "the folder for the files share-1-of-5.txt and so on, none of which may exist; it is made if it is missing",
-        )
-        .or("firstlight-shares"),
-        Opt::flag("qr", "also print each share as a QR code"),
-        OUTPUT,
-    ],
-    examples: &[
-        "firstlight share --threshold 3 --shares 5 --out /media/safe/shares",
-        "firstlight share --threshold 2 --shares 3 --share alice.txt --share bob.txt --share carol.txt --qr",
-    ],
-    run: |given| run(&options(given)?),
-};
-
-fn options(given: &Given) -> Result<Options, Error> {
-    let output = Output::of(given)?;
-    if output == Output::Json && given.has("qr") {
-        return Err(Error::Usage(
-            "--qr draws for people, and -o json prints for programs: give one of them".into(),
-        ));
-    }
-    Ok(Options {
-        output,
-        threshold: given.parsed("threshold", str::parse)?,
-        count: given.parsed("shares", str::parse)?,
-        master_secret: master_secret_of(given)?,
-        out: given.path("out"),
-        qr: given.has("qr"),
-    })
-}
-
-/// The options of the command line.
-#[derive(Debug)]
+/// Divide the master secret among several people
+///
+/// Writes a small text file for each person. As many of them as --threshold restore the master secret together, and
+/// fewer learn nothing about it (Shamir's scheme, as HashiCorp Vault has it). A share can be copied by hand: its code
+/// has digits and letters that are hard to confuse, and a check.
+///
+/// The commands that read the master secret take shares in its place: --share FILE for each, and --share - to type
+/// them. Then a single file is no longer enough. Shares of different runs do not fit together, and those of earlier
+/// runs stay valid.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight share --threshold 3 --shares 5 --out /media/safe/shares
+  firstlight share --threshold 2 --shares 3 --share alice.txt --share bob.txt --share carol.txt --qr")]
 pub struct Options {
-    /// The number of shares that restore the secret.
-    pub threshold: u8,
-    /// The number of shares to make.
-    pub count: u8,
-    /// The source of the master secret.
-    pub master_secret: SecretSource,
-    /// The folder for the files.
-    pub out: PathBuf,
-    /// Whether to also print each share as a QR code.
-    pub qr: bool,
-    /// The form of the output.
-    pub output: Output,
+    /// How many shares restore the secret, at least 2
+    #[arg(long, value_name = "NUMBER")]
+    threshold: u8,
+    /// How many shares are made, at most 255
+    #[arg(long, value_name = "NUMBER")]
+    shares: u8,
+    #[command(flatten)]
+    secret: SecretOptions,
+    /// The folder for the files share-1-of-5.txt and so on, none of which may exist; it is made if it is missing
+    #[arg(long, value_name = "FILE", default_value = "firstlight-shares")]
+    out: PathBuf,
+    /// Also print each share as a QR code
+    #[arg(long)]
+    qr: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {
     let &Options {
-        threshold, count, ..
+        threshold,
+        shares: count,
+        ..
     } = options;
-    let kms = options.master_secret.read()?;
+    if options.output == Output::Json && options.qr {
+        return Err(Error::Usage(
+            "--qr draws for people, and -o json prints for programs: give one of them".into(),
+        ));
+    }
+    let kms = options.secret.source().read()?;
     let shares = shares::split(&kms, threshold, count)?;
     make_folder(options)?;
     let mut written = vec![];

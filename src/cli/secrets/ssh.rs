@@ -8,98 +8,49 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::shell::{
-    error::Error,
-    files,
-    output::{OUTPUT, Output},
-    usage::{Command, Given},
-};
-use crate::workspace::master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of};
+use crate::shell::{error::Error, files, output::Output};
+use crate::workspace::master_secret::SecretOptions;
 use base::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
 use base::kms::ClusterKms;
-use base::options::Opt;
+use clap::Args;
 use serde_json::json;
 use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "ssh",
-    summary: "certify your SSH key for the nodes of a cluster",
-    about: &[
-        "The cluster's two SSH certificate authorities, for users and for hosts, are derived from the master secret. This \
-              command certifies your key for root on every node, for a day, and writes a known-hosts line by which ssh \
-              recognizes the nodes' certificates. It needs no connection to a node. The machines' network decides whether \
-              port 22 can be reached.",
-    ],
-    operand: None,
-    options: &[
-        Opt::needed(
-            "key",
-            "FILE",
-            "your public key, as ~/.ssh/id_ed25519.pub; any type that can be certified",
-        ),
-        MASTER_SECRET,
-        SHARE_FILE,
-        Opt::value(
-            "certificate",
-            "FILE",
-            "the file for the certificate; must not exist",
-        )
-        .or("firstlight-ssh-cert.pub"),
-        Opt::value(
-            "known-hosts",
-            "FILE",
-            "the file that gets the line for the nodes, unless it has it",
-        )
-        .or("firstlight-known_hosts"),
-        Opt::flag(
-            "old-hosts",
-            "also recognize nodes of Constellation, whose host certificates are from the authority for users",
-        ),
-        Opt::flag("overwrite", "replace an existing certificate"),
-        OUTPUT,
-    ],
-    examples: &[
-        "firstlight ssh --key ~/.ssh/id_ed25519.pub",
-        "firstlight ssh --key ~/.ssh/id_ed25519.pub --certificate ~/.ssh/id_ed25519-cert.pub --overwrite",
-    ],
-    run: |given| run(&options(given)?),
-};
-
-fn options(given: &Given) -> Result<Options, Error> {
-    Ok(Options {
-        output: Output::of(given)?,
-        key: given.path("key"),
-        master_secret: master_secret_of(given)?,
-        certificate: given.path("certificate"),
-        known_hosts: given.path("known-hosts"),
-        old_hosts: given.has("old-hosts"),
-        overwrite: given.has("overwrite"),
-    })
-}
-
-/// The options of the command line.
-#[derive(Debug)]
+/// Certify your SSH key for the nodes of a cluster
+///
+/// The cluster's two SSH certificate authorities, for users and for hosts, are derived from the master secret. This
+/// command certifies your key for root on every node, for a day, and writes a known-hosts line by which ssh
+/// recognizes the nodes' certificates. It needs no connection to a node. The machines' network decides whether port
+/// 22 can be reached.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight ssh --key ~/.ssh/id_ed25519.pub
+  firstlight ssh --key ~/.ssh/id_ed25519.pub --certificate ~/.ssh/id_ed25519-cert.pub --overwrite")]
 pub struct Options {
-    /// The operator's public key.
-    pub key: PathBuf,
-    /// The source of the master secret.
-    pub master_secret: SecretSource,
-    /// The file for the certificate.
-    pub certificate: PathBuf,
-    /// The known-hosts file, to which the authority for hosts is added.
-    pub known_hosts: PathBuf,
-    /// Whether to accept the authority for users also for hosts, which Constellation needs.
-    pub old_hosts: bool,
-    /// Whether to replace an existing certificate.
-    pub overwrite: bool,
-    /// The form of the output.
-    pub output: Output,
+    /// Your public key, as ~/.ssh/id_ed25519.pub; any type that can be certified
+    #[arg(long, value_name = "FILE")]
+    key: PathBuf,
+    #[command(flatten)]
+    secret: SecretOptions,
+    /// The file for the certificate; must not exist
+    #[arg(long, value_name = "FILE", default_value = "firstlight-ssh-cert.pub")]
+    certificate: PathBuf,
+    /// The file that gets the line for the nodes, unless it has it
+    #[arg(long, value_name = "FILE", default_value = "firstlight-known_hosts")]
+    known_hosts: PathBuf,
+    /// Also recognize nodes of Constellation, whose host certificates are from the authority for users
+    #[arg(long)]
+    old_hosts: bool,
+    /// Replace an existing certificate
+    #[arg(long)]
+    overwrite: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {
-    let kms = options.master_secret.read()?;
+    let kms = options.secret.source().read()?;
     let key = read_key(&options.key).map_err(Error::failed)?;
     let users = authority(&kms, SSH_USER_CA_SEED_ID)?;
     let hosts = authority(&kms, SSH_HOST_CA_SEED_ID)?;

@@ -20,28 +20,88 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::slice;
 
+use clap::parser::ValueSource;
+use clap::{Arg, Command, ValueHint};
 use sys::process;
 use toml::{Table, Value};
 
 use crate::shell::{
     error::Error,
     files::{self, FileError},
-    usage::{Command, FILE, Given, Program, Values, suggestion},
+    output::OUTPUT,
 };
 
 /// The file's name in the current folder.
 const NAME: &str = "firstlight.toml";
+/// The option that names another file.
+pub const CONFIG: &str = "config";
 /// The commands that need a node. An `endpoint` at the top of the file applies only to these
 /// commands. Without a named node, the other commands ask all nodes or judge a file.
 const NEED_A_NODE: [&str; 2] = ["init", "recover"];
 /// Options that a person must decide each time: they weaken protection, or replace a file.
 const EACH_TIME: [&str; 3] = ["trust-any-tpm", "migrate", "overwrite"];
+/// Minimum similarity of a known word that is suggested for an unknown one, by Jaro and Winkler: 1
+/// means equal.
+const ALIKE: f64 = 0.8;
 
-/// Returns the file's values for this command; none if there is no file and `--config` names none.
-pub fn defaults(given: &Given) -> Result<Values, Error> {
-    let named = given.value("config").map(PathBuf::from);
-    let path = named.clone().unwrap_or_else(|| NAME.into());
-    let text = match read(&path) {
+/// Options by name, with their values; a flag has none.
+type Values = Vec<(String, Option<OsString>)>;
+
+/// Appends the options that the arguments do not give, from before the command's name and from the file.
+pub fn complete(program: &Command, arguments: &mut Vec<OsString>) -> Result<(), Error> {
+    // the parser of the completed arguments says what is wrong with them
+    let lenient = program.clone().ignore_errors(true);
+    let Ok(all) = lenient.try_get_matches_from(&*arguments) else {
+        return Ok(());
+    };
+    let Some((name, given)) = all.subcommand() else {
+        return Ok(());
+    };
+    let Some(command) = program.find_subcommand(name) else {
+        return Ok(());
+    };
+    let named = given.get_one::<PathBuf>(CONFIG);
+    let is_given =
+        |arg: &Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let has = |name: &str| options_of(command).any(|(long, arg)| long == name && is_given(arg));
+    // the operand on the command line, or `--all`, replaces the file's `endpoint`
+    let has_nodes = command.get_positionals().any(is_given) || has("all");
+    let mut values = Values::new();
+    if all.value_source(OUTPUT) == Some(ValueSource::CommandLine) && !has(OUTPUT) {
+        let form = all.get_raw(OUTPUT).and_then(Iterator::last);
+        values.extend(form.map(|form| (OUTPUT.into(), Some(form.into()))));
+    }
+    let file = defaults(program, command, named.map(PathBuf::as_path))?;
+    let is_absent = |(name, _): &(String, _)| {
+        !has(name) && (name != "endpoint" || !has_nodes) && (name != OUTPUT || values.is_empty())
+    };
+    let file: Values = file.into_iter().filter(is_absent).collect();
+    values.extend(file);
+    let arguments_of = |(name, value): (String, Option<OsString>)| {
+        let mut argument = OsString::from(format!("--{name}"));
+        if let Some(value) = value {
+            argument.push("=");
+            argument.push(value);
+        }
+        argument
+    };
+    // after `--` there are only operands
+    let end = arguments.iter().position(|it| it == "--");
+    let end = end.unwrap_or(arguments.len());
+    arguments.splice(end..end, values.into_iter().map(arguments_of));
+    Ok(())
+}
+
+/// Returns the options of a command with their names.
+fn options_of(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
+    let options = command.get_arguments();
+    options.filter_map(|arg| Some((arg.get_long()?, arg)))
+}
+
+/// Returns the file's values for this command; none if there is no file and `named` is none.
+fn defaults(program: &Command, command: &Command, named: Option<&Path>) -> Result<Values, Error> {
+    let path = named.unwrap_or(Path::new(NAME));
+    let text = match read(path) {
         Ok(text) => text,
         Err(FileError::Io(_, _, error))
             if named.is_none() && error.kind() == ErrorKind::NotFound =>
@@ -51,8 +111,19 @@ pub fn defaults(given: &Given) -> Result<Values, Error> {
         Err(error) => return Err(error.into()),
     };
     let folder = path.parent().unwrap_or(Path::new(""));
-    values(given.program(), given.command(), &text, folder)
-        .map_err(|why| FileError::Content(path, why.to_string()).into())
+    values(program, command, &text, folder)
+        .map_err(|why| FileError::Content(path.into(), why.to_string()).into())
+}
+
+/// Returns the end of an error about an unknown word: `; did you mean init?`, or nothing if no
+/// known word is similar.
+fn suggestion<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> String {
+    known
+        .map(|word| (strsim::jaro_winkler(unknown, word), word))
+        .filter(|(likeness, _)| *likeness >= ALIKE)
+        .max_by(|(one, _), (other, _)| one.total_cmp(other))
+        .map(|(_, word)| format!("; did you mean {word}?"))
+        .unwrap_or_default()
 }
 
 /// Reads the file. Refuses a file that another user can change: it names the policy by which nodes
@@ -78,7 +149,7 @@ fn read(path: &Path) -> Result<String, FileError> {
 /// Returns the values for a command. The whole file must be valid, so that the first command that
 /// reads it finds any error.
 fn values(
-    program: &Program,
+    program: &Command,
     command: &Command,
     text: &str,
     folder: &Path,
@@ -87,28 +158,27 @@ fn values(
     // the error message shows the line
     let file = file.map_err(|error| format!("it is not TOML:\n{error}"))?;
     let (mut own, mut general) = (Values::new(), Values::new());
+    let commands: Vec<&Command> = program.get_subcommands().collect();
     for (name, value) in &file {
         let Value::Table(section) = value else {
-            general.extend(option_values(program.commands, name, value, folder)?);
+            general.extend(option_values(&commands, name, value, folder)?);
             continue;
         };
-        let of = program.commands.iter().find(|of| of.name == name);
-        let of = of.ok_or_else(|| {
-            let names = program.commands.iter().map(|command| command.name);
-            let similar = suggestion("", name, names);
+        let of = program.find_subcommand(name).ok_or_else(|| {
+            let similar = suggestion(name, commands.iter().map(|it| it.get_name()));
             format!("[{name}]: there is no such command{similar}")
         })?;
         for (name, value) in section {
-            let values = option_values(slice::from_ref(of), name, value, folder)
-                .map_err(|error| format!("[{}]: {error}", of.name))?;
-            if of.name == command.name {
+            let values = option_values(&[of], name, value, folder)
+                .map_err(|error| format!("[{}]: {error}", of.get_name()))?;
+            if of.get_name() == command.get_name() {
                 own.extend(values);
             }
         }
     }
-    let is_own = |name: &str| own.iter().any(|(own, _)| *own == name);
-    let is_known = |name: &str| command.options.iter().any(|option| option.name == name);
-    let is_for_it = |name: &str| name != "endpoint" || NEED_A_NODE.contains(&command.name);
+    let is_own = |name: &str| own.iter().any(|(own, _)| own == name);
+    let is_known = |name: &str| options_of(command).any(|(long, _)| long == name);
+    let is_for_it = |name: &str| name != "endpoint" || NEED_A_NODE.contains(&command.get_name());
     general.retain(|(name, _)| is_known(name) && !is_own(name) && is_for_it(name));
     own.extend(general);
     Ok(own)
@@ -116,15 +186,14 @@ fn values(
 
 /// Returns the values of an option that one of these commands has. A path is relative to `folder`.
 fn option_values(
-    commands: &[Command],
+    commands: &[&Command],
     name: &str,
     value: &Value,
     folder: &Path,
 ) -> Result<Values, Error> {
-    let mut options = commands.iter().flat_map(|command| command.options);
-    let Some(option) = options.find(|option| option.name == name) else {
-        let names = commands.iter().flat_map(|command| command.options);
-        let similar = suggestion("", name, names.map(|option| option.name));
+    let options = || commands.iter().flat_map(|it| options_of(it));
+    let Some((_, option)) = options().find(|(long, _)| *long == name) else {
+        let similar = suggestion(name, options().map(|(long, _)| long));
         let text = format!("there is no option {name:?}{similar}");
         return Err(Error::Content(text));
     };
@@ -135,20 +204,21 @@ fn option_values(
         Value::Array(all) => all.as_slice(),
         one => slice::from_ref(one),
     };
+    let is_flag = !option.get_action().takes_values();
+    let is_path = option.get_value_hint() == ValueHint::AnyPath;
     let mut values = Values::new();
     for value in all {
-        let text = match (option.value, value) {
-            ("", Value::Boolean(false)) => continue,
-            ("", Value::Boolean(true)) => OsString::new(),
-            ("", _) => return Err(format!("{name}: expected true or false").into()),
-            // standard input
-            (_, Value::String(text)) if text == "-" => text.into(),
-            (FILE, Value::String(path)) => folder.join(path).into(),
-            (_, Value::String(text)) => text.into(),
-            (_, Value::Integer(number)) => number.to_string().into(),
-            (_, _) => return Err(format!("{name}: expected a text in quotes").into()),
+        let text = match value {
+            Value::Boolean(false) if is_flag => continue,
+            Value::Boolean(true) if is_flag => None,
+            _ if is_flag => return Err(format!("{name}: expected true or false").into()),
+            // - is standard input
+            Value::String(path) if is_path && path != "-" => Some(folder.join(path).into()),
+            Value::String(text) => Some(text.into()),
+            Value::Integer(number) => Some(number.to_string().into()),
+            _ => return Err(format!("{name}: expected a text in quotes").into()),
         };
-        values.push((option.name, text));
+        values.push((name.into(), text));
     }
     Ok(values)
 }
@@ -156,18 +226,54 @@ fn option_values(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::PROGRAM;
+    use crate::commands;
 
-    fn of(command: &str, text: &str) -> Result<Vec<(&'static str, String)>, String> {
-        let mut commands = PROGRAM.commands.iter();
-        let command = commands.find(|known| known.name == command).unwrap();
-        let values = values(&PROGRAM, command, text, Path::new("folder"));
+    fn of(command: &str, text: &str) -> Result<Vec<(String, String)>, String> {
+        let program = commands::declared();
+        let command = program.find_subcommand(command).unwrap();
+        let values = values(&program, command, text, Path::new("folder"));
         let values = values.map_err(|error| error.to_string())?;
-        let text = |value: OsString| value.into_string().unwrap();
-        Ok(values
-            .into_iter()
-            .map(|(name, value)| (name, text(value)))
-            .collect())
+        let text = |value: Option<OsString>| value.unwrap_or_default().into_string().unwrap();
+        let values = values.into_iter().map(|(name, value)| (name, text(value)));
+        Ok(values.collect())
+    }
+
+    #[test]
+    fn values_that_the_command_line_lacks_are_appended_before_operands() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.toml");
+        let text = "output = 'text'\nendpoint = 'h'\npolicy = 'p'\n[init]\nverbose = true\napiserver-san = ['a', 'b']\n";
+        std::fs::write(&file, text).unwrap();
+        let completed = |args: &[&str]| {
+            let config = format!("--config={}", file.display());
+            let all = [&["firstlight"], args].concat();
+            let mut all: Vec<OsString> = all.iter().map(OsString::from).collect();
+            all.insert(2, config.into());
+            complete(&commands::declared(), &mut all).unwrap();
+            let all = all.into_iter().skip(3);
+            all.map(|it| it.into_string().unwrap()).collect::<Vec<_>>()
+        };
+        let policy = format!("--policy={}", folder.path().join("p").display());
+        assert_eq!(
+            completed(&["init", "--apiserver-san", "c", "--", "x"]),
+            [
+                "--apiserver-san",
+                "c",
+                "--verbose",
+                "--output=text",
+                &policy,
+                "--",
+                "x"
+            ]
+        );
+        assert_eq!(
+            completed(&["recover", "-o", "json"]),
+            ["-o", "json", "--endpoint=h", &policy]
+        );
+        assert_eq!(
+            completed(&["recover", "--all", "--policy=q"]),
+            ["--all", "--policy=q", "--output=text"]
+        );
     }
 
     #[test]
@@ -185,7 +291,10 @@ mod tests {
             ("timeout", "2m"),
             ("verbose", ""),
         ];
-        assert_eq!(init, expected.map(|(name, value)| (name, value.to_owned())));
+        assert_eq!(
+            init,
+            expected.map(|(name, value)| (name.to_owned(), value.to_owned()))
+        );
         let mut status = of("status", file).unwrap();
         status.sort();
         let expected = [
@@ -195,7 +304,7 @@ mod tests {
         ];
         assert_eq!(
             status,
-            expected.map(|(name, value)| (name, value.to_owned()))
+            expected.map(|(name, value)| (name.to_owned(), value.to_owned()))
         );
         assert_eq!(of("man", file).unwrap(), []);
     }
@@ -229,9 +338,10 @@ mod tests {
 
     #[test]
     fn every_option_for_the_command_line_exists() {
+        let program = commands::declared();
         for name in EACH_TIME {
-            let mut options = PROGRAM.commands.iter().flat_map(|command| command.options);
-            assert!(options.any(|option| option.name == name), "{name}");
+            let mut options = program.get_subcommands().flat_map(options_of);
+            assert!(options.any(|(long, _)| long == name), "{name}");
         }
     }
 

@@ -2,11 +2,13 @@
 
 use std::fmt;
 
-use base::program::{FAILED, Failure, USAGE};
+use base::program::{self, FAILED, USAGE};
 use kubernetes::{client, services};
 use serde_json::{Value, json};
 
-use crate::shell::files::FileError;
+use clap::error::ErrorKind;
+
+use crate::shell::{files::FileError, progress::lines};
 
 /// Exit code: the node does not meet the policy. A retry does not help.
 pub const ATTESTATION_REFUSED: u8 = 3;
@@ -24,9 +26,9 @@ pub const OTHER_CLUSTER: u8 = 7;
 /// Why a command ends without success.
 #[derive(Debug)]
 pub enum Error {
-    /// `--help` after a command: this text goes to standard output; exit code 0.
-    Help(String),
-    /// The arguments are wrong.
+    /// What the parser of the arguments says, which may be the help; exit code 0 then.
+    Arguments(clap::Error),
+    /// The arguments are wrong together.
     Usage(String),
     /// A file of the operator cannot be used.
     File(FileError),
@@ -71,8 +73,7 @@ impl Error {
     pub fn with_text(self, change: impl FnOnce(&str) -> String) -> Error {
         let text = change(&self.to_string());
         match self {
-            Error::Help(_) => Error::Help(text),
-            Error::Usage(_) => Error::Usage(text),
+            Error::Arguments(_) | Error::Usage(_) => Error::Usage(text),
             Error::File(_) | Error::Content(_) => Error::Content(text),
             Error::Refused(_) => Error::Refused(text),
             Error::Attestation(_) => Error::Attestation(text),
@@ -85,8 +86,8 @@ impl Error {
     /// Returns the exit code, and the name of the kind in JSON.
     fn code_and_kind(&self) -> (u8, &'static str) {
         match self {
-            Error::Help(_) => (0, "help"),
-            Error::Usage(_) => (USAGE, "usage"),
+            Error::Arguments(error) if error.exit_code() == 0 => (0, "help"),
+            Error::Arguments(_) | Error::Usage(_) => (USAGE, "usage"),
             Error::File(_) => (FAILED, "file"),
             Error::Content(_) => (FAILED, "content"),
             Error::Refused(_) => (FAILED, "refused"),
@@ -108,12 +109,23 @@ impl Error {
         json!({"error": {"kind": kind, "text": self.to_string()}})
     }
 
-    /// Returns the failure of the program whose command is `command`.
-    pub fn of_command(self, command: &'static str) -> Failure {
+    /// Returns the error of this command: a wrong use with a hint at the command's help.
+    pub fn of(self, command: &mut clap::Command) -> Error {
         match self {
-            Error::Help(text) => Failure::HelpOn(text),
-            Error::Usage(text) => Failure::UsageOf(command, text),
-            other => Failure::Failed(other.exit_code(), other.to_string()),
+            Error::Usage(text) => {
+                let text = lines(&text);
+                Error::Arguments(command.error(ErrorKind::ValueValidation, text))
+            }
+            other => other,
+        }
+    }
+
+    /// Prints the error, or the help.
+    pub fn print(&self) {
+        match self {
+            // if nobody reads it, there is no other place to report that
+            Error::Arguments(error) => drop(error.print()),
+            other => program::complain("firstlight", &other.to_string(), ""),
         }
     }
 }
@@ -122,8 +134,13 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::File(error) => error.fmt(f),
-            Error::Help(text)
-            | Error::Usage(text)
+            Error::Arguments(error) => {
+                // without the usage below it
+                let text = error.render().to_string();
+                let text = text.split("\n\n").next().unwrap_or_default();
+                f.write_str(text.trim_start_matches("error: "))
+            }
+            Error::Usage(text)
             | Error::Content(text)
             | Error::Refused(text)
             | Error::Attestation(text)
@@ -149,22 +166,9 @@ impl From<String> for Error {
     }
 }
 
-impl From<lexopt::Error> for Error {
-    fn from(error: lexopt::Error) -> Error {
-        Error::Usage(error.to_string())
-    }
-}
-
-/// What `base::program` says of a value on the command line.
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
-        match failure {
-            Failure::Failed(_, text) => Error::Failed(text),
-            Failure::Usage(text) | Failure::UsageOf(_, text) | Failure::HelpOn(text) => {
-                Error::Usage(text)
-            }
-            Failure::Help | Failure::Version => Error::Usage("no option of a value".into()),
-        }
+impl From<clap::Error> for Error {
+    fn from(error: clap::Error) -> Error {
+        Error::Arguments(error)
     }
 }
 

@@ -16,12 +16,12 @@ static MEANING: Mutex<&'static str> = Mutex::new("");
 
 /// Blocks SIGINT and SIGTERM for all threads, and waits for them in a thread of its own. Call it
 /// before any other thread runs.
-pub fn watch(command: &'static str) -> Result<(), Error> {
+pub fn watch(command: String) -> Result<(), Error> {
     let signals = StopSignals::block()
         .map_err(|error| Error::failed(format!("cannot block signals: {error}")))?;
     let wait = move || {
         if let Ok(signal) = signals.wait() {
-            end(command, signal);
+            end(&command, signal);
         }
     };
     thread::Builder::new()

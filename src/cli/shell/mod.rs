@@ -9,6 +9,5 @@ pub(crate) mod interrupt;
 pub(crate) mod man;
 pub(crate) mod output;
 pub(crate) mod progress;
-pub(crate) mod usage;
 pub(crate) mod version;
 pub(crate) mod warnings;

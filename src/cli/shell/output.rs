@@ -1,45 +1,59 @@
 //! How a command prints its result: `-o text` for people, `-o json` for programs. docs/cli.md
 //! describes the JSON of each command.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-use crate::shell::{error::Error, progress::lines, usage::Given};
-use base::options::Opt;
+use crate::shell::{error::Error, progress::lines};
 
-/// The option.
-pub const OUTPUT: Opt = Opt::value("output", "FORMAT", "text for people, or JSON for programs")
-    .one_of(&NAMES)
-    .or("text")
-    .short('o');
-const NAMES: [&str; 2] = ["text", "json"];
+/// The name of the option.
+pub const OUTPUT: &str = "output";
 
 /// Whether the command has printed a result.
 static HAS_PRINTED: AtomicBool = AtomicBool::new(false);
 
-/// The form of a command's result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The form of a command's result: lines, each printed as soon as it is true, or one JSON value at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// Lines for people, each printed as soon as it is true.
     Text,
-    /// One JSON value at the end.
     Json,
 }
 
-impl Output {
-    /// Returns the form that the command line asks for.
-    pub fn of(given: &Given) -> Result<Output, Error> {
-        if given.one_of("output", &NAMES)? == "json" {
-            Ok(Output::Json)
-        } else {
-            Ok(Output::Text)
-        }
+impl Args for Output {
+    fn augment_args(command: Command) -> Command {
+        let option = Arg::new(OUTPUT).short('o').long(OUTPUT);
+        let option = option.value_name("FORMAT").default_value("text");
+        command.arg(
+            option
+                .value_parser(value_parser!(Output))
+                .help("Text for people, or JSON for programs"),
+        )
     }
 
+    fn augment_args_for_update(command: Command) -> Command {
+        Output::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Output {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Output, clap::Error> {
+        let given = matches.get_one(OUTPUT).copied();
+        Ok(given.unwrap_or(Output::Text))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Output::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Output {
     /// Prints a line for people; nothing if the output is JSON.
     pub fn say(self, line: impl Display) -> Result<(), Error> {
         match self {
@@ -69,11 +83,24 @@ pub fn say_all(text: &str) -> Result<(), Error> {
     print(&Zeroizing::new(lines(text)))
 }
 
-/// Prints an error for programs, if the command line asks for JSON and the command has printed none.
-pub fn failed(given: &Given, error: &Error) {
-    let has_option = (given.command().options.iter()).any(|option| option.name == OUTPUT.name);
-    let is_json = has_option && matches!(Output::of(given), Ok(Output::Json));
-    if is_json && !HAS_PRINTED.load(Ordering::Relaxed) {
+/// Returns whether the arguments ask for JSON, also if they are wrong otherwise.
+pub fn wants_json(arguments: &[OsString]) -> bool {
+    let texts: Vec<_> = arguments.iter().map(|it| it.to_string_lossy()).collect();
+    let mut form = None;
+    for (index, text) in texts.iter().enumerate() {
+        let value = match &**text {
+            "--" => break,
+            "-o" | "--output" => texts.get(index + 1).map(|next| &**next),
+            other => (other.strip_prefix("--output=")).or_else(|| other.strip_prefix("-o")),
+        };
+        form = value.map(|it| it.trim_start_matches('=')).or(form);
+    }
+    form == Some("json")
+}
+
+/// Prints an error for programs, unless the command has printed a result.
+pub fn failed(error: &Error) {
+    if !HAS_PRINTED.load(Ordering::Relaxed) {
         // if standard output is closed, nobody reads it
         let _ = Output::Json.json(&error.json());
     }
@@ -84,4 +111,25 @@ pub fn print(text: &str) -> Result<(), Error> {
     HAS_PRINTED.store(true, Ordering::Relaxed);
     let written = io::stdout().write_all(text.as_bytes());
     written.map_err(|error| Error::failed(format!("standard output: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_form_of_the_arguments_counts() {
+        for (args, expected) in [
+            ("-o json verify", true),
+            ("verify --fast -o=json", true),
+            ("verify -ojson", true),
+            ("verify --timeout soon --output json", true),
+            ("-o json verify --output=text", false),
+            ("verify -- --output=json", false),
+            ("verify -o", false),
+        ] {
+            let args: Vec<OsString> = args.split(' ').map(Into::into).collect();
+            assert_eq!(wants_json(&args), expected, "{args:?}");
+        }
+    }
 }

@@ -1,30 +1,27 @@
 //! `firstlight version`: the version of this program.
 
 use base::program;
+use clap::Args;
 use serde_json::json;
 
-use crate::shell::{
-    error::Error,
-    output::{OUTPUT, Output},
-    usage::Command,
-};
+use crate::shell::{error::Error, output::Output};
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "version",
-    summary: "print the version, and the commit that it was built from",
-    about: &["`firstlight --version` and `-V` are the same."],
-    operand: None,
-    options: &[OUTPUT],
-    examples: &["firstlight version -o json"],
-    run: |given| run(Output::of(given)?),
-};
+/// Print the version, and the commit that it was built from
+///
+/// `firstlight --version` and `-V` are the same.
+#[derive(Args)]
+#[command(after_help = "Example:\n  firstlight version -o json")]
+pub struct Options {
+    /// The form of the output.
+    #[command(flatten)]
+    pub output: Output,
+}
 
 /// Runs the command.
-pub fn run(output: Output) -> Result<(), Error> {
-    output.json(&json!({
+pub fn run(options: &Options) -> Result<(), Error> {
+    options.output.json(&json!({
         "version": env!("CARGO_PKG_VERSION"),
         "commit": option_env!("FIRSTLIGHT_COMMIT"),
     }))?;
-    output.say(program::version("firstlight"))
+    options.output.say(program::version("firstlight"))
 }

@@ -11,12 +11,13 @@ use crate::shell::{
     error::Error,
     files::{self, FileError},
     output::say_all,
-    usage::{Command, Given, Operand},
 };
 use crate::trust::verify::presented;
-use crate::workspace::sources::{KEPT, OFFLINE, sources};
-use base::options::Opt;
+use crate::workspace::sources::{SourceOptions, sources};
 use base::sync::lock;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use collateral::{Settings, Update};
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
@@ -30,79 +31,58 @@ const LINE: usize = 64;
 /// The names of AMD's products.
 const PRODUCTS: [&str; 3] = ["Milan", "Genoa", "Turin"];
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "collateral",
-    summary: "fetch the collateral of a quote, or the certificates of a report",
-    about: &[
-        "Prints the certificates that prove who signed the quote of a TDX machine or the report of an SEV-SNP machine, for machines \
-         and verifiers that can reach neither Intel nor AMD. For a quote, it is Intel's collateral (JSON), which a machine sends if \
-         it has it as /etc/firstlight/tdx-collateral.json; it is valid for up to 30 days. For a report, it is the certificate of the \
-         chip, that of AMD's authority, and AMD's list of revoked authorities (PEM).",
-        "This command verifies nothing: the verifier of a machine verifies its quote or report, and this output.",
-    ],
-    operand: Some(Operand {
-        value: "FILE",
-        words: &[],
-        is_needed: true,
-        help: "a quote, a report, or evidence that `firstlight verify --save` wrote",
-    }),
-    options: &[
-        Opt::value(
-            "product",
-            "PRODUCT",
-            "the line of AMD's processors, for a report of version 2, which does not name it",
-        )
-        .one_of(&PRODUCTS),
-        KEPT,
-        OFFLINE,
-        Opt::value(
-            "kds",
-            "URL",
-            "AMD's key distribution service, or a mirror of it",
-        )
-        .or(collateral::AMD),
-        Opt::value(
-            "pcs",
-            "URL",
-            "Intel's provisioning certification service, or a caching service (PCCS)",
-        )
-        .or(collateral::INTEL),
-        Opt::value(
-            "tcb-update",
-            "EVALUATION",
-            "Intel's newest evaluation, or the one that gives operators months to update",
-        )
-        .one_of(&["early", "standard"])
-        .or("early"),
-        Opt::value(
-            "collateral-ca",
-            "FILE",
-            "the authorities of these servers' own certificates (PEM); without it, those of this machine",
-        ),
-    ],
-    examples: &[
-        "firstlight collateral quote.bin > tdx-collateral.json",
-        "firstlight collateral report.bin --product Milan > chip.pem",
-        "firstlight collateral evidence.json --pcs https://pccs.example.com:8081 --collateral-ca pccs.pem",
-    ],
-    run: |given| run(&options(given)?),
-};
-
-fn options(given: &Given) -> Result<Options, Error> {
-    Ok(Options {
-        evidence: given.operand()?.into(),
-        product: Product::named(&given.one_of("product", &PRODUCTS)?),
-    })
+/// Fetch the collateral of a quote, or the certificates of a report
+///
+/// Prints the certificates that prove who signed the quote of a TDX machine or the report of an SEV-SNP machine, for
+/// machines and verifiers that can reach neither Intel nor AMD. For a quote, it is Intel's collateral (JSON), which a
+/// machine sends if it has it as /etc/firstlight/tdx-collateral.json; it is valid for up to 30 days. For a report, it
+/// is the certificate of the chip, that of AMD's authority, and AMD's list of revoked authorities (PEM).
+///
+/// This command verifies nothing: the verifier of a machine verifies its quote or report, and this output.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight collateral quote.bin > tdx-collateral.json
+  firstlight collateral report.bin --product Milan > chip.pem
+  firstlight collateral evidence.json --pcs https://pccs.example.com:8081 --collateral-ca pccs.pem")]
+pub struct Options {
+    /// A quote, a report, or evidence that `firstlight verify --save` wrote
+    #[arg(value_name = "FILE")]
+    evidence: PathBuf,
+    /// The line of AMD's processors, for a report of version 2, which does not name it
+    #[arg(long, value_name = "PRODUCT", value_parser = PossibleValuesParser::new(PRODUCTS).try_map(|name| Product::named(&name).ok_or("unknown")))]
+    product: Option<Product>,
+    #[command(flatten)]
+    sources: SourceOptions,
+    /// AMD's key distribution service, or a mirror of it
+    #[arg(long, value_name = "URL", default_value = collateral::AMD)]
+    kds: String,
+    /// Intel's provisioning certification service, or a caching service (PCCS)
+    #[arg(long, value_name = "URL", default_value = collateral::INTEL)]
+    pcs: String,
+    /// Intel's newest evaluation, or the one that gives operators months to update
+    #[arg(long, value_name = "EVALUATION", value_parser = PossibleValuesParser::new(["early", "standard"]).try_map(|name| name.parse::<Update>().map_err(|error| error.to_string())), default_value = "early")]
+    tcb_update: Update,
+    /// The authorities of these servers' own certificates (PEM); without it, those of this machine
+    #[arg(long, value_name = "FILE")]
+    collateral_ca: Option<PathBuf>,
 }
 
-/// The options of the command line.
-#[derive(Debug)]
-pub struct Options {
-    /// A quote, a report, or evidence that `firstlight verify --save` wrote.
-    pub evidence: PathBuf,
-    /// The product of a report that does not name it.
-    pub product: Option<Product>,
+impl Options {
+    /// Sets the sources of what the command fetches.
+    pub fn set_sources(&self) -> Result<(), Error> {
+        let url = |text: &String| Some(text.clone()).filter(|url| url != "none");
+        let mut settings = Settings {
+            kds: url(&self.kds),
+            pcs: url(&self.pcs),
+            update: self.tcb_update,
+            ca: self.collateral_ca.clone(),
+            ..Settings::default()
+        };
+        if settings.kds.is_none() && settings.pcs.is_none() {
+            settings.issuers = None;
+        }
+        self.sources.set(settings)
+    }
 }
 
 /// Runs the command.

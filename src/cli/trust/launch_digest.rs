@@ -4,16 +4,15 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::shell::{error::Error, usage::Given};
+use crate::shell::error::Error;
 use crate::trust::measure_image::HandedOver;
+use crate::workspace::options::words;
+use clap::{Args, value_parser};
 use image::firmware::Firmware;
 use image::snp::{Cpu, Hypervisor, KernelFiles, Launch, LaunchDigest};
 
 /// Maximum number of processors of a machine.
-const MAX_PROCESSORS: u32 = 4096;
-/// Further options that describe SEV-SNP machines.
-const FURTHER: [&str; 3] = ["vcpu-type", "hypervisor", "guest-features"];
-
+const MAX_PROCESSORS: i64 = 4096;
 /// SEV-SNP machines that differ only in the number of their processors.
 #[derive(Debug)]
 pub struct Machines {
@@ -24,73 +23,63 @@ pub struct Machines {
     features: u64,
 }
 
-/// Returns the machines that the command line describes; `None` without `--snp-firmware`.
-pub fn options(given: &Given) -> Result<Option<Machines>, Error> {
-    let Some(firmware) = given.value("snp-firmware") else {
-        if let Some(name) = FURTHER.iter().find(|name| given.has(name)) {
-            return Err(Error::Usage(format!("--{name} belongs to --snp-firmware")));
-        }
-        return if given.has("vcpus") && !given.has("gce-endorsement") {
-            Err(Error::Usage(
-                "--vcpus belongs to --snp-firmware or --gce-endorsement".into(),
-            ))
-        } else {
-            Ok(None)
+/// The SEV-SNP machines.
+#[derive(Debug, Args)]
+pub struct SnpOptions {
+    /// The firmware (OVMF) of SEV-SNP machines: the policy also requires its launch digest; without an image, only
+    /// that
+    #[arg(long, value_name = "FILE", requires = "vcpus")]
+    pub snp_firmware: Option<PathBuf>,
+    /// The number of processors of SEV-SNP machines; several, as 2,4,8, give a launch digest each; from an
+    /// endorsement all are taken by default
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = value_parser!(u32).range(1..=MAX_PROCESSORS))]
+    pub vcpus: Vec<u32>,
+    /// QEMU's model of the processors of SEV-SNP machines, as EPYC-Milan or EPYC-v4
+    #[arg(long, value_name = "MODEL", requires = "snp_firmware", value_parser = cpu)]
+    pub vcpu_type: Option<Cpu>,
+    /// The hypervisor of SEV-SNP machines: QEMU with KVM, that of Amazon EC2, or that of Google
+    #[arg(long, value_name = "NAME", requires = "snp_firmware", value_parser = words(Hypervisor::ALL.map(|it| (it.word(), it))), default_value = "kvm")]
+    pub hypervisor: Hypervisor,
+    /// SEV_FEATURES of the processors of SEV-SNP machines; bit 0 SEV-SNP, 5 debug swap
+    #[arg(long, value_name = "BITS", requires = "snp_firmware", value_parser = features, default_value = "0x1")]
+    pub guest_features: u64,
+}
+
+impl SnpOptions {
+    /// Returns the machines that the command line describes; `None` without `--snp-firmware`.
+    pub fn machines(self) -> Result<Option<Machines>, Error> {
+        let Some(firmware) = self.snp_firmware else {
+            return Ok(None);
         };
-    };
-    if !given.has("vcpus") {
-        return Err(Error::Usage(
-            "--snp-firmware: the launch digest depends on the number of processors: --vcpus is missing".into(),
-        ));
+        let cpu = match (self.hypervisor, self.vcpu_type) {
+            (Hypervisor::Qemu, None) => {
+                return Err(Error::Usage(
+                    "--snp-firmware: with QEMU the launch digest depends on the model of the processors: --vcpu-type is missing".into(),
+                ));
+            }
+            (Hypervisor::Qemu, Some(cpu)) => cpu,
+            (other, Some(_)) => {
+                return Err(Error::Usage(format!(
+                    "--vcpu-type: with --hypervisor {} the launch digest does not depend on it",
+                    other.word()
+                )));
+            }
+            (_, None) => Cpu(0),
+        };
+        Ok(Some(Machines {
+            firmware,
+            hypervisor: self.hypervisor,
+            processors: self.vcpus,
+            cpu,
+            features: self.guest_features,
+        }))
     }
-    let word = given.text("hypervisor")?;
-    let words = Hypervisor::ALL.map(Hypervisor::word);
-    let found = Hypervisor::ALL.into_iter().find(|one| one.word() == word);
-    let hypervisor = found.ok_or_else(|| {
-        let words = words.join(", ");
-        Error::Usage(format!("--hypervisor {word:?}: expected {words}"))
-    })?;
-    let cpu = match (hypervisor, given.has("vcpu-type")) {
-        (Hypervisor::Qemu, false) => {
-            return Err(Error::Usage(
-                "--snp-firmware: with QEMU the launch digest depends on the model of the processors: --vcpu-type is missing".into(),
-            ));
-        }
-        (Hypervisor::Qemu, true) => given.parsed("vcpu-type", cpu)?,
-        (_, true) => {
-            return Err(Error::Usage(format!(
-                "--vcpu-type: with --hypervisor {word} the launch digest does not depend on it"
-            )));
-        }
-        (_, false) => Cpu(0),
-    };
-    Ok(Some(Machines {
-        firmware: firmware.into(),
-        hypervisor,
-        processors: given.parsed("vcpus", processors)?,
-        cpu,
-        features: given.parsed("guest-features", features)?,
-    }))
 }
 
 fn cpu(text: &str) -> Result<Cpu, Error> {
     Cpu::named(text).ok_or_else(|| {
         let known: Vec<_> = Cpu::names().collect();
         Error::Usage(format!("expected a model of QEMU: {}", known.join(", ")))
-    })
-}
-
-/// Parses numbers of processors, separated by commas.
-pub fn processors(text: &str) -> Result<Vec<u32>, Error> {
-    let number = |text: &str| {
-        let number = text.trim().parse().ok();
-        number.filter(|count| (1..=MAX_PROCESSORS).contains(count))
-    };
-    let all: Option<Vec<_>> = text.split(',').map(number).collect();
-    all.ok_or_else(|| {
-        Error::Usage(format!(
-            "expected numbers from 1 to {MAX_PROCESSORS}, as 2,4"
-        ))
     })
 }
 

@@ -5,9 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::shell::{error::Error, usage::Given};
-use crate::trust::{launch_digest, measure_image, policy::Edit};
+use crate::shell::error::Error;
+use crate::trust::policy::Edit;
 use base::text::hex;
+use clap::Args;
 use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, Root, Snp, Tdx};
 use verifier::{Policy, Registers, Variant, variant};
 
@@ -30,65 +31,50 @@ pub struct Options {
     registers: Option<Registers>,
 }
 
-/// Returns the options; `None` without `--gce-endorsement`.
-pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Error> {
-    let first = |names: &[&'static str]| names.iter().copied().find(|name| given.has(name));
-    let Some(file) = given.value(OPTION) else {
-        return match first(&["gce-root", "gce-firmware"]) {
-            Some(name) => Err(Error::Usage(format!("--{name} belongs to --{OPTION}"))),
-            None => Ok(None),
+/// Google's endorsement.
+#[derive(Debug, Args)]
+pub struct EndorsementOptions {
+    /// Google's launch endorsement (binarypb) of the firmware of its machines: the policy also requires its
+    /// measurements, MEASUREMENT of SEV-SNP or MRTD of TDX; without an image, only these
+    #[arg(long, value_name = "FILE", requires = "gce_root", conflicts_with_all = ["snp_firmware", "tdx_firmware"])]
+    pub gce_endorsement: Option<PathBuf>,
+    /// The root that certifies the signer of endorsements: GCE-cc-tcb-root_1.crt, which Google publishes
+    #[arg(long, value_name = "FILE", requires = "gce_endorsement")]
+    pub gce_root: Option<PathBuf>,
+    /// A firmware, which must be the endorsed one
+    #[arg(long, value_name = "FILE", requires = "gce_endorsement")]
+    pub gce_firmware: Option<PathBuf>,
+}
+
+impl EndorsementOptions {
+    /// Returns the options; `None` without `--gce-endorsement`.
+    pub fn options(
+        self,
+        processors: Vec<u32>,
+        memory: Option<u64>,
+        variant: Option<&'static Variant>,
+    ) -> Result<Option<Options>, Error> {
+        let (Some(file), Some(root)) = (self.gce_endorsement, self.gce_root) else {
+            return Ok(None);
         };
-    };
-    if let Some(name) = first(&["snp-firmware", "tdx-firmware"]) {
-        return Err(Error::Usage(format!(
-            "--{OPTION} and --{name}: give one of the two"
-        )));
+        let default = || Variant::named(variant::DEFAULT).map_err(Error::failed);
+        let variant = variant.map_or_else(default, Ok)?;
+        let is_of_google = has_tdx(variant) || has_snp(variant);
+        let registers = match (is_of_google, processors.is_empty(), memory) {
+            (true, ..) => Some(variant.registers),
+            (false, false, _) => Some(Registers::Pcrs),
+            (false, true, Some(_)) => Some(Registers::Rtmrs),
+            (false, true, None) => None,
+        };
+        Ok(Some(Options {
+            file,
+            root,
+            firmware: self.gce_firmware,
+            processors,
+            memory,
+            registers,
+        }))
     }
-    if !given.has("gce-root") {
-        return Err(Error::Usage(format!(
-            "--{OPTION}: --gce-root is missing: the certificate GCE-cc-tcb-root_1.crt, which Google publishes"
-        )));
-    }
-    let of_machine = [
-        "tpm",
-        "trust-any-tpm",
-        "pcrs",
-        "initrd",
-        "cmdline",
-        "explain",
-    ];
-    if let Some(name) = first(&of_machine).filter(|_| !is_image) {
-        return Err(Error::Usage(format!(
-            "--{name}: --{OPTION} without an image and --kernel is only about the firmware"
-        )));
-    }
-    // with --kernel, PCR 4 depends on the memory
-    let memory = if given.has("memory") && !is_image {
-        Some(given.parsed("memory", measure_image::mebibytes)?)
-    } else {
-        None
-    };
-    let processors = if given.has("vcpus") {
-        given.parsed("vcpus", launch_digest::processors)?
-    } else {
-        vec![]
-    };
-    let variant = given.parsed("attestation-variant", Variant::named)?;
-    let is_of_google = has_tdx(variant) || has_snp(variant);
-    let registers = match (is_of_google, processors.is_empty(), memory) {
-        (true, ..) => Some(variant.registers),
-        (false, false, _) => Some(Registers::Pcrs),
-        (false, true, Some(_)) => Some(Registers::Rtmrs),
-        (false, true, None) => None,
-    };
-    Ok(Some(Options {
-        file: file.into(),
-        root: given.path("gce-root"),
-        firmware: given.value("gce-firmware").map(Into::into),
-        processors,
-        memory,
-        registers,
-    }))
 }
 
 /// Returns whether machines of this variant have TDX and no TPM, as Google's may.

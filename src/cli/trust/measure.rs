@@ -8,20 +8,19 @@ use std::path::{Path, PathBuf};
 use crate::shell::{
     error::Error,
     files::FileError,
-    output::{OUTPUT, Output, say, say_all},
-    usage::{Command, Given, Operand},
+    output::{Output, say, say_all},
 };
 use crate::trust::{
-    launch_digest, launch_endorsement, measure_image,
+    launch_digest::{self, SnpOptions},
+    launch_endorsement::{self, EndorsementOptions},
+    measure_image::{self, BootOptions},
     policy::{Edit, text},
 };
-use crate::workspace::{
-    connect,
-    options::{VARIANT, pcrs, variant_of},
-};
-use base::options::Opt;
-use base::{boot, program};
+use crate::workspace::{connect, options::VariantOption};
+use base::boot;
+use clap::Args;
 use image::firmware::Firmware;
+use image::snp::Hypervisor;
 use image::{Bank, Image, Platform, tdx};
 use tpm::Location;
 use verifier::judged::LaunchDigest;
@@ -47,285 +46,166 @@ const OF_IMAGE: [u32; 9] = image::REGISTERS;
 /// the host's settings and tables.
 const OF_TDX: [u32; 3] = [MRTD, 2, 3];
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "measure",
-    summary: "write the attestation policy that an image or a machine meets",
-    about: &[
-        "With IMAGE or --kernel, computes the SHA-256 registers that a TPM will have after a machine boots the image, from only the \
-         image. IMAGE is a raw disk with an EFI system partition, or a unified kernel image (UKI). It prints a policy (JSON) with the \
-         registers that have one value; for each of the others, it says which values it can have and when, or why its value cannot be \
-         known, and what to do instead. --stage, --secure-boot and --units say how the machines boot. The policy accepts any TPM \
-         until it names attestation keys. On standard error it lists the channels that the image leaves open to the machine's host, \
-         each with the line that closes it.",
-        "Without an image, run it on a node whose software you trust. It prints a policy that requires the present values of \
-              the TPM's registers. It names the machine's attestation key, and accepts no other machine until it names more keys.",
-        "The policy always requires that PCR 15 is zero, as in a node that belongs to no cluster yet.",
-        "For an upgrade, --add-to prints a policy that also accepts this image. It accepts nodes of the old image and nodes of \
-              the new one, but no node with a mixture of their registers. It also adds the machine's attestation key if the \
-              policy names keys.",
-    ],
-    operand: Some(Operand {
-        value: "IMAGE",
-        words: &[],
-        is_needed: false,
-        help: "a raw disk image or a unified kernel image; without it, this machine's TPM is read",
-    }),
-    options: &[
-        Opt::value(
-            "uki",
-            "PATH",
-            "the unified kernel image that boots, on the disk's EFI system partition, as EFI/Linux/a.efi; needed if there \
-             are several",
-        ),
-        Opt::value(
-            "profile",
-            "ID",
-            "the profile of the unified kernel image that boots: its ID, or its number from 0; without it the first; the policy \
-             names it",
-        ),
-        Opt::value(
-            "kernel",
-            "FILE",
-            "instead of IMAGE: a kernel or unified kernel image that QEMU gives to OVMF (-kernel)",
-        ),
-        Opt::value(
-            "initrd",
-            "FILE",
-            "the initrd of --kernel (QEMU's -initrd)",
-        ),
-        Opt::value(
-            "cmdline",
-            "TEXT",
-            "the command line of --kernel (QEMU's -append)",
-        ),
-        Opt::value(
-            "memory",
-            "MIB",
-            "the memory of the machine in MiB; with --kernel, PCR 4 (TDX: RTMR 1) depends on it, and with --gce-endorsement, the MRTD for \
-             Google's older hypervisors",
-        ),
-        Opt::flag(
-            "kernel-as-is",
-            "QEMU does not change the kernel: QEMU 10 or newer with an OVMF of edk2-stable202505 or newer",
-        ),
-        Opt::value(
-            "stage",
-            "STAGE",
-            "write only the registers of this stage: in the initramfs or in the booted system; by default the policy has both",
-        ).one_of(&["initramfs", "booted"]),
-        Opt::value(
-            "secure-boot",
-            "STATE",
-            "whether the machines have Secure Boot; by default the values with and without it must be equal",
-        ).one_of(&["on", "off"]),
-        Opt::value(
-            "units",
-            "UNITS",
-            "which of systemd's units that measure run: all; in the initramfs only systemd-pcrphase (dracut); only those of \
-             the booted system; none; by default the values of all possibilities must be equal",
-        ).one_of(&["all", "phases", "booted", "none"]),
-        Opt::flag(
-            "explain",
-            "print all values of each register with the events that give them, and the channels that the image leaves open to the \
-             machine's host, but no policy",
-        ),
-        OUTPUT,
-        Opt::flag(
-            "accept-incomplete",
-            "write the policy although PCR 4 (TDX: RTMR 1) or PCR 11 has no single value: machines that boot another program may meet it",
-        ),
-        Opt::flag(
-            "accept-efi-variables",
-            "write the policy although the host can give systemd commands by EFI variables: without Secure Boot, and without \
-             efi=noruntime in the image",
-        ),
-        Opt::value(
-            "tpm",
-            "LOCATION",
-            "device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER; by default /dev/tpmrm0, else /dev/tpm0",
-        ),
-        Opt::value(
-            "tdx-firmware",
-            "FILE",
-            "the firmware (OVMF) of TDX machines without a TPM: the policy has its measurement (MRTD), and RTMR 1 and 2 of the image; \
-             without an image, only MRTD",
-        ),
-        Opt::value(
-            "snp-firmware",
-            "FILE",
-            "the firmware (OVMF) of SEV-SNP machines: the policy also requires its launch digest; without an image, only that",
-        ),
-        Opt::value(
-            "gce-endorsement",
-            "FILE",
-            "Google's launch endorsement (binarypb) of the firmware of its machines: the policy also requires its measurements, \
-             MEASUREMENT of SEV-SNP or MRTD of TDX; without an image, only these",
-        ),
-        Opt::value(
-            "gce-root",
-            "FILE",
-            "the root that certifies the signer of endorsements: GCE-cc-tcb-root_1.crt, which Google publishes",
-        ),
-        Opt::value(
-            "gce-firmware",
-            "FILE",
-            "a firmware, which must be the endorsed one",
-        ),
-        Opt::value(
-            "vcpus",
-            "NUMBERS",
-            "the number of processors of SEV-SNP machines; several, as 2,4,8, give a launch digest each; from an endorsement all are \
-             taken by default",
-        ),
-        Opt::value(
-            "vcpu-type",
-            "MODEL",
-            "QEMU's model of the processors of SEV-SNP machines, as EPYC-Milan or EPYC-v4",
-        ),
-        Opt::value(
-            "hypervisor",
-            "NAME",
-            "the hypervisor of SEV-SNP machines: QEMU with KVM, that of Amazon EC2, or that of Google",
-        ).one_of(&["kvm", "ec2", "gce"])
-        .or("kvm"),
-        Opt::value(
-            "guest-features",
-            "BITS",
-            "SEV_FEATURES of the processors of SEV-SNP machines; bit 0 SEV-SNP, 5 debug swap",
-        )
-        .or("0x1"),
-        VARIANT,
-        Opt::value(
-            "pcrs",
-            "LIST",
-            "the registers that the policy requires; by default those that show what runs: 2,3,4,8,9,11,12,13,15; of TDX machines 0,2,3 \
-             (MRTD, RTMR 1 and 2)",
-        ),
-        Opt::value(
-            "add-to",
-            "FILE",
-            "a policy, which is printed with this image added; its registers are the default of --pcrs",
-        ),
-        Opt::value(
-            "name",
-            "NAME",
-            "the image's name in messages; by default the name of the image's file; needed if --add-to adds a machine's image",
-        ),
-        Opt::flag(
-            "trust-any-tpm",
-            "name no attestation key: the policy accepts unknown machines, but also a program that has no TPM and imitates \
-             one",
-        ),
-    ],
-    examples: &[
-        "firstlight measure image.raw --secure-boot off --stage initramfs --units all > policy.json",
-        "firstlight measure image.raw --explain",
-        "firstlight measure --kernel vmlinuz --initrd initrd.img --cmdline 'console=ttyS0' --memory 2048 > policy.json",
-        "firstlight measure > policy.json",
-        "firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15",
-        "firstlight measure --add-to policy.json --name 'image 1.3' > policy-upgrade.json",
-        "firstlight measure image.raw --snp-firmware OVMF.fd --hypervisor ec2 --vcpus 2,4 > policy.json",
-        "firstlight measure --attestation-variant qemu-snp --kernel a.efi --snp-firmware OVMF.fd --vcpus 4 --vcpu-type EPYC-v4",
-        "firstlight measure --gce-endorsement google.binarypb --gce-root GCE-cc-tcb-root_1.crt --vcpus 4 > policy.json",
-    ],
-    run: |given| run(&options(given)?),
-};
-
-fn options(given: &Given) -> Result<Options, Error> {
-    let tpm = match given.value("tpm") {
-        Some(location) => Some(program::parsed("tpm", location)?),
-        None => None,
-    };
-    let add_to = given.value("add-to").map(Into::into);
-    let name = given.value("name").map(program::text).transpose()?;
-    let is_image = given.has_operand() || given.has("kernel");
-    let firmware = given.value("tdx-firmware").map(Into::into);
-    let endorsement = launch_endorsement::options(given, is_image)?;
-    let snp = launch_digest::options(given)?;
-    if firmware.is_some() && (tpm.is_some() || snp.is_some()) {
-        return Err(Error::Usage(
-            "--tdx-firmware: a TDX machine has neither a TPM nor SEV-SNP: give it without --tpm and --snp-firmware".into(),
-        ));
-    }
-    let variant = variant_of(given)?;
-    if variant.launch.is_some() {
-        check_launched(given, variant)?;
-    }
-    if is_image && firmware.is_none() && variant.registers == Registers::Rtmrs {
-        return Err(Error::Usage(format!(
-            "--attestation-variant {}: without the firmware the registers cannot be computed: --tdx-firmware is missing",
-            variant.name
-        )));
-    }
-    if snp.is_some() && !is_image {
-        let of_machine = [
-            "tpm",
-            "trust-any-tpm",
-            "pcrs",
-            "initrd",
-            "cmdline",
-            "memory",
-            "explain",
-        ];
-        if let Some(name) = of_machine.iter().find(|name| given.has(name)) {
-            return Err(Error::Usage(format!(
-                "--{name}: --snp-firmware without an image and --kernel measures only the firmware"
-            )));
-        }
-    }
-    let pcrs = if given.has("pcrs") {
-        Some(given.parsed("pcrs", pcrs)?)
-    } else {
-        None
-    };
-    Ok(Options {
-        source: match (is_image, firmware) {
-            (true, tdx_firmware) => Source::Image {
-                image: measure_image::options(given)?,
-                tdx_firmware,
-                signs_sha384: variant.judges("cloud.sha384"),
-            },
-            (false, Some(path)) => Source::TdxFirmware(path),
-            (false, None) if snp.is_some() || endorsement.is_some() => Source::FirmwareAlone,
-            (false, None) => Source::Tpm {
-                variant,
-                location: tpm,
-                trust_any_tpm: given.has("trust-any-tpm"),
-            },
-        },
-        pcrs,
-        variant: given.has("attestation-variant").then_some(variant),
-        name,
-        add_to,
-        snp,
-        endorsement,
-    })
+/// Write the attestation policy that an image or a machine meets
+///
+/// With IMAGE or --kernel, computes the SHA-256 registers that a TPM will have after a machine boots the image, from
+/// only the image. IMAGE is a raw disk with an EFI system partition, or a unified kernel image (UKI). It prints a
+/// policy (JSON) with the registers that have one value; for each of the others, it says which values it can have and
+/// when, or why its value cannot be known, and what to do instead. --stage, --secure-boot and --units say how the
+/// machines boot. The policy accepts any TPM until it names attestation keys. On standard error it lists the channels
+/// that the image leaves open to the machine's host, each with the line that closes it.
+///
+/// Without an image, run it on a node whose software you trust. It prints a policy that requires the present values
+/// of the TPM's registers. It names the machine's attestation key, and accepts no other machine until it names more
+/// keys.
+///
+/// The policy always requires that PCR 15 is zero, as in a node that belongs to no cluster yet.
+///
+/// For an upgrade, --add-to prints a policy that also accepts this image. It accepts nodes of the old image and nodes
+/// of the new one, but no node with a mixture of their registers. It also adds the machine's attestation key if the
+/// policy names keys.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight measure image.raw --secure-boot off --stage initramfs --units all > policy.json
+  firstlight measure image.raw --explain
+  firstlight measure --kernel vmlinuz --initrd initrd.img --cmdline 'console=ttyS0' --memory 2048 > policy.json
+  firstlight measure > policy.json
+  firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15
+  firstlight measure --add-to policy.json --name 'image 1.3' > policy-upgrade.json
+  firstlight measure image.raw --snp-firmware OVMF.fd --hypervisor ec2 --vcpus 2,4 > policy.json
+  firstlight measure --attestation-variant qemu-snp --kernel a.efi --snp-firmware OVMF.fd --vcpus 4 --vcpu-type EPYC-v4
+  firstlight measure --gce-endorsement google.binarypb --gce-root GCE-cc-tcb-root_1.crt --vcpus 4 > policy.json")]
+pub(crate) struct CommandLine {
+    #[command(flatten)]
+    boot: BootOptions,
+    /// The firmware (OVMF) of TDX machines without a TPM: the policy has its measurement (MRTD), and RTMR 1 and 2 of
+    /// the image; without an image, only MRTD
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tpm", "snp_firmware", "units", "stage"])]
+    tdx_firmware: Option<PathBuf>,
+    #[command(flatten)]
+    snp: SnpOptions,
+    #[command(flatten)]
+    endorsement: EndorsementOptions,
+    /// Where the TPM is: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER; by default /dev/tpmrm0, else /dev/tpm0
+    #[arg(long, value_name = "LOCATION", conflicts_with_all = ["image", "kernel", "snp_firmware", "gce_endorsement"])]
+    tpm: Option<Location>,
+    #[command(flatten)]
+    variant: VariantOption,
+    /// The registers that the policy requires; by default those that show what runs: 2,3,4,8,9,11,12,13,15; of TDX
+    /// machines 0,2,3 (MRTD, RTMR 1 and 2)
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pcrs: Option<Vec<u32>>,
+    /// A policy, which is printed with this image added; its registers are the default of --pcrs
+    #[arg(long, value_name = "FILE")]
+    add_to: Option<PathBuf>,
+    /// The image's name in messages; by default the name of the image's file; needed if --add-to adds a machine's
+    /// image
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Name no attestation key: the policy accepts unknown machines, but also a program that has no TPM and imitates
+    /// one
+    #[arg(long, conflicts_with_all = ["image", "kernel", "snp_firmware", "gce_endorsement"])]
+    trust_any_tpm: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
-/// Checks the options for machines that are accepted by their launch digest.
-fn check_launched(given: &Given, variant: &Variant) -> Result<(), Error> {
-    let measures_this_machine = ["kernel", "snp-firmware"]
-        .iter()
-        .all(|name| !given.has(name));
-    let why = if given.has("pcrs") || given.has("tpm") {
-        "its machines have no TPM, and no registers that --pcrs could choose"
-    } else if given.has("gce-endorsement") || given.text("hypervisor")? != "kvm" {
-        "its machines run on QEMU with KVM: --hypervisor kvm, without --gce-endorsement"
-    } else if given.has_operand() {
-        "the launch digest does not contain a disk, and nothing else measures it: give the unified kernel image, or kernel, initrd and \
-         command line, as QEMU gets them (--kernel)"
-    } else if measures_this_machine {
-        return Ok(());
-    } else if !given.has("snp-firmware") {
-        "only the launch digest shows what boots, and it depends on the firmware: --snp-firmware is missing"
-    } else if !given.has("kernel") {
-        "a launch digest without the kernel would accept any program: --kernel is missing"
-    } else {
-        return Ok(());
-    };
-    let name = variant.name;
-    Err(Error::Usage(format!("--attestation-variant {name}: {why}")))
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let is_image = self.boot.image.is_some() || self.boot.kernel.is_some();
+        let variant = self.variant.of(self.add_to.as_deref())?;
+        self.check(variant, is_image)?;
+        let named = self.variant.attestation_variant;
+        let (vcpus, memory) = (self.snp.vcpus.clone(), self.boot.memory);
+        // with --kernel, PCR 4 depends on the memory
+        let memory = memory.filter(|_| !is_image);
+        let endorsement = self.endorsement.options(vcpus, memory, named)?;
+        let snp = self.snp.machines()?;
+        let signs_sha384 = variant.judges("cloud.sha384");
+        Ok(Options {
+            source: match (is_image, self.tdx_firmware) {
+                (true, tdx_firmware) => {
+                    let is_tdx = tdx_firmware.is_some();
+                    Source::Image {
+                        image: self
+                            .boot
+                            .options(is_tdx, self.pcrs.is_some(), self.output)?,
+                        tdx_firmware,
+                        signs_sha384,
+                    }
+                }
+                (false, Some(path)) => Source::TdxFirmware(path),
+                (false, None) if snp.is_some() || endorsement.is_some() => Source::FirmwareAlone,
+                (false, None) => Source::Tpm {
+                    variant,
+                    location: self.tpm,
+                    trust_any_tpm: self.trust_any_tpm,
+                },
+            },
+            pcrs: self.pcrs,
+            variant: named,
+            name: self.name,
+            add_to: self.add_to,
+            snp,
+            endorsement,
+        })
+    }
+
+    /// Checks what the parser cannot: options that belong together only in some cases.
+    fn check(&self, variant: &Variant, is_image: bool) -> Result<(), Error> {
+        let (snp, gce) = (&self.snp.snp_firmware, &self.endorsement.gce_endorsement);
+        if !self.snp.vcpus.is_empty() && snp.is_none() && gce.is_none() {
+            let text = "--vcpus belongs to --snp-firmware or --gce-endorsement";
+            return Err(Error::Usage(text.into()));
+        }
+        if variant.launch.is_some() {
+            self.check_launched(variant)?;
+        }
+        if is_image && self.tdx_firmware.is_none() && variant.registers == Registers::Rtmrs {
+            return Err(Error::Usage(format!(
+                "--attestation-variant {}: without the firmware the registers cannot be computed: --tdx-firmware is missing",
+                variant.name
+            )));
+        }
+        let of_machine = [
+            ("pcrs", self.pcrs.is_some()),
+            ("explain", self.boot.explain),
+            ("memory", self.boot.memory.is_some() && gce.is_none()),
+        ];
+        let other = of_machine.iter().find(|(_, is_given)| *is_given);
+        match other {
+            Some((name, _)) if !is_image && (snp.is_some() || gce.is_some()) => Err(Error::Usage(
+                format!("--{name}: without an image and --kernel only the firmware is measured"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the options for machines that are accepted by their launch digest.
+    fn check_launched(&self, variant: &Variant) -> Result<(), Error> {
+        let (kernel, firmware) = (&self.boot.kernel, &self.snp.snp_firmware);
+        let gce = &self.endorsement.gce_endorsement;
+        let why = if self.pcrs.is_some() || self.tpm.is_some() {
+            "its machines have no TPM, and no registers that --pcrs could choose"
+        } else if gce.is_some() || self.snp.hypervisor != Hypervisor::Qemu {
+            "its machines run on QEMU with KVM: --hypervisor kvm, without --gce-endorsement"
+        } else if self.boot.image.is_some() {
+            "the launch digest does not contain a disk, and nothing else measures it: give the unified kernel image, or kernel, initrd and \
+             command line, as QEMU gets them (--kernel)"
+        } else if kernel.is_none() && firmware.is_none() {
+            // this machine is measured
+            return Ok(());
+        } else if firmware.is_none() {
+            "only the launch digest shows what boots, and it depends on the firmware: --snp-firmware is missing"
+        } else if kernel.is_none() {
+            "a launch digest without the kernel would accept any program: --kernel is missing"
+        } else {
+            return Ok(());
+        };
+        let name = variant.name;
+        Err(Error::Usage(format!("--attestation-variant {name}: {why}")))
+    }
 }
 
 /// The options of the command line.

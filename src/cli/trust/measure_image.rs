@@ -6,9 +6,10 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::shell::{error::Error, output::Output, usage::Given};
-use base::program;
+use crate::shell::{error::Error, output::Output};
+use crate::workspace::options::words;
 use base::text::hex;
+use clap::Args;
 use image::host::{self, Channel, State};
 use image::{Bank, Case, Image, Loader, Platform, Stage, Units};
 use serde_json::{Value, json};
@@ -17,7 +18,66 @@ use verifier::{Measured, Measurement, RegisterNames, Registers};
 /// The PCR into which the stages of a boot are measured.
 const PHASES: u32 = 11;
 
-/// The options of the command line.
+/// What boots, and how.
+#[derive(Debug, Args)]
+pub struct BootOptions {
+    /// A raw disk image or a unified kernel image; without it, this machine's TPM is read
+    pub image: Option<PathBuf>,
+    /// The unified kernel image that boots, on the disk's EFI system partition, as EFI/Linux/a.efi; needed if there
+    /// are several
+    #[arg(long, value_name = "PATH", conflicts_with = "kernel")]
+    pub uki: Option<String>,
+    /// The profile of the unified kernel image that boots: its ID, or its number from 0; without it the first; the
+    /// policy names it
+    #[arg(long, value_name = "ID")]
+    pub profile: Option<String>,
+    /// Instead of IMAGE: a kernel or unified kernel image that QEMU gives to OVMF (-kernel)
+    #[arg(long, value_name = "FILE", conflicts_with = "image")]
+    pub kernel: Option<PathBuf>,
+    /// The initrd of --kernel (QEMU's -initrd)
+    #[arg(long, value_name = "FILE", requires = "kernel")]
+    pub initrd: Option<PathBuf>,
+    /// The command line of --kernel (QEMU's -append)
+    #[arg(
+        long,
+        value_name = "TEXT",
+        requires = "kernel",
+        allow_hyphen_values = true
+    )]
+    pub cmdline: Option<String>,
+    /// The memory of the machine in MiB; with --kernel, PCR 4 (TDX: RTMR 1) depends on it, and with
+    /// --gce-endorsement, the MRTD for Google's older hypervisors
+    #[arg(long, value_name = "MIB", value_parser = mebibytes, conflicts_with_all = ["image", "kernel_as_is"])]
+    pub memory: Option<u64>,
+    /// QEMU does not change the kernel: QEMU 10 or newer with an OVMF of edk2-stable202505 or newer
+    #[arg(long, requires = "kernel")]
+    pub kernel_as_is: bool,
+    /// Write only the registers of this stage: in the initramfs or in the booted system; by default the policy has
+    /// both
+    #[arg(long, value_name = "STAGE", value_parser = words(Stage::ALL.map(|it| (it.word(), it))))]
+    pub stage: Option<Stage>,
+    /// Whether the machines have Secure Boot; by default the values with and without it must be equal
+    #[arg(long, value_name = "STATE", value_parser = words([("on", true), ("off", false)]))]
+    pub secure_boot: Option<bool>,
+    /// Which of systemd's units that measure run: all; in the initramfs only systemd-pcrphase (dracut); only those of
+    /// the booted system; none; by default the values of all possibilities must be equal
+    #[arg(long, value_name = "UNITS", value_parser = words(Units::ALL.map(|it| (it.word(), it))))]
+    pub units: Option<Units>,
+    /// Print all values of each register with the events that give them, and the channels that the image leaves open
+    /// to the machine's host, but no policy
+    #[arg(long)]
+    pub explain: bool,
+    /// Write the policy although PCR 4 (TDX: RTMR 1) or PCR 11 has no single value: machines that boot another
+    /// program may meet it
+    #[arg(long)]
+    pub accept_incomplete: bool,
+    /// Write the policy although the host can give systemd commands by EFI variables: without Secure Boot, and
+    /// without efi=noruntime in the image
+    #[arg(long)]
+    pub accept_efi_variables: bool,
+}
+
+/// What is measured.
 #[derive(Debug, Clone)]
 pub struct Options {
     boots: Boots,
@@ -163,111 +223,60 @@ pub fn of_image(path: PathBuf, uki: Option<String>, profile: Option<String>) -> 
     }
 }
 
-/// Returns the options of the command line.
-pub fn options(given: &Given) -> Result<Options, Error> {
-    let useless = |options: &[&str], why: &str| match options.iter().find(|name| given.has(name)) {
-        Some(name) => Err(Error::Usage(format!("--{name} {why}"))),
-        None => Ok(()),
-    };
-    useless(
-        &["tpm", "trust-any-tpm"],
-        "reads a TPM: give it without an image",
-    )?;
-    let path = |name| given.value(name).map(PathBuf::from);
-    let boots = match (given.has_operand(), path("kernel")) {
-        (true, Some(_)) => {
+impl BootOptions {
+    /// Returns the options for the registers of TDX or of a TPM.
+    pub fn options(
+        self,
+        is_tdx: bool,
+        are_registers_named: bool,
+        output: Output,
+    ) -> Result<Options, Error> {
+        if output == Output::Json && !self.explain {
             return Err(Error::Usage(
-                "IMAGE and --kernel: give one of the two".into(),
+                "-o json belongs to --explain: a policy is JSON anyway".into(),
             ));
         }
-        (_, Some(kernel)) => {
-            useless(&["uki"], "names a file on a disk: give it with IMAGE")?;
-            Boots::Kernel {
-                path: kernel,
-                initrd: path("initrd"),
-                command_line: given.text("cmdline")?,
-                loader: loader(given)?,
-            }
-        }
-        (_, None) => {
-            useless(
-                &["initrd", "cmdline", "memory", "kernel-as-is"],
-                "belongs to --kernel",
-            )?;
-            Boots::Image {
-                path: given.operand()?.into(),
-                uki: given.value("uki").map(program::text).transpose()?,
-            }
-        }
-    };
-    let platform = if given.has("tdx-firmware") {
-        useless(
-            &["units", "stage"],
-            "is of PCRs: systemd's units do not measure into RTMRs, so all stages have the same",
-        )?;
-        Platform::Tdx
-    } else {
-        Platform::Tpm(Bank::Sha256)
-    };
-    let output = Output::of(given)?;
-    if output == Output::Json && !given.has("explain") {
-        return Err(Error::Usage(
-            "-o json belongs to --explain: a policy is JSON anyway".into(),
-        ));
-    }
-    let word = |name| given.has(name).then(|| given.text(name)).transpose();
-    Ok(Options {
-        boots,
-        is_one_of_several: false,
-        profile: given.value("profile").map(program::text).transpose()?,
-        given: image::Given {
-            stage: one_of("stage", word("stage")?, &Stage::ALL, Stage::word)?,
-            secure_boot: one_of("secure-boot", word("secure-boot")?, &[true, false], |on| {
-                if on { "on" } else { "off" }
-            })?,
-            units: one_of("units", word("units")?, &Units::ALL, Units::word)?,
-        },
-        platform,
-        explain: given.has("explain"),
-        are_registers_named: given.has("pcrs"),
-        accepts_incomplete: given.has("accept-incomplete"),
-        accepts_efi_variables: given.has("accept-efi-variables"),
-        output,
-    })
-}
-
-/// Returns the value that has the operator's keyword.
-fn one_of<T: Copy>(
-    option: &str,
-    given: Option<String>,
-    all: &[T],
-    word: fn(T) -> &'static str,
-) -> Result<Option<T>, Error> {
-    let Some(given) = given else { return Ok(None) };
-    let found = all.iter().copied().find(|value| word(*value) == given);
-    found.map(Some).ok_or_else(|| {
-        let words: Vec<_> = all.iter().map(|value| word(*value)).collect();
-        Error::Usage(format!(
-            "--{option} {given:?}: expected {}",
-            words.join(", ")
-        ))
-    })
-}
-
-/// Returns which file of the kernel the firmware gets.
-fn loader(given: &Given) -> Result<Loader, Error> {
-    match (given.has("memory"), given.has("kernel-as-is")) {
-        (true, true) => Err(Error::Usage(
-            "--memory and --kernel-as-is: give one of the two: a kernel that QEMU does not change does not depend on the memory".into(),
-        )),
-        (true, false) => Ok(Loader::Patched(given.parsed("memory", mebibytes)? << 20)),
-        (false, true) => Ok(Loader::AsIs),
-        (false, false) => Ok(Loader::Unknown),
+        let boots = match (self.kernel, self.image) {
+            (Some(path), _) => Boots::Kernel {
+                path,
+                initrd: self.initrd,
+                command_line: self.cmdline.unwrap_or_default(),
+                loader: match (self.memory, self.kernel_as_is) {
+                    (Some(memory), _) => Loader::Patched(memory << 20),
+                    (None, true) => Loader::AsIs,
+                    (None, false) => Loader::Unknown,
+                },
+            },
+            (None, image) => Boots::Image {
+                path: image.unwrap_or_default(),
+                uki: self.uki,
+            },
+        };
+        Ok(Options {
+            boots,
+            is_one_of_several: false,
+            profile: self.profile,
+            given: image::Given {
+                stage: self.stage,
+                secure_boot: self.secure_boot,
+                units: self.units,
+            },
+            platform: if is_tdx {
+                Platform::Tdx
+            } else {
+                Platform::Tpm(Bank::Sha256)
+            },
+            explain: self.explain,
+            are_registers_named,
+            accepts_incomplete: self.accept_incomplete,
+            accepts_efi_variables: self.accept_efi_variables,
+            output,
+        })
     }
 }
 
 /// Parses a number of MiB.
-pub fn mebibytes(text: &str) -> Result<u64, &'static str> {
+fn mebibytes(text: &str) -> Result<u64, &'static str> {
     let number = text.parse().ok().filter(|mib| (1..1 << 40).contains(mib));
     number.ok_or("expected a number of MiB")
 }

@@ -2,27 +2,26 @@
 
 use std::fmt::Write;
 
+use clap::Args;
 use serde_json::{Value, json};
 
 use crate::shell::{
     error::Error,
-    output::{OUTPUT, Output, say_all},
-    usage::Command,
+    output::{Output, say_all},
 };
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "roots",
-    summary: "list the certificates of vendors that the programs trust",
-    about: &[
-        "A root is trusted only for what it certifies. The field `endorsementRoots` of a policy takes the names of those that \
-              certify endorsement keys of TPMs.",
-    ],
-    operand: None,
-    options: &[OUTPUT],
-    examples: &["firstlight roots -o json | jq -r '.[].certificates[].sha256'"],
-    run: |given| run(Output::of(given)?),
-};
+/// List the certificates of vendors that the programs trust
+///
+/// A root is trusted only for what it certifies. The field `endorsementRoots` of a policy takes the names of those
+/// that certify endorsement keys of TPMs.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  firstlight roots -o json | jq -r '.[].certificates[].sha256'")]
+pub struct Options {
+    /// The form of the output.
+    #[command(flatten)]
+    pub output: Output,
+}
 
 /// Runs the command.
 pub fn run(output: Output) -> Result<(), Error> {

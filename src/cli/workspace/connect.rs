@@ -11,12 +11,11 @@ use crate::shell::{
     error::Error,
     files,
     progress::{Progress, human},
-    usage::{Given, Operand},
 };
 use crate::workspace::sources::sources;
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
-use base::options::Opt;
+use clap::Args;
 use rpc::grpc::Channel;
 use transport::dial::{self, DialError};
 use verifier::stage::validator_at_any_stage;
@@ -31,34 +30,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
 /// Time limit of the TLS handshake: a TPM under load takes seconds to sign a quote.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The node as an operand.
-pub const NODE_OPERAND: Operand = Operand {
-    value: "HOST[:PORT]",
-    words: &[],
-    is_needed: false,
-    help: "the node, in place of --endpoint",
-};
-
-/// The node as an option; [`host_of`] reads both.
-pub const ENDPOINT: Opt = Opt::value(
-    "endpoint",
-    "HOST[:PORT]",
-    "the same as the operand, in the form of init and recover",
-);
-
-/// Further attestation keys; [`keys_of`] reads them.
-pub const ATTESTATION_KEY: Opt = Opt::value(
-    "attestation-key",
-    "NAME",
-    "also accept the attestation key with this name, which the node's console shows: 000b and 64 hex digits; may be repeated; with a \
-     policy that names no keys, no others are accepted",
-);
-
-/// Whether any attestation key is accepted; [`trust_of`] reads both.
-pub const TRUST_ANY_TPM: Opt = Opt::flag("trust-any-tpm", ANY_TPM_MEANS);
-
 /// The help text of `--trust-any-tpm`, which is also printed as a warning at each use.
-pub const ANY_TPM_MEANS: &str = "accept any attestation key: any program that answers at that address gets the master secret, even one that has no TPM and imitates one";
+pub const ANY_TPM_MEANS: &str = "Accept any attestation key: any program that answers at that address gets the master secret, even one that has no TPM and imitates one";
 
 /// The sources of attestation keys besides the policy, as refusals name them.
 const BY_OPTION: &str = "--attestation-key";
@@ -151,46 +124,61 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Returns the node or server in the operand or `--endpoint`.
-pub fn host_of(given: &Given) -> Result<Option<String>, Error> {
-    match (given.has_operand(), given.has("endpoint")) {
-        (true, true) => Err(Error::Usage(
-            "the node is given twice: give it either as the operand or by --endpoint".into(),
-        )),
-        (true, false) => given.operand().map(Some),
-        (false, true) => given.text("endpoint").map(Some),
-        (false, false) => Ok(None),
+/// The node, as the operand or by the option.
+#[derive(Debug, Args)]
+pub struct NodeOption {
+    /// The node, in place of --endpoint
+    #[arg(value_name = "HOST[:PORT]", conflicts_with = "endpoint")]
+    host: Option<String>,
+    /// The same as the operand, in the form of init and recover
+    #[arg(long, value_name = "HOST[:PORT]")]
+    endpoint: Option<String>,
+}
+
+impl NodeOption {
+    /// Returns the node, if it is named.
+    pub fn host(&self) -> Option<&str> {
+        self.host.as_deref().or(self.endpoint.as_deref())
+    }
+
+    /// Returns the address of the node, which is required.
+    pub fn endpoint(&self, default_port: u16) -> Result<Endpoint, Error> {
+        let host = self.host().ok_or_else(|| {
+            Error::Usage("--endpoint is missing: name the node, HOST[:PORT]".into())
+        })?;
+        Endpoint::parse(host, default_port)
     }
 }
 
-/// Returns the node in the operand or `--endpoint`, which is required.
-pub fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Error> {
-    let host = host_of(given)?;
-    let host = host
-        .ok_or_else(|| Error::Usage("--endpoint is missing: name the node, HOST[:PORT]".into()))?;
-    Endpoint::parse(&host, default_port)
+/// Attestation keys besides those of the policy.
+#[derive(Debug, Args)]
+pub struct KeyOptions {
+    /// Also accept the attestation key with this name, which the node's console shows: 000b and 64 hex digits; may be
+    /// repeated; with a policy that names no keys, no others are accepted
+    #[arg(long, value_name = "NAME")]
+    pub attestation_key: Vec<KeyName>,
 }
 
-/// Returns the further attestation keys.
-pub fn keys_of(given: &Given) -> Result<Vec<KeyName>, Error> {
-    given.each_parsed("attestation-key", str::parse)
+/// The TPMs that may get the master secret.
+#[derive(Debug, Args)]
+pub struct TrustOptions {
+    #[command(flatten)]
+    keys: KeyOptions,
+    #[arg(long, conflicts_with = "attestation_key", help = ANY_TPM_MEANS)]
+    trust_any_tpm: bool,
 }
 
-/// Returns the TPMs that may get the master secret.
-pub fn trust_of(given: &Given) -> Result<Trust, Error> {
-    let keys = keys_of(given)?;
-    match (given.has("trust-any-tpm"), keys.is_empty()) {
-        (true, false) => Err(Error::Usage(
-            "--trust-any-tpm: it makes --attestation-key useless; give one of the two".into(),
-        )),
-        (true, true) => {
+impl TrustOptions {
+    /// Returns the TPMs; warns if it is any.
+    pub fn trust(self) -> Trust {
+        if self.trust_any_tpm {
             log::warn!("--trust-any-tpm: {}", ANY_TPM_MEANS);
-            Ok(Trust::AnyTpm)
+            return Trust::AnyTpm;
         }
-        (false, _) => Ok(Trust::Named {
-            by_option: keys,
+        Trust::Named {
+            by_option: self.keys.attestation_key,
             in_state: vec![],
-        }),
+        }
     }
 }
 

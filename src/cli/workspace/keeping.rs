@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id};
 use base::kms::ClusterKms;
+use clap::Args;
 use keywrap::{Author, KeyEncryptionKey, Wrapped};
 use kubernetes::client::Client;
 use kubernetes::services;
@@ -12,10 +13,8 @@ use kubernetes::services::master_secret::{self, Keeping, Present};
 use kubernetes::wrapping_key::Undecipherable;
 use serde_json::{Map, Value, json};
 
-use crate::shell::{error::Error, files, usage::Given};
+use crate::shell::{error::Error, files};
 use crate::workspace::state::State;
-use base::options::Opt;
-use base::program;
 
 /// The key URI of a cluster that stores its master secret itself, as in Constellation.
 const CLUSTER: &str = "kms://cluster-kms";
@@ -28,40 +27,19 @@ const FIELDS: [&str; 5] = [
     "authoritiesConfigMap",
 ];
 
-/// Whether the external KMS makes the key.
-pub const CREATE_KEY: Opt = Opt::flag("create-key", "with --kms: make the key if it is missing");
-
-/// The access to the external KMS.
-pub const KMS_ACCESS: Opt = Opt::value(
-    "kms-access",
-    "FILE",
-    "with --kms: what the key service needs to reach it, JSON with ports, env, credentialsSecret and authoritiesConfigMap \
-     as in the chart's keyService.kms; by default the port of the URI",
-);
-
-/// Returns how the master secret is to be stored.
-pub fn wish_of(given: &Given) -> Result<Wish, Error> {
-    let wish = Wish {
-        kms: given.value("kms").map(program::text).transpose()?,
-        create_key: given.has("create-key"),
-        access: given.value("kms-access").map(PathBuf::from),
-    };
-    if wish.kms.is_none() && (wish.create_key || wish.access.is_some()) {
-        return Err(Error::Usage(
-            "--create-key and --kms-access need --kms".into(),
-        ));
-    }
-    Ok(wish)
-}
-
 /// The form that the operator asks for.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct Wish {
-    /// The key URI. If `None`, nothing changes.
+    /// Write a new master secret only as the key of this external KMS wraps it (docs/kms.md), and keep it so in the cluster;
+    /// quote it in a shell
+    #[arg(long, value_name = "URI")]
     pub kms: Option<String>,
-    /// Whether the service makes the key if it is missing.
+    /// With --kms: make the key if it is missing
+    #[arg(long, requires = "kms")]
     pub create_key: bool,
-    /// The file with the access to the service.
+    /// With --kms: what the key service needs to reach it, JSON with ports, env, credentialsSecret and authoritiesConfigMap
+    /// as in the chart's keyService.kms; by default the port of the URI
+    #[arg(long = "kms-access", value_name = "FILE", requires = "kms")]
     pub access: Option<PathBuf>,
 }
 

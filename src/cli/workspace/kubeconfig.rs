@@ -16,10 +16,9 @@ use crate::shell::{
     error::Error,
     files::{self, FileError},
     progress::Progress,
-    usage::Given,
 };
-use base::options::Opt;
 use base::stop::Stop;
+use clap::Args;
 use kubernetes::client::{self, Client, Config};
 use kubernetes::yaml;
 
@@ -32,32 +31,36 @@ pub const ANSWER: Duration = Duration::from_secs(15);
 /// The default file of the administrator's kubeconfig.
 pub const KUBECONFIG_FILE: &str = "firstlight-admin.conf";
 
-/// The administrator's kubeconfig; [`kubeconfigs_of`] reads it.
-pub const KUBECONFIG: Opt = Opt::value(
-    "kubeconfig",
-    "FILE",
-    "the administrator's kubeconfig; without it $KUBECONFIG if it is set, as for kubectl, or else the default",
-)
-.or(KUBECONFIG_FILE);
+/// The administrator's kubeconfig.
+#[derive(Debug, Clone, Args)]
+pub struct KubeconfigOption {
+    /// The administrator's kubeconfig; without it $KUBECONFIG if it is set, as for kubectl, or else firstlight-admin.conf
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
 
-/// Returns the administrator's kubeconfigs: from the option, else from `$KUBECONFIG` as kubectl
-/// reads it, else the option's default.
-pub fn kubeconfigs_of(given: &Given) -> Vec<PathBuf> {
-    let option = given.path("kubeconfig");
-    if given.has("kubeconfig") {
-        return vec![option];
+impl KubeconfigOption {
+    /// Returns the kubeconfigs: from the option, else from `$KUBECONFIG` as kubectl reads it, else the default.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.paths_or(KUBECONFIG_FILE)
     }
-    let named = of_environment();
-    if named.is_empty() {
-        return vec![option];
+
+    /// The same with another default.
+    pub fn paths_or(&self, default: &str) -> Vec<PathBuf> {
+        if let Some(path) = &self.kubeconfig {
+            return vec![path.clone()];
+        }
+        let named = of_environment();
+        if named.is_empty() {
+            return vec![default.into()];
+        }
+        if Path::new(default).exists() {
+            log::warn!(
+                "using the kubeconfig of $KUBECONFIG, not {default} in this folder: to use the latter, give --kubeconfig {default}"
+            );
+        }
+        named
     }
-    if option.exists() {
-        log::warn!(
-            "using the kubeconfig of $KUBECONFIG, not {0} in this folder: to use the latter, give --kubeconfig {0}",
-            option.display()
-        );
-    }
-    named
 }
 
 /// Returns the files that `$KUBECONFIG` names.

@@ -30,12 +30,11 @@ use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 use crate::shell::{
     error::Error,
     files::{self, FileError},
-    usage::Given,
 };
 use crate::workspace::{keeping::Wish, shares};
 use base::crypto::{KEY_LEN, Secret};
 use base::kms::ClusterKms;
-use base::options::Opt;
+use clap::Args;
 use keywrap::{Author, store};
 use kubernetes::wrapping_key;
 
@@ -50,21 +49,29 @@ pub const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
 /// The default file of a wrapped master secret.
 pub const WRAPPED_SECRET_FILE: &str = "firstlight-mastersecret.wrapped.json";
 
-/// The file of the master secret; [`master_secret_of`] reads it.
-pub const MASTER_SECRET: Opt = Opt::value(
-    "master-secret",
-    "FILE",
-    "the cluster's master secret; - is standard input; storage://.. is a wrapped one in a store (docs/kms.md)",
-)
-.or(MASTER_SECRET_FILE);
+/// The master secret of the cluster.
+#[derive(Debug, Clone, Args)]
+pub struct SecretOptions {
+    /// The cluster's master secret; - is standard input; storage://.. is a wrapped one in a store (docs/kms.md)
+    #[arg(long, value_name = "FILE", default_value = MASTER_SECRET_FILE, conflicts_with = "share")]
+    pub master_secret: Option<PathBuf>,
+    /// In place of --master-secret: the file of a share that `firstlight share` made; may be repeated; with - the missing
+    /// shares are asked for on the terminal
+    #[arg(long, value_name = "FILE")]
+    pub share: Vec<PathBuf>,
+}
 
-/// The shares in place of the master secret.
-pub const SHARE_FILE: Opt = Opt::value(
-    "share",
-    "FILE",
-    "in place of --master-secret: the file of a share that `firstlight share` made; may be repeated; with - the missing \
-     shares are asked for on the terminal",
-);
+impl SecretOptions {
+    /// Returns the source of the master secret.
+    pub fn source(&self) -> SecretSource {
+        if self.share.is_empty() {
+            let file = self.master_secret.clone();
+            SecretSource::File(file.unwrap_or_else(|| MASTER_SECRET_FILE.into()))
+        } else {
+            SecretSource::Shares(self.share.clone())
+        }
+    }
+}
 
 /// The origin of a master secret.
 #[derive(Debug, PartialEq, Eq)]
@@ -96,20 +103,6 @@ impl SecretSource {
             SecretSource::File(path) => Ok(read_wrapped(path, kms)?),
             SecretSource::Shares(paths) => shares::read(paths),
         }
-    }
-}
-
-/// Returns the source of the master secret.
-pub fn master_secret_of(given: &Given) -> Result<SecretSource, Error> {
-    let shares = given.texts("share")?;
-    match (shares.is_empty(), given.has("master-secret")) {
-        (true, _) => Ok(SecretSource::File(given.path("master-secret"))),
-        (false, false) => Ok(SecretSource::Shares(
-            shares.into_iter().map(Into::into).collect(),
-        )),
-        (false, true) => Err(Error::Usage(
-            "--share and --master-secret: give one of the two".into(),
-        )),
     }
 }
 

@@ -1,109 +1,85 @@
 //! The options that several commands share and that belong to no other module.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::machines::Cloud;
-use base::options::Opt;
-use base::program;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cloud::Machines;
 use cloud_api::listed;
 use kubernetes::services::MetadataService;
 use verifier::{Variant, variant};
 
-use crate::shell::{error::Error, files, usage::Given};
-use crate::workspace::connect;
+use crate::shell::{error::Error, files};
+use crate::workspace::{connect, sources::SourceOptions};
 
-/// The policy of a node.
-pub const POLICY: Opt = Opt::needed(
-    "policy",
-    "FILE",
-    "the attestation policy that the node must meet (JSON)",
-);
+/// The attestation variant of the nodes.
+#[derive(Debug, Args)]
+pub struct VariantOption {
+    #[arg(
+        long,
+        alias = "variant",
+        value_name = "VARIANT",
+        value_parser = PossibleValuesParser::new(variant::NAMES).try_map(|name| Variant::named(&name).map_err(|it| it.to_string())),
+        help = format!("How the nodes attest themselves; by default as the policy says, else {}", variant::DEFAULT),
+    )]
+    pub attestation_variant: Option<&'static Variant>,
+}
 
-/// The attestation variant of the nodes; [`variant_of`] reads it.
-pub const VARIANT: Opt = Opt::value(
-    "attestation-variant",
-    "VARIANT",
-    "how the nodes attest themselves",
-)
-.one_of(&variant::NAMES)
-.was("variant")
-.or(variant::DEFAULT);
-
-/// The limit of a command, which [`time`] parses.
-pub const TIMEOUT: Opt = Opt::value(
-    "timeout",
-    "TIME",
-    "the limit for the whole command, as 90s, 10m or 1h",
-);
-
-/// The names of the clouds, and `none`.
-const CLOUDS: [&str; base::machines::NAMES.len() + 1] = {
-    let mut names = ["none"; base::machines::NAMES.len() + 1];
-    let mut index = 0;
-    while index < base::machines::NAMES.len() {
-        names[index] = base::machines::NAMES[index];
-        index += 1;
+impl VariantOption {
+    /// Returns the variant: from the option, else from the policy, else the default.
+    pub fn of(&self, policy: Option<&Path>) -> Result<&'static Variant, Error> {
+        match self.named(policy) {
+            Some(variant) => Ok(variant),
+            None => Variant::named(variant::DEFAULT).map_err(Error::failed),
+        }
     }
-    names
-};
 
-/// The cloud of a new cluster.
-pub const CLOUD_PROVIDER: Opt = Opt::value(
-    "cloud-provider",
-    "CLOUD",
-    "the cloud whose metadata service the join service asks for the machines and their roles; with none, it accepts machines \
-     of any name, but no control planes",
-).one_of(&CLOUDS)
-.was("csp")
-.or(base::machines::DEFAULT.name());
-
-/// The cloud of a cluster that may exist.
-pub const CLOUD_PROVIDER_OF_APPLY: Opt = Opt::value(
-    "cloud-provider",
-    "CLOUD",
-    "the cloud whose metadata service the join service asks for the machines and their roles; with none, it accepts machines \
-     of any name, but no control planes; without it the cluster's stays, and a new one is qemu",
-).one_of(&CLOUDS)
-.was("csp");
-
-/// The address of the metadata service; [`metadata_of`] reads both.
-pub const METADATA: Opt = Opt::value(
-    "metadata",
-    "URL",
-    "the address of the metadata service, as seen from the control planes: http://HOST[:PORT]; by default the cloud's usual \
-     address; with --cloud-provider static, file:PATH is the list of machines",
-);
-
-/// Whether the command returns before the services are ready.
-pub const SKIP_WAIT: Opt = Opt::flag(
-    "skip-wait",
-    "return as soon as the API server has accepted the services; do not roll back if they never get ready",
-)
-// Constellation's name
-.was("skip-helm-wait");
-
-/// Returns the attestation variant of the nodes: from the option, else from the policy, else the
-/// option's default.
-pub fn variant_of(given: &Given) -> Result<&'static Variant, Error> {
-    match named_variant(given)? {
-        Some(variant) => Ok(variant),
-        None => given.parsed("attestation-variant", Variant::named),
+    /// Returns the variant from the option, else from the policy.
+    pub fn named(&self, policy: Option<&Path>) -> Option<&'static Variant> {
+        self.attestation_variant.or_else(|| named_in(policy?))
     }
 }
 
-/// Returns the attestation variant from the option, else from the policy.
-pub fn named_variant(given: &Given) -> Result<Option<&'static Variant>, Error> {
-    if given.has("attestation-variant") {
-        let named = given.parsed("attestation-variant", Variant::named);
-        return named.map(Some);
+/// By what a node is judged.
+#[derive(Debug, Args)]
+pub struct PolicyOptions {
+    /// The attestation policy that the node must meet (JSON)
+    #[arg(long, value_name = "FILE")]
+    pub policy: PathBuf,
+    #[command(flatten)]
+    attestation: VariantOption,
+    #[command(flatten)]
+    pub sources: SourceOptions,
+}
+
+impl PolicyOptions {
+    /// Returns the attestation variant of the node.
+    pub fn variant(&self) -> Result<&'static Variant, Error> {
+        self.attestation.of(Some(&self.policy))
     }
-    let has_option = |name: &&str| given.command().options.iter().any(|it| it.name == *name);
-    let mut policies = ["policy", "add-to"].into_iter().filter(has_option);
-    Ok(policies.find_map(|option| named_in(&given.path(option))))
+}
+
+/// The metadata service that the join service asks.
+#[derive(Debug, Args)]
+pub struct MetadataOptions {
+    /// The cloud whose metadata service the join service asks for the machines and their roles; with none, it accepts machines
+    /// of any name, but no control planes
+    #[arg(
+        long,
+        alias = "csp",
+        value_name = "CLOUD",
+        ignore_case = true,
+        value_parser = PossibleValuesParser::new(["none"].into_iter().chain(base::machines::NAMES)),
+    )]
+    cloud_provider: Option<String>,
+    /// The address of the metadata service, as seen from the control planes: http://HOST[:PORT]; by default the cloud's usual
+    /// address; with --cloud-provider static, file:PATH is the list of machines
+    #[arg(long, value_name = "URL")]
+    metadata: Option<String>,
 }
 
 /// Returns the attestation variant that a policy names. Does not read a file that cannot be read
@@ -116,41 +92,42 @@ pub fn named_in(policy: &Path) -> Option<&'static Variant> {
     Variant::named(policy.variant()?).ok()
 }
 
-/// Returns the metadata service for the join service. Checks only the form of the options: the
-/// address may be reachable only from within the cluster.
-pub fn metadata_of(given: &Given) -> Result<MetadataService, Error> {
-    let cloud = given.text("cloud-provider")?.to_ascii_lowercase();
-    if given.value("cloud-provider").is_none() {
-        return Err(Error::Usage(
-            "--metadata: --cloud-provider is missing: it names the cloud whose service is at this address".into(),
-        ));
-    }
-    let url = given.value("metadata").map(program::text).transpose()?;
-    if cloud == "none" {
-        return match url {
-            Some(_) => Err(Error::Usage(
-                "--metadata: --cloud-provider none has no metadata service".into(),
-            )),
-            None => Ok(MetadataService {
-                cloud: None,
-                url: None,
-            }),
+impl MetadataOptions {
+    /// Returns the metadata service for the join service, if its cloud is given. Checks only the form of the options: the
+    /// address may be reachable only from within the cluster.
+    pub fn service(self) -> Result<Option<MetadataService>, Error> {
+        let cloud = match (self.cloud_provider, &self.metadata) {
+            (Some(cloud), _) => cloud.to_ascii_lowercase(),
+            (None, None) => return Ok(None),
+            (None, Some(_)) => {
+                return Err(Error::Usage(
+                    "--metadata: --cloud-provider is missing: it names the cloud whose service is at this address".into(),
+                ));
+            }
         };
-    }
-    let url = match url.as_deref().and_then(|url| url.strip_prefix("file:")) {
-        Some(path) => Some(inline(path.as_ref())?),
-        None => url,
-    };
-    let named = Cloud::named(&cloud);
-    match named.and_then(|cloud| cloud_api::metadata(cloud, url.as_deref())) {
-        Ok(_) => Ok(MetadataService {
-            cloud: Some(cloud),
-            url,
-        }),
-        Err(error @ base::machines::Error::Url { .. }) => {
-            Err(Error::Usage(format!("--metadata: {error}")))
+        let url = match self.metadata {
+            Some(_) if cloud == "none" => {
+                return Err(Error::Usage(
+                    "--metadata: --cloud-provider none has no metadata service".into(),
+                ));
+            }
+            Some(url) => Some(match url.strip_prefix("file:") {
+                Some(path) => inline(path.as_ref())?,
+                None => url,
+            }),
+            None => None,
+        };
+        if cloud == "none" {
+            return Ok(Some(MetadataService { cloud: None, url }));
         }
-        Err(error) => Err(Error::Usage(format!("--cloud-provider: {error}, or none"))),
+        let named = Cloud::named(&cloud);
+        match named.and_then(|cloud| cloud_api::metadata(cloud, url.as_deref())) {
+            Ok(_) => Ok(Some(MetadataService {
+                cloud: Some(cloud),
+                url,
+            })),
+            Err(error) => Err(Error::Usage(format!("--metadata: {error}"))),
+        }
     }
 }
 
@@ -172,10 +149,15 @@ fn inline(file: &Path) -> Result<String, Error> {
     Err(Error::failed(format!("{}: {why}", file.display())))
 }
 
-/// Parses a list of registers.
-pub fn pcrs(text: &str) -> Result<Vec<u32>, &'static str> {
-    let pcrs: Result<_, _> = text.split(',').map(str::parse).collect();
-    pcrs.map_err(|_| "expected numbers separated by commas, as 4,9,15")
+/// Returns the parser of a value that is one of these words.
+pub fn words<T: Clone + Send + Sync + 'static, const N: usize>(
+    all: [(&'static str, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let names = all.clone().map(|(word, _)| word);
+    PossibleValuesParser::new(names).try_map(move |given| {
+        let found = all.iter().find(|(word, _)| *word == given);
+        found.map(|(_, value)| value.clone()).ok_or("unknown word")
+    })
 }
 
 /// Parses a whole number of seconds, minutes or hours, from a second to a day. A number without a
@@ -200,8 +182,7 @@ pub fn time(text: &str) -> Result<Duration, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{apply, init};
-    use crate::commands;
+    use crate::commands::{self, Command};
 
     #[test]
     fn times_are_seconds_minutes_or_hours_within_a_day() {
@@ -228,53 +209,41 @@ mod tests {
         }
     }
 
-    /// Parses the command line after `firstlight`.
-    fn given(args: &[&str]) -> Given {
-        let program = &commands::PROGRAM;
-        let command = program
-            .commands
-            .iter()
-            .find(|command| command.name == args[0])
-            .unwrap();
-        command
-            .parse(
-                program,
-                vec![],
-                lexopt::Parser::from_args(&args[1..]),
-                |_| Ok(vec![]),
-            )
-            .unwrap()
-    }
-
     fn refusal<T>(options: Result<T, Error>) -> String {
         match options.err() {
-            Some(Error::Usage(text)) => text,
+            Some(error) if error.exit_code() == base::program::USAGE => error.to_string(),
             other => panic!("{other:?}"),
         }
     }
 
+    fn parsed(args: &[&str], more: &[&str]) -> Result<Command, Error> {
+        let all = [&["firstlight"], args, more].concat();
+        let all: Vec<_> = all.into_iter().map(Into::into).collect();
+        commands::parse(&all).map(|(_, command)| command)
+    }
+
     #[test]
     fn the_services_are_told_which_metadata_service_to_ask() {
-        let apply = |more: &[&str]| {
-            let args = [&["apply", "--policy", "p", "--image", "i"], more].concat();
-            apply::options(&given(&args)).map(|options| options.metadata.unwrap_or_default())
+        let apply = |more: &[&str]| match parsed(&["apply", "--policy", "p", "--image", "i"], more)?
+        {
+            Command::Apply(it) => Ok(it.options()?.metadata.unwrap_or_default()),
+            _ => panic!(),
         };
-        let init = |more: &[&str]| {
-            let args = [
-                &[
-                    "init",
-                    "--endpoint",
-                    "h",
-                    "--policy",
-                    "p",
-                    "--init-secret",
-                    "s",
-                ],
-                more,
-            ]
-            .concat();
-            init::options(&given(&args))
-                .map(|options| options.kubernetes.map(|kubernetes| kubernetes.metadata))
+        let needed = [
+            "init",
+            "--endpoint",
+            "h",
+            "--policy",
+            "p",
+            "--init-secret",
+            "s",
+        ];
+        let init = |more: &[&str]| match parsed(&needed, more)? {
+            Command::Init(it) => Ok(it
+                .options()?
+                .kubernetes
+                .map(|kubernetes| kubernetes.metadata)),
+            _ => panic!(),
         };
         let (url, cluster) = (
             "http://10.9.0.1:81",
@@ -314,11 +283,11 @@ mod tests {
             ),
             (
                 &["--cloud-provider", "home"],
-                "the cloud \"home\" is not supported; supported: ",
+                "invalid value 'home' for '--cloud-provider <CLOUD>'",
             ),
             (
                 &["--cloud-provider", ""],
-                "the cloud \"\" is not supported; supported: ",
+                "a value is required for '--cloud-provider <CLOUD>'",
             ),
         ] {
             for text in [
@@ -333,10 +302,10 @@ mod tests {
         assert_eq!(alone.unwrap().unwrap(), of(Some("qemu"), Some(url)));
         assert!(refusal(apply(&["--metadata", url])).contains("--cloud-provider is missing"));
         // without the services nothing uses this option
-        assert!(refusal(init(&["--metadata", url])).contains("--kubernetes-version is missing"));
+        assert!(refusal(init(&["--metadata", url])).contains("--kubernetes-version <VERSION>"));
         assert!(
             refusal(init(&[&cluster[..2], &["--metadata", url]].concat()))
-                .contains("--image is missing")
+                .contains("--image <IMAGE>")
         );
     }
 }

@@ -1,55 +1,43 @@
 //! The sources of AMD's chip certificates and Intel's collateral: the same for all validators of a
 //! command.
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use collateral::{Fetching, Flags, Kept};
+use clap::Args;
+use collateral::{Fetching, Kept, Settings};
 use verifier::sources::{self, Sources};
 
-use crate::shell::{error::Error, usage::Given};
-use base::options::Opt;
+use crate::shell::error::Error;
 
-/// Where fetched items are kept.
-pub const KEPT: Opt = Opt::value(
-    "collateral",
-    "FILE",
-    "a folder that keeps fetched certificates of chips and collateral of platforms, or a file of collateral (.json)",
-);
+/// Where certificates and collateral come from.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SourceOptions {
+    /// A folder that keeps fetched certificates of chips and collateral of platforms, or a file of collateral (.json)
+    #[arg(long, value_name = "FILE")]
+    collateral: Option<PathBuf>,
+    /// Fetch no certificates or collateral: the machine must send them, or --collateral has them; ask no cloud about a machine
+    #[arg(long)]
+    offline: bool,
+}
 
-/// Whether nothing is fetched.
-pub const OFFLINE: Opt = Opt::flag(
-    "offline",
-    "fetch no certificates or collateral: the machine must send them, or --collateral has them; ask no cloud about a machine",
-);
-
-/// The options of the command line.
+/// The sources of this process.
 static GIVEN: OnceLock<Arc<Fetching>> = OnceLock::new();
 
-/// Sets the sources by the options of the command. Without options, AMD's and Intel's own servers
-/// are used.
-pub fn set(given: &Given) -> Result<(), Error> {
-    let mut flags = Flags::default();
-    for (option, set) in collateral::OPTIONS {
-        if given.has(option.name) && option.name != KEPT.name {
-            set(
-                &mut flags,
-                option.name,
-                given.value(option.name).unwrap_or_default(),
-            )?;
+impl SourceOptions {
+    /// Sets the sources. Without options and with default settings, AMD's and Intel's own servers are used.
+    pub fn set(&self, mut settings: Settings) -> Result<(), Error> {
+        if let Some(path) = &self.collateral {
+            settings.kept = Kept::at(path);
         }
+        if self.offline {
+            (settings.kds, settings.pcs, settings.issuers) = (None, None, None);
+            (settings.ec2, settings.maa) = (None, None);
+        }
+        // a process runs one command, so nothing was set before
+        let _ = GIVEN.set(Fetching::new(settings).map_err(Error::failed)?);
+        Ok(())
     }
-    let mut settings = flags.finish(|| None)?;
-    if given.has("collateral") {
-        settings.kept = Kept::at(given.value("collateral").unwrap_or_default().as_ref());
-    }
-    if given.has("offline") {
-        (settings.kds, settings.pcs, settings.issuers) = (None, None, None);
-        (settings.ec2, settings.maa) = (None, None);
-    }
-    let fetching = Fetching::new(settings).map_err(Error::failed)?;
-    // a process runs one command, so nothing was set before
-    let _ = GIVEN.set(fetching);
-    Ok(())
 }
 
 /// Returns the same sources, but without cloud APIs; those are only asked about machines that
@@ -61,7 +49,7 @@ pub fn without_words() -> Arc<dyn Sources> {
     }
 }
 
-/// Returns the sources; before [`set`], sources without a network.
+/// Returns the sources; before [`SourceOptions::set`], sources without a network.
 pub fn sources() -> Arc<dyn Sources> {
     match GIVEN.get() {
         Some(given) => given.clone(),

@@ -22,9 +22,9 @@ use crate::shell::{
 };
 use base::crypto::{self, CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
 use base::machines::Role;
-use base::options::Opt;
 use base::text::{self, hex};
 use base::time;
+use clap::Args;
 use verifier::KeyName;
 
 const VERSION: u32 = 1;
@@ -37,28 +37,16 @@ pub const MAX_ADDRESSES: usize = 4;
 /// The default state file.
 pub const STATE_FILE: &str = "firstlight-state.json";
 
-/// The state file of a command that asks for attestation keys only.
-pub const KNOWN_NODES: Opt = Opt::value(
-    "state",
-    "FILE",
-    "the state file, which has the attestation keys of known nodes; may be missing",
-)
-.or(STATE_FILE);
-
-/// The state file of a command that asks for the cluster's ID too.
-pub const CLUSTER_STATE: Opt = Opt::value(
-    "state",
-    "FILE",
-    "the state file, which has the cluster's ID and its nodes' attestation keys; may be missing",
-)
-.or(STATE_FILE);
-
-/// The cluster's ID, which [`cluster_id`] parses.
-pub const CLUSTER_ID: Opt = Opt::value(
-    "cluster-id",
-    "HEX",
-    "the cluster's ID; replaces the one in the state file",
-);
+/// What the operator knows of the cluster.
+#[derive(Debug, Args)]
+pub struct ClusterOptions {
+    /// The state file, which has the cluster's ID and its nodes' attestation keys; may be missing
+    #[arg(long, value_name = "FILE", default_value = STATE_FILE)]
+    pub state: PathBuf,
+    /// The cluster's ID; replaces the one in the state file
+    #[arg(long, value_name = "HEX", value_parser = cluster_id)]
+    pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
+}
 
 /// Parses the ID of a cluster.
 pub fn cluster_id(text: &str) -> Result<[u8; CLUSTER_ID_LEN], &'static str> {

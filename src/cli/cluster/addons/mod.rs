@@ -24,7 +24,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use base::options::Opt;
 use kubernetes::client::{self, Client, NODES, Object, PODS, Selector};
 use kubernetes::readiness::{self, WORKLOADS};
 use serde_json::Value;
@@ -35,13 +34,6 @@ use helm::{Helm, Release};
 
 /// How often readiness is checked.
 const INTERVAL: Duration = Duration::from_millis(500);
-
-/// The option with the list.
-pub const ADDONS: Opt = Opt::value(
-    "addons",
-    "FILE",
-    "a list (YAML) of charts and manifests to install, such as the network plugin; needs Helm (docs/addons.md)",
-);
 
 /// A list of add-ons, read and checked.
 pub struct Addons {

@@ -26,107 +26,98 @@ mod waiting;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::cluster::{timeline, timeline::SVG};
+use crate::cluster::timeline;
 use crate::shell::{
     error::Error,
-    output::{OUTPUT, Output, say, say_all},
+    output::{Output, say, say_all},
     progress::printable,
-    usage::{Command, Given, Operand},
 };
 use crate::workspace::{
-    connect::{ATTESTATION_KEY, ENDPOINT, host_of, keys_of, read_policy_with},
+    connect::{KeyOptions, NodeOption, read_policy_with},
     known_nodes,
-    kubeconfig::{self, KUBECONFIG, kubeconfigs_of},
-    options::{POLICY, TIMEOUT, VARIANT, time, variant_of},
-    sources::{KEPT, OFFLINE},
-    state::{CLUSTER_ID, CLUSTER_STATE, State, cluster_id},
+    kubeconfig::{self, KubeconfigOption},
+    options::{PolicyOptions, time},
+    state::{ClusterOptions, State},
 };
 use answer::Answer;
 use base::crypto::CLUSTER_ID_LEN;
-use base::options::Opt;
+use clap::Args;
 use inquiry::Inquiry;
 use report::Report;
 use rpc::grpc::{Code, Status};
 use verifier::{KeyName, Variant};
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "status",
-    summary: "show the state of a node, or of all nodes of the cluster",
-    about: &[
-        "Asks the three ports on which a node can have a server, all at once: the recovery server of a node that waits in its \
-         initramfs (9999), the InitServer of a node that waits for its init, or the server of a member (9000), and the join \
-         service of a control plane (30090). With a port, it asks only that one. For each server it shows whether the server \
-         answers, whether the node meets the policy, to which cluster it belongs (by PCR 15), or what it waits for.",
-        "The exit code is 0 for a member of the cluster whose ID is given or in the state file, 3 if a register does not meet \
-         the policy, 4 if no server answers, 5 for a node that waits for the key of its disk, 6 for a fresh node that belongs \
-         to no cluster, 7 for a member of another cluster or if the ID is unknown, and 8 if only a join service answers, \
-         which proves nothing about its node.",
-        "Without HOST it asks all nodes that the API server of the cluster lists, each at its internal address, and prints a table: \
-         what Kubernetes knows of the node, and the state that the node proves. Below the table it explains each node that is not a \
-         member, names those without a network plugin, shows image, ticket, disk and certificates of each node, and lists what waits. The exit code is 0 if all nodes are members, and otherwise that of the worst node: 3, 7, 8, 6, 5, 4, in this order.",
-    ],
-    operand: Some(Operand {
-        value: "HOST[:PORT]",
-        words: &[],
-        is_needed: false,
-        help: "the node, or one of its servers; without it, all nodes of the cluster",
-    }),
-    options: &[
-        ENDPOINT,
-        POLICY,
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        ATTESTATION_KEY,
-        CLUSTER_STATE,
-        CLUSTER_ID,
-        Opt::flag(
-            "timeline",
-            "also draw how long each step of the node's last boot took, as `firstlight timeline` does",
-        ),
-        SVG,
-        KUBECONFIG,
-        OUTPUT,
-        TIMEOUT.or("30s"),
-    ],
-    examples: &[
-        "firstlight status --policy policy.json",
-        "firstlight status 10.42.1.100 --policy policy.json",
-        "firstlight status [fd00::1]:9999 --policy policy.json --timeout 5s",
-        "firstlight status 10.42.1.100 --policy policy.json --timeline --svg boot.svg",
-    ],
-    run: |given| run(&options(given)?),
-};
+/// Show the state of a node, or of all nodes of the cluster
+///
+/// Asks the three ports on which a node can have a server, all at once: the recovery server of a node that waits in
+/// its initramfs (9999), the InitServer of a node that waits for its init, or the server of a member (9000), and the
+/// join service of a control plane (30090). With a port, it asks only that one. For each server it shows whether the
+/// server answers, whether the node meets the policy, to which cluster it belongs (by PCR 15), or what it waits for.
+///
+/// The exit code is 0 for a member of the cluster whose ID is given or in the state file, 3 if a register does not
+/// meet the policy, 4 if no server answers, 5 for a node that waits for the key of its disk, 6 for a fresh node that
+/// belongs to no cluster, 7 for a member of another cluster or if the ID is unknown, and 8 if only a join service
+/// answers, which proves nothing about its node.
+///
+/// Without HOST it asks all nodes that the API server of the cluster lists, each at its internal address, and prints
+/// a table: what Kubernetes knows of the node, and the state that the node proves. Below the table it explains each
+/// node that is not a member, names those without a network plugin, shows image, ticket, disk and certificates of
+/// each node, and lists what waits. The exit code is 0 if all nodes are members, and otherwise that of the worst
+/// node: 3, 7, 8, 6, 5, 4, in this order.
+#[derive(Debug, Args)]
+#[command(mut_arg("host", |it| it.help("The node, or one of its servers; without it, all nodes of the cluster")), after_help = "Examples:
+  firstlight status --policy policy.json
+  firstlight status 10.42.1.100 --policy policy.json
+  firstlight status [fd00::1]:9999 --policy policy.json --timeout 5s
+  firstlight status 10.42.1.100 --policy policy.json --timeline --svg boot.svg")]
+pub(crate) struct CommandLine {
+    #[command(flatten)]
+    node: NodeOption,
+    #[command(flatten)]
+    pub policy: PolicyOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
+    #[command(flatten)]
+    cluster: ClusterOptions,
+    /// Also draw how long each step of the node's last boot took, as `firstlight timeline` does
+    #[arg(long)]
+    timeline: bool,
+    /// Also write the chart as an SVG picture to this file, which is replaced if it exists
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    kubeconfig: KubeconfigOption,
+    #[command(flatten)]
+    output: Output,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "30s")]
+    timeout: Duration,
+}
 
-fn options(given: &Given) -> Result<Options, Error> {
-    let nodes = match host_of(given)? {
-        Some(host) => Nodes::One(host),
-        None => Nodes::Cluster(kubeconfigs_of(given)),
-    };
-    for name in ["timeline", "svg"] {
-        if given.has(name) && matches!(nodes, Nodes::Cluster(_)) {
-            return Err(Error::Usage(format!(
-                "--{name} needs a node: firstlight status HOST --{name}"
-            )));
-        }
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let nodes = match self.node.host() {
+            Some(host) => Nodes::One(host.into()),
+            None if self.timeline || self.svg.is_some() => {
+                let text = "--timeline and --svg need a node: firstlight status HOST --timeline";
+                return Err(Error::Usage(text.into()));
+            }
+            None => Nodes::Cluster(self.kubeconfig.paths()),
+        };
+        Ok(Options {
+            nodes,
+            variant: self.policy.variant()?,
+            policy: self.policy.policy,
+            keys: self.keys.attestation_key,
+            state: self.cluster.state,
+            cluster_id: self.cluster.cluster_id,
+            timeline: self.timeline,
+            svg: self.svg,
+            output: self.output,
+            timeout: self.timeout,
+        })
     }
-    Ok(Options {
-        nodes,
-        variant: variant_of(given)?,
-        policy: given.path("policy"),
-        keys: keys_of(given)?,
-        state: given.path("state"),
-        cluster_id: if given.has("cluster-id") {
-            Some(given.parsed("cluster-id", cluster_id)?)
-        } else {
-            None
-        },
-        timeline: given.has("timeline"),
-        svg: given.has("svg").then(|| given.path("svg")),
-        output: Output::of(given)?,
-        timeout: given.parsed("timeout", time)?,
-    })
 }
 
 /// The options of the command line.

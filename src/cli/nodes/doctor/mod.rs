@@ -13,10 +13,11 @@ mod diagnosis;
 mod folder;
 mod gathered;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use base::crypto::CLUSTER_ID_LEN;
-use base::options::Opt;
+use clap::Args;
 use serde_json::{Value, json};
 use verifier::sources::offline;
 use verifier::{KeyName, Variant};
@@ -27,17 +28,15 @@ use crate::cluster::{
 };
 use crate::shell::{
     error::Error,
-    output::{OUTPUT, Output, say_all},
+    output::{Output, say_all},
     progress::Progress,
-    usage::{Command, Given},
 };
 use crate::workspace::{
-    connect::{ATTESTATION_KEY, keys_of, read_policy, read_policy_with},
-    kubeconfig::{KUBECONFIG, kubeconfigs_of},
+    connect::{KeyOptions, read_policy, read_policy_with},
+    kubeconfig::KubeconfigOption,
     master_secret::MASTER_SECRET_FILE,
-    options::{POLICY, TIMEOUT, VARIANT, time, variant_of},
-    sources::{KEPT, OFFLINE},
-    state::{CLUSTER_ID, CLUSTER_STATE, State, cluster_id},
+    options::{PolicyOptions, time},
+    state::{ClusterOptions, State},
 };
 use checks::{CHECKS, Check};
 use diagnosis::{Diagnosis, Severity};
@@ -50,61 +49,55 @@ pub const FOUND: u8 = 9;
 /// How many objects are named of findings that are shown as one.
 const SHOWN: usize = 5;
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "doctor",
-    summary: "check a running cluster, and say what to do about each finding",
-    about: &[
-        "Runs the checks that an experienced operator would run: API servers, versions, certificates, etcd, nodes and what they prove, \
-         records, services, the policy in force, clocks, and the files of the operator. It prints each finding with one sentence that \
-         says what to do, errors first, then warnings, then notes. It changes nothing. docs/day-two/doctor.md explains each check.",
-        "The exit code is 0 if there is no error and no warning, and 9 otherwise. Notes are about what you may want, and about what could \
-         not be checked.",
-    ],
-    operand: None,
-    options: &[
-        POLICY,
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        ATTESTATION_KEY,
-        CLUSTER_STATE,
-        CLUSTER_ID,
-        Opt::value(
-            "master-secret",
-            "FILE",
-            "the master secret, of which only the mode and the cluster are checked; may be missing",
-        )
-        .or(MASTER_SECRET_FILE),
-        KUBECONFIG,
-        OUTPUT,
-        TIMEOUT.or("60s"),
-    ],
-    examples: &[
-        "firstlight doctor --policy policy.json",
-        "firstlight doctor --policy policy.json -o json",
-    ],
-    run: |given| run(&options(given)?),
-};
+/// Check a running cluster, and say what to do about each finding
+///
+/// Runs the checks that an experienced operator would run: API servers, versions, certificates, etcd, nodes and what
+/// they prove, records, services, the policy in force, clocks, and the files of the operator. It prints each finding
+/// with one sentence that says what to do, errors first, then warnings, then notes. It changes nothing.
+/// docs/day-two/doctor.md explains each check.
+///
+/// The exit code is 0 if there is no error and no warning, and 9 otherwise. Notes are about what you may want, and
+/// about what could not be checked.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight doctor --policy policy.json
+  firstlight doctor --policy policy.json -o json")]
+pub(crate) struct CommandLine {
+    #[command(flatten)]
+    pub policy: PolicyOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
+    #[command(flatten)]
+    cluster: ClusterOptions,
+    /// The master secret, of which only the mode and the cluster are checked; may be missing
+    #[arg(long, value_name = "FILE", default_value = MASTER_SECRET_FILE)]
+    master_secret: PathBuf,
+    #[command(flatten)]
+    kubeconfig: KubeconfigOption,
+    #[command(flatten)]
+    output: Output,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "60s")]
+    timeout: Duration,
+}
 
-fn options(given: &Given) -> Result<Options, Error> {
-    Ok(Options {
-        paths: Paths {
-            policy: given.path("policy"),
-            state: given.path("state"),
-            master_secret: given.path("master-secret"),
-            kubeconfigs: kubeconfigs_of(given),
-        },
-        variant: variant_of(given)?,
-        keys: keys_of(given)?,
-        cluster_id: if given.has("cluster-id") {
-            Some(given.parsed("cluster-id", cluster_id)?)
-        } else {
-            None
-        },
-        output: Output::of(given)?,
-        timeout: given.parsed("timeout", time)?,
-    })
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        Ok(Options {
+            variant: self.policy.variant()?,
+            paths: Paths {
+                policy: self.policy.policy,
+                state: self.cluster.state,
+                master_secret: self.master_secret,
+                kubeconfigs: self.kubeconfig.paths(),
+            },
+            keys: self.keys.attestation_key,
+            cluster_id: self.cluster.cluster_id,
+            output: self.output,
+            timeout: self.timeout,
+        })
+    }
 }
 
 /// The options of the command line.

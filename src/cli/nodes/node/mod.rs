@@ -9,183 +9,173 @@ mod plan;
 mod power;
 mod remove;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use base::options::Opt;
-use base::program;
+use clap::{Args, ValueEnum};
 use kubernetes::client::Client;
 use kubernetes::parameters::NodeName;
 use kubernetes::{NAMESPACE, removed_nodes};
+use proto::operator::Action;
 use serde_json::{Value, json};
 
 use crate::nodes::{
-    drain::{DELETE_EMPTYDIR_DATA, DELETE_UNMANAGED_PODS, DRAIN_TIMEOUT, Permitted},
+    drain::Permitted,
     lock::Lock,
-    operator::control,
-    operator::session::{CERTIFICATE, KEY, POLICY},
+    operator::control::{self, ControlOptions},
 };
-use crate::shell::{
-    consent,
-    error::Error,
-    interrupt,
-    output::{OUTPUT, Output},
-    progress::Progress,
-    usage::{Command, Given, Operand, suggestion},
-};
-use crate::workspace::{
-    connect::ATTESTATION_KEY,
-    kubeconfig::{self, KUBECONFIG, kubeconfigs_of},
-    master_secret::{MASTER_SECRET, SHARE_FILE},
-    options::{TIMEOUT, VARIANT, time},
-    sources::{KEPT, OFFLINE},
-    state::{CLUSTER_ID, CLUSTER_STATE},
-};
+use crate::shell::{consent, error::Error, interrupt, output::Output, progress::Progress};
+use crate::workspace::kubeconfig;
 use plan::RemovalPlan;
 use remove::Choices;
 
-/// The actions: nodes leave; removed ones may join again; the others are those of [`control`].
-const ACTIONS: [&str; 8] = [
-    "remove", "readmit", "reboot", "shutdown", "restart", "clean", "reset", "update",
-];
-/// Options for some of the actions only, and these.
-const ONLY: [(&str, &[&str]); 5] = [
-    ("dry-run", &["remove", "readmit"]),
-    ("may-return", &["remove"]),
-    ("machines-off", &["remove"]),
-    ("unit", &["restart"]),
-    ("release", &["update"]),
-];
+/// Remove nodes, or let them join again; restart, clean, reset or update their machines
+///
+/// remove shows what exists of the nodes, asks, and then: cordons and drains them; removes the members of etcd of
+/// control planes; waits until you have powered the machines off; closes their disks, names and machines; and deletes
+/// their bootstrap tokens, records and Nodes. Run again after an interruption, it goes on. It also removes what is
+/// left of a machine that no longer exists.
+///
+/// It refuses to remove the last control plane, and one without which etcd has no majority, and says the numbers.
+/// Pods are evicted as by kubectl drain: PodDisruptionBudgets are honoured, those of DaemonSets stay, and so does
+/// each pod that would lose data or that nothing makes again, unless an option permits it.
+///
+/// A removed machine gets no ticket, its kubelet no certificate, and no other machine its name, until `firstlight
+/// node readmit NAME`.
+///
+/// reboot and shutdown restart the machine, or switch it off. If the API server answers, the pods are moved away
+/// before; after a reboot the command waits until the node is back, and lets pods come to it. It asks before the
+/// cluster loses its API server.
+///
+/// restart restarts one unit, as containerd. clean frees space on a disk that is full: it deletes journals of earlier
+/// boots, rotated logs and images that no container uses, and shows what takes the rest. reset destroys the data of a
+/// worker: the machine restarts, formats its state disk, and joins again under its name.
+///
+/// update sends a release of the image, as `make mkosi` makes it: the node verifies its signature and its version,
+/// compares the registers with those of --policy, and writes it to the slot that does not run. The next boot tries
+/// it, so reboot follows. A version with which the node does not become healthy is tried three times, and then the
+/// node goes back.
+///
+/// For these six the node is verified, and the operator proves to have the master secret, or a certificate by it, as
+/// in `firstlight logs`. The API server need not run. A machine acts only if it is the node that the command names.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight node remove worker-2 --dry-run
+  firstlight node remove worker-2
+  firstlight node remove control-plane-1 worker-3 --yes --delete-emptydir-data
+  firstlight node readmit worker-2
+  firstlight node reboot worker-0 worker-1
+  firstlight node restart worker-0 --unit containerd
+  firstlight node reset worker-2=10.42.1.102
+  firstlight node update worker-0 --release target/mkosi/release/update")]
+pub(crate) struct CommandLine {
+    /// What to do
+    action: NodeAction,
+    /// The names of the nodes, as in kubectl get nodes; for the last six actions, NAME=HOST[:PORT] names the address, too
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+    /// With remove and readmit: show the plan, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// With remove: the machines may join again, and other machines under their names: their kubelets are trusted
+    #[arg(long)]
+    may_return: bool,
+    /// With remove: you have made sure that the machines whose kubelets do not answer are powered off, or deleted
+    #[arg(long)]
+    machines_off: bool,
+    #[command(flatten)]
+    pub control: ControlOptions,
+}
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "node",
-    summary: "remove nodes, or let them join again; restart, clean, reset or update their machines",
-    about: &[
-        "remove shows what exists of the nodes, asks, and then: cordons and drains them; removes the members of etcd of control planes; \
-         waits until you have powered the machines off; closes their disks, names and machines; and deletes their bootstrap tokens, records and Nodes. \
-         Run again after an interruption, it goes on. It also removes what is left of a machine that no longer exists.",
-        "It refuses to remove the last control plane, and one without which etcd has no majority, and says the numbers. Pods are \
-         evicted as by kubectl drain: PodDisruptionBudgets are honoured, those of DaemonSets stay, and so does each pod that would lose \
-         data or that nothing makes again, unless an option permits it.",
-        "A removed machine gets no ticket, its kubelet no certificate, and no other machine its name, until `firstlight node readmit NAME`.",
-        "reboot and shutdown restart the machine, or switch it off. If the API server answers, the pods are moved away before; after a \
-         reboot the command waits until the node is back, and lets pods come to it. It asks before the cluster loses its API server.",
-        "restart restarts one unit, as containerd. clean frees space on a disk that is full: it deletes journals of earlier boots, rotated \
-         logs and images that no container uses, and shows what takes the rest. reset destroys the data of a worker: the machine restarts, \
-         formats its state disk, and joins again under its name.",
-        "update sends a release of the image, as `make mkosi` makes it: the node verifies its signature and its version, compares the \
-         registers with those of --policy, and writes it to the slot that does not run. The next boot tries it, so reboot follows. A \
-         version with which the node does not become healthy is tried three times, and then the node goes back.",
-        "For these six the node is verified, and the operator proves to have the master secret, or a certificate by it, as in \
-         `firstlight logs`. The API server need not run. A machine acts only if it is the node that the command names.",
-    ],
-    operand: Some(Operand {
-        value: "remove|readmit|reboot|shutdown|restart|clean|reset|update NAME..",
-        words: &ACTIONS,
-        is_needed: true,
-        help: "the names of the nodes, as in kubectl get nodes; for the last six, NAME=HOST[:PORT] names the address, too",
-    }),
-    options: &[
-        Opt::flag("yes", "do not ask before a change"),
-        Opt::flag("dry-run", "show the plan, and change nothing"),
-        Opt::flag(
-            "skip-drain",
-            "evict no pods: they end with the machine; reboot and shutdown do not ask the API server",
-        ),
-        DELETE_EMPTYDIR_DATA,
-        DELETE_UNMANAGED_PODS,
-        DRAIN_TIMEOUT,
-        Opt::flag(
-            "may-return",
-            "the machines may join again, and other machines under their names: their kubelets are trusted",
-        ),
-        Opt::flag(
-            "machines-off",
-            "you have made sure that the machines whose kubelets do not answer are powered off, or deleted",
-        ),
-        control::UNIT,
-        control::RELEASE,
-        KUBECONFIG,
-        POLICY,
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        ATTESTATION_KEY,
-        CLUSTER_STATE,
-        CLUSTER_ID,
-        MASTER_SECRET,
-        SHARE_FILE,
-        CERTIFICATE,
-        KEY,
-        OUTPUT,
-        TIMEOUT.or("1h"),
-    ],
-    examples: &[
-        "firstlight node remove worker-2 --dry-run",
-        "firstlight node remove worker-2",
-        "firstlight node remove control-plane-1 worker-3 --yes --delete-emptydir-data",
-        "firstlight node readmit worker-2",
-        "firstlight node reboot worker-0 worker-1",
-        "firstlight node restart worker-0 --unit containerd",
-        "firstlight node reset worker-2=10.42.1.102",
-        "firstlight node update worker-0 --release target/mkosi/release/update",
-    ],
-    run: |given| match action(given)? {
-        action if control::ACTIONS.contains(&action) => control::run(action, given),
-        action => run(&options(action, given)?),
-    },
-};
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum NodeAction {
+    Remove,
+    Readmit,
+    Reboot,
+    Shutdown,
+    Restart,
+    Clean,
+    Reset,
+    Update,
+}
 
-fn action(given: &Given) -> Result<&'static str, Error> {
-    let action = given.operand()?;
-    let Some(action) = ACTIONS.into_iter().find(|it| *it == action) else {
-        let suggestion = suggestion("", &action, ACTIONS);
-        return Err(Error::Usage(format!(
-            "there is no action {action:?}{suggestion}"
-        )));
-    };
-    let is_wrong = |(name, of): &&(&str, &[&str])| given.has(name) && !of.contains(&action);
-    match ONLY.iter().find(is_wrong) {
-        Some((name, of)) => Err(Error::Usage(format!(
-            "--{name} is for {}, not for {action}",
-            of.join(" and ")
-        ))),
-        None => Ok(action),
+impl CommandLine {
+    /// Refuses options that are for other actions.
+    fn check(&self) -> Result<(), Error> {
+        use NodeAction::{Readmit, Remove, Restart, Update};
+        let only: [(bool, &str, &[NodeAction]); 5] = [
+            (
+                self.dry_run,
+                "dry-run is for remove and readmit",
+                &[Remove, Readmit],
+            ),
+            (self.may_return, "may-return is for remove", &[Remove]),
+            (self.machines_off, "machines-off is for remove", &[Remove]),
+            (
+                self.control.unit.is_some(),
+                "unit is for restart",
+                &[Restart],
+            ),
+            (
+                self.control.release.is_some(),
+                "release is for update",
+                &[Update],
+            ),
+        ];
+        match only
+            .iter()
+            .find(|(is_given, _, of)| *is_given && !of.contains(&self.action))
+        {
+            Some((_, text, _)) => Err(Error::Usage(format!("--{text}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn options(self) -> Result<Options, Error> {
+        let mut names = Vec::new();
+        for name in self.names {
+            NodeName::from_machine(&name)
+                .ok()
+                .filter(|it| it.as_str() == name)
+                .ok_or_else(|| Error::Usage(format!("{name:?} is not the name of a node")))?;
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let control = self.control;
+        Ok(Options {
+            readmits: self.action == NodeAction::Readmit,
+            names,
+            is_agreed: control.yes,
+            is_dry_run: self.dry_run,
+            drains: !control.skip_drain,
+            permitted: control.drain.permitted,
+            drain_limit: control.drain.drain_timeout,
+            may_return: self.may_return,
+            machines_off: self.machines_off,
+            kubeconfig: control.kubeconfig.paths(),
+            output: control.output,
+            timeout: control.timeout,
+        })
     }
 }
 
-fn options(action: &'static str, given: &Given) -> Result<Options, Error> {
-    let mut names = Vec::new();
-    for name in given.further().iter().cloned().map(program::text) {
-        let name: String = name?;
-        NodeName::from_machine(&name)
-            .ok()
-            .filter(|it| it.as_str() == name)
-            .ok_or_else(|| Error::Usage(format!("{name:?} is not the name of a node")))?;
-        if !names.contains(&name) {
-            names.push(name);
+/// Runs the command.
+pub(crate) fn run(given: CommandLine) -> Result<(), Error> {
+    given.check()?;
+    let (action, word) = match given.action {
+        NodeAction::Remove | NodeAction::Readmit => return change(&given.options()?),
+        NodeAction::Update => {
+            let release = given.control.release.as_deref().unwrap_or(Path::new(""));
+            return control::update(&given.names, release, &given.control);
         }
-    }
-    if names.is_empty() {
-        return Err(Error::Usage(format!(
-            "expected firstlight node {action} NAME.."
-        )));
-    }
-    Ok(Options {
-        readmits: action == "readmit",
-        names,
-        is_agreed: given.has("yes"),
-        is_dry_run: given.has("dry-run"),
-        drains: !given.has("skip-drain"),
-        permitted: Permitted::of(given),
-        drain_limit: given.parsed("drain-timeout", time)?,
-        may_return: given.has("may-return"),
-        machines_off: given.has("machines-off"),
-        kubeconfig: kubeconfigs_of(given),
-        output: Output::of(given)?,
-        timeout: given.parsed("timeout", time)?,
-    })
+        NodeAction::Reboot => (Action::Reboot, "reboot"),
+        NodeAction::Shutdown => (Action::PowerOff, "shutdown"),
+        NodeAction::Restart => (Action::RestartUnit, "restart"),
+        NodeAction::Clean => (Action::Clean, "clean"),
+        NodeAction::Reset => (Action::Reset, "reset"),
+    };
+    control::run(action, word, &given.names, &given.control)
 }
 
 /// The options of the command line.
@@ -217,7 +207,7 @@ struct Options {
     timeout: Duration,
 }
 
-fn run(options: &Options) -> Result<(), Error> {
+fn change(options: &Options) -> Result<(), Error> {
     let deadline = Instant::now() + options.timeout;
     let client = kubeconfig::client(&options.kubeconfig)?;
     let mut progress = Progress::on_stderr();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kubernetes::client::{Client, NODES};
 
 use crate::nodes::{
-    drain::{self, Drained, Permitted, Pods},
+    drain::{self, DrainOptions, Drained, Permitted, Pods},
     lock::Lock,
     rollout::decide::{Cluster, Seen, downtime, keeps_majority},
     rollout::view,
@@ -17,12 +17,10 @@ use crate::shell::{
     interrupt,
     output::Output,
     progress::{Progress, human},
-    usage::Given,
 };
 use crate::workspace::{
-    kubeconfig::{self, ANSWER, kubeconfigs_of},
+    kubeconfig::{self, ANSWER, KubeconfigOption},
     objects::{condition, text},
-    options::time,
 };
 
 /// The pause between two looks at a node.
@@ -58,9 +56,16 @@ impl Moved {
 }
 
 impl<'a> Absence<'a> {
-    /// Reads the options. `None` if no API server answers, of which the output tells.
-    pub fn of(given: &Given, output: &'a Output) -> Result<Option<Absence<'a>>, Error> {
-        let paths = kubeconfigs_of(given);
+    /// Connects to the API server. `None` if none answers, of which the output tells. `limit` is how long a machine may
+    /// take to come back.
+    pub fn of(
+        kubeconfig: &KubeconfigOption,
+        drain: &DrainOptions,
+        limit: Duration,
+        is_agreed: bool,
+        output: &'a Output,
+    ) -> Result<Option<Absence<'a>>, Error> {
+        let paths = kubeconfig.paths();
         let progress = Progress::on_stderr();
         let client = match kubeconfig::reach(&paths, &progress) {
             Ok(client) => client,
@@ -79,10 +84,10 @@ impl<'a> Absence<'a> {
             _lock: Lock::take(&client, "node", &progress)?,
             client,
             output,
-            permitted: Permitted::of(given),
-            drain_limit: given.parsed("drain-timeout", time)?,
-            limit: given.parsed("timeout", time)?,
-            is_agreed: given.has("yes"),
+            permitted: drain.permitted,
+            drain_limit: drain.drain_timeout,
+            limit,
+            is_agreed,
         }))
     }
 

@@ -1,76 +1,79 @@
 //! `firstlight node reboot|shutdown|restart|clean|reset`: what a node does with its machine, with a unit, or with its disk.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use base::options::Opt;
-use base::program;
+use clap::Args;
 use proto::operator::{Action, CONTROL, ControlRequest, ControlResponse};
 use serde_json::json;
 
 use super::absence::Absence;
 use super::logs::unit;
-use super::session::Operator;
+use super::session::{Operator, OperatorOptions};
 use super::update::ImageRelease;
+use crate::nodes::drain::DrainOptions;
 use crate::shell::{
     consent,
     error::Error,
     output::Output,
     progress::{Progress, lines},
-    usage::Given,
 };
+use crate::workspace::{kubeconfig::KubeconfigOption, options::time};
 
-/// The actions, which are the node's own.
-pub const ACTIONS: [&str; 6] = ["reboot", "shutdown", "restart", "clean", "reset", UPDATE];
-/// The action that sends a release of the image.
-const UPDATE: &str = "update";
-/// The unit that an operator restarts.
-pub const UNIT: Opt = Opt::value(
-    "unit",
-    "UNIT",
-    "with restart: the unit of systemd, as containerd or kubelet.service",
-);
-/// The release that an operator sends.
-pub const RELEASE: Opt = Opt::value(
-    "release",
-    "FOLDER",
-    "with update: the release, with the signature of its list",
-);
+/// How a machine is told what to do.
+#[derive(Debug, Args)]
+pub struct ControlOptions {
+    /// Do not ask before a change
+    #[arg(long)]
+    pub yes: bool,
+    /// Evict no pods: they end with the machine; reboot and shutdown do not ask the API server
+    #[arg(long)]
+    pub skip_drain: bool,
+    #[command(flatten)]
+    pub drain: DrainOptions,
+    /// With restart: the unit of systemd, as containerd or kubelet.service
+    #[arg(long, value_name = "UNIT", required_if_eq("action", "restart"))]
+    pub unit: Option<String>,
+    /// With update: the release, with the signature of its list
+    #[arg(long, value_name = "FOLDER", required_if_eq("action", "update"))]
+    pub release: Option<PathBuf>,
+    #[command(flatten)]
+    pub kubeconfig: KubeconfigOption,
+    #[command(flatten)]
+    pub operator: OperatorOptions,
+    #[command(flatten)]
+    pub output: Output,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "1h")]
+    pub timeout: Duration,
+}
+
 /// How long a node may take to answer.
 const LIMIT: Duration = Duration::from_secs(6 * 60);
 
-/// Has the nodes do this, one after the other.
-pub fn run(word: &str, given: &Given) -> Result<(), Error> {
-    let action = match word {
-        UPDATE => return update(given),
-        "reboot" => Action::Reboot,
-        "shutdown" => Action::PowerOff,
-        "reset" => Action::Reset,
-        "clean" => Action::Clean,
-        _ => Action::RestartUnit,
-    };
-    let unit = match (action, given.has("unit")) {
-        (Action::RestartUnit, true) => unit(&given.text("unit")?),
-        (Action::RestartUnit, false) => {
-            return Err(Error::Usage(
-                "restart needs --unit, as --unit containerd".into(),
-            ));
-        }
-        _ => String::new(),
-    };
-    let nodes = nodes(given, word)?;
-    let (operator, output) = (Operator::of(given)?.within(LIMIT), Output::of(given)?);
-    if action == Action::Reset && !given.has("yes") {
+/// Has the nodes do this, one after the other. `word` is the action's name on the command line.
+pub fn run(
+    action: Action,
+    word: &str,
+    nodes: &[String],
+    given: &ControlOptions,
+) -> Result<(), Error> {
+    let unit = given.unit.as_deref().map(unit).unwrap_or_default();
+    let operator = Operator::of(&given.operator, given.timeout)?.within(LIMIT);
+    let output = given.output;
+    if action == Action::Reset && !given.yes {
         let question = format!("Destroy the data of {}?", nodes.join(", "));
         consent::ask(&question, "firstlight status")?;
     }
     let leaves = matches!(action, Action::Reboot | Action::PowerOff);
-    let absence = if leaves && !given.has("skip-drain") {
-        Absence::of(given, &output)?
+    let absence = if leaves && !given.skip_drain {
+        let (kubeconfig, drain) = (&given.kubeconfig, &given.drain);
+        Absence::of(kubeconfig, drain, given.timeout, given.yes, &given.output)?
     } else {
         None
     };
     let mut done = vec![];
-    for given in &nodes {
+    for given in nodes {
         let (node, at) = given.split_once('=').unwrap_or((given, given));
         let moved = match &absence {
             Some(absence) => absence.before(node)?,
@@ -122,28 +125,12 @@ fn ask(
     })
 }
 
-/// Returns the nodes of the command line.
-fn nodes(given: &Given, word: &str) -> Result<Vec<String>, Error> {
-    let nodes = given.further().iter().cloned().map(program::text);
-    let nodes: Vec<String> = nodes.collect::<Result<_, _>>()?;
-    if nodes.is_empty() {
-        Err(Error::Usage(format!(
-            "expected firstlight node {word} NODE.."
-        )))
-    } else {
-        Ok(nodes)
-    }
-}
-
-fn update(given: &Given) -> Result<(), Error> {
-    if !given.has("release") {
-        return Err(Error::Usage("update needs --release FOLDER".into()));
-    }
-    let nodes = nodes(given, UPDATE)?;
-    let release = ImageRelease::read(&given.path("release"), &given.path("policy"))?;
-    let (operator, output) = (Operator::of(given)?, Output::of(given)?);
+/// Sends the release to the nodes, one after the other.
+pub fn update(nodes: &[String], release: &Path, given: &ControlOptions) -> Result<(), Error> {
+    let release = ImageRelease::read(release, &given.operator.policy)?;
+    let (operator, output) = (Operator::of(&given.operator, given.timeout)?, given.output);
     let mut done = vec![];
-    for given in &nodes {
+    for given in nodes {
         let (node, at) = given.split_once('=').unwrap_or((given, given));
         let progress = Progress::on_stderr();
         let session = operator.connect(at, &progress)?;
@@ -151,5 +138,5 @@ fn update(given: &Given) -> Result<(), Error> {
         release.send(&session, node, output)?;
         done.push(json!({"name": node, "report": ""}));
     }
-    output.json(&json!({"action": UPDATE, "nodes": done}))
+    output.json(&json!({"action": "update", "nodes": done}))
 }

@@ -1,27 +1,20 @@
 //! `firstlight kubeconfig`: a new certificate for the API server, from a control plane.
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use base::crypto::Secret;
-use base::options::Opt;
+use clap::Args;
 use kubernetes::client_certificate::Subject;
 use kubernetes::kubeconfig::rebuild;
 use proto::operator::{KUBECONFIG, KubeconfigRequest, KubeconfigResponse};
 use serde_json::json;
 
-use super::session::{CERTIFICATE, KEY, Operator, POLICY};
-use crate::shell::{
-    error::Error,
-    files,
-    output::{OUTPUT, Output},
-    progress::Progress,
-    usage::{Command, Given, Operand},
-};
+use super::session::{Operator, OperatorOptions};
+use crate::shell::{error::Error, files, output::Output, progress::Progress};
 use crate::workspace::{
-    connect::ATTESTATION_KEY,
     kubeconfig::{self, KUBECONFIG_FILE, default_path},
-    master_secret::{MASTER_SECRET, SHARE_FILE},
-    options::{TIMEOUT, VARIANT},
-    sources::{KEPT, OFFLINE},
-    state::{CLUSTER_ID, CLUSTER_STATE},
+    options::time,
 };
 
 /// The group of administrators, since Kubernetes v1.29 (kubeadm: ClusterAdminsGroupAndClusterRoleBinding).
@@ -29,118 +22,106 @@ const ADMINISTRATORS: &str = "kubeadm:cluster-admins";
 /// The user if no other is named, and the end of its entry's name in a kubeconfig.
 const ADMINISTRATOR: &str = "firstlight-admin";
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "kubeconfig",
-    summary: "make a kubeconfig: for you, or for a colleague with less rights",
-    about: &[
-        "Asks a control plane for a new client certificate of Kubernetes. It works when the API server is down, and when all \
-         certificates of the cluster but its authority's have expired. Kubernetes cannot revoke a certificate: give colleagues short \
-         ones, and groups to which a RoleBinding gives what they need.",
-        "The node is verified like in `firstlight verify`, the operator proves to have the master secret, or a certificate by it, and \
-         the node writes the call down.",
-    ],
-    operand: Some(Operand {
-        is_needed: false,
-        help: "a control plane: its name in the state file, or HOST[:PORT]; by default the first one of the state file that answers",
-        ..super::NODE
-    }),
-    options: &[
-        Opt::value("for", "NAME", "the user, as RoleBindings name it").or(ADMINISTRATOR),
-        Opt::value(
-            "group",
-            "NAME",
-            "a group of the user, in place of the group of administrators; may be repeated",
-        ),
-        Opt::value(
-            "hours",
-            "NUMBER",
-            "how long it is valid; at most 8784, a year",
-        )
-        .or("720"),
-        Opt::value(
-            "cluster-name",
-            "NAME",
-            "the name of the cluster in the file",
-        )
-        .or("kubernetes"),
-        Opt::value("file", "FILE", "the file for the kubeconfig").or(KUBECONFIG_FILE),
-        Opt::flag("overwrite", "replace an existing file"),
-        Opt::flag(
-            "merge",
-            "also add it to the file that kubectl reads ($KUBECONFIG, else ~/.kube/config)",
-        ),
-        POLICY,
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        ATTESTATION_KEY,
-        CLUSTER_STATE,
-        CLUSTER_ID,
-        MASTER_SECRET,
-        SHARE_FILE,
-        CERTIFICATE,
-        KEY,
-        OUTPUT,
-        TIMEOUT.or("2m"),
-    ],
-    examples: &[
-        "firstlight kubeconfig --overwrite",
-        "firstlight kubeconfig control-plane-0 --for anna --group developers --hours 24 --file anna.conf",
-    ],
-    run,
-};
+/// Make a kubeconfig: for you, or for a colleague with less rights
+///
+/// Asks a control plane for a new client certificate of Kubernetes. It works when the API server is down, and when
+/// all certificates of the cluster but its authority's have expired. Kubernetes cannot revoke a certificate: give
+/// colleagues short ones, and groups to which a RoleBinding gives what they need.
+///
+/// The node is verified like in `firstlight verify`, the operator proves to have the master secret, or a certificate
+/// by it, and the node writes the call down.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight kubeconfig --overwrite
+  firstlight kubeconfig control-plane-0 --for anna --group developers --hours 24 --file anna.conf")]
+pub(crate) struct CommandLine {
+    /// A control plane: its name in the state file, or HOST[:PORT]; by default the first one of the state file that
+    /// answers
+    node: Option<String>,
+    /// The user, as RoleBindings name it
+    #[arg(long = "for", value_name = "NAME", default_value = ADMINISTRATOR)]
+    user: String,
+    /// A group of the user, in place of the group of administrators; may be repeated
+    #[arg(long, value_name = "NAME")]
+    group: Vec<String>,
+    /// How long it is valid; at most 8784, a year
+    #[arg(long, value_name = "NUMBER", default_value_t = 720)]
+    hours: u32,
+    /// The name of the cluster in the file
+    #[arg(long, value_name = "NAME", default_value = "kubernetes")]
+    cluster_name: String,
+    /// The file for the kubeconfig
+    #[arg(long, value_name = "FILE", default_value = KUBECONFIG_FILE)]
+    file: PathBuf,
+    /// Replace an existing file
+    #[arg(long)]
+    overwrite: bool,
+    /// Also add it to the file that kubectl reads ($KUBECONFIG, else ~/.kube/config)
+    #[arg(long)]
+    merge: bool,
+    #[command(flatten)]
+    pub operator: OperatorOptions,
+    #[command(flatten)]
+    output: Output,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "2m")]
+    timeout: Duration,
+}
 
-fn run(given: &Given) -> Result<(), Error> {
-    let (operator, output) = (Operator::of(given)?, Output::of(given)?);
-    let file = given.path("file");
-    if file.exists() && !given.has("overwrite") {
+/// Runs the command.
+pub fn run(given: &CommandLine) -> Result<(), Error> {
+    let CommandLine {
+        user,
+        cluster_name: cluster,
+        file,
+        hours,
+        overwrite,
+        output,
+        ..
+    } = given;
+    let operator = Operator::of(&given.operator, given.timeout)?;
+    if file.exists() && !overwrite {
         return Err(Error::failed(format!(
             "{} exists: --overwrite replaces it, --file names another one",
             file.display()
         )));
     }
-    let nodes = if given.has_operand() {
-        vec![given.operand()?]
-    } else {
-        operator.control_planes()
+    let nodes = match &given.node {
+        Some(node) => vec![node.clone()],
+        None => operator.control_planes(),
     };
     if nodes.is_empty() {
         return Err(Error::Usage(
             "the state file has no control plane: give the address of one, HOST[:PORT]".into(),
         ));
     }
-    let hours: u32 = given.parsed("hours", str::parse)?;
-    let groups = given.texts("group")?;
-    let user = given.text("for")?;
-    let groups = if groups.is_empty() {
+    let groups = if given.group.is_empty() {
         vec![ADMINISTRATORS.into()]
     } else {
-        groups
+        given.group.clone()
     };
-    Subject::new(&user, &groups).map_err(|error| Error::Usage(error.to_string()))?;
+    Subject::new(user, &groups).map_err(|error| Error::Usage(error.to_string()))?;
     let request = KubeconfigRequest {
         caller: None,
         user: user.clone(),
         groups,
-        seconds: u64::from(hours) * 3600,
+        seconds: u64::from(*hours) * 3600,
     };
     let made = of_first(&operator, &nodes, &request)?;
-    let cluster = given.text("cluster-name")?;
     let entry = format!("{cluster}-{user}");
-    let built = rebuild(&made.kubeconfig, &cluster, &entry)
+    let built = rebuild(&made.kubeconfig, cluster, &entry)
         .map_err(|error| Error::Refused(format!("the node's kubeconfig: {error}")))?;
-    if given.has("overwrite") {
-        files::replace_private(&file, built.expose())?
+    if *overwrite {
+        files::replace_private(file, built.expose())?
     } else {
-        files::create_private(&file, built.expose())?
+        files::create_private(file, built.expose())?
     }
     output.say(format_args!(
         "A kubeconfig of {user} in {}, valid for {hours} hours, is in {}",
         request.groups.join(", "),
         file.display()
     ))?;
-    let context = if given.has("merge") {
+    let context = if given.merge {
         Some(merge(&built)?)
     } else {
         None

@@ -3,88 +3,77 @@
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use base::options::Opt;
+use clap::Args;
 use proto::operator::{LOGS, Log, LogsRequest, LogsResponse};
 use rpc::grpc::{CallOptions, Code, Status};
 
-use super::session::{CERTIFICATE, KEY, Operator, POLICY};
+use super::session::{Operator, OperatorOptions};
 use crate::shell::{
     error::Error,
     progress::{Progress, lines},
-    usage::{Command, Given},
 };
-use crate::workspace::{
-    connect::ATTESTATION_KEY,
-    master_secret::{MASTER_SECRET, SHARE_FILE},
-    options::{TIMEOUT, VARIANT, time},
-    sources::{KEPT, OFFLINE},
-    state::{CLUSTER_ID, CLUSTER_STATE},
-};
+use crate::workspace::options::time;
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "logs",
-    summary: "print the logs of a node",
-    about: &[
-        "Asks a member for its journal: of one unit or of all, of this boot or of an earlier one; for the kernel's messages; for the \
-         audit log of its API server; or for the record of operators' calls. It works when Kubernetes does not: the node is verified \
-         like in `firstlight verify`, and the operator proves to have the master secret, or a certificate by it. The node writes each \
-         call down.",
-        "--audit and --calls print the file that is written now; with --since or --lines also the older ones beside it, which an API \
-         server keeps for 30 days, and of which there are 10 at most, of 100 MB.",
-    ],
-    operand: Some(super::NODE),
-    options: &[
-        Opt::value(
-            "unit",
-            "UNIT",
-            "only this unit of systemd, as kubelet or containerd.service",
-        ),
-        Opt::value(
-            "boot",
-            "NUMBER",
-            "an earlier boot: -1 is the one before the present one",
-        )
-        .or("0"),
-        Opt::flag("kernel", "only the kernel's messages"),
-        Opt::flag(
-            "audit",
-            "the audit log of the API server on this control plane",
-        ),
-        Opt::flag("calls", "the record of operators' calls to this node"),
-        Opt::flag("follow", "go on with new lines until an interrupt"),
-        Opt::value(
-            "since",
-            "TIME",
-            "only lines of this time until now, as 10m or 2h",
-        ),
-        Opt::value("lines", "NUMBER", "only this many lines at the end"),
-        POLICY,
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        ATTESTATION_KEY,
-        CLUSTER_STATE,
-        CLUSTER_ID,
-        MASTER_SECRET,
-        SHARE_FILE,
-        CERTIFICATE,
-        KEY,
-        TIMEOUT.or("5m"),
-    ],
-    examples: &[
-        "firstlight logs worker-0 --unit kubelet --since 10m",
-        "firstlight logs 10.42.1.100 --kernel",
-        "firstlight logs control-plane-0 --audit --since 24h",
-    ],
-    run,
-};
+/// Print the logs of a node
+///
+/// Asks a member for its journal: of one unit or of all, of this boot or of an earlier one; for the kernel's
+/// messages; for the audit log of its API server; or for the record of operators' calls. It works when Kubernetes
+/// does not: the node is verified like in `firstlight verify`, and the operator proves to have the master secret, or
+/// a certificate by it. The node writes each call down.
+///
+/// --audit and --calls print the file that is written now; with --since or --lines also the older ones beside it,
+/// which an API server keeps for 30 days, and of which there are 10 at most, of 100 MB.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight logs worker-0 --unit kubelet --since 10m
+  firstlight logs 10.42.1.100 --kernel
+  firstlight logs control-plane-0 --audit --since 24h")]
+pub(crate) struct CommandLine {
+    /// The name of a node in the state file, or HOST[:PORT]
+    node: String,
+    /// Only this unit of systemd, as kubelet or containerd.service
+    #[arg(long, value_name = "UNIT", conflicts_with_all = ["kernel", "audit", "calls"])]
+    unit: Option<String>,
+    /// An earlier boot: -1 is the one before the present one
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value = "0",
+        allow_negative_numbers = true,
+        conflicts_with_all = ["audit", "calls"]
+    )]
+    boot: i32,
+    /// Only the kernel's messages
+    #[arg(long, conflicts_with_all = ["audit", "calls"])]
+    kernel: bool,
+    /// The audit log of the API server on this control plane
+    #[arg(long, conflicts_with = "calls")]
+    audit: bool,
+    /// The record of operators' calls to this node
+    #[arg(long)]
+    calls: bool,
+    /// Go on with new lines until an interrupt
+    #[arg(long)]
+    follow: bool,
+    /// Only lines of this time until now, as 10m or 2h
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    since: Option<Duration>,
+    /// Only this many lines at the end
+    #[arg(long, value_name = "NUMBER")]
+    lines: Option<u32>,
+    #[command(flatten)]
+    pub operator: OperatorOptions,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "5m")]
+    timeout: Duration,
+}
 
-fn run(given: &Given) -> Result<(), Error> {
-    let (node, mut request) = (given.operand()?, request(given)?);
-    let operator = Operator::of(given)?;
+/// Runs the command.
+pub fn run(given: &CommandLine) -> Result<(), Error> {
+    let (node, mut request) = (&given.node, given.request());
+    let operator = Operator::of(&given.operator, given.timeout)?;
     let progress = Progress::on_stderr();
-    let session = operator.connect(&node, &progress)?;
+    let session = operator.connect(node, &progress)?;
     drop(progress);
     let mut out = Lines::default();
     session.call(|channel, caller, options| {
@@ -103,63 +92,31 @@ fn closed(error: io::Error) -> Status {
     Status::new(Code::Internal, format!("standard output: {error}"))
 }
 
-fn request(given: &Given) -> Result<LogsRequest, Error> {
-    let chosen = [
-        ("kernel", Log::Kernel),
-        ("audit", Log::Audit),
-        ("calls", Log::Calls),
-    ];
-    let chosen: Vec<Log> = chosen
-        .into_iter()
-        .filter(|(name, _)| given.has(name))
-        .map(|(_, log)| log)
-        .collect();
-    let log = match chosen[..] {
-        [] => Log::Journal,
-        [log] => log,
-        _ => {
-            return Err(Error::Usage(
-                "--kernel, --audit, --calls: give one of them".into(),
-            ));
+impl CommandLine {
+    fn request(&self) -> LogsRequest {
+        let log = if self.kernel {
+            Log::Kernel
+        } else if self.audit {
+            Log::Audit
+        } else if self.calls {
+            Log::Calls
+        } else {
+            Log::Journal
+        };
+        let since = self
+            .since
+            .and_then(|time| SystemTime::now().checked_sub(time));
+        let since = since.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        LogsRequest {
+            caller: None,
+            log: log.into(),
+            unit: self.unit.as_deref().map(unit).unwrap_or_default(),
+            boot: self.boot,
+            follow: self.follow,
+            since: since.unwrap_or_default().as_secs(),
+            lines: self.lines.unwrap_or_default(),
         }
-    };
-    let is_file = matches!(log, Log::Audit | Log::Calls);
-    if is_file && ["unit", "boot"].iter().any(|name| given.has(name)) {
-        return Err(Error::Usage(
-            "--unit and --boot are for the journal: --audit and --calls are files".into(),
-        ));
     }
-    if log == Log::Kernel && given.has("unit") {
-        return Err(Error::Usage(
-            "--kernel and --unit: give one of the two".into(),
-        ));
-    }
-    let since = if given.has("since") {
-        SystemTime::now()
-            .checked_sub(given.parsed::<Duration, _>("since", time)?)
-            .and_then(|at| at.duration_since(UNIX_EPOCH).ok())
-            .unwrap_or_default()
-            .as_secs()
-    } else {
-        0
-    };
-    Ok(LogsRequest {
-        caller: None,
-        log: log.into(),
-        unit: if given.has("unit") {
-            unit(&given.text("unit")?)
-        } else {
-            String::new()
-        },
-        boot: given.parsed("boot", |text| text.parse::<i32>())?,
-        follow: given.has("follow"),
-        since,
-        lines: if given.has("lines") {
-            given.parsed("lines", |text| text.parse::<u32>())?
-        } else {
-            0
-        },
-    })
 }
 
 /// Returns the name of a unit; without an ending it is a service.

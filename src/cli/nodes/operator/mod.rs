@@ -12,13 +12,3 @@ pub mod people;
 pub mod session;
 pub mod support;
 mod update;
-
-use crate::shell::usage::Operand;
-
-/// The node of a command.
-pub const NODE: Operand = Operand {
-    value: "NODE",
-    words: &[],
-    is_needed: true,
-    help: "the name of a node in the state file, or HOST[:PORT]",
-};

@@ -1,130 +1,99 @@
 //! `firstlight operator`: certificates for other people, with which they call nodes without the master secret.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use base::crypto::SSH_USER_CA_SEED_ID;
-use base::options::Opt;
-use base::program;
+use clap::{Args, ValueEnum, value_parser};
 use proto::operator::{REVOKE, RevokeRequest, RevokeResponse};
 use serde_json::json;
 use ssh::{OPERATOR, READER, signature};
 
-use super::session::{CERTIFICATE, KEY, Operator, POLICY};
+use super::session::{Operator, OperatorOptions};
 use crate::secrets::ssh::{authority, read_key};
-use crate::shell::{
-    error::Error,
-    files,
-    output::{OUTPUT, Output},
-    progress::Progress,
-    usage::{Command, Given, Operand, suggestion},
-};
-use crate::workspace::{
-    connect::ATTESTATION_KEY,
-    master_secret::{MASTER_SECRET, SHARE_FILE, master_secret_of},
-    options::{TIMEOUT, VARIANT},
-    sources::{KEPT, OFFLINE},
-    state::{CLUSTER_ID, CLUSTER_STATE},
-};
+use crate::shell::{error::Error, files, output::Output, progress::Progress};
+use crate::workspace::options::time;
 
-const ACTIONS: [&str; 3] = ["certify", "revoke", "accept"];
 /// The longest validity that nodes accept, in hours: 31 days.
-const MOST_HOURS: u32 = 31 * 24;
+const MOST_HOURS: i64 = 31 * 24;
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "operator",
-    summary: "let other people call nodes without the master secret, or end that",
-    about: &[
-        "certify makes a certificate for a person's SSH key: of a file, of an agent, or of a FIDO2 token. With it, this person uses \
-         `firstlight logs`, `support`, `kubeconfig` and `node` (--certificate and --key); with --read-only only the first two. sshd \
-         accepts no such certificate. The comment of the key is the name in the nodes' records. The command needs the master secret, \
-         and no connection.",
-        "revoke has nodes refuse a key, also with certificates that are still valid; accept ends that. Only nodes that were asked know \
-         it, and a node that joins later does not: ask again, or wait until the certificate has expired.",
-    ],
-    operand: Some(Operand {
-        value: "certify|revoke|accept KEY [NODE]..",
-        words: &ACTIONS,
-        is_needed: true,
-        help: "the file of the person's public key, or its fingerprint (SHA256:..); the nodes, by default all of the state file",
-    }),
-    options: &[
-        Opt::value(
-            "hours",
-            "NUMBER",
-            "certify: how long the certificate is valid; at most 744, a month",
-        )
-        .or("24"),
-        Opt::flag("read-only", "certify: only for logs and facts"),
-        Opt::value(
-            "file",
-            "FILE",
-            "certify: the file for the certificate; must not exist",
-        )
-        .or("firstlight-operator-cert.pub"),
-        POLICY,
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        ATTESTATION_KEY,
-        CLUSTER_STATE,
-        CLUSTER_ID,
-        MASTER_SECRET,
-        SHARE_FILE,
-        CERTIFICATE,
-        KEY,
-        OUTPUT,
-        TIMEOUT.or("2m"),
-    ],
-    examples: &[
-        "firstlight operator certify anna.pub --hours 24 --read-only",
-        "firstlight operator revoke anna.pub",
-        "firstlight operator accept SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU control-plane-0",
-    ],
-    run,
-};
+/// Let other people call nodes without the master secret, or end that
+///
+/// certify makes a certificate for a person's SSH key: of a file, of an agent, or of a FIDO2 token. With it, this
+/// person uses `firstlight logs`, `support`, `kubeconfig` and `node` (--certificate and --key); with --read-only only
+/// the first two. sshd accepts no such certificate. The comment of the key is the name in the nodes' records. The
+/// command needs the master secret, and no connection.
+///
+/// revoke has nodes refuse a key, also with certificates that are still valid; accept ends that. Only nodes that were
+/// asked know it, and a node that joins later does not: ask again, or wait until the certificate has expired.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight operator certify anna.pub --hours 24 --read-only
+  firstlight operator revoke anna.pub
+  firstlight operator accept SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU control-plane-0")]
+pub(crate) struct CommandLine {
+    /// What to do
+    action: PersonAction,
+    /// The file of the person's public key, or its fingerprint (SHA256:..)
+    #[arg(value_name = "KEY")]
+    person: String,
+    /// With revoke and accept: the nodes, by default all of the state file
+    #[arg(value_name = "NODE")]
+    nodes: Vec<String>,
+    /// With certify: how long the certificate is valid; at most 744, a month
+    #[arg(long, value_name = "NUMBER", default_value = "24", value_parser = value_parser!(u32).range(1..=MOST_HOURS))]
+    hours: u32,
+    /// With certify: only for logs and facts
+    #[arg(long)]
+    read_only: bool,
+    /// With certify: the file for the certificate; must not exist
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "firstlight-operator-cert.pub"
+    )]
+    file: PathBuf,
+    #[command(flatten)]
+    pub operator: OperatorOptions,
+    #[command(flatten)]
+    output: Output,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "2m")]
+    timeout: Duration,
+}
 
-fn run(given: &Given) -> Result<(), Error> {
-    let action = given.operand()?;
-    let mut further = vec![];
-    for word in given.further().iter().cloned().map(program::text) {
-        further.push(word?);
-    }
-    let Some((key, nodes)) = further.split_first() else {
-        return Err(Error::Usage(format!(
-            "expected firstlight operator {action} KEY"
-        )));
-    };
-    match action.as_str() {
-        "certify" if nodes.is_empty() => certify(given, Path::new(key)),
-        "certify" => Err(Error::Usage("certify needs no node".into())),
-        "revoke" | "accept" => revoke(given, key, nodes, action == "accept"),
-        other => {
-            let end = suggestion("", other, ACTIONS);
-            Err(Error::Usage(format!("there is no action {other:?}{end}")))
-        }
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PersonAction {
+    Certify,
+    Revoke,
+    Accept,
+}
+
+/// Runs the command.
+pub fn run(given: &CommandLine) -> Result<(), Error> {
+    match given.action {
+        PersonAction::Certify if given.nodes.is_empty() => certify(given, Path::new(&given.person)),
+        PersonAction::Certify => Err(Error::Usage("certify needs no node".into())),
+        action => revoke(given, action == PersonAction::Accept),
     }
 }
 
-fn certify(given: &Given, path: &Path) -> Result<(), Error> {
-    let hours: u32 = given.parsed("hours", str::parse)?;
-    if hours == 0 || hours > MOST_HOURS {
-        return Err(Error::Usage(format!("--hours: expected 1 to {MOST_HOURS}")));
-    }
-    let (key, output, file) = (read_key(path)?, Output::of(given)?, given.path("file"));
+fn certify(given: &CommandLine, path: &Path) -> Result<(), Error> {
+    let CommandLine {
+        hours,
+        file,
+        output,
+        ..
+    } = given;
+    let key = read_key(path)?;
     signature::check_kind(&key)
         .map_err(|error| Error::content(format!("{}: {error}", path.display())))?;
-    let authority = authority(&master_secret_of(given)?.read()?, SSH_USER_CA_SEED_ID)?;
-    let principal = if given.has("read-only") {
-        READER
-    } else {
-        OPERATOR
-    };
+    let authority = authority(&given.operator.secret.source().read()?, SSH_USER_CA_SEED_ID)?;
+    let principal = if given.read_only { READER } else { OPERATOR };
     // the certificate begins some minutes ago, and a node counts from there
-    let validity = Duration::from_secs(u64::from(hours) * 3600) - Duration::from_secs(600);
+    let validity = Duration::from_secs(u64::from(*hours) * 3600) - Duration::from_secs(600);
     let line = authority.operator_certificate(&key, &[principal], validity, SystemTime::now());
-    files::create_private(&file, format!("{line}\n").as_bytes())?;
+    files::create_private(file, format!("{line}\n").as_bytes())?;
     output.json(&json!({
         "certificate": file, "fingerprint": key.fingerprint(), "principal": principal, "hours": hours,
     }))?;
@@ -135,14 +104,15 @@ fn certify(given: &Given, path: &Path) -> Result<(), Error> {
     ))
 }
 
-fn revoke(given: &Given, key: &str, nodes: &[String], undo: bool) -> Result<(), Error> {
+fn revoke(given: &CommandLine, undo: bool) -> Result<(), Error> {
+    let (key, output) = (&given.person, given.output);
     let fingerprint = if key.starts_with("SHA256:") {
-        key.to_owned()
+        key.clone()
     } else {
         read_key(Path::new(key))?.fingerprint()
     };
-    let (operator, output) = (Operator::of(given)?, Output::of(given)?);
-    let nodes = match nodes {
+    let operator = Operator::of(&given.operator, given.timeout)?;
+    let nodes = match &given.nodes[..] {
         [] => operator.nodes(),
         nodes => nodes.to_vec(),
     };

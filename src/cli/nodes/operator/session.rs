@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base::child_output;
-use base::crypto::{CLUSTER_ID_LEN, SSH_USER_CA_SEED_ID};
+use base::crypto::SSH_USER_CA_SEED_ID;
 use base::machines::Role;
-use base::options::Opt;
 use base::time::seconds;
+use clap::Args;
 use proto::init;
 use proto::operator::Caller;
 use rpc::grpc::{CallOptions, Channel, Code, Status};
@@ -19,38 +19,48 @@ use ssh::{Authority, OPERATOR, OPERATOR_NAMESPACE};
 use verifier::Validator;
 
 use crate::secrets::ssh::authority;
-use crate::shell::{error::Error, files, progress::Progress, usage::Given};
+use crate::shell::{error::Error, files, progress::Progress};
 use crate::workspace::{
-    connect::{Endpoint, Node, keys_of, read_policy_with},
-    master_secret::master_secret_of,
-    options::{time, variant_of},
-    sources::sources,
-    state::{KnownNode, State, cluster_id},
+    connect::{Endpoint, KeyOptions, Node, read_policy_with},
+    master_secret::SecretOptions,
+    options::VariantOption,
+    sources::{SourceOptions, sources},
+    state::{ClusterOptions, KnownNode, State},
 };
 
 /// How long a certificate is valid that a command makes for itself: one command.
 const VALIDITY: Duration = Duration::from_secs(10 * 60);
 
-/// The policy, which has a default here: these commands name no other file.
-pub const POLICY: Opt = Opt::value(
-    "policy",
-    "FILE",
-    "the attestation policy that the node must meet (JSON)",
-)
-.or("policy.json");
-/// A certificate in place of the master secret.
-pub const CERTIFICATE: Opt = Opt::value(
-    "certificate",
-    "FILE",
-    "in place of --master-secret: a certificate that `firstlight operator certify` made for your SSH key",
-);
-/// The key of the certificate.
-pub const KEY: Opt = Opt::value(
-    "key",
-    "FILE",
-    "with --certificate: your SSH key; the file of the public key if the key is in an agent. ssh-keygen signs with it, and asks for a \
-     passphrase or a touch",
-);
+/// How the node is verified, and what proves the operator to it.
+#[derive(Debug, Args)]
+pub struct OperatorOptions {
+    /// The attestation policy that the node must meet (JSON)
+    #[arg(long, value_name = "FILE", default_value = "policy.json")]
+    pub policy: PathBuf,
+    #[command(flatten)]
+    variant: VariantOption,
+    #[command(flatten)]
+    pub sources: SourceOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
+    #[command(flatten)]
+    pub cluster: ClusterOptions,
+    #[command(flatten)]
+    pub secret: SecretOptions,
+    /// In place of --master-secret: a certificate that `firstlight operator certify` made for your SSH key
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "key",
+        conflicts_with_all = ["master_secret", "share"]
+    )]
+    pub certificate: Option<PathBuf>,
+    /// With --certificate: your SSH key; the file of the public key if the key is in an agent. ssh-keygen signs with it,
+    /// and asks for a passphrase or a touch
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    key: Option<PathBuf>,
+}
+
 /// What proves the operator.
 enum Credential {
     /// The authority, which certifies a new key for each command.
@@ -68,13 +78,13 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Reads the files that the options name.
-    pub fn of(given: &Given) -> Result<Operator, Error> {
-        let state = State::find(&given.path("state"))?;
+    /// Reads the files that the options name. `timeout` is the limit for each node.
+    pub fn of(options: &OperatorOptions, timeout: Duration) -> Result<Operator, Error> {
+        let state = State::find(&options.cluster.state)?;
         Ok(Operator {
-            credential: credential(given)?,
-            validator: validator(given, state.as_ref())?,
-            timeout: given.parsed("timeout", time)?,
+            credential: options.credential()?,
+            validator: options.validator(state.as_ref())?,
+            timeout,
             state,
         })
     }
@@ -170,47 +180,36 @@ impl Operator {
     }
 }
 
-fn credential(given: &Given) -> Result<Credential, Error> {
-    match (given.has("certificate"), given.has("key")) {
-        (true, true) if given.has("master-secret") || given.has("share") => Err(Error::Usage(
-            "--certificate and the master secret: give one of the two".into(),
-        )),
-        (true, true) => {
-            let path = given.path("certificate");
-            let text = files::read(&path)?;
-            let blob = UserCertificate::blob_of_line(&String::from_utf8_lossy(&text));
-            let blob =
-                blob.map_err(|error| Error::content(format!("{}: {error}", path.display())))?;
-            Ok(Credential::Certificate(blob, given.path("key")))
-        }
-        (false, false) => {
-            let kms = master_secret_of(given)?.read()?;
-            let authority = authority(&kms, SSH_USER_CA_SEED_ID)?;
-            Ok(Credential::Authority(Box::new(authority)))
-        }
-        _ => Err(Error::Usage(
-            "--certificate and --key: give both or none".into(),
-        )),
+impl OperatorOptions {
+    fn credential(&self) -> Result<Credential, Error> {
+        let (Some(path), Some(key)) = (&self.certificate, &self.key) else {
+            let authority = authority(&self.secret.source().read()?, SSH_USER_CA_SEED_ID)?;
+            return Ok(Credential::Authority(Box::new(authority)));
+        };
+        let text = files::read(path)?;
+        let blob = UserCertificate::blob_of_line(&String::from_utf8_lossy(&text));
+        let blob = blob.map_err(|error| Error::content(format!("{}: {error}", path.display())))?;
+        Ok(Credential::Certificate(blob, key.clone()))
     }
-}
 
-fn validator(given: &Given, state: Option<&State>) -> Result<Arc<dyn Validator>, Error> {
-    let known = state
-        .into_iter()
-        .flat_map(|state| state.attestation_keys.iter().copied());
-    let policy = read_policy_with(&given.path("policy"), &keys_of(given)?, known)?;
-    let id: [u8; CLUSTER_ID_LEN] = if given.has("cluster-id") {
-        given.parsed("cluster-id", cluster_id)?
-    } else {
-        state.and_then(|state| state.cluster_id).ok_or_else(|| {
-            Error::Usage(
-                "the cluster's ID is unknown: give --cluster-id, or a --state file that has it"
-                    .into(),
-            )
-        })?
-    };
-    let policy = policy.expecting_cluster(&id);
-    endorsement::validator(variant_of(given)?, policy, &sources()).map_err(Error::failed)
+    fn validator(&self, state: Option<&State>) -> Result<Arc<dyn Validator>, Error> {
+        let known = state
+            .into_iter()
+            .flat_map(|state| state.attestation_keys.iter().copied());
+        let policy = read_policy_with(&self.policy, &self.keys.attestation_key, known)?;
+        let id = self.cluster.cluster_id;
+        let id = id
+            .or(state.and_then(|state| state.cluster_id))
+            .ok_or_else(|| {
+                Error::Usage(
+                    "the cluster's ID is unknown: give --cluster-id, or a --state file that has it"
+                        .into(),
+                )
+            })?;
+        let variant = self.variant.of(Some(&self.policy))?;
+        let policy = policy.expecting_cluster(&id);
+        endorsement::validator(variant, policy, &sources()).map_err(Error::failed)
+    }
 }
 
 /// Signs `message` with the key in this file, or with that of an agent whose public key is in this file.

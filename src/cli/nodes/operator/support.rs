@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use base::options::Opt;
-use base::program;
+use clap::Args;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use kubernetes::NAMESPACE;
@@ -16,21 +16,11 @@ use proto::operator::{SUPPORT, SupportRequest, SupportResponse};
 use rpc::grpc::{Code, Status};
 use serde_json::{Value, json};
 
-use super::session::{CERTIFICATE, KEY, Operator, POLICY};
-use crate::shell::{
-    error::Error,
-    files,
-    output::{OUTPUT, Output},
-    progress::Progress,
-    usage::{Command, Given, Operand},
-};
+use super::session::{Operator, OperatorOptions};
+use crate::shell::{error::Error, files, output::Output, progress::Progress};
 use crate::workspace::{
-    connect::ATTESTATION_KEY,
-    kubeconfig::{self, KUBECONFIG, kubeconfigs_of},
-    master_secret::{MASTER_SECRET, SHARE_FILE},
-    options::{TIMEOUT, VARIANT},
-    sources::{KEPT, OFFLINE},
-    state::{CLUSTER_ID, CLUSTER_STATE},
+    kubeconfig::{self, KubeconfigOption},
+    options::time,
 };
 
 /// Maximum bytes that one node sends.
@@ -39,60 +29,45 @@ const MAX: usize = 64 << 20;
 /// The files of a node, by their names.
 type Facts = BTreeMap<String, Vec<u8>>;
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "support",
-    summary: "collect versions, settings, states and logs of nodes in an archive",
-    about: &[
-        "Asks each node for its versions, settings, boot record, units, disks, addresses and journal, and the API server for nodes, events, \
-         pods of kube-system and records of machines, and writes them into one archive. No secret of Firstlight is in it, and no Secret \
-         of Kubernetes; programs of yours may have written theirs into the journal, so look before you pass it on.",
-        "The node is verified, and the operator proves to have the master secret, or a certificate by it, as in `firstlight logs`. A node \
-         or an API server that does not answer has the reason in the archive.",
-    ],
-    operand: Some(Operand {
-        value: "NODE..",
-        words: &[],
-        is_needed: false,
-        help: "names of nodes in the state file, or HOST[:PORT]; by default all of the state file",
-    }),
-    options: &[
-        Opt::value("file", "FILE", "the archive; must not exist").or("firstlight-support.tar.gz"),
-        KUBECONFIG,
-        POLICY,
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        ATTESTATION_KEY,
-        CLUSTER_STATE,
-        CLUSTER_ID,
-        MASTER_SECRET,
-        SHARE_FILE,
-        CERTIFICATE,
-        KEY,
-        OUTPUT,
-        TIMEOUT.or("5m"),
-    ],
-    examples: &[
-        "firstlight support",
-        "firstlight support worker-0 control-plane-0 --file fault.tar.gz",
-    ],
-    run,
-};
+/// Collect versions, settings, states and logs of nodes in an archive
+///
+/// Asks each node for its versions, settings, boot record, units, disks, addresses and journal, and the API server
+/// for nodes, events, pods of kube-system and records of machines, and writes them into one archive. No secret of
+/// Firstlight is in it, and no Secret of Kubernetes; programs of yours may have written theirs into the journal, so
+/// look before you pass it on.
+///
+/// The node is verified, and the operator proves to have the master secret, or a certificate by it, as in `firstlight
+/// logs`. A node or an API server that does not answer has the reason in the archive.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight support
+  firstlight support worker-0 control-plane-0 --file fault.tar.gz")]
+pub(crate) struct CommandLine {
+    /// Names of nodes in the state file, or HOST[:PORT]; by default all of the state file
+    #[arg(value_name = "NODE")]
+    nodes: Vec<String>,
+    /// The archive; must not exist
+    #[arg(long, value_name = "FILE", default_value = "firstlight-support.tar.gz")]
+    file: PathBuf,
+    #[command(flatten)]
+    kubeconfig: KubeconfigOption,
+    #[command(flatten)]
+    pub operator: OperatorOptions,
+    #[command(flatten)]
+    output: Output,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "5m")]
+    timeout: Duration,
+}
 
-fn run(given: &Given) -> Result<(), Error> {
-    let (operator, output) = (Operator::of(given)?, Output::of(given)?);
-    let file: PathBuf = given.path("file");
-    let mut nodes = vec![];
-    if given.has_operand() {
-        nodes.push(given.operand()?);
-    }
-    for node in given.further().iter().cloned().map(program::text) {
-        nodes.push(node?);
-    }
-    if nodes.is_empty() {
-        nodes = operator.nodes();
-    }
+/// Runs the command.
+pub fn run(given: &CommandLine) -> Result<(), Error> {
+    let CommandLine { file, output, .. } = given;
+    let operator = Operator::of(&given.operator, given.timeout)?;
+    let nodes = match &given.nodes[..] {
+        [] => operator.nodes(),
+        nodes => nodes.to_vec(),
+    };
     if nodes.is_empty() {
         return Err(Error::Usage(
             "the state file has no nodes: give their names or addresses".into(),
@@ -117,7 +92,7 @@ fn run(given: &Given) -> Result<(), Error> {
             }
         }
     }
-    let objects = objects(&kubeconfigs_of(given)).unwrap_or_else(|error| {
+    let objects = objects(&given.kubeconfig.paths()).unwrap_or_else(|error| {
         Facts::from([("no-answer".into(), format!("{error}\n").into_bytes())])
     });
     archive.extend(
@@ -125,7 +100,7 @@ fn run(given: &Given) -> Result<(), Error> {
             .into_iter()
             .map(|(name, it)| (format!("kubernetes/{name}"), it)),
     );
-    files::create_private(&file, &tar_gz(&archive).map_err(Error::failed)?)?;
+    files::create_private(file, &tar_gz(&archive).map_err(Error::failed)?)?;
     output.json(&json!({"file": file, "nodes": nodes, "failed": failed}))?;
     output.say(format_args!(
         "The facts of {} nodes are in {}",

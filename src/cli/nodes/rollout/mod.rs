@@ -25,7 +25,7 @@ use verifier::{Policy, Variant};
 
 use crate::migrate::moves_nodes;
 use crate::nodes::{
-    drain::{self, DELETE_EMPTYDIR_DATA, DELETE_UNMANAGED_PODS, DRAIN_TIMEOUT, Pods},
+    drain::{self, Pods},
     lock::{self, Lock},
     upgrade,
 };
@@ -33,19 +33,14 @@ use crate::shell::{
     consent,
     error::Error,
     files, interrupt,
-    output::OUTPUT,
     progress::{Progress, printable},
-    usage::{Command, Operand},
 };
 use crate::trust::policy::both_images;
-use crate::workspace::{
-    kubeconfig::{self, KUBECONFIG},
-    state::STATE_FILE,
-};
-use base::options::Opt;
+use crate::workspace::kubeconfig;
 use decide::Cluster;
-use options::{ACTIONS, NewGoal, Options, Verb};
-use record::{Goal, NodeStep, RolloutRecord, RolloutState, RolloutWish, UPDATE, Way};
+pub(crate) use options::CommandLine;
+use options::{NewGoal, Options, Verb};
+use record::{Goal, NodeStep, RolloutRecord, RolloutState, RolloutWish, Way};
 use report::{Names, NodePods};
 use steps::{Rollout, permitted};
 
@@ -59,92 +54,8 @@ const STOP: Duration = Duration::from_secs(180);
 const INTERRUPTED: &str = "what is done stays, and a node in the middle stays cordoned; `firstlight rollout continue` goes on, also on another \
                            machine, and `firstlight rollout abort` ends it";
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: NAME,
-    summary: "bring an image or a version of Kubernetes to the nodes, one after the other",
-    about: &[
-        "`plan` shows what `start` would do, and what blocks it. `start` shows it, too, asks, and then does it: the policy accepts both images; \
-         one node after the other is cordoned, drained, changed, and must prove the new image and be Ready; at the end the old image \
-         leaves the policy. It stops at the first failure, and the other nodes stay as they are.",
-        "The cluster has the record of the rollout (ConfigMap kube-system/firstlight-rollout), so any operator can continue it: `continue` \
-         goes on after a stop, `pause` stops it when the present node is done, and `abort` ends it. `status` shows where it is.",
-        "A node gets the image in place, by a command of its own and a reboot, or is replaced by another machine (--replaced). A version of \
-         Kubernetes is always installed in place. No step needs a shell on a node.",
-    ],
-    operand: Some(Operand {
-        value: "plan|start|continue|status|pause|abort",
-        words: &ACTIONS,
-        is_needed: true,
-        help: "what to do",
-    }),
-    options: &[
-        Opt::value(
-            "policy",
-            "FILE",
-            "plan, start: the policy of the new image, as `firstlight measure` prints it (JSON); - is standard input",
-        ),
-        Opt::value(
-            "kubernetes",
-            "VERSION",
-            "plan, start: bring this version of Kubernetes to the nodes, as v1.34.5, instead of an image; v1.34 is the patch of the list",
-        ),
-        Opt::value(
-            "components",
-            "FILE",
-            "plan, start: the list of programs of this version, as `firstlight components` makes it",
-        ),
-        Opt::value(
-            "node-command",
-            "COMMAND",
-            "plan, start: what brings the image to a node, run on it by systemd; words are separated by spaces",
-        )
-        .or(UPDATE),
-        Opt::flag(
-            "replaced",
-            "plan, start: the machine of each node is replaced by one with the new image, by you or by another program",
-        ),
-        Opt::value(
-            "replace-command",
-            "COMMAND",
-            "plan, start, continue: asks for the replacement of a node, run here for each node, with {node} in place of its name",
-        ),
-        Opt::flag(
-            "accept-downtime",
-            "go on although the API server does not answer while a control plane is away: in clusters with one or two of them",
-        ),
-        DELETE_EMPTYDIR_DATA,
-        DELETE_UNMANAGED_PODS,
-        DRAIN_TIMEOUT,
-        Opt::value(
-            "node-timeout",
-            "TIME",
-            "how long the command on a node may take, and then its return",
-        )
-        .or("30m"),
-        Opt::flag("yes", "do not ask before the first change"),
-        Opt::value(
-            "state",
-            "FILE",
-            "the state file; with it a node that no join service has seen is asked for its evidence",
-        )
-        .or(STATE_FILE),
-        KUBECONFIG,
-        OUTPUT,
-    ],
-    examples: &[
-        "firstlight measure image.raw | firstlight rollout plan --policy -",
-        "firstlight rollout start --policy new.json",
-        "firstlight rollout start --policy new.json --replace-command 'kubectl --context mgmt delete machine {node}'",
-        "firstlight rollout start --kubernetes v1.34.5 --components components.json",
-        "firstlight rollout status",
-        "firstlight rollout continue",
-    ],
-    run: |given| run(&options::options(given)?),
-};
-
 /// Runs the command.
-fn run(options: &Options) -> Result<(), Error> {
+pub fn run(options: &Options) -> Result<(), Error> {
     let client = kubeconfig::client(&options.kubeconfig)?.within(REQUEST);
     let progress = Progress::on_stderr();
     progress.phase(format!("waiting for the API server {}", client.server()));

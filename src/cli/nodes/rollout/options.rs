@@ -3,44 +3,89 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use base::program;
+use clap::{Args, ValueEnum};
 use kubernetes::parameters::Version;
 
-use super::record::Way;
-use crate::nodes::drain::Permitted;
-use crate::shell::{
-    error::Error,
-    output::Output,
-    usage::{Given, suggestion},
-};
+use super::record::{UPDATE, Way};
+use crate::nodes::drain::{DrainOptions, Permitted};
+use crate::shell::{error::Error, output::Output};
 use crate::trust::components::{self, Servers};
-use crate::workspace::{kubeconfig::kubeconfigs_of, options::time};
+use crate::workspace::{kubeconfig::KubeconfigOption, options::time, state::STATE_FILE};
 
-/// The words of the operand.
-pub const ACTIONS: [&str; 6] = ["plan", "start", "continue", "status", "pause", "abort"];
-/// The options of a new rollout.
-const OF_START: [&str; 5] = [
-    "policy",
-    "kubernetes",
-    "components",
-    "node-command",
-    "replaced",
-];
+/// Bring an image or a version of Kubernetes to the nodes, one after the other
+///
+/// `plan` shows what `start` would do, and what blocks it. `start` shows it, too, asks, and then does it: the policy
+/// accepts both images; one node after the other is cordoned, drained, changed, and must prove the new image and be
+/// Ready; at the end the old image leaves the policy. It stops at the first failure, and the other nodes stay as they
+/// are.
+///
+/// The cluster has the record of the rollout (ConfigMap kube-system/firstlight-rollout), so any operator can continue
+/// it: `continue` goes on after a stop, `pause` stops it when the present node is done, and `abort` ends it. `status`
+/// shows where it is.
+///
+/// A node gets the image in place, by a command of its own and a reboot, or is replaced by another machine
+/// (--replaced). A version of Kubernetes is always installed in place. No step needs a shell on a node.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight measure image.raw | firstlight rollout plan --policy -
+  firstlight rollout start --policy new.json
+  firstlight rollout start --policy new.json --replace-command 'kubectl --context mgmt delete machine {node}'
+  firstlight rollout start --kubernetes v1.34.5 --components components.json
+  firstlight rollout status
+  firstlight rollout continue")]
+pub(crate) struct CommandLine {
+    /// What to do
+    action: Verb,
+    /// With plan and start: the policy of the new image, as `firstlight measure` prints it (JSON); - is standard input
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// With plan and start: bring this version of Kubernetes to the nodes, as v1.34.5, instead of an image; v1.34 is the
+    /// patch of the list
+    #[arg(long, value_name = "VERSION")]
+    kubernetes: Option<String>,
+    /// With plan and start: the list of programs of this version, as `firstlight components` makes it
+    #[arg(long, value_name = "FILE")]
+    components: Option<PathBuf>,
+    /// With plan and start: what brings the image to a node, run on it by systemd; words are separated by
+    /// spaces; by default /usr/bin/bootstrapper update
+    #[arg(long, value_name = "COMMAND")]
+    node_command: Option<String>,
+    /// With plan and start: the machine of each node is replaced by one with the new image, by you or by another program
+    #[arg(long)]
+    replaced: bool,
+    /// With plan, start and continue: asks for the replacement of a node, run here for each node, with {node} in place of its
+    /// name
+    #[arg(long, value_name = "COMMAND")]
+    replace_command: Option<String>,
+    /// Go on although the API server does not answer while a control plane is away: in clusters with one or two of
+    /// them
+    #[arg(long)]
+    accept_downtime: bool,
+    #[command(flatten)]
+    drain: DrainOptions,
+    /// How long the command on a node may take, and then its return
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "30m")]
+    node_timeout: Duration,
+    /// Do not ask before the first change
+    #[arg(long)]
+    yes: bool,
+    /// The state file; with it a node that no join service has seen is asked for its evidence
+    #[arg(long, value_name = "FILE", default_value = STATE_FILE)]
+    state: PathBuf,
+    #[command(flatten)]
+    kubeconfig: KubeconfigOption,
+    #[command(flatten)]
+    output: Output,
+}
 
 /// What to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Verb {
-    /// Show what a rollout would do.
     Plan,
-    /// Begin one.
     Start,
-    /// Go on with the one that has begun.
     Continue,
-    /// Show where it is.
     Status,
-    /// Stop it when the present node is done.
     Pause,
-    /// End it.
     Abort,
 }
 
@@ -82,83 +127,69 @@ pub struct Options {
     pub output: Output,
 }
 
-/// Returns the options that the command line gives.
-pub fn options(given: &Given) -> Result<Options, Error> {
-    let word = given.operand()?;
-    let action = match &*word {
-        "plan" => Verb::Plan,
-        "start" => Verb::Start,
-        "continue" => Verb::Continue,
-        "status" => Verb::Status,
-        "pause" => Verb::Pause,
-        "abort" => Verb::Abort,
-        other => {
-            let suggestion = suggestion("", other, ACTIONS);
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let is_new = matches!(self.action, Verb::Plan | Verb::Start);
+        let of_start = [
+            ("policy", self.policy.is_some()),
+            ("kubernetes", self.kubernetes.is_some()),
+            ("components", self.components.is_some()),
+            ("node-command", self.node_command.is_some()),
+            ("replaced", self.replaced),
+        ];
+        if let Some((name, _)) = of_start.iter().find(|(_, given)| *given && !is_new) {
             return Err(Error::Usage(format!(
-                "there is no action {other:?}{suggestion}"
+                "--{name} belongs to a new rollout: plan or start"
             )));
         }
-    };
-    let is_new = matches!(action, Verb::Plan | Verb::Start);
-    if let Some(name) = OF_START.iter().find(|name| !is_new && given.has(name)) {
-        return Err(Error::Usage(format!(
-            "--{name} belongs to a new rollout: plan or start"
-        )));
-    }
-    let path = |name: &str| given.value(name).map(PathBuf::from);
-    let wanted = match (
-        path("policy"),
-        given.value("kubernetes"),
-        path("components"),
-    ) {
-        (Some(policy), None, None) => Some(NewGoal::Image(policy)),
-        (None, Some(version), Some(list)) => {
-            let (text, servers) = (program::text(version)?, Servers::default());
-            let version = components::version(&text, Some(&list), &servers, Duration::ZERO)?;
-            Some(NewGoal::Kubernetes(version, list))
-        }
-        (None, None, None) if !is_new => None,
-        _ => {
+        let wanted = match (self.policy, self.kubernetes, self.components) {
+            (Some(policy), None, None) => Some(NewGoal::Image(policy)),
+            (None, Some(version), Some(list)) => {
+                let servers = Servers::default();
+                let version = components::version(&version, Some(&list), &servers, Duration::ZERO)?;
+                Some(NewGoal::Kubernetes(version, list))
+            }
+            (None, None, None) if !is_new => None,
+            _ => {
+                return Err(Error::Usage(
+                    "give --policy for an image, or --kubernetes with --components".into(),
+                ));
+            }
+        };
+        let is_replaced = self.replaced || self.replace_command.is_some();
+        if is_replaced && matches!(wanted, Some(NewGoal::Kubernetes(..))) {
             return Err(Error::Usage(
-                "give --policy for an image, or --kubernetes with --components".into(),
+                "a version of Kubernetes is installed in place: omit --replaced and --replace-command"
+                    .into(),
             ));
         }
-    };
-    let words = |name: &str| -> Result<Vec<String>, Error> {
-        let text = given.text(name)?;
-        Ok(text.split_whitespace().map(str::to_owned).collect())
-    };
-    let is_replaced = given.has("replaced") || given.has("replace-command");
-    if is_replaced && matches!(wanted, Some(NewGoal::Kubernetes(..))) {
-        return Err(Error::Usage(
-            "a version of Kubernetes is installed in place: omit --replaced and --replace-command"
-                .into(),
-        ));
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect();
+        let way = if is_replaced {
+            Way::Replaced
+        } else {
+            Way::InPlace(words(self.node_command.as_deref().unwrap_or(UPDATE)))
+        };
+        if let Way::InPlace(words) = &way
+            && words.first().is_none_or(|word| !word.starts_with('/'))
+        {
+            return Err(Error::Usage(
+                "--node-command: expected a command that begins with the path of a program, as /usr/bin/update".into(),
+            ));
+        }
+        Ok(Options {
+            action: self.action,
+            wanted,
+            way,
+            replace_command: words(&self.replace_command.unwrap_or_default()),
+            accepts_downtime: self.accept_downtime,
+            permitted: self.drain.permitted,
+            drain_limit: self.drain.drain_timeout,
+            node_limit: self.node_timeout,
+            is_agreed: self.yes,
+            state: self.state,
+            kubeconfig: self.kubeconfig.paths(),
+            output: self.output,
+        })
     }
-    let way = if is_replaced {
-        Way::Replaced
-    } else {
-        Way::InPlace(words("node-command")?)
-    };
-    if let Way::InPlace(words) = &way
-        && words.first().is_none_or(|word| !word.starts_with('/'))
-    {
-        return Err(Error::Usage(
-            "--node-command: expected a command that begins with the path of a program, as /usr/bin/update".into(),
-        ));
-    }
-    Ok(Options {
-        action,
-        wanted,
-        way,
-        replace_command: words("replace-command")?,
-        accepts_downtime: given.has("accept-downtime"),
-        permitted: Permitted::of(given),
-        drain_limit: given.parsed("drain-timeout", time)?,
-        node_limit: given.parsed("node-timeout", time)?,
-        is_agreed: given.has("yes"),
-        state: given.path("state"),
-        kubeconfig: kubeconfigs_of(given),
-        output: Output::of(given)?,
-    })
 }

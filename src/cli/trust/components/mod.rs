@@ -7,108 +7,81 @@ mod published;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::shell::{
-    error::Error,
-    output::say,
-    progress::Progress,
-    usage::{Command, Given, Operand},
-};
-use crate::workspace::options::{TIMEOUT, time};
-use base::options::Opt;
-use base::program;
+use crate::shell::{error::Error, output::say, progress::Progress};
+use crate::workspace::options::time;
 use base::text::quoted;
 pub use check::check;
+use clap::Args;
 use kubernetes::parameters::Version;
 use list::Entry;
 pub use list::{DOWNLOADS, read};
 use proto::components::Component;
 pub use published::{REGISTRY, Servers};
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "components",
-    summary: "list the programs of a version of Kubernetes, with their hashes, for the nodes",
-    about: &[
-        "Prints the list that `firstlight init --components` takes (JSON). The hashes of kubelet, kubeadm and kubectl, and the digests \
-         of the control plane's images, are those that Kubernetes publishes now. Read the list, and keep it: nodes install nothing \
-         with another hash.",
-        "With --check it checks a list without a network, as a node will: each entry has a hash and a permitted place. With --files it \
-         also compares downloaded files with their hashes.",
-    ],
-    operand: Some(Operand {
-        value: "VERSION",
-        words: &[],
-        is_needed: false,
-        help: "the version of Kubernetes, as v1.36.4; v1.36 is its newest patch",
-    }),
-    options: &[
-        Opt::value(
-            "etcd",
-            "TAG",
-            "the tag of etcd's image, as 3.6.4-0, whose digest is pinned then; `kubeadm config images list` names it",
-        ),
-        Opt::value(
-            "downloads",
-            "URL",
-            "the server of Kubernetes' programs, or a mirror of it, from which the nodes download them too",
-        )
-        .or(DOWNLOADS),
-        Opt::value(
-            "registry",
-            "URL",
-            "the registry of Kubernetes' images, which is asked for their digests",
-        )
-        .or(REGISTRY),
-        Opt::value(
-            "ca",
-            "FILE",
-            "the authorities of these servers' certificates (PEM); without it, those of this machine",
-        ),
-        Opt::value("check", "FILE", "check this list, and make none"),
-        Opt::value(
-            "files",
-            "FILE",
-            "with --check: a folder with downloaded files of the list",
-        ),
-        TIMEOUT.or("2m"),
-    ],
-    examples: &[
-        "firstlight components v1.36 > components.json",
-        "firstlight components v1.34.4 --etcd 3.6.4-0 > components.json",
-        "firstlight components --check components.json --files ./downloads",
-    ],
-    run: |given| run(&options(given)?),
-};
+/// List the programs of a version of Kubernetes, with their hashes, for the nodes
+///
+/// Prints the list that `firstlight init --components` takes (JSON). The hashes of kubelet, kubeadm and kubectl, and
+/// the digests of the control plane's images, are those that Kubernetes publishes now. Read the list, and keep it:
+/// nodes install nothing with another hash.
+///
+/// With --check it checks a list without a network, as a node will: each entry has a hash and a permitted place. With
+/// --files it also compares downloaded files with their hashes.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight components v1.36 > components.json
+  firstlight components v1.34.4 --etcd 3.6.4-0 > components.json
+  firstlight components --check components.json --files ./downloads")]
+pub(crate) struct CommandLine {
+    /// The version of Kubernetes, as v1.36.4; v1.36 is its newest patch
+    #[arg(required_unless_present = "check")]
+    version: Option<String>,
+    /// The tag of etcd's image, as 3.6.4-0, whose digest is pinned then; `kubeadm config images list` names it
+    #[arg(long, value_name = "TAG")]
+    etcd: Option<String>,
+    /// The server of Kubernetes' programs, or a mirror of it, from which the nodes download them too
+    #[arg(long, value_name = "URL", default_value = DOWNLOADS)]
+    downloads: String,
+    /// The registry of Kubernetes' images, which is asked for their digests
+    #[arg(long, value_name = "URL", default_value = REGISTRY)]
+    registry: String,
+    /// The authorities of these servers' certificates (PEM); without it, those of this machine
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Check this list, and make none
+    #[arg(long, value_name = "FILE", conflicts_with = "version")]
+    check: Option<PathBuf>,
+    /// With --check: a folder with downloaded files of the list
+    #[arg(long, value_name = "FILE", requires = "check")]
+    files: Option<PathBuf>,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "2m")]
+    timeout: Duration,
+}
 
-fn options(given: &Given) -> Result<Options, Error> {
-    let optional = |name: &str| given.value(name).map(Into::into);
-    let action = match (given.has_operand(), given.has("check")) {
-        (true, false) => {
-            let servers = Servers {
-                downloads: given.text("downloads")?,
-                registry: given.text("registry")?,
-                etcd: given.value("etcd").map(program::text).transpose()?,
-                authorities: optional("ca"),
-            };
-            let limit = given.parsed("timeout", time)?;
-            Action::Make {
-                version: version(&given.operand()?, None, &servers, limit)?,
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let servers = Servers {
+            downloads: self.downloads,
+            registry: self.registry,
+            etcd: self.etcd,
+            authorities: self.ca,
+        };
+        let action = match (self.check, self.version) {
+            (Some(list), _) => Action::Check {
+                list,
+                files: self.files,
+            },
+            (None, named) => Action::Make {
+                version: version(&named.unwrap_or_default(), None, &servers, self.timeout)?,
                 servers,
-            }
-        }
-        (false, true) => Action::Check {
-            list: given.path("check"),
-            files: optional("files"),
-        },
-        _ => {
-            let text = "give either a VERSION, whose list is made, or --check FILE";
-            return Err(Error::Usage(text.into()));
-        }
-    };
-    Ok(Options {
-        action,
-        timeout: given.parsed("timeout", time)?,
-    })
+            },
+        };
+        Ok(Options {
+            action,
+            timeout: self.timeout,
+        })
+    }
 }
 
 /// The options of the command line.

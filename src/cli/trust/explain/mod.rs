@@ -21,140 +21,104 @@ use std::time::{Duration, Instant};
 use crate::shell::{
     error::Error,
     files,
-    output::OUTPUT,
     output::{Output, print, say_all},
-    usage::{Command, Given, Operand},
 };
 use crate::trust::measure_image;
 use crate::workspace::{
-    connect::read_policy,
-    connect::{ENDPOINT, host_of},
-    options::{VARIANT, pcrs, time, variant_of},
-    sources::{KEPT, OFFLINE},
+    connect::{NodeOption, read_policy},
+    options::{VariantOption, time},
+    sources::SourceOptions,
     state::cluster_id,
 };
 use base::crypto::CLUSTER_ID_LEN;
-use base::options::Opt;
-use base::program;
+use clap::Args;
 use compare::{Expected, Finding};
 use evidence::LogAndQuotes;
 use report::Pen;
 use verifier::Variant;
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "explain",
-    summary: "explain the registers of a machine by its event log",
-    about: &[
-        "For each register it shows the value, and the events that made it: what firmware, boot loader, kernel and systemd measured, \
-         in words. FILE is an event log (/sys/kernel/security/tpm0/binary_bios_measurements, the CCEL of a TDX guest, systemd's \
-         /run/log/systemd/tpm2-measure.log), or evidence: an attestation document (JSON). Nothing proves the values in a file. A NODE \
-         proves its values over attested TLS.",
-        "With --against or --against-image it also shows the first event that differs, and with --policy which register has \
-         another value than the policy requires.",
-        "The exit code is 0 if all registers are explained and as expected, and 1 if not.",
-    ],
-    operand: Some(Operand {
-        value: "FILE|NODE",
-        words: &[],
-        is_needed: false,
-        help: "an event log or evidence (- is standard input), or the address of a node: HOST[:PORT]",
-    }),
-    options: &[
-        ENDPOINT,
-        Opt::value(
-            "against",
-            "FILE",
-            "the event log, or the evidence, of a good machine",
-        ),
-        Opt::value(
-            "against-image",
-            "FILE",
-            "the image that the machine should have booted, as for `firstlight measure`: a raw disk or a unified kernel image",
-        ),
-        Opt::value(
-            "uki",
-            "PATH",
-            "the unified kernel image that boots, on the disk of --against-image; needed if there are several",
-        ),
-        Opt::value(
-            "profile",
-            "ID",
-            "the profile of the unified kernel image that boots: its ID, or its number from 0; without it the first",
-        ),
-        Opt::value(
-            "policy",
-            "FILE",
-            "the attestation policy that the machine should meet (JSON)",
-        ),
-        Opt::value(
-            "cluster-id",
-            "HEX",
-            "the ID of the cluster to which the machine should belong",
-        ),
-        Opt::value(
-            "systemd-log",
-            "FILE",
-            "the log of systemd on the same machine, if FILE has only that of the firmware",
-        ),
-        Opt::value("pcrs", "LIST", "only these registers, as 4,9,11"),
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        OUTPUT,
-        Opt::value(
-            "timeout",
-            "TIME",
-            "the limit until the node answers, as 90s, 10m or 1h",
-        )
-        .or("30s"),
-    ],
-    examples: &[
-        "firstlight explain 10.42.1.100 --policy policy.json",
-        "firstlight explain refused.json --against good.json --pcrs 4,9,11",
-        "firstlight explain binary_bios_measurements --against-image image.raw",
-        "firstlight explain 10.42.1.100 --policy policy.json -o json",
-    ],
-    run: |given| run(&options(given)?),
-};
+/// Explain the registers of a machine by its event log
+///
+/// For each register it shows the value, and the events that made it: what firmware, boot loader, kernel and systemd
+/// measured, in words. FILE is an event log (/sys/kernel/security/tpm0/binary_bios_measurements, the CCEL of a TDX
+/// guest, systemd's /run/log/systemd/tpm2-measure.log), or evidence: an attestation document (JSON). Nothing proves
+/// the values in a file. A NODE proves its values over attested TLS.
+///
+/// With --against or --against-image it also shows the first event that differs, and with --policy which register has
+/// another value than the policy requires.
+///
+/// The exit code is 0 if all registers are explained and as expected, and 1 if not.
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("host", |it| it.value_name("FILE|NODE").help(SOURCE_MEANS)),
+    after_help = "Examples:
+  firstlight explain 10.42.1.100 --policy policy.json
+  firstlight explain refused.json --against good.json --pcrs 4,9,11
+  firstlight explain binary_bios_measurements --against-image image.raw
+  firstlight explain 10.42.1.100 --policy policy.json -o json",
+)]
+pub(crate) struct CommandLine {
+    #[command(flatten)]
+    node: NodeOption,
+    /// The event log, or the evidence, of a good machine
+    #[arg(long, value_name = "FILE", conflicts_with = "against_image")]
+    against: Option<PathBuf>,
+    /// The image that the machine should have booted, as for `firstlight measure`: a raw disk or a unified kernel
+    /// image
+    #[arg(long, value_name = "FILE")]
+    against_image: Option<PathBuf>,
+    /// The unified kernel image that boots, on the disk of --against-image; needed if there are several
+    #[arg(long, value_name = "PATH", requires = "against_image")]
+    uki: Option<String>,
+    /// The profile of the unified kernel image that boots: its ID, or its number from 0; without it the first
+    #[arg(long, value_name = "ID", requires = "against_image")]
+    profile: Option<String>,
+    /// The attestation policy that the machine should meet (JSON)
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// The ID of the cluster to which the machine should belong
+    #[arg(long, value_name = "HEX", value_parser = cluster_id)]
+    cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
+    /// The log of systemd on the same machine, if FILE has only that of the firmware
+    #[arg(long, value_name = "FILE")]
+    systemd_log: Option<PathBuf>,
+    /// Only these registers, as 4,9,11
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pcrs: Option<Vec<u32>>,
+    #[command(flatten)]
+    variant: VariantOption,
+    #[command(flatten)]
+    pub sources: SourceOptions,
+    #[command(flatten)]
+    output: Output,
+    /// The limit until the node answers, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "30s")]
+    timeout: Duration,
+}
 
-fn options(given: &Given) -> Result<Options, Error> {
-    let path = |name: &str| given.has(name).then(|| given.path(name));
-    let image = path("against-image");
-    if image.is_some() && given.has("against") {
-        return Err(Error::Usage(
-            "--against and --against-image: give one of the two".into(),
-        ));
+/// The help text of the operand.
+const SOURCE_MEANS: &str =
+    "An event log or evidence (- is standard input), or the address of a node: HOST[:PORT]";
+
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let source = self.node.host().map(str::to_owned);
+        let (uki, profile) = (self.uki, self.profile);
+        let image = self.against_image;
+        Ok(Options {
+            source: source.ok_or_else(|| Error::Usage("FILE|NODE is missing".into()))?,
+            against: self.against,
+            image: image.map(|image| measure_image::of_image(image, uki, profile)),
+            variant: self.variant.of(self.policy.as_deref())?,
+            policy: self.policy,
+            cluster_id: self.cluster_id,
+            systemd_log: self.systemd_log,
+            pcrs: self.pcrs,
+            output: self.output,
+            timeout: self.timeout,
+        })
     }
-    for name in ["uki", "profile"] {
-        if image.is_none() && given.has(name) {
-            let text = format!("--{name}: --against-image is missing");
-            return Err(Error::Usage(text));
-        }
-    }
-    let text = |name| given.value(name).map(program::text).transpose();
-    let (uki, profile) = (text("uki")?, text("profile")?);
-    let source = host_of(given)?;
-    Ok(Options {
-        source: source.ok_or_else(|| Error::Usage("FILE|NODE is missing".into()))?,
-        against: path("against"),
-        image: image.map(|image| measure_image::of_image(image, uki, profile)),
-        policy: path("policy"),
-        cluster_id: if given.has("cluster-id") {
-            Some(given.parsed("cluster-id", cluster_id)?)
-        } else {
-            None
-        },
-        systemd_log: path("systemd-log"),
-        pcrs: if given.has("pcrs") {
-            Some(given.parsed("pcrs", pcrs)?)
-        } else {
-            None
-        },
-        variant: variant_of(given)?,
-        output: Output::of(given)?,
-        timeout: given.parsed("timeout", time)?,
-    })
 }
 
 /// The options of the command line.

@@ -21,110 +21,95 @@ use verifier::{KeyName, Policy, Variant};
 use crate::shell::{
     error::Error,
     files,
-    output::OUTPUT,
     output::{Output, say_all},
-    usage::{Command, Given, Operand, suggestion},
 };
-use crate::workspace::{
-    connect::read_policy,
-    options::{VARIANT, named_in, variant_of},
-};
-use base::options::Opt;
-use base::program;
+use crate::workspace::{connect::read_policy, options::VariantOption};
+use clap::{Args, ValueEnum};
 
 pub use check::{accepts_any_tpm, found};
 pub use edit::Edit;
 pub use images::{both_images, only_images};
 pub use text::text;
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "policy",
-    summary: "check, show, compare or change the file with an attestation policy",
-    about: &[
-        "`check FILE` names each error, such as an unknown word, and what the policy does not pin: any TPM, any firmware, another \
-         register than those that are named. The exit code is 0 without an error, and 1 with one. It is also an error if a register \
-         is zero that every firmware extends, or if the policy accepts any boot loader and kernel.",
-        "`show FILE` prints what the policy requires: variant, images with their registers, attestation keys, roots, and each \
-         further requirement in words. `diff FILE FILE` prints what two policies require differently: `-` the first one, `+` the \
-         second one. The exit code is 0 if they require the same, and 1 if not.",
-        "`add-key FILE KEY..` and `remove-key FILE KEY..` change which attestation keys the policy accepts. KEY is the name of a key \
-         as the console of its machine shows it; `-` reads the names from standard input. The file keeps its mode, and is replaced \
-         as a whole. The last key is removed only with --trust-any-tpm, unless the platform endorses keys.",
-    ],
-    operand: Some(Operand {
-        value: "check|show|diff|add-key|remove-key FILE..",
-        words: &ACTIONS,
-        is_needed: true,
-        help: "what to do with the policy in FILE; - is standard input for check, show and diff",
-    }),
-    options: &[
-        Opt::flag(
-            "trust-any-tpm",
-            "remove-key: also remove the last key, after which a program that has no TPM and imitates one is accepted",
-        ),
-        VARIANT,
-        OUTPUT,
-    ],
-    examples: &[
-        "firstlight policy check policy.json",
-        "firstlight policy show policy.json",
-        "firstlight policy diff policy.json policy-upgrade.json",
-        "firstlight policy add-key policy.json 000b1f0c...",
-        "kubectl -n kube-system get configmap join-config -o jsonpath={.data.attestationConfig} | firstlight policy show -",
-    ],
-    run: |given| run(&options(given)?),
-};
+/// Check, show, compare or change the file with an attestation policy
+///
+/// `check FILE` names each error, such as an unknown word, and what the policy does not pin: any TPM, any firmware,
+/// another register than those that are named. The exit code is 0 without an error, and 1 with one. It is also an
+/// error if a register is zero that every firmware extends, or if the policy accepts any boot loader and kernel.
+///
+/// `show FILE` prints what the policy requires: variant, images with their registers, attestation keys, roots, and
+/// each further requirement in words. `diff FILE FILE` prints what two policies require differently: `-` the first
+/// one, `+` the second one. The exit code is 0 if they require the same, and 1 if not.
+///
+/// `add-key FILE KEY..` and `remove-key FILE KEY..` change which attestation keys the policy accepts. KEY is the name
+/// of a key as the console of its machine shows it; `-` reads the names from standard input. The file keeps its mode,
+/// and is replaced as a whole. The last key is removed only with --trust-any-tpm, unless the platform endorses keys.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  firstlight policy check policy.json
+  firstlight policy show policy.json
+  firstlight policy diff policy.json policy-upgrade.json
+  firstlight policy add-key policy.json 000b1f0c...
+  kubectl -n kube-system get configmap join-config -o jsonpath={.data.attestationConfig} | firstlight policy show -")]
+pub(crate) struct CommandLine {
+    /// What to do
+    action: PolicyAction,
+    /// The policy; - is standard input for check, show and diff
+    file: PathBuf,
+    /// With diff: the second policy; with add-key and remove-key: the names of keys
+    #[arg(value_name = "FILE|KEY")]
+    others: Vec<String>,
+    /// With remove-key: also remove the last key, after which a program that has no TPM and imitates one is accepted
+    #[arg(long)]
+    trust_any_tpm: bool,
+    #[command(flatten)]
+    variant: VariantOption,
+    #[command(flatten)]
+    output: Output,
+}
 
-fn options(given: &Given) -> Result<Options, Error> {
-    use Action;
-    let action = given.operand()?;
-    let texts = given.further().iter().cloned().map(program::text);
-    let texts: Vec<String> = texts.collect::<Result<_, _>>()?;
-    let action = match (&*action, &*texts) {
-        ("check", [file]) => Action::Check(file.into()),
-        ("show", [file]) => Action::Show(file.into()),
-        ("diff", [old, new]) => Action::Diff(old.into(), new.into()),
-        ("add-key", [file, keys @ ..]) if !keys.is_empty() => {
-            Action::AddKey(file.into(), keys.into())
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PolicyAction {
+    Check,
+    Show,
+    Diff,
+    AddKey,
+    RemoveKey,
+}
+
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        let variant = self.variant.of(Some(&self.file))?;
+        let file = self.file;
+        let action = match (self.action, &self.others[..]) {
+            (PolicyAction::Check, []) => Action::Check(file),
+            (PolicyAction::Show, []) => Action::Show(file),
+            (PolicyAction::Diff, [new]) => Action::Diff(file, new.into()),
+            (PolicyAction::AddKey, keys @ [_, ..]) => Action::AddKey(file, keys.into()),
+            (PolicyAction::RemoveKey, keys @ [_, ..]) => Action::RemoveKey(file, keys.into()),
+            (known, _) => {
+                let operands = match known {
+                    PolicyAction::Check => "check FILE",
+                    PolicyAction::Show => "show FILE",
+                    PolicyAction::Diff => "diff FILE FILE",
+                    PolicyAction::AddKey => "add-key FILE KEY..",
+                    PolicyAction::RemoveKey => "remove-key FILE KEY..",
+                };
+                let text = format!("expected firstlight policy {operands}");
+                return Err(Error::Usage(text));
+            }
+        };
+        if self.trust_any_tpm && !matches!(action, Action::RemoveKey(..)) {
+            return Err(Error::Usage("--trust-any-tpm is for remove-key".into()));
         }
-        ("remove-key", [file, keys @ ..]) if !keys.is_empty() => {
-            Action::RemoveKey(file.into(), keys.into())
-        }
-        (known, _) if ACTIONS.contains(&known) => {
-            let operands = match known {
-                "diff" => "FILE FILE",
-                "add-key" | "remove-key" => "FILE KEY..",
-                _ => "FILE",
-            };
-            let text = format!("expected firstlight policy {known} {operands}");
-            return Err(Error::Usage(text));
-        }
-        (other, _) => {
-            let suggestion = suggestion("", other, ACTIONS);
-            return Err(Error::Usage(format!(
-                "there is no action {other:?}{suggestion}"
-            )));
-        }
-    };
-    let trust_any_tpm = given.has("trust-any-tpm");
-    if trust_any_tpm && !matches!(action, Action::RemoveKey(..)) {
-        return Err(Error::Usage("--trust-any-tpm is for remove-key".into()));
+        Ok(Options {
+            action,
+            variant,
+            trust_any_tpm: self.trust_any_tpm,
+            output: self.output,
+        })
     }
-    let named = if given.has("attestation-variant") {
-        None
-    } else {
-        texts.first().and_then(|file| named_in(file.as_ref()))
-    };
-    Ok(Options {
-        action,
-        variant: match named {
-            Some(variant) => variant,
-            None => variant_of(given)?,
-        },
-        trust_any_tpm,
-        output: Output::of(given)?,
-    })
 }
 
 /// What is done.
@@ -154,9 +139,6 @@ pub struct Options {
     /// The form of the result.
     pub output: Output,
 }
-
-/// The command-line words for [`Action`].
-pub const ACTIONS: [&str; 5] = ["check", "show", "diff", "add-key", "remove-key"];
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {

@@ -14,123 +14,96 @@ use std::time::Duration;
 use crate::shell::{
     error::Error,
     files,
-    output::{OUTPUT, Output, say_all},
-    usage::{Command, Given, Operand},
+    output::{Output, say_all},
 };
 use crate::workspace::{
-    connect::{ATTESTATION_KEY, ENDPOINT, Endpoint, host_of, keys_of, read_policy_with},
-    options::{POLICY, TIMEOUT, VARIANT, time, variant_of},
-    sources::{KEPT, OFFLINE},
-    state::{CLUSTER_ID, CLUSTER_STATE, State, cluster_id},
+    connect::{Endpoint, KeyOptions, NodeOption, read_policy_with},
+    options::{PolicyOptions, time},
+    state::{ClusterOptions, State},
 };
 use base::crypto::CLUSTER_ID_LEN;
-use base::options::Opt;
+use clap::Args;
 use demand::Demand;
 pub use demand::EvidenceSource;
 use report::Report;
 pub use report::{image_of, meaning, refusals};
 use verifier::{KeyName, Variant};
 
-/// The command and its options.
-pub const COMMAND: Command = Command {
-    name: "verify",
-    summary: "verify what a node or a join service proves",
-    about: &[
-        "Connects over attested TLS, in the strong form if the peer knows it, and checks the policy and the cluster's ID \
-         (PCR 15). It prints what was proven: the form, the role, the stage of the boot, the image, the cluster, the attestation \
-         key, and why the policy accepts the key; what the hardware or the cloud signed about the platform; then each register. \
-         A join service (port 30090) proves itself only in the strong form.",
-        "With --save the evidence is kept, also that of a machine that is refused: `firstlight verify --evidence` verifies it again, \
-         by the same policy or another one, and `firstlight explain` shows the events behind its registers. A file does not prove \
-         when it was written, so keep it as you keep a log.",
-        "The exit code is 0 if the machine proves all of it, 3 if it does not meet the policy, and 4 if it cannot be reached. With \
-         -o json, standard output has the result in each of these cases.",
-    ],
-    operand: Some(Operand {
-        value: "HOST[:PORT]",
-        words: &[],
-        is_needed: false,
-        help: "the server; the default port is 9000, and with --plain 30081",
-    }),
-    options: &[
-        ENDPOINT,
-        POLICY,
-        VARIANT,
-        KEPT,
-        OFFLINE,
-        Opt::value(
-            "evidence",
-            "FILE",
-            "verify evidence that --save wrote, instead of a server's",
-        ),
-        Opt::flag(
-            "plain",
-            "ask a verification service (`/verify.API/GetAttestation`), as Constellation has, without TLS",
-        ),
-        Opt::value(
-            "save",
-            "FILE",
-            "write the evidence to this file, whether it is accepted or refused",
-        ),
-        ATTESTATION_KEY,
-        CLUSTER_STATE,
-        CLUSTER_ID,
-        Opt::flag(
-            "fresh",
-            "the machine must belong to no cluster, as before its init, or in its initramfs",
-        ),
-        OUTPUT,
-        TIMEOUT.or("30s"),
-    ],
-    examples: &[
-        "firstlight verify 10.42.1.100 --policy policy.json",
-        "firstlight verify 10.42.1.100:30090 --policy policy.json -o json",
-        "firstlight verify 10.42.1.100:9999 --policy policy.json --fresh --save evidence.json",
-        "firstlight verify --evidence evidence.json --policy policy.json --fresh",
-    ],
-    run: |given| run(&options(given)?),
-};
-
-fn options(given: &Given) -> Result<Options, Error> {
-    if given.has("fresh") && given.has("cluster-id") {
-        return Err(Error::Usage(
-            "--fresh and --cluster-id: give one of the two".into(),
-        ));
-    }
-    Ok(Options {
-        source: evidence_source(given)?,
-        policy: given.path("policy"),
-        variant: variant_of(given)?,
-        keys: keys_of(given)?,
-        state: given.path("state"),
-        cluster_id: if given.has("cluster-id") {
-            Some(given.parsed("cluster-id", cluster_id)?)
-        } else {
-            None
-        },
-        is_fresh: given.has("fresh"),
-        save: given.has("save").then(|| given.path("save")),
-        output: Output::of(given)?,
-        timeout: given.parsed("timeout", time)?,
-    })
+/// Verify what a node or a join service proves
+///
+/// Connects over attested TLS, in the strong form if the peer knows it, and checks the policy and the cluster's ID
+/// (PCR 15). It prints what was proven: the form, the role, the stage of the boot, the image, the cluster, the
+/// attestation key, and why the policy accepts the key; what the hardware or the cloud signed about the platform;
+/// then each register. A join service (port 30090) proves itself only in the strong form.
+///
+/// With --save the evidence is kept, also that of a machine that is refused: `firstlight verify --evidence` verifies
+/// it again, by the same policy or another one, and `firstlight explain` shows the events behind its registers. A
+/// file does not prove when it was written, so keep it as you keep a log.
+///
+/// The exit code is 0 if the machine proves all of it, 3 if it does not meet the policy, and 4 if it cannot be
+/// reached. With -o json, standard output has the result in each of these cases.
+#[derive(Debug, Args)]
+#[command(mut_arg("host", |it| it.help("The server; the default port is 9000, and with --plain 30081")), after_help = "Examples:
+  firstlight verify 10.42.1.100 --policy policy.json
+  firstlight verify 10.42.1.100:30090 --policy policy.json -o json
+  firstlight verify 10.42.1.100:9999 --policy policy.json --fresh --save evidence.json
+  firstlight verify --evidence evidence.json --policy policy.json --fresh")]
+pub(crate) struct CommandLine {
+    #[command(flatten)]
+    node: NodeOption,
+    #[command(flatten)]
+    pub policy: PolicyOptions,
+    /// Verify evidence that --save wrote, instead of a server's
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["host", "endpoint", "plain"])]
+    evidence: Option<PathBuf>,
+    /// Ask a verification service (`/verify.API/GetAttestation`), as Constellation has, without TLS
+    #[arg(long)]
+    plain: bool,
+    /// Write the evidence to this file, whether it is accepted or refused
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    #[command(flatten)]
+    keys: KeyOptions,
+    #[command(flatten)]
+    cluster: ClusterOptions,
+    /// The machine must belong to no cluster, as before its init, or in its initramfs
+    #[arg(long, conflicts_with = "cluster_id")]
+    fresh: bool,
+    #[command(flatten)]
+    output: Output,
+    /// The limit for the whole command, as 90s, 10m or 1h
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "30s")]
+    timeout: Duration,
 }
 
-fn evidence_source(given: &Given) -> Result<EvidenceSource, Error> {
-    let host = host_of(given)?;
-    let endpoint = |port| match &host {
-        None => {
-            let text = "name the server (HOST[:PORT]), or a file with its evidence (--evidence)";
-            Err(Error::Usage(text.into()))
-        }
-        Some(host) => Endpoint::parse(host, port),
-    };
-    match (given.has("evidence"), given.has("plain")) {
-        (false, false) => Ok(EvidenceSource::Server(endpoint(proto::init::PORT)?)),
-        (false, true) => Ok(EvidenceSource::Plain(endpoint(proto::verify::NODE_PORT)?)),
-        (true, false) if host.is_none() => Ok(EvidenceSource::File(given.path("evidence"))),
-        (true, _) => Err(Error::Usage(
-            "--evidence: give neither a server nor --plain with it".into(),
-        )),
+impl CommandLine {
+    /// Returns the options that the command line gives.
+    pub fn options(self) -> Result<Options, Error> {
+        Ok(Options {
+            source: match (self.evidence, self.node.host(), self.plain) {
+                (Some(file), ..) => EvidenceSource::File(file),
+                (None, Some(host), false) => {
+                    EvidenceSource::Server(Endpoint::parse(host, proto::init::PORT)?)
+                }
+                (None, Some(host), true) => {
+                    EvidenceSource::Plain(Endpoint::parse(host, proto::verify::NODE_PORT)?)
+                }
+                (None, None, _) => {
+                    let text =
+                        "name the server (HOST[:PORT]), or a file with its evidence (--evidence)";
+                    return Err(Error::Usage(text.into()));
+                }
+            },
+            variant: self.policy.variant()?,
+            policy: self.policy.policy,
+            keys: self.keys.attestation_key,
+            state: self.cluster.state,
+            cluster_id: self.cluster.cluster_id,
+            is_fresh: self.fresh,
+            save: self.save,
+            output: self.output,
+            timeout: self.timeout,
+        })
     }
 }
 

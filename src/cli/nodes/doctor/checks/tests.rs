@@ -32,7 +32,7 @@ use crate::cluster::{
     status::served::{Served, ServedError, Validity},
     status::view::{Cause, NodeServers, NodeView, View},
 };
-use crate::commands::PROGRAM;
+use crate::commands;
 use crate::workspace::connect::{Endpoint, Standing, Unreached};
 
 const DAY: u64 = 24 * 60 * 60;
@@ -323,21 +323,21 @@ fn assert_exists(advice: &str) {
         let end = part.find([';', ',', '(', ')']).unwrap_or(part.len());
         let mut words = part[..end].split_whitespace();
         let name = words.next().unwrap();
-        let commands = PROGRAM.commands.iter();
-        let Some(command) = commands.clone().find(|it| it.name == name) else {
+        let program = commands::declared();
+        let Some(command) = program.find_subcommand(name) else {
             panic!("{advice}: there is no command {name:?}");
         };
+        let options = || command.get_arguments().filter(|it| it.get_long().is_some());
         let given: Vec<&str> = words.filter_map(|word| word.strip_prefix("--")).collect();
         for option in &given {
-            let mut options = command.options.iter();
             assert!(
-                options.any(|it| it.name == *option),
+                options().any(|it| it.get_long() == Some(option)),
                 "{advice}: {name} has no option --{option}"
             );
         }
-        let mut needed = command.options.iter().filter(|it| it.is_needed);
+        let mut needed = options().filter(|it| it.is_required_set());
         assert!(
-            given.is_empty() || needed.all(|it| given.contains(&it.name)),
+            given.is_empty() || needed.all(|it| given.contains(&it.get_long().unwrap())),
             "{advice}: an option that {name} needs is missing"
         );
     }
