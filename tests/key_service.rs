@@ -18,7 +18,7 @@ use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::kms::GET_DATA_KEY;
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
-use services::join_service::keys::{Auth, Error, KeyClient};
+use services::cluster::keys::{Auth, Error, KeyClient};
 use services::key_service::master_secret::MasterSecret;
 use services::key_service::{Clients, Config, KeyService};
 use swtpm::Swtpm;

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ::services::join_service::keys::{Auth, Error, KeyClient};
+use ::services::cluster::keys::{Auth, Error, KeyClient};
 use ::services::key_service::{Clients, Config};
 use base::crypto::Secret;
 use base::kms::ClusterKms;

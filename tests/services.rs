@@ -28,7 +28,7 @@ use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::kms::GET_DATA_KEY;
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
-use services::join_service::keys::{Auth, KeyClient};
+use services::cluster::keys::{Auth, KeyClient};
 use services::join_service::{self};
 use socket2::{Domain, Socket, Type};
 use swtpm::Swtpm;

@@ -1,9 +1,12 @@
 //! The services of a control plane: [`join_service`] admits nodes to the cluster, and
-//! [`key_service`] derives keys. [`check`] asks them for their health, by a [`probe`].
+//! [`key_service`] derives keys. [`member_controller`] works on members that have joined. Both it and the join service use the view of
+//! the cluster in [`cluster`]. [`check`] asks services for their health, by a [`probe`].
 
 pub mod check;
+pub mod cluster;
 pub mod join_service;
 pub mod key_service;
+pub mod member_controller;
 pub mod metrics;
 mod policy_file;
 pub mod probe;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::kube_apiserver::Cluster;
 use crate::manifests::settings;
+use ::services::cluster::keys::Auth;
 pub use ::services::join_service::CONTROL_PLANE_FILES as PKI;
-use ::services::join_service::keys::Auth;
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
 use base::time;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use ::services::join_service::deleted_machines::Times;
 use ::services::join_service::{Config, JoinService};
+use ::services::member_controller::deleted_machines::Times;
 use base::stop::Stop;
 use base::time;
 use common::aws::{Imds, Moto};

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ::services::join_service::deleted_machines::Times;
 use ::services::join_service::{Config, JoinService};
+use ::services::member_controller::deleted_machines::Times;
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id, derive_key};
 use base::text::hex;
 use bootstrapper::trust::evidence::Attester;

@@ -1,7 +1,7 @@
 //! The records of machines that no longer exist.
 
-use ::services::join_service::deleted_machines::{self, Outcome};
 use ::services::key_service::disks::Disks;
+use ::services::member_controller::deleted_machines::{self, Outcome};
 use base::stop::Stop;
 use base::uuid::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client};

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ::services::join_service::watch::signing::{BEFORE, Keys, SIGNS};
-use ::services::join_service::watch::{Options, Place};
 use ::services::join_service::{Config, JoinService};
+use ::services::member_controller::watch::signing::{BEFORE, Keys, SIGNS};
+use ::services::member_controller::watch::{Options, Place};
 use base::crypto::Secret;
 use base::stop::Stop;
 use base64::Engine;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use ::services::join_service::watch::{Action, ElectionTimes, Options, Rules};
 use ::services::join_service::{Config, GRACE, JoinService};
+use ::services::member_controller::watch::{Action, ElectionTimes, Options, Rules};
 use base::crypto::{Secret, cluster_id};
 use base::machines::Cloud;
 use base::stop::Stop;

@@ -1,7 +1,7 @@
 //! The keys of attestation results, which the API server keeps: those that are read have a public part, and can be renewed at any time.
 #![no_main]
 
-use services::join_service::watch::signing::Keys;
+use services::member_controller::watch::signing::Keys;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Ok(keys) = Keys::parse(bytes) else {

@@ -17,7 +17,7 @@ use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
-use services::join_service::keys::SECRET_FILE;
+use services::cluster::keys::SECRET_FILE;
 use services::key_service::grants::Grants;
 use services::key_service::master_secret::{self, MasterSecret};
 use services::key_service::{self, Clients, Config, KeyService, tokens};

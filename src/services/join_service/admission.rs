@@ -9,11 +9,11 @@ use zeroize::Zeroizing;
 
 use super::audit::Audit;
 use super::cleaner::{Cleaner, Task};
-use super::cluster::Cluster;
 use super::records::{self, Claimant};
-use super::refusal::TicketRefusal;
 use super::request::JoinRequest;
-use super::{joining_node, reservation, tokens};
+use super::{reservation, tokens};
+use crate::cluster::refusal::TicketRefusal;
+use crate::cluster::{Cluster, joining_node};
 use kubernetes::client::Client;
 use kubernetes::machine_record::{self, MachineRecord};
 use rpc::grpc::Call;

@@ -17,8 +17,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::node_status::NodeStatus;
-use super::{joining_node, lease, tokens};
+use super::{lease, tokens};
+use crate::cluster::node_status::NodeStatus;
+use crate::cluster::{Change, TOKEN_VALIDITY, joining_node};
 use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
 use kubernetes::NAMESPACE;
@@ -147,8 +148,16 @@ impl Cleaner {
         self.changed.notify_all();
     }
 
+    /// Processes a change of the cluster.
+    pub fn on(&self, change: Change<'_>) {
+        match change {
+            Change::Node(name, node) => self.node_changed(name, node),
+            Change::Record(record, node) => self.token_issued(record, node),
+        }
+    }
+
     /// Watches for the node of a token that any replica issued.
-    pub fn token_issued(&self, record: &MachineRecord, node: Option<&NodeStatus>) {
+    fn token_issued(&self, record: &MachineRecord, node: Option<&NodeStatus>) {
         let mut state = self.lock();
         let is_known = state
             .waiting
@@ -157,14 +166,14 @@ impl Cleaner {
         let age = record
             .issued
             .and_then(|issued| SystemTime::now().duration_since(issued).ok());
-        if !is_known && !record.token.is_empty() && age.unwrap_or_default() < tokens::VALIDITY {
+        if !is_known && !record.token.is_empty() && age.unwrap_or_default() < TOKEN_VALIDITY {
             state.wait_for_node(record, node, OTHER_REPLICA_DELAY);
             self.changed.notify_all();
         }
     }
 
     /// Processes a new or changed node.
-    pub fn node_changed(&self, name: &str, node: &NodeStatus) {
+    fn node_changed(&self, name: &str, node: &NodeStatus) {
         // Most changes concern no token, and thousands of nodes change at once.
         if self.lock().node_came(name, node) {
             self.changed.notify_all();
@@ -349,7 +358,7 @@ impl Agenda {
 
     fn forget(&mut self, now: SystemTime) {
         self.waiting.retain(|_, waiting| {
-            now.duration_since(waiting.issued).unwrap_or_default() < tokens::VALIDITY
+            now.duration_since(waiting.issued).unwrap_or_default() < TOKEN_VALIDITY
         });
     }
 }

@@ -19,7 +19,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 
 use super::records::{self, DiskRecords};
-use super::refusal::TicketRefusal;
+use crate::cluster::refusal::TicketRefusal;
 use base::sync::lock;
 use base::uuid::Uuid;
 use kubernetes::machine_record::{DISK_RECORD_PREFIX, MachineRecord};

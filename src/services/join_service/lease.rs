@@ -5,15 +5,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::node_status::NodeStatus;
+use crate::cluster::joining_node::VALIDITY;
+use crate::cluster::node_status::NodeStatus;
 use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, LEASES, Object};
 
 /// The name of the Lease.
 pub use kubernetes::machine_record::TURN as NAME;
-/// How long a reservation or a JoiningNode is valid, as in Constellation.
-pub const VALIDITY: Duration = Duration::from_secs(10 * 60);
 /// The annotation of the Lease with the queue, as JSON `[["NAME", SECONDS_SINCE_1970], ..]`.
 const QUEUE_ANNOTATION: &str = "firstlight/waiting";
 /// A node leaves the queue after this time without a request.

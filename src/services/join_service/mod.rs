@@ -16,56 +16,40 @@
 //! | file | work |
 //! |---|---|
 //! | [`tickets`] | the two requests, step by step |
-//! | `secrets`, `node_files`, `admission` | the secrets in a ticket; the operator's files for new nodes; the changes of the cluster that admit a node |
-//! | `request`, [`refusal`] | validation of a request; the reasons for a refusal |
-//! | `instances`, `known_machines`, [`records`], `file_records` | which machine may have which name, role and disk; records without Kubernetes |
-//! | [`keys`], `pki`, `tokens` | the parts of a ticket: keys of the key service, the cluster's CA, bootstrap tokens |
-//! | [`cluster`], `node_status`, `known_records`, `index` | the state of the cluster, kept up to date by watches |
+//! | `node_files`, `admission` | the operator's files for new nodes; the changes of the cluster that admit a node |
+//! | `request` | validation of a request |
+//! | `claimed_machine`, [`records`], `file_records` | which machine may have which name, role and disk; records without Kubernetes |
+//! | `pki`, `tokens` | the parts of a ticket: the cluster's CA, bootstrap tokens |
 //! | `rush` | when a caller's turn comes if too many ask at once |
-//! | `reservation`, `lease`, `joining_node` | control planes join one at a time |
+//! | `reservation`, `lease` | control planes join one at a time |
 //! | [`cleaner`] | the leftovers of failed tickets are removed |
-//! | [`own_node`] | the service starts only on a control plane |
-//! | `deleted_machines` | the records of machines that no longer exist are deleted |
-//! | [`approver`] | approval of kubelets' certificates |
 //! | [`audit`] | a log line, an event and a count for each decision |
 //! | [`policy`] | the file of the attestation policy |
-//! | [`watch`] | asks members for fresh evidence, and shows the result at their Nodes |
 //! | [`evidence`] | the proof of this machine for nodes |
 //! | `verification` | the evidence of this machine for every caller, as in Constellation |
+//!
+//! Below it are [`cluster`](crate::cluster), its view of the cluster, and [`member_controller`](crate::member_controller), which works
+//! on members that have joined.
 //!
 //! docs/join.md lists every refusal, its code, and what to do about it.
 
 mod admission;
-pub mod approver;
 pub mod audit;
+mod claimed_machine;
 pub mod cleaner;
-pub mod cluster;
-pub mod deleted_machines;
 pub mod evidence;
 pub mod file_records;
-mod index;
-mod instances;
-mod joined;
-mod joining_node;
-pub mod keys;
-mod known_machines;
-mod known_records;
 mod lease;
 mod node_files;
-mod node_status;
-pub mod own_node;
 mod pki;
 pub mod policy;
 pub mod records;
-pub mod refusal;
 mod request;
 mod reservation;
 pub mod rush;
-mod secrets;
 pub mod tickets;
 mod tokens;
 pub mod verification;
-pub mod watch;
 
 use std::fmt;
 use std::io;
@@ -74,23 +58,28 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::cluster::events::Events;
+use crate::cluster::instances::Instances;
+use crate::cluster::joined::Joined;
+use crate::cluster::keys::{self, KeyClient};
+use crate::cluster::secrets::Secrets;
+use crate::cluster::{Cluster, Watches};
+use crate::member_controller::approver::{Approver, ApproverThreads};
+use crate::member_controller::audit::MemberAudit;
+use crate::member_controller::deleted_machines;
+use crate::member_controller::watch::{self, Judging, Watching};
 use crate::metrics::Registry;
 use crate::policy_file::{self, Loaded};
 use crate::serving::{Addresses, Api, Refused, Serving};
 use crate::shared_metrics;
 use admission::ClusterAccess;
-use approver::Approver;
 use audit::Audit;
 use base::stop::Stop;
 use cleaner::{Cleaner, CleanerThreads};
 use cloud_api::Service;
-use cluster::{Cluster, Watches};
 use collateral::Fetching;
 use evidence::{Door, RemoteIssuer};
 use file_records::FileRecords;
-use instances::Instances;
-use joined::Joined;
-use keys::KeyClient;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
@@ -103,11 +92,9 @@ use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
 use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{Call, Limits, Router, Server};
 use rush::Rush;
-use secrets::Secrets;
 use tickets::Tickets;
 use verification::Verification;
 use verifier::{Policy, Variant};
-use watch::{Judging, Watching};
 
 /// The directory where the cluster's `join-config` ConfigMap is mounted.
 pub const CONFIG_DIR: &str = "/var/config";
@@ -191,7 +178,7 @@ struct Background {
     cleaner: Arc<Cleaner>,
     // Dropped after `stop` was called: it ends their threads.
     _watches: Watches,
-    _approving: approver::ApproverThreads,
+    _approving: ApproverThreads,
     _cleaning: CleanerThreads,
     _deleting: Joined,
     watching: Option<Watching>,
@@ -384,22 +371,18 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         Some(f64::from(u8::from(migration.is_on(SystemTime::now()))))
     });
     let Some(kubernetes) = config.kubernetes else {
-        let files = config.records.map(|it| open_records(&it)).transpose()?;
-        if files.is_none() {
-            log::warn!(
-                "no access to the Kubernetes API: no new node can join, and any machine that meets the policy gets the key of \
-                 any disk, because there is no record of which machine has which disk"
-            );
-        }
-        let audit = Arc::new(Audit::new(registry));
+        let files = without_cluster(config.records)?;
+        let audit = Arc::new(Audit::new(registry, None));
         let tickets = Tickets::new(secrets, pki, instances, None, audit, migration);
         return Ok((tickets.with_files(files), None));
     };
     let stop = Stop::new();
     let client = Client::new(kubernetes, &stop);
     let (cleaner, cleaning) = Cleaner::start(&client).map_err(Error::Thread)?;
-    let (cluster, watches) = Cluster::follow(&client, &cleaner).map_err(Error::Thread)?;
-    let (audit, sending) = Audit::start(&client, registry).map_err(Error::Thread)?;
+    let told = cleaner.clone();
+    let follow = Cluster::follow(&client, move |change| told.on(change));
+    let (cluster, watches) = follow.map_err(Error::Thread)?;
+    let (events, sending) = Events::start(&client, "join-service").map_err(Error::Thread)?;
     let counted = Arc::downgrade(&cleaner);
     registry.gauge_of(
         "firstlight_join_tokens",
@@ -411,18 +394,19 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
                 .map(|cleaner| cleaner.count_own_tokens() as f64)
         },
     );
-    let audit = Arc::new(audit);
     let times = config.deleted_machines;
     let deleting =
         deleted_machines::start(&client, &cluster, &instances, migration, times, registry)
             .map_err(Error::Thread)?;
+    let of_members = Arc::new(MemberAudit::new(registry, events.clone()));
     let approving =
-        Approver::start(&cluster, &instances, &audit, migration).map_err(Error::Thread)?;
+        Approver::start(&cluster, &instances, &of_members, migration).map_err(Error::Thread)?;
     let (key, at) = (&config.wrapping_key_dir, (&client, &cluster));
-    let watch = |options| Watching::start(options, judging, key, at, &audit, registry);
+    let watch = |options| Watching::start(options, judging, key, at, &of_members, registry);
     let watching = config.watch.map(watch).transpose().map_err(Error::Thread)?;
     let results = watching.as_ref().map(Watching::serve_results);
     let results = results.transpose()?.flatten();
+    let audit = Arc::new(Audit::new(registry, Some(events)));
     let access = ClusterAccess::new(cluster, cleaner.clone());
     let tickets = Tickets::new(secrets, pki, instances, Some(access), audit, migration)
         .with_node_files(NodeFiles::new(&config.node_files_dir));
@@ -438,6 +422,17 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         _sending: sending,
     };
     Ok((tickets, Some(background)))
+}
+
+/// Opens the folder of the records of disks for a service without Kubernetes, if there is one.
+fn without_cluster(records: Option<(PathBuf, Migration)>) -> Result<Option<FileRecords>, Error> {
+    if records.is_none() {
+        log::warn!(
+            "no access to the Kubernetes API: no new node can join, and any machine that meets the policy gets the key of \
+             any disk, because there is no record of which machine has which disk"
+        );
+    }
+    records.map(|it| open_records(&it)).transpose()
 }
 
 /// Opens the folder of the records of disks.
@@ -510,7 +505,7 @@ pub fn rejoin_only(keys: KeyClient) -> Arc<Tickets> {
         Pki::new(PKI_DIR.as_ref(), wrapping_key::DIRECTORY.as_ref()),
         Arc::new(Instances::new(None)),
     );
-    let audit = Arc::new(Audit::new(&Registry::new()));
+    let audit = Arc::new(Audit::new(&Registry::new(), None));
     let secrets = Arc::new(Secrets::new(keys, CONFIG_DIR.into()));
     let migration = Migration::default();
     Arc::new(Tickets::new(

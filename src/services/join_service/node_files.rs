@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use super::refusal::TicketRefusal;
+use crate::cluster::refusal::TicketRefusal;
 use kubernetes::node_files::{self, MAX_BYTES, MAX_FILES};
 use proto::join::ControlPlaneCertOrKey;
 

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use zeroize::Zeroizing;
 
-use super::refusal::TicketRefusal;
+use crate::cluster::refusal::TicketRefusal;
 use base::crypto::Secret;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::kubelet_certificate::Authority;

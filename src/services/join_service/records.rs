@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::cleaner::{Cleaner, Task};
-use super::cluster::Cluster;
-use super::node_status::NodeStatus;
-use super::refusal::TicketRefusal;
-use super::tokens;
+use crate::cluster::node_status::NodeStatus;
+use crate::cluster::refusal::TicketRefusal;
+use crate::cluster::{Cluster, TOKEN_VALIDITY};
 use base::time;
 use base::uuid::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client};
@@ -287,7 +286,7 @@ fn check_name_against(
                     "name-of-other",
                     "a node of this name is another machine; if that machine no longer exists, delete its Node object",
                 )),
-                None if age < tokens::VALIDITY => Err(TicketRefusal::temporary(
+                None if age < TOKEN_VALIDITY => Err(TicketRefusal::temporary(
                     "name-is-joining",
                     "another machine of this name is joining; if that machine no longer exists, try again later",
                     Duration::from_secs(60),

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::refusal::TicketRefusal;
+use crate::cluster::refusal::TicketRefusal;
 use base::text::quoted;
 use base::uuid::Uuid;
 use kubernetes::certificate_request::CertificateRequest;

@@ -12,10 +12,10 @@ use std::time::{Duration, SystemTime};
 use serde_json::json;
 
 use super::cleaner::{Cleaner, Task};
-use super::cluster::Cluster;
-use super::joining_node;
 use super::lease::{self, Decision, Lease};
-use super::refusal::TicketRefusal;
+use crate::cluster::Cluster;
+use crate::cluster::joining_node;
+use crate::cluster::refusal::TicketRefusal;
 use base::time;
 use kubernetes::client::{Client, JOINING_NODES};
 
@@ -146,8 +146,8 @@ fn reserve_joining_node(
         // A deadline far in the future was set by a wrong clock.
         let now = SystemTime::now();
         let deadline = found["spec"]["deadline"].as_str().and_then(time::parse);
-        let is_over =
-            deadline.is_none_or(|deadline| !(now..=now + 2 * lease::VALIDITY).contains(&deadline));
+        let is_over = deadline
+            .is_none_or(|deadline| !(now..=now + 2 * joining_node::VALIDITY).contains(&deadline));
         let made = found["metadata"]["creationTimestamp"]
             .as_str()
             .and_then(time::parse);

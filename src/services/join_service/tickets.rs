@@ -22,20 +22,21 @@ use std::time::{Duration, SystemTime};
 use zeroize::Zeroizing;
 
 use super::admission::{Admission, ClusterAccess, image_of};
-use super::approver;
 use super::audit::{Audit, Subject};
+use super::claimed_machine;
 use super::cleaner::Task;
-use super::cluster::{Cluster, Components, Kubeadm};
 use super::file_records::FileRecords;
-use super::instances::Instances;
 use super::node_files::NodeFiles;
 use super::pki::{Ca, Pki};
 use super::policy::PolicyFile;
 use super::records::{self, Claimant};
-use super::refusal::TicketRefusal;
 use super::request::{self, JoinRequest};
 use super::rush::Rush;
-use super::secrets::{Secrets, SshAuthorities};
+use crate::cluster::instances::Instances;
+use crate::cluster::refusal::TicketRefusal;
+use crate::cluster::secrets::{Secrets, SshAuthorities};
+use crate::cluster::{Cluster, Components, Kubeadm};
+use crate::member_controller::approver;
 use base::crypto::Secret;
 use base::uuid::Uuid;
 use kubernetes::services::migration::Migration;
@@ -353,7 +354,7 @@ impl Tickets {
         cluster: &Cluster,
     ) -> Result<Claimant<'a>, TicketRefusal> {
         let peer = call.peer().map(|peer| peer.ip());
-        let check = || self.instances.check(asked, peer);
+        let check = || claimed_machine::check(&self.instances, asked, peer);
         let claimant = Claimant {
             direct: self.audit.step("machine", check)?,
             machine: call.identity().map(|machine| &**machine),

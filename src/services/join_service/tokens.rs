@@ -5,19 +5,18 @@
 //! cluster's bootstrap signer rewrites a ConfigMap for each token that may sign. Therefore only
 //! clients that need token discovery get such a token.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
 
+use crate::cluster::TOKEN_VALIDITY;
 use base::crypto::random;
 use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, Object, SECRETS};
 use kubernetes::services::TICKET_GROUP;
 
-/// How long a token is valid, as in Constellation.
-pub const VALIDITY: Duration = Duration::from_secs(15 * 60);
 /// The lengths of the two halves of a token.
 const ID_LEN: usize = 6;
 const SECRET_LEN: usize = 16;
@@ -46,7 +45,7 @@ pub fn create(
         "token-id": id,
         "token-secret": secret.as_str(),
         "description": format!("join ticket of node {node}"),
-        "expiration": time::seconds(SystemTime::now() + VALIDITY),
+        "expiration": time::seconds(SystemTime::now() + TOKEN_VALIDITY),
         "usage-bootstrap-authentication": "true",
         "auth-extra-groups": TICKET_GROUP,
     });

@@ -32,11 +32,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::audit::Audit;
-use super::cluster::Cluster;
-use super::joined::Joined;
-use super::node_status::NodeStatus;
-use super::secrets::Secrets;
+use super::audit::MemberAudit;
+use crate::cluster::Cluster;
+use crate::cluster::joined::Joined;
+use crate::cluster::node_status::NodeStatus;
+use crate::cluster::secrets::Secrets;
 use crate::key_service::members::{InForce, Members};
 use crate::metrics::{Counter, Labelled, Registry};
 use crate::serving::Refused;
@@ -103,7 +103,7 @@ pub struct Watching {
 struct Shared {
     client: Client,
     cluster: Arc<Cluster>,
-    audit: Arc<Audit>,
+    audit: Arc<MemberAudit>,
     options: Options,
     judging: Judging,
     /// Judges members; known when the key service has answered.
@@ -129,7 +129,7 @@ impl Watching {
         judging: Judging,
         wrapping_key: &Path,
         (client, cluster): (&Client, &Arc<Cluster>),
-        audit: &Arc<Audit>,
+        audit: &Arc<MemberAudit>,
         registry: &Registry,
     ) -> io::Result<Watching> {
         let client = client.within(TIMEOUT);

@@ -1,5 +1,5 @@
-//! The state of the cluster as the join service knows it. Watches keep it up to date, so that a
-//! ticket needs no read from the API server.
+//! What the join service and the member controller know of the cluster. Watches keep its state up to
+//! date, so that a ticket needs no read from the API server.
 //!
 //! ```text
 //! nodes         ─► which nodes exist and are Ready      ConfigMaps of kube-system ─► kubeadm-config: endpoint, names
@@ -7,6 +7,30 @@
 //! (of Constellation, optional)                                                       join-*: which machine has which disk,
 //!                                                                                    which nodes were removed
 //! ```
+//!
+//! | file | work |
+//! |---|---|
+//! | `node_status`, `known_records`, `index` | nodes and records, as the watches deliver them |
+//! | [`instances`], [`known_machines`] | the machines that the cloud lists |
+//! | [`joining_node`] | objects of Constellation about nodes that join |
+//! | [`keys`], [`secrets`] | the client of the key service; the keys and the salt that it is asked for |
+//! | [`refusal`] | why a request of a node is refused |
+//! | [`events`] | Kubernetes Events about nodes |
+//! | [`own_node`] | whether this pod runs on a control plane |
+//! | [`joined`] | threads that end before their owner |
+
+pub mod events;
+mod index;
+pub mod instances;
+pub mod joined;
+pub mod joining_node;
+pub mod keys;
+pub mod known_machines;
+mod known_records;
+pub mod node_status;
+pub mod own_node;
+pub mod refusal;
+pub mod secrets;
 
 use base::sync::{lock, wait_timeout};
 use std::collections::{BTreeMap, HashMap};
@@ -18,11 +42,7 @@ use std::{fmt, io};
 
 use serde_json::Value;
 
-use super::cleaner::Cleaner;
-use super::known_records::KnownRecords;
-use super::node_status::NodeStatus;
-use super::refusal::TicketRefusal;
-use super::tokens;
+use known_records::KnownRecords;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch,
 };
@@ -33,8 +53,12 @@ use kubernetes::node_version::NAME as NODE_VERSION;
 use kubernetes::parameters::{self, Subnet, Version as Release};
 use kubernetes::removed_nodes::{self, RemovedNode, RemovedNodes};
 use kubernetes::{NAMESPACE, yaml};
+use node_status::NodeStatus;
 use proto::components::Component;
+use refusal::TicketRefusal;
 
+/// How long the bootstrap token of a join ticket is valid, as in Constellation.
+pub const TOKEN_VALIDITY: Duration = Duration::from_secs(15 * 60);
 /// The pause before a refused watch is tried again: the resource or the permission may be created
 /// later.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
@@ -47,6 +71,14 @@ pub struct Cluster {
     state: Mutex<Objects>,
     changed: Condvar,
     listener: OnceLock<OnNode>,
+}
+
+/// A change of the cluster's state.
+pub enum Change<'a> {
+    /// A node of this name is new, or has changed.
+    Node(&'a str, &'a NodeStatus),
+    /// A record is new, or has changed. Its node, if that exists.
+    Record(&'a MachineRecord, Option<&'a NodeStatus>),
 }
 
 /// Is called with each node that is new or has changed, or with `None` if it was deleted.
@@ -106,8 +138,11 @@ pub struct Kubeadm {
 }
 
 impl Cluster {
-    /// Starts the watches. `cleaner` is notified of each new or changed node.
-    pub fn follow(client: &Client, cleaner: &Arc<Cleaner>) -> io::Result<(Arc<Cluster>, Watches)> {
+    /// Starts the watches, which call `told` after each change.
+    pub fn follow(
+        client: &Client,
+        told: impl Fn(Change<'_>) + Clone + Send + 'static,
+    ) -> io::Result<(Arc<Cluster>, Watches)> {
         let cluster = Arc::new(Cluster {
             client: client.clone(),
             state: Mutex::default(),
@@ -115,15 +150,14 @@ impl Cluster {
             listener: OnceLock::new(),
         });
         let mut watches = Watches(Vec::new());
-        let (nodes, told) = (cluster.clone(), cleaner.clone());
+        let (nodes, tell) = (cluster.clone(), told.clone());
         watches.start("watch-nodes", move || {
             let selector = Selector::default();
             nodes.watch(&NODES.all(), &selector, NodeStatus::reduce, |event| {
-                nodes.node_event(event, &told)
+                nodes.node_event(event, &tell)
             });
         })?;
         let maps = cluster.clone();
-        let told = cleaner.clone();
         watches.start("watch-maps", move || {
             let collection = CONFIG_MAPS.in_namespace(NAMESPACE);
             maps.watch(&collection, &Selector::default(), reduce_map, |event| {
@@ -187,7 +221,7 @@ impl Cluster {
         }
     }
 
-    fn node_event(&self, event: Option<Event>, cleaner: &Cleaner) {
+    fn node_event(&self, event: Option<Event>, told: &dyn Fn(Change<'_>)) {
         let Some(event) = event else { return };
         let mut seen = Vec::new();
         let mut state = self.lock();
@@ -223,7 +257,7 @@ impl Cluster {
         drop(state);
         self.changed.notify_all();
         for (name, node) in seen {
-            cleaner.node_changed(&name, &node);
+            told(Change::Node(&name, &node));
             self.tell(&name, Some(&node));
         }
     }
@@ -240,7 +274,7 @@ impl Cluster {
         let _ = self.listener.set(Box::new(listener));
     }
 
-    fn map_event(&self, event: Option<Event>, cleaner: &Cleaner) {
+    fn map_event(&self, event: Option<Event>, told: &dyn Fn(Change<'_>)) {
         let Some(event) = event else { return };
         let mut state = self.lock();
         let mut records = Vec::new();
@@ -261,7 +295,7 @@ impl Cluster {
         drop(state);
         self.changed.notify_all();
         for record in records {
-            cleaner.token_issued(&record, self.node(&record.node).as_ref());
+            told(Change::Record(&record, self.node(&record.node).as_ref()));
         }
     }
 
@@ -343,7 +377,7 @@ impl Cluster {
         let has_expired = |record: &MachineRecord| {
             let age = record.issued.map(|issued| now.duration_since(issued));
             // a time in the future is another replica's, or wrong: the ticket may be new
-            age.is_none_or(|age| age.is_ok_and(|age| age > tokens::VALIDITY))
+            age.is_none_or(|age| age.is_ok_and(|age| age > TOKEN_VALIDITY))
         };
         let records = state.records.all().filter(|record| {
             record.name == machine_record::name_of_node(&record.node)

@@ -6,15 +6,15 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::lease;
 use super::refusal::TicketRefusal;
 use base::time;
 use kubernetes::client::{self, Client, JOINING_NODES};
 
 /// The name of the JoiningNode of every control plane.
 pub const CONTROL_PLANE: &str = "control-plane";
-/// How long a worker's is valid, as in Constellation. A control plane's is valid for as long as its
-/// reservation.
+/// How long a control plane's is valid, and its reservation, as in Constellation.
+pub const VALIDITY: Duration = Duration::from_secs(10 * 60);
+/// How long a worker's is valid, as in Constellation.
 const WORKER_VALIDITY: Duration = Duration::from_secs(48 * 60 * 60);
 /// The field manager of Constellation's join service.
 const OLD_MANAGER: &str = "join-service";
@@ -46,7 +46,7 @@ pub fn name(node: &str, control_plane: bool) -> &str {
 /// Creates the object. `name` is the name of the object.
 pub fn object(name: &str, node: &str, components: &str, control_plane: bool) -> Value {
     let validity = if control_plane {
-        lease::VALIDITY
+        VALIDITY
     } else {
         WORKER_VALIDITY
     };

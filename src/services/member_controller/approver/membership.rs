@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use super::super::cluster::Cluster;
 use super::request::Judgement::Leave;
 use super::request::{Judgement, deny};
+use crate::cluster::Cluster;
 use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::machine_record::{self, MachineRecord};

@@ -24,9 +24,9 @@ use http::server::Response;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::super::cluster::Cluster;
 use super::ear::{self, Accepted};
 use super::signing::Keys;
+use crate::cluster::Cluster;
 use crate::key_service::members::InForce;
 use crate::metrics::{Counter, Labelled, Registry};
 use base::crypto::Secret;

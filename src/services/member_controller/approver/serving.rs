@@ -26,12 +26,12 @@ use std::sync::Arc;
 use base::text::quoted;
 use serde_json::Value;
 
-use super::super::cluster::Kubeadm;
-use super::super::known_machines::{KnownMachines, Machine};
-use super::super::refusal::TicketRefusal;
 use super::membership::Membership;
 use super::request::Judgement::{Approve, Deny, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
+use crate::cluster::Kubeadm;
+use crate::cluster::known_machines::{KnownMachines, Machine};
+use crate::cluster::refusal::TicketRefusal;
 use kubernetes::NAMESPACE;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::machine_record::MachineRecord;

@@ -33,10 +33,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::audit::{Audit, Verdict};
-use super::cluster::Cluster;
-use super::instances::Instances;
-use super::refusal::TicketRefusal;
+use super::audit::{MemberAudit, Verdict};
+use crate::cluster::Cluster;
+use crate::cluster::instances::Instances;
+use crate::cluster::refusal::TicketRefusal;
 use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
 pub use client::may_approve as may_approve_clients;
@@ -67,7 +67,7 @@ pub struct Approver {
     cluster: Arc<Cluster>,
     client: Client,
     instances: Arc<Instances>,
-    audit: Arc<Audit>,
+    audit: Arc<MemberAudit>,
     migration: Migration,
     state: Mutex<Queue>,
     changed: Condvar,
@@ -126,7 +126,7 @@ impl Approver {
     pub fn start(
         cluster: &Arc<Cluster>,
         instances: &Arc<Instances>,
-        audit: &Arc<Audit>,
+        audit: &Arc<MemberAudit>,
         migration: Migration,
     ) -> io::Result<ApproverThreads> {
         let approver = Arc::new(Approver {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use base::time;
 
-/// The type of the condition with the result of the last attestation ([`watch`](super::watch)).
+/// The type of the condition with the result of the last attestation ([`watch`](crate::member_controller::watch)).
 pub const ATTESTED: &str = "Attested";
 /// The label with the same result: `true`, `false` or `unknown`. A kubelet may not change a label with
 /// this prefix (the API server's plugin NodeRestriction), so a node cannot claim to be attested.

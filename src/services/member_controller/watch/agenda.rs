@@ -5,8 +5,8 @@ use std::collections::{BinaryHeap, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::super::node_status::{Attested, NodeStatus};
 use super::decide::{self, Answer, Census, HEARTBEAT, Known, Mode, Reason, Rules, Standing};
+use crate::cluster::node_status::{Attested, NodeStatus};
 use base::crypto::random;
 use kubernetes::machine_record::MachineRecord;
 

@@ -16,7 +16,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::node_status::Attested;
+use crate::cluster::node_status::Attested;
 
 /// How often the condition is written although only the time of the evidence has changed.
 pub const HEARTBEAT: Duration = Duration::from_secs(3600);

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-use super::super::node_status::{ATTESTED, Attested, CORDONED, LABEL, NodeStatus, TAINT};
 use super::decide::Reason;
+use crate::cluster::node_status::{ATTESTED, Attested, CORDONED, LABEL, NodeStatus, TAINT};
 use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client, NODES};

@@ -24,10 +24,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::cluster::Cluster;
-use super::instances::Instances;
-use super::joined::Joined;
-use super::joining_node;
+use crate::cluster::Cluster;
+use crate::cluster::instances::Instances;
+use crate::cluster::joined::Joined;
+use crate::cluster::joining_node;
 use crate::metrics::Registry;
 use base::uuid::Uuid;
 use kubernetes::NAMESPACE;
