@@ -14,7 +14,7 @@ setup: ## install the tools that building and testing need: Debian packages, the
 setup-build: # only what building needs
 	@tools/setup.sh build
 
-build: setup-build ## build the six programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
+build: setup-build ## build the seven programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
 	@tools/build.sh $(TARGET)
 
 test: lint check-deps ## run everything that must pass before a change lands

@@ -18,7 +18,7 @@ use machine::vm::GUEST;
 use machine::{Context, Result};
 
 const NODE: &str = "control-plane-0";
-/// A policy for the join service, which admits no machine in this test.
+/// A policy for `firstlight doctor`, which admits no machine in this test.
 const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 
 #[test]
@@ -54,7 +54,7 @@ fn a_control_plane_renews_its_certificates_through_three_years() -> Result<()> {
         script: "certificates.sh",
         host_programs: &["openssl", "containerd"],
         files,
-        programs: &["bootstrapper", "join-service", "firstlight"],
+        programs: &["bootstrapper", "member-controller", "firstlight"],
         memory: 6144,
         limit: Duration::from_secs(2 * 3600),
         ..Case::default()
@@ -82,7 +82,7 @@ fn configuration() -> String {
     kubeadm::init(&cluster, &node)
 }
 
-/// Returns the record of the machine, by which the join service approves the kubelet's certificates.
+/// Returns the record of the machine, by which the member controller approves the kubelet's certificates.
 fn record() -> String {
     let disk = Uuid::parse("0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22").unwrap();
     let record = MachineRecord {

@@ -482,6 +482,7 @@ fn what_no_schema_can_check_is_refused_with_the_reason() {
     for (service, name) in [
         ("joinService", "join-service"),
         ("keyService", "key-service"),
+        ("memberController", "member-controller"),
     ] {
         let set = find(&usual, "DaemonSet", name);
         let command = &set["spec"]["template"]["spec"]["containers"][0]["command"];
@@ -528,7 +529,7 @@ fn an_image_is_composed_or_given_as_a_whole() {
         ),
     ] {
         let objects = objects(&values(json!({"image": image})));
-        let sets = ["join-service", "key-service"].map(|name| {
+        let sets = ["join-service", "key-service", "member-controller"].map(|name| {
             let set = find(&objects, "DaemonSet", name);
             &set["spec"]["template"]["spec"]
         });
@@ -636,6 +637,14 @@ fn everything() -> Value {
             "env": [{"name": "A", "value": "a"}],
             "extraArgs": ["-v", "-1"],
         },
+        "memberController": {
+            "resources": {"limits": {"memory": "200Mi"}},
+            "podLabels": {"team": "c"},
+            "podAnnotations": {"example.com/note": "c"},
+            "serviceAccount": {"annotations": {"example.com/role": "c"}},
+            "env": [{"name": "A", "value": "c"}],
+            "extraArgs": ["-v", "2"],
+        },
         "keyService": {
             "resources": {"limits": {"memory": "100Mi"}},
             "podLabels": {"team": "b"},
@@ -696,6 +705,7 @@ fn the_api_server_accepts_the_objects_with_every_value_set() {
     for (name, team, note, level) in [
         ("join-service", "a", "{{ not a template }}", "-1"),
         ("key-service", "b", "b", "1"),
+        ("member-controller", "c", "c", "2"),
     ] {
         let set = find(&accepted, "DaemonSet", name);
         let template = &set["spec"]["template"];
@@ -750,7 +760,7 @@ fn the_api_server_accepts_the_objects_with_every_value_set() {
     );
     let endpoint = &monitor["spec"]["endpoints"][0];
     assert_eq!(endpoint["interval"], "1m");
-    for name in ["join-service", "key-service"] {
+    for name in ["join-service", "key-service", "member-controller"] {
         let service = find(&accepted, "Service", &format!("{name}-metrics"));
         let labels = &service["metadata"]["labels"];
         let selected = monitor["spec"]["selector"]["matchLabels"].as_object();
@@ -833,7 +843,7 @@ fn firstlight_apply_keeps_the_values_that_helm_has_set() {
         .filter_map(|object| Some((Object::of(object).ok()?, object)))
         .map(|(at, object)| (client.create(&at.collection(), object).unwrap(), at))
         .collect();
-    assert_eq!(installed.len(), 73, "{installed:#?}");
+    assert_eq!(installed.len(), 84, "{installed:#?}");
 
     let dir = operator();
     fs::write(dir.path().join("admin.conf"), cluster.kubeconfig()).unwrap();
@@ -939,14 +949,18 @@ fn no_value_gives_an_account_a_right_or_opens_a_port() {
         ports("join-service"),
         &find(&usual, "Service", "join-service")["spec"]["ports"]
     );
-    for name in ["join-service-metrics", "key-service-metrics"] {
+    for name in [
+        "join-service-metrics",
+        "key-service-metrics",
+        "member-controller-metrics",
+    ] {
         assert_eq!(find(&all, "Service", name)["spec"]["clusterIP"], "None");
     }
 }
 
 #[test]
 #[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
-fn helm_test_may_ask_both_services_for_their_health_and_nothing_else() {
+fn helm_test_may_ask_the_services_for_their_health_and_nothing_else() {
     let objects = objects(&everything());
     let hooks: Vec<Value> = objects.into_iter().filter(is_hook).collect();
     // No controller makes the account of pods without one.
@@ -960,7 +974,7 @@ fn helm_test_may_ask_both_services_for_their_health_and_nothing_else() {
         of_kind.count()
     };
     let counts = ["Service", "NetworkPolicy", "Pod"].map(names);
-    assert_eq!((counts, hooks.len()), ([2, 2, 1], 5));
+    assert_eq!((counts, hooks.len()), ([3, 3, 1], 7));
     let pod = &find(&hooks, "Pod", "firstlight-test");
     let (labels, spec) = (&pod["metadata"]["labels"], &pod["spec"]);
     // No service's selector finds it.
@@ -980,10 +994,16 @@ fn helm_test_may_ask_both_services_for_their_health_and_nothing_else() {
             "--check",
             "join-service-test.kube-system.svc:9091",
             "--check",
-            "key-service-test.kube-system.svc:9000"
+            "key-service-test.kube-system.svc:9000",
+            "--check",
+            "member-controller-test.kube-system.svc:9091"
         ])
     );
-    for (name, port) in [("join-service", 9091), ("key-service", 9000)] {
+    for (name, port) in [
+        ("join-service", 9091),
+        ("key-service", 9000),
+        ("member-controller", 9091),
+    ] {
         let service = &find(&hooks, "Service", &format!("{name}-test"))["spec"];
         assert_eq!(service["selector"], json!({"k8s-app": name}));
         assert_eq!(service["ports"][0]["targetPort"], port);
@@ -1055,7 +1075,7 @@ fn alerts_and_dashboard_have_the_metrics_that_the_services_export() {
     let dir = tempfile::tempdir().unwrap();
     let ca = rcgen::generate_simple_self_signed(vec!["a".into()]).unwrap();
     let ca = BASE64_STANDARD.encode(ca.cert.pem());
-    // Both start while the API server does not answer.
+    // They start while the API server does not answer.
     let kubeconfig = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "a",
         "clusters": [{"name": "a", "cluster": {"server": "https://127.0.0.1:1", "certificate-authority-data": ca}}],
@@ -1074,8 +1094,7 @@ fn alerts_and_dashboard_have_the_metrics_that_the_services_export() {
     let start = |name: &str, arguments: &[&str]| {
         let mut command = Command::new(support::program::built(name));
         command
-            .args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
-            .args(["--kubeconfig", "kubeconfig"])
+            .args(["--metrics", "127.0.0.1:0", "--kubeconfig", "kubeconfig"])
             .args(arguments)
             .current_dir(dir.path());
         let program = Program::start(&mut command);
@@ -1085,23 +1104,27 @@ fn alerts_and_dashboard_have_the_metrics_that_the_services_export() {
         (program, address)
     };
     let secret = ["--master-secret", "mastersecret", "--salt", "salt"];
-    let key_arguments = [&["--clients", "token"][..], &secret].concat();
+    let listen = ["--listen", "127.0.0.1:0"];
+    let key_arguments = [&listen[..], &["--clients", "token"], &secret].concat();
     let (_key_service, keys) = start("key-service", &key_arguments);
-    let join_arguments = ["--key-service", "127.0.0.1:1", "--config", "."];
-    let join_arguments = [&join_arguments[..], &["--key-service-auth", "none"]].concat();
+    let client = ["--key-service", "127.0.0.1:1", "--config", "."];
+    let client = [&client[..], &["--key-service-auth", "none"]].concat();
+    let join_arguments = [&listen[..], &client].concat();
     // a service whose settings let it prove nothing raises no alert about this
     let (silent, joins) = start("join-service", &join_arguments);
     assert!(!exported(joins).contains("firstlight_join_proves_itself"));
     drop(silent);
-    let join_arguments = [
-        &join_arguments[..],
-        &["--evidence", "evidence", "--watch", "600"],
+    let join_arguments = [&join_arguments[..], &["--evidence", "evidence"]].concat();
+    let (_join_service, joins) = start("join-service", &join_arguments);
+    let watch_arguments = [
+        &client[..],
+        &["--watch", "600", "--watch-listen", "127.0.0.1:0"],
         &["--watch-issuer", "https://results.example"],
-        &["--watch-listen", "127.0.0.1:0"],
     ]
     .concat();
-    let (_join_service, joins) = start("join-service", &join_arguments);
-    let exported: BTreeSet<String> = exported(keys).union(&exported(joins)).cloned().collect();
+    let (_controller, members) = start("member-controller", &watch_arguments);
+    let all = [keys, joins, members].map(exported);
+    let exported: BTreeSet<String> = all.into_iter().flatten().collect();
 
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let mut shown = Vec::new();

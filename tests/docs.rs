@@ -354,6 +354,7 @@ fn helps() -> Vec<(String, String)> {
         "bootstrapper",
         "join-service",
         "key-service",
+        "member-controller",
         "firstlight-volume",
     ] {
         helps.push((program.to_owned(), help(program, &["--help"])));

@@ -119,7 +119,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         &mut |_| {},
     )
     .unwrap();
-    assert_eq!(first.changed.len(), 68);
+    assert_eq!(first.changed.len(), 77);
     assert_eq!(first.backup, None);
     // The API has the master secret only in encrypted form.
     let content = master_secret::content(&client).unwrap().unwrap();
@@ -154,7 +154,8 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         [
             "configmaps kube-system/join-config",
             "daemonsets.apps kube-system/key-service",
-            "daemonsets.apps kube-system/join-service"
+            "daemonsets.apps kube-system/join-service",
+            "daemonsets.apps kube-system/member-controller"
         ]
     );
     let config = client
@@ -165,7 +166,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         json!({"attestationConfig": policy, "attestationConfig_backup": POLICY})
     );
 
-    // Another metadata service changes the join service only.
+    // Another metadata service changes those that ask it.
     let metadata = MetadataService {
         url: Some("http://10.9.0.1:81".into()),
         ..MetadataService::default()
@@ -177,7 +178,13 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     };
     let moved =
         services::apply(&client, &elsewhere, &without_wait(dir.path()), &mut |_| {}).unwrap();
-    assert_eq!(moved.changed, ["daemonsets.apps kube-system/join-service"]);
+    assert_eq!(
+        moved.changed,
+        [
+            "daemonsets.apps kube-system/join-service",
+            "daemonsets.apps kube-system/member-controller"
+        ]
+    );
     let told = client.get(&set("join-service")).unwrap()["spec"]["template"]["spec"]["containers"]
         [0]["command"]
         .to_string();
@@ -399,7 +406,7 @@ fn apply_waits_for_every_control_plane_and_reports_failures() {
     let expected = [
         Report::Phase(
             "waiting for key-service: the controller manager has not processed it yet, join-service: the controller manager has \
-             not processed it yet"
+             not processed it yet, member-controller: the controller manager has not processed it yet"
                 .into(),
         ),
         Report::Line("pod join-service-1 on n: ImagePullBackOff: no such image".into()),
@@ -608,15 +615,15 @@ fn the_accounts_of_the_services_have_the_necessary_permissions_only() {
     )
     .unwrap();
     let reviews = Resource::cluster("authorization.k8s.io", "v1", "subjectaccessreviews").all();
-    for account in ["join-service", "key-service"] {
-        let joins = account == "join-service";
+    for account in ["join-service", "key-service", "member-controller"] {
+        let (joins, works) = (account == "join-service", account == "member-controller");
         for (verb, resource, is_allowed) in [
             ("get", "secrets", false),
             ("list", "secrets", false),
             ("update", "secrets", false),
             ("create", "secrets", joins),
             ("list", "configmaps", true),
-            ("create", "configmaps", joins),
+            ("create", "configmaps", joins || works),
             ("list", "nodes", true),
             ("update", "nodes", false),
             ("create", "pods", false),
@@ -633,7 +640,11 @@ fn the_accounts_of_the_services_have_the_necessary_permissions_only() {
             );
         }
     }
-    for (account, allowed) in [("join-service", false), ("key-service", true)] {
+    for (account, allowed) in [
+        ("join-service", false),
+        ("key-service", true),
+        ("member-controller", false),
+    ] {
         let review = json!({"spec": {
             "user": format!("system:serviceaccount:kube-system:{account}"),
             "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"],
@@ -1029,7 +1040,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     .unwrap();
     let output = operator.apply(&["--skip-wait"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stdout), "68 objects are new or changed\n");
+    assert_eq!(text(&output.stdout), "77 objects are new or changed\n");
     assert!(
         text(&output.stderr).contains("\ndaemonsets.apps kube-system/join-service: new\n"),
         "{}",
@@ -1049,7 +1060,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
         "--image",
         "example.com/a:3",
     ]);
-    assert_eq!(text(&upgraded.stdout), "2 objects are new or changed\n");
+    assert_eq!(text(&upgraded.stdout), "3 objects are new or changed\n");
     fs::write(
         operator.0.path().join("policy.json"),
         POLICY.replace("00", "11"),
@@ -1073,7 +1084,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     fs::write(operator.0.path().join("policy.json"), POLICY).unwrap();
     assert_eq!(
         text(&operator.apply(&["--skip-wait"]).stdout),
-        "3 objects are new or changed\n"
+        "4 objects are new or changed\n"
     );
 
     let late = operator.apply(&["--timeout", "1s", "--image", "example.com/a:2"]);
@@ -1092,7 +1103,10 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     let nobody = operator.apply(&["--timeout", "1s"]);
     assert_eq!(nobody.status.code(), Some(4), "{}", text(&nobody.stderr));
     assert!(
-        text(&nobody.stderr).contains("https://127.0.0.1:1 does not answer: Connection refused")
+        text(&nobody.stderr)
+            .contains("does not answer: cannot connect to 127.0.0.1:1: Connection refused"),
+        "{}",
+        text(&nobody.stderr)
     );
 }
 
@@ -1135,7 +1149,7 @@ fn without_rights_to_policies_the_services_are_installed_and_what_stays_open_is_
         },
     );
     // all but the policies and their bindings
-    assert_eq!(applied.unwrap().changed.len(), 42);
+    assert_eq!(applied.unwrap().changed.len(), 49);
     for (name, open) in [
         (
             "firstlight-nodes",

@@ -1022,9 +1022,7 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
         node_files_dir: dir.path().join("node-files"),
         migration: Migration::default(),
         records: None,
-        deleted_machines: Default::default(),
         collateral: None,
-        watch: None,
     })
     .unwrap();
     let channel = plain_channel(service.health_addr().unwrap());

@@ -18,7 +18,7 @@ compress=cat layer_type=layer.v1.tar
 if [ $# = 0 ]; then
   dist=$ROOT/target/dist
   mkdir "$work/tree"
-  install -m755 "$dist"/{join,key}-service "$work/tree/"
+  install -m755 "$dist"/{join-service,key-service,member-controller} "$work/tree/"
   version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml" | head -1)
   set -- "$dist/firstlight-image.tar" "${IMAGE:-firstlight.local/services:$version}" /join-service "$work/tree"
   # a tool that pushes an image compresses a layer that is not, and its digest is another one then

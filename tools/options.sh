@@ -21,4 +21,4 @@ section firstlight
 for command in $("$programs/firstlight" --help | awk '/^Options:$/ { exit } /^  [a-z]/ { print $1 }'); do
   section "firstlight $command" "$command"
 done
-for program in unlock bootstrapper join-service key-service firstlight-volume; do section "$program"; done
+for program in unlock bootstrapper join-service key-service member-controller firstlight-volume; do section "$program"; done

@@ -48,7 +48,7 @@ work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 out=${RELEASE:-$ROOT/target/firstlight-$version}
 rm -rf "$out"
 mkdir -p "$out"
-for program in unlock bootstrapper join-service key-service firstlight firstlight-volume; do
+for program in unlock bootstrapper join-service key-service member-controller firstlight firstlight-volume; do
   install -m 755 "target/dist/$program" "$out/$program-linux-amd64"
 done
 install -m 644 target/dist/firstlight-image.tar target/deb/*.deb target/deb/*.cdx.json "$out/"
@@ -118,7 +118,7 @@ cat >>"$out/NOTES.md" <<END
 | \`firstlight-node-image-$number.raw.zst\` | the image of a node for QEMU's machines, which needs no package (\`docs/images/mkosi.md\`) |
 | \`firstlight-node-image-VARIANT.json\`, \`firstlight-node-image-VARIANT.json.sig\` | its reference values for this attestation variant, a policy, and their signature |
 | \`firstlight-image.tar\` | the container image of the services, for \`firstlight apply\` and the chart (\`docs/services.md\`): \`$digest\` |
-| \`join-service-linux-amd64\`, \`key-service-linux-amd64\` | the programs in it |
+| \`join-service-linux-amd64\`, \`key-service-linux-amd64\`, \`member-controller-linux-amd64\` | the programs in it |
 | \`firstlight-chart-$number.tgz\` | the Helm chart of the services, which takes only this container image |
 | \`*.cdx.json\` | what each program and the node image are made of (CycloneDX); the container image has only its two programs |
 | \`SHA256SUMS\`, \`SHA256SUMS.sig\` | the hashes of all files that are not signatures, and their signature |

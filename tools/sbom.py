@@ -11,6 +11,7 @@ import hashlib, json, os, re, subprocess, sys, tomllib, uuid
 
 TARGET = "x86_64-unknown-linux-musl"
 PACKAGES = {"firstlight": "firstlight-cli", "join-service": "firstlight-services", "key-service": "firstlight-services",
+            "member-controller": "firstlight-services",
             "unlock": "firstlight-unlock", "bootstrapper": "firstlight-bootstrapper", "firstlight-volume": "firstlight-volume"}
 
 

@@ -57,6 +57,9 @@ use sys::process;
 use tempfile::TempDir;
 use tpm::Tpm;
 
+/// The programs that are measured.
+const JOIN_SERVICE: &str = "join-service";
+const MEMBER_CONTROLLER: &str = "member-controller";
 /// Number of replicas with the word `replicas`.
 const REPLICAS: usize = 3;
 const SIZES: [usize; 5] = [1, 10, 100, 1000, 10_000];
@@ -135,7 +138,7 @@ fn watched(given: &[usize]) -> Verdict {
     };
     let option = format!("--watch={seconds}");
     let more = [&*option, "--metrics=127.0.0.1:0"];
-    let setting = Setting::new(Cluster::shared(), 1, 1, None, &more);
+    let setting = Setting::new(Cluster::shared(), 1, (MEMBER_CONTROLLER, 1), None, &more);
     watch::run(&setting, *nodes, *seconds as u64, Instant::now() + LIMIT)
 }
 
@@ -145,7 +148,14 @@ fn storms(sizes: &[usize], replicas: usize, has_faults: bool) -> Verdict {
     let _ = process::raise_descriptor_limit();
     let cluster = Cluster::shared();
     let line = has_faults.then(|| Line::to(([127, 0, 0, 1], cluster.port()).into()));
-    let setting = Setting::new(cluster, sizes.iter().sum(), replicas, line, &[]);
+    let more = ["--listen=127.0.0.1:0"];
+    let setting = Setting::new(
+        cluster,
+        sizes.iter().sum(),
+        (JOIN_SERVICE, replicas),
+        line,
+        &more,
+    );
     println!(
         "| nodes | tickets/s | tries a ticket | wait p50 | p99 | longest | longest/mean | service CPU ms/ticket | peak MiB \
          | etcd writes/ticket | tokens left | processors: service | nodes | API server, etcd | others |"
@@ -191,11 +201,11 @@ impl Cost {
     }
 }
 
-/// A join service and its environment.
+/// Join services, or a member controller, and their environment.
 struct Setting {
     cluster: &'static Cluster,
     services: Vec<Service>,
-    /// The addresses of the services.
+    /// The addresses of the join services.
     addresses: Vec<SocketAddr>,
     /// The proxy between the join service and the API server, if the run has faults: it cuts connections.
     line: Option<Line>,
@@ -206,17 +216,17 @@ struct Setting {
 }
 
 impl Setting {
-    /// Starts this number of join services, with these further options.
+    /// Starts this program this number of times, with these further options.
     fn new(
         cluster: &'static Cluster,
         nodes: usize,
-        replicas: usize,
+        (program, replicas): (&str, usize),
         line: Option<Line>,
         more: &[&str],
     ) -> Setting {
         let dir = tempfile::tempdir().unwrap();
         let admin = cluster.client(&Stop::new());
-        prepare(cluster, &admin, dir.path(), line.as_ref());
+        prepare(cluster, &admin, dir.path(), program, line.as_ref());
         let metadata = MetadataServer::start("127.0.0.1:0".parse().unwrap());
         let machine = |number| json!({"Name": name(number), "ProviderID": "", "Role": "Worker", "VPCIP": address(number)});
         metadata.set_peers(&json!((0..nodes).map(machine).collect::<Vec<_>>()).to_string());
@@ -233,14 +243,17 @@ impl Setting {
                 &at("salt"),
             ],
         );
+        let pki = ["--pki".to_owned(), at("pki")];
+        let pki = pki.iter().map(String::as_str);
+        let of_join: Vec<&str> = pki.filter(|_| program == JOIN_SERVICE).collect();
         let start = |number| {
             Service::start(
-                "join-service",
-                dir.path().join(format!("join{number}.log")),
+                program,
+                dir.path().join(format!("{program}{number}.log")),
                 &[
                     more,
+                    &of_join,
                     &[
-                        "--listen=127.0.0.1:0",
                         "--key-service",
                         &keys.address("serving data keys").to_string(),
                         "--key-service-auth=none",
@@ -251,18 +264,17 @@ impl Setting {
                         &format!("http://{}", metadata.address),
                         "--kubeconfig",
                         &at("kubeconfig"),
-                        "--pki",
-                        &at("pki"),
                     ],
                 ]
                 .concat(),
             )
         };
         let services: Vec<Service> = (0..replicas).map(start).collect();
+        let joins = services.iter().filter(|_| program == JOIN_SERVICE);
         let address = |it: &Service| it.address("serving join requests on");
         Setting {
             cluster,
-            addresses: services.iter().map(address).collect(),
+            addresses: joins.map(address).collect(),
             services,
             line,
             _keys: keys,
@@ -479,7 +491,7 @@ fn address(number: usize) -> IpAddr {
 }
 
 /// Creates the objects of init and of the chart, and the files of a control plane.
-fn prepare(cluster: &Cluster, admin: &Client, dir: &Path, line: Option<&Line>) {
+fn prepare(cluster: &Cluster, admin: &Client, dir: &Path, program: &str, line: Option<&Line>) {
     let settings = services::Settings {
         watch: Some("600".into()),
         ..settings(tpm::POLICY)
@@ -508,8 +520,8 @@ fn prepare(cluster: &Cluster, admin: &Client, dir: &Path, line: Option<&Line>) {
             .unwrap();
     }
     let (certificate, key) = cluster.ca();
-    let account = "system:serviceaccount:kube-system:join-service";
-    let mut kubeconfig = cluster.kubeconfig_of(account, "system:serviceaccounts", &certificate);
+    let account = format!("system:serviceaccount:kube-system:{program}");
+    let mut kubeconfig = cluster.kubeconfig_of(&account, "system:serviceaccounts", &certificate);
     if let Some(line) = line {
         kubeconfig = kubeconfig.replace(&cluster.server(), &format!("https://{}", line.address));
     }

@@ -1,7 +1,7 @@
-//! Measures what the watch of members costs a join service: `make watch-load`, or `cargo bench --bench storm -- watch NODES SECONDS`.
+//! Measures what the watch of members costs a member controller: `make watch-load`, or `cargo bench --bench storm -- watch NODES SECONDS`.
 //!
 //! ```text
-//!   NODES Node objects with their records ── kube-apiserver ── join-service --watch SECONDS
+//!   NODES Node objects with their records ── kube-apiserver ── member-controller --watch SECONDS
 //!   one server with the key of all of them, at NODES addresses of loopback ◄── attested TLS ──┘
 //! ```
 //!

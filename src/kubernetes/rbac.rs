@@ -133,7 +133,7 @@ const NAMES: [&str; 8] = [
 /// The roles of those who write addresses, by the operator's own settings of the chart.
 const OF_ADDRESSES: [&str; 2] = ["firstlight-addresses", "firstlight-own-addresses"];
 /// The accounts of Firstlight.
-const OWN: [&str; 2] = ["join-service", "key-service"];
+const OWN: [&str; 3] = ["join-service", "key-service", "member-controller"];
 /// Administrators, programs of control planes with a certificate of their own, and a controller whose role does not have the name of one.
 const EXPECTED: [&str; 5] = [
     "kube-system/taint-eviction-controller",

@@ -13,17 +13,26 @@ pub mod probe;
 mod serving;
 mod shared_metrics;
 
+use std::env;
 use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use base::logger;
 use base::options::Opt;
 use base::program::{self, Failure};
+use kubernetes::client;
 use log::LevelFilter;
 use sys::process;
 use sys::signal::StopSignals;
 
+/// The directory where the cluster's `join-config` ConfigMap is mounted.
+pub const CONFIG_DIR: &str = "/var/config";
+/// How long a running call may still take when a program stops. A ticket waits for two keys.
+pub const GRACE: Duration = Duration::from_secs(10);
+/// The variable of a pod that says where the API server is.
+const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 /// The option about the form of the log.
 pub const LOG_FORMAT: Opt = Opt::value(
     "log-format",
@@ -46,6 +55,21 @@ pub fn listen(name: &str, value: OsString) -> Result<SocketAddr, Failure> {
     let text = program::text(value)?;
     http::server::parse_listen(&text)
         .map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
+}
+
+/// Returns whether the program works for a cluster: with a kubeconfig, or as a pod.
+pub fn has_cluster(kubeconfig: Option<&Path>) -> bool {
+    kubeconfig.is_some() || env::var_os(SERVICE_HOST).is_some()
+}
+
+/// Returns the access to the Kubernetes API: by this file, else that of the pod; `None` if there is none.
+pub fn kubernetes(kubeconfig: Option<&Path>) -> Result<Option<client::Config>, Failure> {
+    let config = match kubeconfig {
+        Some(file) => client::Config::from_kubeconfig_file(file),
+        None if env::var_os(SERVICE_HOST).is_some() => client::Config::in_cluster(),
+        None => return Ok(None),
+    };
+    config.map(Some).map_err(Failure::failed)
 }
 
 /// Returns the level for `-v` of Constellation's programs: -1 and below is debug, 0 info, 1

@@ -1,4 +1,5 @@
-//! What both services run: their gRPC server, and beside it a server for health checks and one for metrics.
+//! What the services run: a gRPC server, and beside it a server for health checks and one for metrics. The member controller has only the
+//! latter.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -48,12 +49,48 @@ pub struct Api {
     pub limits: Limits,
 }
 
+/// The servers beside that of a service: for the kubelet's probes, and for metrics.
+pub struct Beside {
+    health: Option<Server>,
+    exporter: Option<Exporter>,
+}
+
+impl Beside {
+    /// Starts those that have an address. The health is NOT_SERVING until `ready` returns true.
+    pub fn start(
+        health: Option<SocketAddr>,
+        metrics: Option<SocketAddr>,
+        ready: impl Fn() -> bool + Send + Sync + 'static,
+        registry: &Registry,
+    ) -> Result<Beside, Refused> {
+        let health = health
+            .map(|address| probe::serve_health(address, ready).map_err(|error| (address, error)));
+        let health = health.transpose()?;
+        let exporter = metrics
+            .map(|address| Exporter::start(address, registry).map_err(|error| (address, error)));
+        let exporter = exporter.transpose()?;
+        if let Some(exporter) = &exporter {
+            log::info!("metrics on http://{}/metrics", exporter.local_addr());
+        }
+        Ok(Beside { health, exporter })
+    }
+
+    /// Returns the address of the health server, if there is one.
+    pub fn health_addr(&self) -> Option<SocketAddr> {
+        self.health.as_ref().map(Server::local_addr)
+    }
+
+    /// Returns the address of the metrics server, if there is one.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.exporter.as_ref().map(Exporter::local_addr)
+    }
+}
+
 /// The running servers of a service.
 pub struct Serving {
     /// The gRPC server.
     pub server: Arc<Server>,
-    health: Option<Server>,
-    exporter: Option<Exporter>,
+    beside: Beside,
 }
 
 impl Serving {
@@ -71,21 +108,10 @@ impl Serving {
             .map_err(|error| (addresses.listen, error))?;
         shared_metrics::server(registry, name, &server);
         registry.add_process();
-        let health = addresses
-            .health
-            .map(|address| probe::serve_health(address, ready).map_err(|error| (address, error)));
-        let health = health.transpose()?;
-        let exporter = addresses
-            .metrics
-            .map(|address| Exporter::start(address, registry).map_err(|error| (address, error)));
-        let exporter = exporter.transpose()?;
-        if let Some(exporter) = &exporter {
-            log::info!("metrics on http://{}/metrics", exporter.local_addr());
-        }
+        let beside = Beside::start(addresses.health, addresses.metrics, ready, registry)?;
         Ok(Serving {
             server: Arc::new(server),
-            health,
-            exporter,
+            beside,
         })
     }
 
@@ -96,18 +122,18 @@ impl Serving {
 
     /// Returns the address of the separate health server, if there is one.
     pub fn health_addr(&self) -> Option<SocketAddr> {
-        self.health.as_ref().map(Server::local_addr)
+        self.beside.health_addr()
     }
 
     /// Returns the address of the metrics server, if there is one.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
-        self.exporter.as_ref().map(Exporter::local_addr)
+        self.beside.metrics_addr()
     }
 
     /// Accepts no further calls, and waits up to `grace` until the running ones end.
     pub fn stop(&self, grace: Duration) {
         // The health server stops first, so that load balancers send no further calls.
-        if let Some(health) = &self.health {
+        if let Some(health) = &self.beside.health {
             health.stop(Duration::ZERO);
         }
         self.server.stop(grace);

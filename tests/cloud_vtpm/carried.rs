@@ -130,9 +130,7 @@ impl Meeting {
             node_files_dir: self.dir.path().join("node-files"),
             migration: Migration::default(),
             records: None,
-            deleted_machines: Default::default(),
             collateral: collateral.clone(),
-            watch: None,
         });
         (service.unwrap(), collateral)
     }

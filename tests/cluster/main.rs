@@ -41,8 +41,8 @@ use verifier::qemu_vtpm;
 
 /// Pods of kube-system for each cluster: CoreDNS, twice.
 const PODS_OF_CLUSTER: usize = 2;
-/// Pods on each control plane: etcd, API server, controller manager, scheduler, join service, key service.
-const PODS_OF_CONTROL_PLANE: usize = 6;
+/// Pods on each control plane: etcd, API server, controller manager, scheduler, join service, key service, member controller.
+const PODS_OF_CONTROL_PLANE: usize = 7;
 /// Pods on every node: kube-proxy.
 const PODS_OF_NODE: usize = 1;
 const PATIENCE: Duration = Duration::from_secs(300);

@@ -1,4 +1,4 @@
-//! Sets up a join service in a cluster, and its callers.
+//! Sets up a join service and a member controller in a cluster, and the callers of the former.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -10,9 +10,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::kube_apiserver::Cluster;
 use crate::manifests::settings;
-use ::services::cluster::keys::Auth;
+use ::services::cluster::keys::{Auth, KeyClient};
+use ::services::cluster::secrets::Secrets;
 pub use ::services::join_service::CONTROL_PLANE_FILES as PKI;
 use ::services::join_service::{Config, JoinService};
+use ::services::member_controller::watch::Judging;
+use ::services::member_controller::{MemberController, Options};
 use base::stop::Stop;
 use base::time;
 use kubernetes::certificate_request::CertificateRequest;
@@ -36,6 +39,7 @@ use support::program::Program;
 use support::swtpm::Swtpm;
 use tempfile::TempDir;
 use verifier::qemu_vtpm;
+use verifier::sources::offline;
 
 /// A policy that any machine with 32 zeros in PCR 15 meets.
 pub const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
@@ -61,9 +65,19 @@ pub fn alone() -> MutexGuard<'static, ()> {
 
 pub const MEASUREMENT_SALT: [u8; 32] = [7; 32];
 
-/// A join service in a cluster, and what it needs.
+/// The names of the accounts.
+pub const JOIN_SERVICE: &str = "join-service";
+pub const MEMBER_CONTROLLER: &str = "member-controller";
+
+/// Returns the folder of an account's token.
+fn folder_of(account: &str) -> String {
+    format!("account-{account}")
+}
+
+/// A join service and a member controller in a cluster, and what they need.
 pub struct Setup {
     pub service: Option<JoinService>,
+    pub controller: Option<MemberController>,
     pub keys: Program,
     pub metadata: MetadataServer,
     pub admin: Client,
@@ -83,6 +97,7 @@ impl Setup {
         let (keys, _) = key_service(dir.path(), "127.0.0.1:0");
         let mut setup = Setup {
             service: None,
+            controller: None,
             keys,
             metadata,
             admin,
@@ -93,16 +108,52 @@ impl Setup {
         setup
     }
 
-    /// Starts or restarts the service.
+    /// Starts or restarts both.
     pub fn start(&mut self, cluster: &Cluster) {
         drop(self.service.take());
         self.service = Some(JoinService::start(self.config(cluster)).unwrap());
+        self.start_controller(self.options(cluster));
+    }
+
+    /// Starts or restarts the member controller.
+    pub fn start_controller(&mut self, options: Options) {
+        drop(self.controller.take());
+        self.controller = Some(MemberController::start(options).unwrap());
+    }
+
+    /// Returns the access that the join service's account has, or that of the member controller.
+    pub fn account(&self, cluster: &Cluster, name: &str) -> client::Config {
+        let folder = self.dir.path().join(folder_of(name));
+        client::Config::of_service_account(&cluster.server(), &folder).unwrap()
+    }
+
+    /// Returns what the member controller needs. It asks no members.
+    pub fn options(&self, cluster: &Cluster) -> Options {
+        Options {
+            health: None,
+            metrics: None,
+            kubernetes: self.account(cluster, MEMBER_CONTROLLER),
+            metadata: self.config(cluster).metadata,
+            migration: self.migration,
+            deleted_machines: Default::default(),
+            collateral: None,
+            watch: None,
+        }
+    }
+
+    /// Returns what judges members.
+    pub fn judging(&self) -> Judging {
+        let keys = address(&self.keys.expect("serving data keys")).to_string();
+        Judging {
+            variant: &qemu_vtpm::VARIANT,
+            sources: offline(),
+            config_dir: self.dir.path().into(),
+            secrets: Secrets::new(KeyClient::new(&keys, Auth::None), self.dir.path().into()),
+            wrapping_key_dir: self.dir.path().join("firstlight"),
+        }
     }
 
     pub fn config(&self, cluster: &Cluster) -> Config {
-        let account =
-            client::Config::of_service_account(&cluster.server(), &self.dir.path().join("account"))
-                .unwrap();
         Config {
             listen: "127.0.0.1:0".parse().unwrap(),
             key_service: address(&self.keys.expect("serving data keys")).to_string(),
@@ -115,7 +166,7 @@ impl Setup {
             verification: None,
             verification_http: None,
             require_strong: false,
-            kubernetes: Some(account),
+            kubernetes: Some(self.account(cluster, JOIN_SERVICE)),
             metadata: Some(
                 cloud_api::metadata(
                     base::machines::Cloud::Qemu,
@@ -128,13 +179,11 @@ impl Setup {
             node_files_dir: self.dir.path().join("node-files"),
             migration: self.migration,
             records: None,
-            deleted_machines: Default::default(),
             collateral: None,
-            watch: None,
         }
     }
 
-    /// Gives the service's account the rights that it has if it watches the nodes' attestation.
+    /// Gives the member controller's account the rights that it has if it watches the nodes' attestation.
     pub fn permit_watch(&self) {
         self.permit_watch_of("");
     }
@@ -149,7 +198,8 @@ impl Setup {
         let objects = services::manifests(&settings).unwrap();
         let kinds = ["Role", "ClusterRole", "ValidatingAdmissionPolicy"];
         let is_one = |object: &&Value| {
-            kinds.iter().any(|kind| object["kind"] == *kind) && name(object) == "join-service"
+            kinds.iter().any(|kind| object["kind"] == *kind)
+                && [JOIN_SERVICE, MEMBER_CONTROLLER].contains(&name(object))
         };
         for object in objects.iter().filter(is_one) {
             self.admin
@@ -160,6 +210,10 @@ impl Setup {
 
     pub fn service(&self) -> &JoinService {
         self.service.as_ref().unwrap()
+    }
+
+    pub fn controller(&self) -> &MemberController {
+        self.controller.as_ref().unwrap()
     }
 
     /// Requests a ticket from the source address that the machine claims.
@@ -382,22 +436,21 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         json!({"components": COMPONENTS, "cluster-version": "v1.34.4"}),
     );
 
-    let account = dir.join("account");
-    fs::create_dir(&account).unwrap();
-    let token = SERVICE_ACCOUNTS
-        .in_namespace("kube-system")
-        .named("join-service")
-        .subresource("token");
-    let request =
-        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
-    let token = admin.create_subresource(&token, &request).unwrap();
-    fs::write(
-        account.join("token"),
-        token["status"]["token"].as_str().unwrap(),
-    )
-    .unwrap();
     let (certificate, key) = cluster.ca();
-    fs::write(account.join("ca.crt"), &certificate).unwrap();
+    for account in [JOIN_SERVICE, MEMBER_CONTROLLER] {
+        let folder = dir.join(folder_of(account));
+        fs::create_dir(&folder).unwrap();
+        let token = SERVICE_ACCOUNTS
+            .in_namespace("kube-system")
+            .named(account)
+            .subresource("token");
+        let request =
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+        let token = admin.create_subresource(&token, &request).unwrap();
+        let token = token["status"]["token"].as_str().unwrap();
+        fs::write(folder.join("token"), token).unwrap();
+        fs::write(folder.join("ca.crt"), &certificate).unwrap();
+    }
 
     fs::create_dir_all(dir.join("pki/etcd")).unwrap();
     for file in PKI {
@@ -442,7 +495,7 @@ pub fn service_program_at(
     cluster: &Cluster,
     config: &Path,
 ) -> (Program, SocketAddr) {
-    let account = setup.dir.path().join("account");
+    let account = setup.dir.path().join(folder_of(JOIN_SERVICE));
     let kubeconfig = format!(
         "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster: {{server: '{}', certificate-authority: {}}}\n\
          users:\n- name: u\n  user: {{tokenFile: {}}}\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\n\

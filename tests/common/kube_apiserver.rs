@@ -615,7 +615,7 @@ fn free_ports() -> [u16; 3] {
 pub fn play_controller(client: &Client, stop: &Stop) {
     let set = |name: &str| DAEMON_SETS.in_namespace("kube-system").named(name);
     while !stop.wait(Duration::from_millis(100)) {
-        for name in ["join-service", "key-service"] {
+        for name in ["join-service", "key-service", "member-controller"] {
             let Ok(Some(current)) = client.find(&set(name)) else {
                 continue;
             };

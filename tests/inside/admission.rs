@@ -144,9 +144,9 @@ fn the_token_of_a_network_plugin_gives_no_role_no_attestation_and_no_address() {
     }
     eventually("pods for the control plane", || {
         let of = |set: &str| inside.nodes_of(set).contains(&"label-plane".to_owned());
-        of("join-service") && of("key-service")
+        of("join-service") && of("key-service") && of("member-controller")
     });
-    for set in ["join-service", "key-service"] {
+    for set in ["join-service", "key-service", "member-controller"] {
         assert!(!inside.nodes_of(set).contains(&refused.name), "{set}");
     }
     let seen = other.node();
@@ -245,14 +245,14 @@ fn no_kubelet_and_no_agent_makes_a_pod_an_endpoint_of_our_services() {
     let plane = inside.control_plane("ends-plane", "10.2.3.1");
     let worker = inside.worker("ends-worker", "10.2.3.9");
     refuse(inside, "ends-worker");
-    let join = run_pod(inside, &plane, "join-service", "10.2.3.101");
+    let works = run_pod(inside, &plane, "member-controller", "10.2.3.101");
     let key = run_pod(inside, &plane, "key-service", "10.2.3.102");
     let is_behind = |service: &str, ip: &str| behind(inside, service).contains(&ip.to_owned());
     eventually("endpoints by the controller", || {
         is_behind("join-attestation", "10.2.3.101") && is_behind("key-service", "10.2.3.102")
     });
 
-    for set in ["join-service", "key-service"] {
+    for set in ["join-service", "key-service", "member-controller"] {
         let mirror = worker.mirror(
             "kube-system",
             &format!("{set}-z9"),
@@ -276,16 +276,13 @@ fn no_kubelet_and_no_agent_makes_a_pod_an_endpoint_of_our_services() {
         ("kube-system", "calico-cni-plugin"),
         &rule("", &["pods/status"], &["patch"]),
     );
-    forbidden(
-        calico.merge(&later, &label),
-        "make pods of the join service",
-    );
+    forbidden(calico.merge(&later, &label), "make pods of the services");
     let moved = json!({"status": {"podIP": "10.2.3.9", "podIPs": [{"ip": "10.2.3.9"}]}});
     let note =
         json!({"metadata": {"annotations": {"cni.projectcalico.org/podIP": "10.2.3.101/32"}}});
-    for pod in [&join, &key] {
+    for pod in [&works, &key] {
         let at = pods.named(pod).subresource("status");
-        forbidden(calico.merge(&at, &moved), "gives a pod of the join service");
+        forbidden(calico.merge(&at, &moved), "gives a pod of the services");
         calico.merge(&at, &note).unwrap();
     }
     for (service, ip) in [
@@ -336,15 +333,15 @@ fn an_agent_that_may_write_pods_and_workloads_gets_no_pod_of_our_accounts() {
         pod["spec"]["containers"][0]["image"] = json!("attacker");
         true
     });
-    forbidden(image, "change pods of the join service");
+    forbidden(image, "change pods of the services");
     let debug = json!({"spec": {"ephemeralContainers": [{"name": "d", "image": "attacker"}]}});
     let at = pods.named(&pod).subresource("ephemeralcontainers");
-    forbidden(agent.merge(&at, &debug), "change pods of the join service");
+    forbidden(agent.merge(&at, &debug), "change pods of the services");
 
     let image = json!({"spec": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}});
     for part in ["exec", "attach", "portforward"] {
         let opened = agent.create_subresource(&pods.named(&pod).subresource(part), &json!({}));
-        forbidden(opened, "run commands in pods of the join service");
+        forbidden(opened, "run commands in pods of the services");
     }
     // another scheduler, whose pod is on a worker, may be faster than the cluster's own
     let binding = |name: &str| {
@@ -509,7 +506,7 @@ fn an_agent_that_may_request_any_token_gets_none_of_our_accounts() {
     );
     let accounts = SERVICE_ACCOUNTS.in_namespace("kube-system");
     let token = |name: &str| accounts.named(name).subresource("token");
-    for name in ["join-service", "key-service"] {
+    for name in ["join-service", "key-service", "member-controller"] {
         let asked = agent.create_subresource(
             &token(name),
             &json!({"spec": {"audiences": ["key-service"]}}),
@@ -619,7 +616,7 @@ fn only_their_owners_write_records_certificates_and_tokens_of_tickets() {
     let at = maps.named("key-service-ca");
     let certificate = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "key-service-ca", "namespace": "kube-system"}, "data": {"ca.crt": "a"}});
     key.apply_as("key-service", &at, &certificate).unwrap();
-    judges(&join, &worker);
+    judges(&services("member-controller", "10.2.8.103"), &worker);
 }
 
 #[test]
@@ -697,8 +694,8 @@ fn objects_of_policies() -> Vec<(Resource, Value)> {
     ]
 }
 
-/// The join service writes what it concludes about a node.
-fn judges(join: &Client, worker: &Kubelet) {
+/// The member controller writes what it concludes about a node.
+fn judges(controller: &Client, worker: &Kubelet) {
     let mut node = worker.node();
     node["metadata"]["labels"][LABEL] = json!("false");
     node["metadata"]["annotations"]["firstlight/cordoned"] = json!("a");
@@ -706,14 +703,16 @@ fn judges(join: &Client, worker: &Kubelet) {
     let taint =
         json!({"key": "firstlight/attestation", "value": "refused", "effect": "NoSchedule"});
     node["spec"]["taints"].as_array_mut().unwrap().push(taint);
-    join.update(&NODES.named(&worker.name), &node).unwrap();
+    controller
+        .update(&NODES.named(&worker.name), &node)
+        .unwrap();
     let mut conditions = worker.node()["status"]["conditions"]
         .as_array()
         .cloned()
         .unwrap();
     conditions.push(json!({"type": "Attested", "status": "False", "reason": "Refused"}));
     let condition = json!({"status": {"conditions": conditions}});
-    join.merge(&status(&worker.name), &condition).unwrap();
+    controller.merge(&status(&worker.name), &condition).unwrap();
 }
 
 #[test]

@@ -170,10 +170,10 @@ fn an_agent_ends_no_pod_of_ours_and_says_of_none_that_it_has_ended() {
     let agent = agent(inside, &worker);
     let pods = PODS.in_namespace(KUBE_SYSTEM);
     let failed = json!({"status": {"phase": "Failed"}});
-    for service in ["join-service", "key-service"] {
+    for service in ["join-service", "key-service", "member-controller"] {
         let name = pod_of(inside, service);
         let at = pods.named(&name);
-        let refused = "end pods of the join service";
+        let refused = "end pods of the services";
         forbidden(deleted(agent.delete(&at)), refused);
         let uid = uid(&inside.admin.get(&at).unwrap());
         let evicted = agent.evict(&at, &uid).map(|_| Value::Null);
@@ -216,7 +216,7 @@ fn an_agent_deletes_no_endpoints_no_account_and_no_daemon_set_of_ours() {
     forbidden(deleted(agent.delete(&slices.named(&slice))), refused);
     let accounts = SERVICE_ACCOUNTS.in_namespace(KUBE_SYSTEM);
     let sets = DAEMON_SETS.in_namespace(KUBE_SYSTEM);
-    for name in ["join-service", "key-service"] {
+    for name in ["join-service", "key-service", "member-controller"] {
         for at in [accounts.named(name), sets.named(name)] {
             let refused = "delete the DaemonSets and accounts";
             forbidden(deleted(agent.delete(&at)), refused);
@@ -239,8 +239,10 @@ fn an_agent_deletes_no_endpoints_no_account_and_no_daemon_set_of_ours() {
         service,
         accounts.named("join-service"),
         accounts.named("key-service"),
+        accounts.named("member-controller"),
         sets.named("join-service"),
         sets.named("key-service"),
+        sets.named("member-controller"),
     ] {
         let object = inside.admin.get(&at).unwrap();
         assert!(object["metadata"]["deletionTimestamp"].is_null(), "{at}");

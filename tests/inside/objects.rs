@@ -204,6 +204,8 @@ fn an_agent_that_may_write_leases_holds_none_of_ours() {
     let operator = inside.agent_on(&worker, (NAMESPACE, "leases"), &rules);
     let plane = inside.control_plane("objects-leases-plane", "10.5.0.5");
     let join = inside.token_on(&plane, (NAMESPACE, "join-service"), "join-service-leases");
+    let account = (NAMESPACE, "member-controller");
+    let watch = inside.token_on(&plane, account, "member-controller-leases");
     let held = |holder: &str| json!({"spec": {"holderIdentity": holder}});
     let renewed = |client: &Client, at: &Object, holder: &str| {
         let change = |lease: &mut Value| {
@@ -219,7 +221,7 @@ fn an_agent_that_may_write_leases_holds_none_of_ours() {
     for (name, owner) in [
         ("kube-controller-manager", &controllers),
         ("kube-scheduler", &scheduler),
-        ("join-watch", &join),
+        ("join-watch", &watch),
         ("join-control-plane", &join),
         ("firstlight-nodes", &people),
     ] {

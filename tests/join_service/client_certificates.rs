@@ -1,4 +1,4 @@
-//! Tests of kubelets' client certificates by the bootstrap tokens of join tickets. The join service
+//! Tests of kubelets' client certificates by the bootstrap tokens of join tickets. The member controller
 //! approves them for the ticket's node, beside Kubernetes' own approver with the permissions that
 //! kubeadm gives to tokens of its group.
 
@@ -7,8 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use base::time;
 use kubernetes::client::{
-    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, NODES,
-    SECRETS,
+    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, NODES, ROLES, SECRETS,
 };
 use kubernetes::removed_nodes;
 use kubernetes::services::kubeadm_bindings;
@@ -176,34 +175,30 @@ fn a_reader_of_the_token_of_a_ticket_gets_no_certificate_of_its_node() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn without_permission_to_approve_there_is_no_ticket() {
+fn without_the_role_of_this_version_there_is_no_ticket() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::new(cluster);
     // The permissions of an older version's chart.
-    let role = CLUSTER_ROLES.named("join-service");
-    let change = |names: Value| {
-        let signers = |role: &mut Value| {
+    let role = ROLES.in_namespace("kube-system").named("join-service");
+    let change = |verb: &str| {
+        let tickets = |role: &mut Value| {
             let rules = role["rules"].as_array_mut().unwrap();
-            rules
-                .iter_mut()
-                .find(|rule| rule["resources"] == json!(["signers"]))
-                .unwrap()["resourceNames"] = names.clone();
+            let mut rules = rules.iter_mut();
+            let rule = rules.find(|rule| rule["resources"] == json!(["tickets"]));
+            rule.unwrap()["verbs"] = json!([verb]);
             true
         };
-        setup.admin.modify(&role, signers).unwrap();
+        setup.admin.modify(&role, tickets).unwrap();
     };
-    change(json!(["kubernetes.io/kubelet-serving"]));
+    change("none");
     let tpm = Swtpm::start();
     // Waits until the API server has processed the change.
     thread::sleep(Duration::from_secs(2));
     assert_eq!(refused(setup.join(&tpm, &worker())).code(), Code::Internal);
     assert_eq!(setup.count("join", "api-refused"), 1);
     assert!(setup.tokens().is_empty() && setup.records().is_empty());
-    change(json!([
-        "kubernetes.io/kube-apiserver-client-kubelet",
-        "kubernetes.io/kubelet-serving"
-    ]));
+    change("issue");
     eventually("tickets are issued again", || {
         setup.join(&tpm, &worker()).is_ok()
     });
@@ -256,7 +251,7 @@ fn a_removed_node_renews_no_certificate_and_gets_no_ticket_until_it_is_readmitte
     thread::sleep(Duration::from_secs(1));
     ask(&removed, "without-record", "worker-0");
     eventually("the request is left", || {
-        count(setup.service(), "left", "no-record") == 1
+        count(setup.controller(), "left", "no-record") == 1
     });
     assert_eq!(setup.decision("without-record"), None);
 
@@ -291,10 +286,14 @@ fn a_removed_node_renews_no_certificate_and_gets_no_ticket_until_it_is_readmitte
 }
 
 /// Returns how often this replica decided so about a client certificate, for this reason.
-fn count(service: &services::join_service::JoinService, result: &str, reason: &str) -> u64 {
+fn count(
+    controller: &services::member_controller::MemberController,
+    result: &str,
+    reason: &str,
+) -> u64 {
     let labels = format!("certificate=\"client\",result=\"{result}\",reason=\"{reason}\"");
     let line = format!("firstlight_join_certificates_total{{{labels}}} ");
-    let metrics = service.metrics().render();
+    let metrics = controller.metrics().render();
     let mut lines = metrics.lines();
     lines
         .find_map(|text| text.strip_prefix(&line))
@@ -325,7 +324,7 @@ fn a_closed_record_renews_no_certificate_until_it_is_open_again() {
     let serving = pkcs10(&key, "system:node:worker-0", &["worker-0"], &[]);
     renewal::ask(&worker, "serving", &serving, renewal::SERVING);
     eventually("the request is left", || {
-        count(setup.service(), "left", "refused-before") == 1
+        count(setup.controller(), "left", "refused-before") == 1
     });
     thread::sleep(Duration::from_secs(1));
     assert_eq!(
@@ -361,7 +360,7 @@ fn nodes_without_a_record_renew_their_certificates_while_migration_is_on() {
     setup.start(cluster);
     ask(&kubelet(cluster, "of-before"), "later", "of-before");
     eventually("the request is left", || {
-        count(setup.service(), "left", "no-record") == 1
+        count(setup.controller(), "left", "no-record") == 1
     });
     assert_eq!(setup.decision("later"), None);
 }
@@ -372,7 +371,7 @@ fn without_kubeadms_bindings_kubernetes_itself_approves_no_kubelet() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let mut setup = Setup::for_renewals(cluster);
-    drop(setup.service.take());
+    drop(setup.controller.take());
     bind_as_kubeadm(&setup.admin);
     let _signer = cluster.start_signer();
     let removed = kubelet(cluster, "worker-9");

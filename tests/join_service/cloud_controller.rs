@@ -1,4 +1,4 @@
-//! The cloud controller manager of AWS, built by tools/aws-controller.sh, beside the join service: both ask moto. The controller has the
+//! The cloud controller manager of AWS, built by tools/aws-controller.sh, beside the member controller: both ask moto. The controller has the
 //! permissions in AWS of docs/clouds, and those in Kubernetes of its own chart, with the values of docs/clouds/controller-manager.md.
 //! The test does the work of the kubelets.
 
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use ::services::join_service::{Config, JoinService};
+use ::services::member_controller::Options;
 use ::services::member_controller::deleted_machines::Times;
 use base::stop::Stop;
 use base::time;
@@ -219,17 +219,16 @@ fn a_real_controller_initializes_nodes_whose_certificates_are_approved_and_remov
     );
     let moto = Moto::start();
     let (metadata, _imds) = moto.machine(0);
-    drop(setup.service.take());
-    let config = Config {
+    let options = Options {
         metadata: Some(metadata),
         // the program waits for five minutes and an hour
         deleted_machines: Times {
             pause: Duration::from_secs(2),
             grace: Duration::from_secs(30),
         },
-        ..setup.config(cluster)
+        ..setup.options(cluster)
     };
-    setup.service = Some(JoinService::start(config).unwrap());
+    setup.start_controller(options);
     let machines = moto.cluster["machines"].as_array().unwrap();
     let text = |number: usize, field: &str| machines[number][field].as_str().unwrap().to_owned();
     let (node, other) = (text(1, "instanceId"), text(2, "instanceId"));

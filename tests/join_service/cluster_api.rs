@@ -1,5 +1,5 @@
 //! Cluster API scales a cluster, with the manifests and commands of docs/day-two/cluster-api.md. Its controllers are real
-//! (tools/cluster-api.sh), and so are their management cluster, the join service, `firstlight metadata serve` and the `bootstrapper` of
+//! (tools/cluster-api.sh), and so are their management cluster, the join service, the member controller, `firstlight metadata serve` and the `bootstrapper` of
 //! each machine. The provider's machines are objects in its memory: the test switches a machine on for each.
 
 mod machine;
@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ::services::join_service::{Config, JoinService};
+use ::services::member_controller::Options;
 use ::services::member_controller::deleted_machines::Times;
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id, derive_key};
 use base::text::hex;
@@ -189,7 +190,7 @@ impl Scene {
         self.start_join_service();
     }
 
-    /// Starts the join service of the control plane, which asks `firstlight metadata serve` for the machines.
+    /// Starts the join service and the member controller of the control plane, which ask `firstlight metadata serve` for the machines.
     fn start_join_service(&mut self) {
         let source = self.plane.host(2);
         let url = format!(
@@ -197,18 +198,23 @@ impl Scene {
             machine::forward(source, self.metadata_server())
         );
         drop(self.setup.service.take());
+        let metadata = cloud_api::metadata(base::machines::Cloud::Qemu, Some(&url)).unwrap();
         let config = Config {
             listen: SocketAddr::new(source, 30090),
             evidence: Some(self.plane.path("evidence")),
-            metadata: Some(cloud_api::metadata(base::machines::Cloud::Qemu, Some(&url)).unwrap()),
+            metadata: Some(metadata.clone()),
+            ..self.setup.config(self.cluster)
+        };
+        self.setup.service = Some(JoinService::start(config).unwrap());
+        self.setup.start_controller(Options {
+            metadata: Some(metadata),
             // the program waits for five minutes and an hour
             deleted_machines: Times {
                 pause: Duration::from_secs(2),
                 grace: Duration::from_secs(10),
             },
-            ..self.setup.config(self.cluster)
-        };
-        self.setup.service = Some(JoinService::start(config).unwrap());
+            ..self.setup.options(self.cluster)
+        });
     }
 
     fn metadata_server(&self) -> SocketAddr {

@@ -18,11 +18,10 @@ fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::new(cluster);
-    // with the rights of the join service
-    let account = Client::new(setup.config(cluster).kubernetes.unwrap(), &Stop::new());
+    let account = Client::new(setup.account(cluster, MEMBER_CONTROLLER), &Stop::new());
     let uuid = Uuid::parse(&disk(77)).unwrap();
     let record = MachineRecord::of_node("gone", &uuid, Some("m"), "", "");
-    machine_record::write_if_absent(&account, &record).unwrap();
+    machine_record::write_if_absent(&setup.admin, &record).unwrap();
     let maps = CONFIG_MAPS.in_namespace("kube-system");
 
     let earlier = MachineRecord {
@@ -57,7 +56,7 @@ fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
     let uuid = Uuid::parse(&disk(78)).unwrap();
     let mut record = MachineRecord::of_node("plane", &uuid, Some("m"), "", "");
     record.control_plane = true;
-    machine_record::write_if_absent(&account, &record).unwrap();
+    machine_record::write_if_absent(&setup.admin, &record).unwrap();
     let written = setup.admin.get(&maps.named(&record.name)).unwrap();
     let written = MachineRecord::read(&written).unwrap();
     for _ in 0..2 {

@@ -21,7 +21,7 @@ use base::stop::Stop;
 use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kubernetes::client::{self, CONFIG_MAPS, Client, LEASES, Object, SECRETS};
+use kubernetes::client::{CONFIG_MAPS, Client, LEASES, Object, SECRETS};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{
@@ -427,9 +427,7 @@ fn the_cleanup_of_a_ticket_does_not_affect_a_later_one() {
     let first = setup.join(&tpm, &worker()).unwrap();
     let second = setup.join_again(&tpm, &worker());
     let stop = Stop::new();
-    let account =
-        client::Config::of_service_account(&cluster.server(), &setup.dir.path().join("account"))
-            .unwrap();
+    let account = setup.account(cluster, JOIN_SERVICE);
     let (cleaner, running) = Cleaner::start(&Client::new(account, &stop)).unwrap();
     let name = "join-node-worker-0".to_owned();
     cleaner.add(Task::MachineRecord(name.clone(), id(&first)));
@@ -801,9 +799,7 @@ fn wait_until_asked(setup: &Setup, cluster: &Cluster, webhook: &Webhook) {
         asked.store(true, Ordering::Relaxed);
         true
     });
-    let account =
-        client::Config::of_service_account(&cluster.server(), &setup.dir.path().join("account"))
-            .unwrap();
+    let account = setup.account(cluster, JOIN_SERVICE);
     let client = Client::new(account, &Stop::new());
     let map = json!({"metadata": {"name": "join-node-probe"}});
     setup

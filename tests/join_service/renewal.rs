@@ -1,5 +1,5 @@
 //! Tests of the renewal of kubelets' serving certificates. Requests come with nodes' client
-//! certificates, the join service judges them with the permissions of the chart, and a real
+//! certificates, the member controller judges them with the permissions of the chart, and a real
 //! kube-controller-manager signs.
 
 use std::fs;
@@ -16,7 +16,7 @@ use kubernetes::client::{
 use kubernetes::kubelet_certificate::pem;
 use rcgen::{KeyPair, PKCS_ECDSA_P384_SHA384};
 use serde_json::{Value, json};
-use services::join_service::{Config, JoinService};
+use services::member_controller::{MemberController, Options};
 
 use crate::kube_apiserver::Cluster;
 use crate::setup::*;
@@ -123,10 +123,10 @@ impl Renewals for Setup {
 }
 
 /// Returns how often this replica made this decision for this reason.
-fn count(service: &JoinService, result: &str, reason: &str) -> u64 {
+fn count(controller: &MemberController, result: &str, reason: &str) -> u64 {
     let labels = format!("certificate=\"serving\",result=\"{result}\",reason=\"{reason}\"");
     let line = format!("firstlight_join_certificates_total{{{labels}}} ");
-    let metrics = service.metrics().render();
+    let metrics = controller.metrics().render();
     metrics
         .lines()
         .find_map(|text| text.strip_prefix(&line))
@@ -195,7 +195,7 @@ fn a_kubelet_renews_the_certificate_of_its_join() {
             String::from_utf8_lossy(&output.stderr)
         );
     }
-    assert_eq!(count(setup.service(), "approved", "recorded"), 1);
+    assert_eq!(count(setup.controller(), "approved", "recorded"), 1);
     eventually("there is an event", || {
         let events = setup
             .admin
@@ -259,11 +259,11 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
             "address",
         ),
     ] {
-        let before = count(setup.service(), "denied", reason);
+        let before = count(setup.controller(), "denied", reason);
         ask(&worker, name, request, usages);
         setup.eventually_decided(name, "Denied", reason);
         eventually("the decision is counted", || {
-            count(setup.service(), "denied", reason) == before + 1
+            count(setup.controller(), "denied", reason) == before + 1
         });
     }
 
@@ -277,7 +277,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
     );
     for reason in ["requester", "no-record"] {
         eventually(&format!("{reason} is left"), || {
-            count(setup.service(), "left", reason) == 1
+            count(setup.controller(), "left", reason) == 1
         });
     }
     // It is judged again, but logged once.
@@ -286,7 +286,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
         assert_eq!(
             (
                 setup.decision(reason),
-                count(setup.service(), "left", reason)
+                count(setup.controller(), "left", reason)
             ),
             (None, 1)
         );
@@ -299,7 +299,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
         .create(&CONFIG_MAPS.in_namespace("kube-system"), &record)
         .unwrap();
     eventually("the missing node is reported", || {
-        count(setup.service(), "left", "no-node") == 1
+        count(setup.controller(), "left", "no-node") == 1
     });
     setup
         .admin
@@ -316,7 +316,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
     thread::sleep(Duration::from_secs(6));
     ask_for(&worker, "moved", "worker-0", IP);
     eventually("the request for the old address is left", || {
-        count(setup.service(), "left", "unconfirmed") == 1
+        count(setup.controller(), "left", "unconfirmed") == 1
     });
     setup
         .metadata
@@ -324,7 +324,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
     thread::sleep(Duration::from_secs(6));
     ask_for(&worker, "gone", "worker-0", IP);
     eventually("the request of the deleted machine is left", || {
-        count(setup.service(), "left", "unknown-machine") == 1
+        count(setup.controller(), "left", "unknown-machine") == 1
     });
     setup.metadata.set_peers(PEERS);
     setup.eventually_decided("gone", "Approved", "recorded");
@@ -341,14 +341,10 @@ fn names_and_addresses_of_a_clouds_controller_are_confirmed_by_the_cloud() {
     let _signer = cluster.start_signer();
     let moto = Moto::get();
     let (metadata, _imds) = moto.machine(0);
-    drop(setup.service.take());
-    setup.service = Some(
-        JoinService::start(Config {
-            metadata: Some(metadata),
-            ..setup.config(cluster)
-        })
-        .unwrap(),
-    );
+    setup.start_controller(Options {
+        metadata: Some(metadata),
+        ..setup.options(cluster)
+    });
     let machines = moto.cluster["machines"].as_array().unwrap();
     let text = |number: usize, field: &str| machines[number][field].as_str().unwrap().to_owned();
     let node = text(1, "instanceId");
@@ -403,7 +399,7 @@ fn names_and_addresses_of_a_clouds_controller_are_confirmed_by_the_cloud() {
         SERVING,
     );
     eventually("the request is left", || {
-        count(setup.service(), "left", "unconfirmed") == 1
+        count(setup.controller(), "left", "unconfirmed") == 1
     });
     assert_eq!(setup.decision("early"), None);
 }
@@ -416,7 +412,7 @@ fn one_of_several_replicas_decides_and_a_later_one_finds_waiting_requests() {
     let mut setup = Setup::for_renewals(cluster);
     setup.join_worker();
     let others: Vec<_> = (0..2)
-        .map(|_| JoinService::start(setup.config(cluster)).unwrap())
+        .map(|_| MemberController::start(setup.options(cluster)).unwrap())
         .collect();
     let worker = kubelet(cluster, "worker-0");
     for number in 0..5 {
@@ -426,7 +422,7 @@ fn one_of_several_replicas_decides_and_a_later_one_finds_waiting_requests() {
         setup.eventually_decided(&format!("request-{number}"), "Approved", "recorded");
     }
     thread::sleep(Duration::from_secs(1));
-    let all = || [setup.service()].into_iter().chain(&others);
+    let all = || [setup.controller()].into_iter().chain(&others);
     assert_eq!(
         all()
             .map(|service| count(service, "approved", "recorded"))
@@ -441,7 +437,7 @@ fn one_of_several_replicas_decides_and_a_later_one_finds_waiting_requests() {
     }));
 
     drop(others);
-    drop(setup.service.take());
+    drop(setup.controller.take());
     ask_for(&worker, "while-away", "worker-0", IP);
     setup.start(cluster);
     setup.eventually_decided("while-away", "Approved", "recorded");
@@ -449,12 +445,12 @@ fn one_of_several_replicas_decides_and_a_later_one_finds_waiting_requests() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn a_service_that_may_not_approve_says_so_tries_seldom_and_goes_on_when_it_may() {
+fn a_controller_that_may_not_approve_says_so_tries_seldom_and_goes_on_when_it_may() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::for_renewals(cluster);
     setup.join_worker();
-    let role = CLUSTER_ROLES.named("join-service");
+    let role = CLUSTER_ROLES.named("member-controller");
     let before = setup.admin.get(&role).unwrap();
     setup
         .admin
@@ -470,13 +466,13 @@ fn a_service_that_may_not_approve_says_so_tries_seldom_and_goes_on_when_it_may()
     thread::sleep(Duration::from_secs(2));
     ask_for(&kubelet(cluster, "worker-0"), "not-allowed", "worker-0", IP);
     eventually("the failure is reported", || {
-        count(setup.service(), "failed", "api-refused") == 1
+        count(setup.controller(), "failed", "api-refused") == 1
     });
     thread::sleep(Duration::from_secs(5));
     assert_eq!(
         (
             setup.decision("not-allowed"),
-            count(setup.service(), "failed", "api-refused")
+            count(setup.controller(), "failed", "api-refused")
         ),
         (None, 1)
     );

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ::services::join_service::{Config, JoinService};
 use ::services::member_controller::watch::signing::{BEFORE, Keys, SIGNS};
-use ::services::member_controller::watch::{Options, Place};
+use ::services::member_controller::watch::{self, Place};
+use ::services::member_controller::{MemberController, Options};
 use base::crypto::Secret;
 use base::stop::Stop;
 use base64::Engine;
@@ -40,19 +40,20 @@ fn free() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-fn config(setup: &Setup, cluster: &Cluster, url: &str, listen: SocketAddr) -> Config {
+fn issuing(setup: &Setup, cluster: &Cluster, url: &str, listen: SocketAddr) -> Options {
     let place = Place {
         url: url.into(),
         listen,
     };
-    let config = setup.config(cluster);
-    wrapping_key::place(&config.wrapping_key_dir, &key_of_control_planes()).unwrap();
-    Config {
-        watch: Some(Options {
-            issuer: Some(place),
-            ..options()
-        }),
-        ..config
+    let judging = setup.judging();
+    wrapping_key::place(&judging.wrapping_key_dir, &key_of_control_planes()).unwrap();
+    let watch = watch::Options {
+        issuer: Some(place),
+        ..options()
+    };
+    Options {
+        watch: Some((watch, judging)),
+        ..setup.options(cluster)
     }
 }
 
@@ -278,9 +279,9 @@ fn relying_parties_verify_the_result_of_an_accepted_node_and_no_other_token() {
     let [first, second] = &members.nodes;
     let _servers = [first.serve(), second.serve()];
     let policy = members.accept(2, "image 1");
-    drop(setup.service.take());
-    let config_of = |url: &str, listen| config(&setup, cluster, url, listen);
-    let service = JoinService::start(config_of(&issuer, listen)).unwrap();
+    drop(setup.controller.take());
+    let options_of = |url: &str, listen| issuing(&setup, cluster, url, listen);
+    let service = MemberController::start(options_of(&issuer, listen)).unwrap();
     assert_eq!(service.results_addr(), Some(listen));
     let result = eventually_token(listen, first, "at all", |_| true);
 
@@ -304,7 +305,7 @@ fn relying_parties_verify_the_result_of_an_accepted_node_and_no_other_token() {
     );
     // EAR
     let read = read_ear(&part(&result, 1));
-    let build = concat!("join-service ", env!("CARGO_PKG_VERSION"));
+    let build = concat!("member-controller ", env!("CARGO_PKG_VERSION"));
     let expected = format!(
         "tag:ietf.org,2026:rats/ear#04 affirming\n2 3 0\n{}\nFirstlight {build}\n",
         policy_id(&policy)
@@ -337,7 +338,7 @@ fn relying_parties_verify_the_result_of_an_accepted_node_and_no_other_token() {
 
     // another replica answers the same
     let elsewhere = free();
-    let replica = JoinService::start(config_of(&issuer, elsewhere)).unwrap();
+    let replica = MemberController::start(options_of(&issuer, elsewhere)).unwrap();
     eventually("the replica knows the keys", || {
         get(elsewhere, "/keys").2 == get(listen, "/keys").2
     });
@@ -365,7 +366,7 @@ fn relying_parties_verify_the_result_of_an_accepted_node_and_no_other_token() {
     drop(service);
 
     // the account uses only its own Secret
-    let account = Client::new(setup.config(cluster).kubernetes.unwrap(), &Stop::new());
+    let account = Client::new(setup.account(cluster, MEMBER_CONTROLLER), &Stop::new());
     let secrets = SECRETS.in_namespace("kube-system");
     let code = |answer: Result<(), Error>| answer.err().and_then(|error| error.code());
     let own = secrets.named(SECRET);
@@ -396,8 +397,8 @@ fn tokens_verify_before_and_after_the_keys_are_rotated() {
     let first = &members.nodes[0];
     let _server = first.serve();
     members.accept(2, "image 1");
-    drop(setup.service.take());
-    let _service = JoinService::start(config(&setup, cluster, &issuer, listen)).unwrap();
+    drop(setup.controller.take());
+    let _service = MemberController::start(issuing(&setup, cluster, &issuer, listen)).unwrap();
     let old = eventually_token(listen, first, "at all", |_| true);
     let count = || {
         let keys: Value = serde_json::from_str(&get(listen, "/keys").2).unwrap();
@@ -463,8 +464,7 @@ fn a_node_that_is_refused_or_judged_by_another_policy_has_no_result() {
     let mut policies = BTreeMap::new();
     let policy = members.accept(2, "image 1");
     policies.insert(1, policy_id(&policy));
-    drop(setup.service.take());
-    setup.service = Some(JoinService::start(config(&setup, cluster, &issuer, listen)).unwrap());
+    setup.start_controller(issuing(&setup, cluster, &issuer, listen));
     for node in &members.nodes {
         let result = eventually_token(listen, node, "at all", |_| true);
         assert_eq!(policy_of(&result), policies[&1]);
@@ -542,7 +542,7 @@ fn a_node_that_is_refused_or_judged_by_another_policy_has_no_result() {
     }
     let count = |result: &str| {
         let line = format!("firstlight_watch_tokens_total{{result=\"{result}\"}}");
-        metric(setup.service(), &line).unwrap_or(0.0)
+        metric(setup.controller(), &line).unwrap_or(0.0)
     };
     assert!(count("issued") > 5.0 && count("withdrawn") >= 6.0 && count("withheld") >= 2.0);
 
@@ -561,7 +561,7 @@ fn a_node_that_is_refused_or_judged_by_another_policy_has_no_result() {
     drop(server);
 }
 
-/// Passes connections to a member on, one at a time, when it may: a network between the join service and a member.
+/// Passes connections to a member on, one at a time, when it may: a network between the member controller and a member.
 struct Gate {
     at: Ipv4Addr,
     state: Arc<State>,
@@ -651,8 +651,8 @@ fn no_result_is_issued_if_policy_or_record_change_while_the_node_is_asked() {
     let _server = Member::start(&first.tpm, elsewhere, first.root.path());
     let gate = Gate::start(first.address, elsewhere);
     members.accept(2, "image 1");
-    drop(setup.service.take());
-    let service = JoinService::start(config(&setup, cluster, &issuer, listen)).unwrap();
+    drop(setup.controller.take());
+    let service = MemberController::start(issuing(&setup, cluster, &issuer, listen)).unwrap();
     let count = |result: &str| {
         let line = format!("firstlight_watch_tokens_total{{result=\"{result}\"}}");
         metric(&service, &line).unwrap_or(0.0)

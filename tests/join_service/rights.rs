@@ -1,16 +1,21 @@
-//! Tests the permissions of the join service's account: it may change its own objects only.
+//! Tests the permissions of the accounts of the join service and of the member controller: each may change its own objects only, and
+//! neither does the other's work.
 
 use base::stop::Stop;
 use kubernetes::client::{
-    CONFIG_MAPS, Client, EVENTS, Error, LEASES, NODES, Object, SECRETS,
-    VALIDATING_ADMISSION_POLICY_BINDINGS,
+    CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, Client, EVENTS, Error, LEASES, NODES, Object,
+    SECRETS, Selector, VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
 use kubernetes::services::TICKET_GROUP;
 use serde_json::{Value, json};
 
 use crate::kube_apiserver::Cluster;
+use crate::renewal::{Renewals, kubelet};
 use crate::setup::*;
 
+/// The type of bootstrap tokens, and a label of those of tickets.
+const TOKEN: &str = "bootstrap.kubernetes.io/token";
+const LABEL: &str = "firstlight/node";
 const KUBEADM_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
 
 fn is_forbidden<T>(answer: Result<T, Error>) -> bool {
@@ -36,12 +41,10 @@ fn secret(name: &str, kind: &str, label: &str, group: &str) -> Value {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
-    const TOKEN: &str = "bootstrap.kubernetes.io/token";
-    const LABEL: &str = "firstlight/node";
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::new(cluster);
-    let account = Client::new(setup.config(cluster).kubernetes.unwrap(), &Stop::new());
+    let account = Client::new(setup.account(cluster, JOIN_SERVICE), &Stop::new());
     let (maps, secrets) = (
         CONFIG_MAPS.in_namespace("kube-system"),
         SECRETS.in_namespace("kube-system"),
@@ -135,7 +138,7 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
     assert!(is_forbidden(
         account.create(&EVENTS.in_namespace("kube-system"), &event)
     ));
-    // It has keys of attestation results only if the operator wants results.
+    // The member controller has the keys of attestation results.
     let keys = secrets.named("join-attestation-keys");
     assert!(is_forbidden(account.get(&keys)));
     // The account cannot remove its limits.
@@ -180,11 +183,11 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn the_account_changes_only_the_fields_of_nodes_that_belong_to_the_watch_and_only_if_it_is_on() {
-    const LABEL: &str = "firstlight.node-restriction.kubernetes.io/attested";
+    const ATTESTED: &str = "firstlight.node-restriction.kubernetes.io/attested";
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::new(cluster);
-    let account = Client::new(setup.config(cluster).kubernetes.unwrap(), &Stop::new());
+    let account = Client::new(setup.account(cluster, MEMBER_CONTROLLER), &Stop::new());
     let at = NODES.named("worker-0");
     let node = json!({
         "metadata": {"name": "worker-0", "labels": {"a": "b"}, "annotations": {"c": "d"}},
@@ -205,7 +208,7 @@ fn the_account_changes_only_the_fields_of_nodes_that_belong_to_the_watch_and_onl
         account.apply_as("test", &at.subresource("status"), &object)
     };
     let attested = |kind: &str| json!({"conditions": [{"type": kind, "status": "True", "reason": "a", "message": "b"}]});
-    let own = format!("/metadata/labels/{}", LABEL.replace('/', "~1"));
+    let own = format!("/metadata/labels/{}", ATTESTED.replace('/', "~1"));
     assert!(is_forbidden(change(&own, "true".into())));
     assert!(is_forbidden(condition(attested("Attested"))));
 
@@ -233,7 +236,7 @@ fn the_account_changes_only_the_fields_of_nodes_that_belong_to_the_watch_and_onl
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}]);
     for (pointer, value) in [
         ("/metadata/labels/new", "x".into()),
-        ("/metadata/labels", json!({LABEL: "true"})),
+        ("/metadata/labels", json!({ATTESTED: "true"})),
         ("/metadata/annotations/c", "x".into()),
         ("/metadata/annotations", json!({})),
         ("/metadata/ownerReferences", owner),
@@ -251,4 +254,107 @@ fn the_account_changes_only_the_fields_of_nodes_that_belong_to_the_watch_and_onl
     assert!(is_forbidden(account.delete(&at)));
     let other = json!({"metadata": {"name": "other"}});
     assert!(is_forbidden(account.create(&NODES.all(), &other)));
+}
+
+/// Also with the watch and its issuer on, which give the member controller its rights to Nodes and to one Secret.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn the_join_service_works_on_no_member_and_the_member_controller_admits_none() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let mut setup = Setup::for_renewals(cluster);
+    setup.permit_watch_of("https://results.example");
+    // nobody decides about the request
+    drop(setup.controller.take());
+    let account = |name| Client::new(setup.account(cluster, name), &Stop::new());
+    let (join, works) = (account(JOIN_SERVICE), account(MEMBER_CONTROLLER));
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let secrets = SECRETS.in_namespace("kube-system");
+    let leases = LEASES.in_namespace("kube-system");
+    setup.make_node("worker-0");
+    crate::client_certificates::ask(&kubelet(cluster, "worker-0"), "own", "worker-0");
+    let request = CERTIFICATE_SIGNING_REQUESTS.named("own");
+    let approval = request.subresource("approval");
+    let mut approved = setup.admin.get(&request).unwrap();
+    approved["status"]["conditions"] =
+        json!([{"type": "Approved", "status": "True", "reason": "a", "message": "a"}]);
+    let node = NODES.named("worker-0");
+    let whole = setup.admin.get(&node).unwrap();
+    let record = json!({
+        "metadata": {"name": "join-node-worker-0", "labels": {"firstlight/record": "machine"}},
+        "data": {"node": "worker-0", "machine": "m", "disk": disk(1)},
+    });
+    setup.admin.create(&maps, &record).unwrap();
+    let at = maps.named("join-node-worker-0");
+    let change = |pointer: &str, field: &str, value: Value| {
+        let change = |map: &mut Value| {
+            let fields = map.pointer_mut(pointer).unwrap().as_object_mut().unwrap();
+            fields.insert(field.into(), value.clone());
+            fields.retain(|_, value| !value.is_null());
+            true
+        };
+        works.modify(&at, change)
+    };
+    let named = |name: &str| json!({"metadata": {"name": name}});
+    eventually("the limits are in force", || {
+        works.update(&node, &whole).is_ok()
+            && is_forbidden(change("/data", "machine", "other".into()))
+            && works
+                .create(&maps, &named("join-attested-worker-0"))
+                .is_ok()
+    });
+
+    assert!(is_forbidden(join.update(&approval, &approved)));
+    let all = CERTIFICATE_SIGNING_REQUESTS.all();
+    assert!(is_forbidden(join.list(&all, &Selector::default())));
+    assert!(is_forbidden(join.update(&node, &whole)));
+    let condition = json!({"status": {"conditions": [{"type": "Attested", "status": "True"}]}});
+    assert!(is_forbidden(
+        join.merge(&node.subresource("status"), &condition)
+    ));
+    assert!(is_forbidden(join.create(&leases, &named("join-watch"))));
+    assert!(is_forbidden(
+        join.create(&maps, &named("join-attested-worker-0"))
+    ));
+    let keys = json!({"metadata": {"name": "join-attestation-keys"}, "type": "Opaque"});
+    assert!(is_forbidden(join.create(&secrets, &keys)));
+    assert!(is_forbidden(
+        join.get(&secrets.named("join-attestation-keys"))
+    ));
+
+    let token = secret("bootstrap-token-dddddd", TOKEN, LABEL, TICKET_GROUP);
+    assert!(is_forbidden(works.create(&secrets, &token)));
+    join.create(&secrets, &token).unwrap();
+    let token = secrets.named("bootstrap-token-dddddd");
+    assert!(is_forbidden(works.get(&token)) && is_forbidden(works.delete(&token)));
+    assert!(is_forbidden(works.list(&secrets, &Selector::default())));
+    assert!(is_forbidden(
+        works.create(&leases, &named("join-control-plane"))
+    ));
+    // another machine gets neither the disk nor the name of a node
+    for field in ["machine", "disk", "role", "token", "addresses"] {
+        assert!(
+            is_forbidden(change("/data", field, "other".into())),
+            "{field}"
+        );
+    }
+    let label = change("/metadata/labels", "firstlight/record", Value::Null);
+    assert!(is_forbidden(label));
+    let of_disk = |machine: &str| {
+        let data = json!({"disk": disk(2), "machine": machine});
+        json!({"metadata": {"name": format!("join-disk-{}", disk(2))}, "data": data})
+    };
+    assert!(is_forbidden(works.create(&maps, &of_disk("other"))));
+    for name in ["join-node-worker-1", "join-removed-nodes", "join-config"] {
+        assert!(is_forbidden(works.create(&maps, &named(name))), "{name}");
+    }
+
+    // its own work
+    works.create(&maps, &of_disk("none")).unwrap();
+    change("/data", "refused", "2026-11-28T20:00:00Z".into()).unwrap();
+    change("/data", "generation", "1-0123456789abcdef".into()).unwrap();
+    change("/data", "refused", Value::Null).unwrap();
+    works.create(&secrets, &keys).unwrap();
+    works.update(&approval, &approved).unwrap();
+    works.delete(&at).unwrap();
 }

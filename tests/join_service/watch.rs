@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use ::services::join_service::{Config, GRACE, JoinService};
 use ::services::member_controller::watch::{Action, ElectionTimes, Options, Rules};
+use ::services::member_controller::{self, MemberController};
 use base::crypto::{Secret, cluster_id};
 use base::machines::Cloud;
 use base::stop::Stop;
@@ -48,10 +48,10 @@ pub fn options() -> Options {
     }
 }
 
-fn config(setup: &Setup, cluster: &Cluster) -> Config {
-    Config {
-        watch: Some(options()),
-        ..setup.config(cluster)
+fn watching(setup: &Setup, cluster: &Cluster) -> member_controller::Options {
+    member_controller::Options {
+        watch: Some((options(), setup.judging())),
+        ..setup.options(cluster)
     }
 }
 
@@ -225,8 +225,8 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-pub fn metric(service: &JoinService, line: &str) -> Option<f64> {
-    let metrics = service.metrics().render();
+pub fn metric(controller: &MemberController, line: &str) -> Option<f64> {
+    let metrics = controller.metrics().render();
     let mut lines = metrics.lines();
     lines.find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
 }
@@ -266,17 +266,16 @@ fn a_members_node_shows_what_its_machine_proves_now() {
     let (mut server, _other) = (Some(first.serve()), second.serve());
     let file = setup.dir.path().join("attestationConfig");
     std::fs::write(&file, policy(&hex(&PCR_4))).unwrap();
-    drop(setup.service.take());
-    setup.service = Some(JoinService::start(config(&setup, cluster)).unwrap());
+    setup.start_controller(watching(&setup, cluster));
     for node in &nodes {
         node.eventually(&setup, "True Accepted");
         node.eventually_marked(&setup, ("true", "", false));
     }
-    let service = setup.service();
-    assert_eq!(metric(service, "firstlight_watch_leader"), Some(1.0));
+    let controller = setup.controller();
+    assert_eq!(metric(controller, "firstlight_watch_leader"), Some(1.0));
     let accepted = "firstlight_watch_nodes{result=\"accepted\"}";
-    assert_eq!(metric(service, accepted), Some(2.0));
-    assert!(metric(service, "firstlight_watch_oldest_seconds").unwrap() < 60.0);
+    assert_eq!(metric(controller, accepted), Some(2.0));
+    assert!(metric(controller, "firstlight_watch_oldest_seconds").unwrap() < 60.0);
 
     // a policy that no machine meets: it is shown, and nothing else follows
     std::fs::write(&file, policy(&"11".repeat(32))).unwrap();
@@ -292,7 +291,7 @@ fn a_members_node_shows_what_its_machine_proves_now() {
         node.eventually_marked(&setup, ("false", "", false));
     }
     eventually("the refusal is known to be one of all", || {
-        metric(setup.service(), "firstlight_watch_mass_refusal") == Some(1.0)
+        metric(setup.controller(), "firstlight_watch_mass_refusal") == Some(1.0)
     });
     for node in &nodes {
         assert_eq!(node.marks(&setup), ("false".into(), String::new(), false));
@@ -442,15 +441,14 @@ fn a_node_is_asked_where_its_machine_joined_whatever_address_its_node_object_has
     // each Node points to the machine of the other one
     first.point_to(&setup, "127.42.2.101");
     second.point_to(&setup, "127.42.2.100");
-    drop(setup.service.take());
-    setup.service = Some(JoinService::start(config(&setup, cluster)).unwrap());
+    setup.start_controller(watching(&setup, cluster));
     for node in &nodes {
         node.eventually(&setup, "True Accepted");
     }
     let answers = |result: &str, reason: &str| {
         let labels = format!("result=\"{result}\",reason=\"{reason}\"");
         let line = format!("firstlight_watch_answers_total{{{labels}}}");
-        metric(setup.service(), &line).unwrap_or(0.0)
+        metric(setup.controller(), &line).unwrap_or(0.0)
     };
     eventually("both were asked several times", || {
         answers("accepted", "Accepted") > 6.0
@@ -493,8 +491,7 @@ fn a_worker_that_answers_for_others_lifts_no_closure_of_its_own() {
     let own = attacker.serve();
     let file = setup.dir.path().join("attestationConfig");
     std::fs::write(&file, policy(&hex(&PCR_4))).unwrap();
-    drop(setup.service.take());
-    setup.service = Some(JoinService::start(config(&setup, cluster)).unwrap());
+    setup.start_controller(watching(&setup, cluster));
     for node in &nodes {
         node.eventually(&setup, "True Accepted");
     }
@@ -516,7 +513,7 @@ fn a_worker_that_answers_for_others_lifts_no_closure_of_its_own() {
         node.eventually(&setup, "False Measurement what answers at");
     }
     eventually("there is a mass", || {
-        metric(setup.service(), "firstlight_watch_mass_refusal") == Some(1.0)
+        metric(setup.controller(), "firstlight_watch_mass_refusal") == Some(1.0)
     });
     thread::sleep(Duration::from_secs(8));
     let expected = ("false".to_owned(), "refused".to_owned(), true);
@@ -543,8 +540,7 @@ fn a_node_without_a_record_or_an_address_is_neither_accepted_nor_refused() {
         .admin
         .merge(&record, &json!({"data": {"machine": ""}}))
         .unwrap();
-    drop(setup.service.take());
-    setup.service = Some(JoinService::start(config(&setup, cluster)).unwrap());
+    setup.start_controller(watching(&setup, cluster));
     node.eventually(&setup, "Unknown NoRecord");
     let other = Node {
         name: "plane-0",
@@ -563,12 +559,12 @@ fn one_replica_asks_and_another_takes_over_when_it_dies_or_stops() {
     permit(&setup);
     let node = Node::join(&setup, "worker-0", "127.42.2.100", 1);
     let _server = node.serve();
-    drop(setup.service.take());
-    let start = || JoinService::start(config(&setup, cluster)).unwrap();
-    let leads = |service: &JoinService| metric(service, "firstlight_watch_leader") == Some(1.0);
-    let answers = |service: &JoinService| {
+    drop(setup.controller.take());
+    let start = || MemberController::start(watching(&setup, cluster)).unwrap();
+    let leads = |it: &MemberController| metric(it, "firstlight_watch_leader") == Some(1.0);
+    let answers = |it: &MemberController| {
         let line = "firstlight_watch_answers_total{result=\"accepted\",reason=\"Accepted\"}";
-        metric(service, line).unwrap_or(0.0)
+        metric(it, line).unwrap_or(0.0)
     };
     let first = start();
     eventually("the first one asks", || {
@@ -592,7 +588,7 @@ fn one_replica_asks_and_another_takes_over_when_it_dies_or_stops() {
     // one that stops gives it back
     let third = start();
     thread::sleep(Duration::from_secs(1));
-    second.stop(GRACE);
+    second.stop();
     let lease = LEASES.in_namespace("kube-system").named("join-watch");
     eventually_within(4, "the third one leads", || {
         let lease = setup.admin.get(&lease).unwrap();

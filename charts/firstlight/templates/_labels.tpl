@@ -22,6 +22,12 @@ app.kubernetes.io/component: key-service
 {{- include "firstlight.labels" . | nindent 0 }}
 {{- end }}
 
+{{- define "member-controller.labels" -}}
+app.kubernetes.io/name: member-controller
+app.kubernetes.io/component: member-controller
+{{- include "firstlight.labels" . | nindent 0 }}
+{{- end }}
+
 {{- define "admission.labels" -}}
 app.kubernetes.io/name: admission
 app.kubernetes.io/component: admission
@@ -39,6 +45,13 @@ app.kubernetes.io/version: {{ include "firstlight.version" . | toJson }}
 {{- define "key-service.podLabels" -}}
 app.kubernetes.io/name: key-service
 app.kubernetes.io/component: key-service
+app.kubernetes.io/instance: {{ .Release.Name | toJson }}
+app.kubernetes.io/version: {{ include "firstlight.version" . | toJson }}
+{{- end }}
+
+{{- define "member-controller.podLabels" -}}
+app.kubernetes.io/name: member-controller
+app.kubernetes.io/component: member-controller
 app.kubernetes.io/instance: {{ .Release.Name | toJson }}
 app.kubernetes.io/version: {{ include "firstlight.version" . | toJson }}
 {{- end }}

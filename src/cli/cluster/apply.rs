@@ -59,7 +59,7 @@ pub(crate) struct CommandLine {
     policy: PathBuf,
     #[command(flatten)]
     variant: VariantOption,
-    /// A container image with /join-service and /key-service
+    /// A container image with /join-service, /key-service and /member-controller
     #[arg(long, value_name = "IMAGE", required_unless_present = "skip_phases")]
     image: Option<String>,
     /// Do not change these: policy, services; without services no image is needed
@@ -206,7 +206,7 @@ fn watch(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Parses the URL of `--watch-issuer`; empty for `none`. The join service checks it completely.
+/// Parses the URL of `--watch-issuer`; empty for `none`. The member controller checks it completely.
 fn issuer(text: &str) -> Result<String, &'static str> {
     match text {
         "none" => Ok(String::new()),

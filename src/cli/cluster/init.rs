@@ -129,7 +129,7 @@ struct ClusterToMake {
     /// A further name or address of the API server; may be repeated
     #[arg(long, requires = "kubernetes_version", value_name = "NAME")]
     apiserver_san: Vec<String>,
-    /// A container image with /join-service and /key-service, which are installed in the new cluster; without it, run
+    /// A container image with /join-service, /key-service and /member-controller, which are installed in the new cluster; without it, run
     /// `firstlight apply` later
     #[arg(long, requires = "kubernetes_version", value_name = "IMAGE")]
     image: Option<String>,

@@ -67,7 +67,7 @@ pub(crate) struct CommandLine {
     /// The attestation policy of the new image, as `firstlight measure` prints it (JSON)
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// A container image with /join-service and /key-service
+    /// A container image with /join-service, /key-service and /member-controller
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
     /// The new image of the nodes as the cloud names it, for Constellation's node operator; not for QEMU and

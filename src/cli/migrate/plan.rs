@@ -94,7 +94,7 @@ fn changes(facts: &Facts, wanted: &Wanted) -> Vec<String> {
          kube-system/firstlight-migration, and the cluster's measurement salt into firstlight-state.json"
             .into(),
         format!(
-            "services: the DaemonSets join-service and key-service run {}, with their Services, accounts and roles; {old_clients}",
+            "services: the DaemonSets join-service, key-service and member-controller run {}, with their Services, accounts and roles; {old_clients}",
             given(&wanted.image, "--image")
         ),
         "policy: join-config also accepts the new image, beside the present one".into(),

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Objects of Constellation that no object of ours replaces: the account of its key service may read every Secret, and
-/// without a join service of ours only kubeadm's bindings let kubelets renew their certificates.
+/// without a member controller only kubeadm's bindings let kubelets renew their certificates.
 fn left_over() -> Vec<Value> {
     let of_key_service = ["ClusterRoleBinding", "ClusterRole"].map(|kind| {
         json!({

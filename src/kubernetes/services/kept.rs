@@ -33,7 +33,7 @@ pub const WATCH: &str = "joinService.watch";
 pub const WATCH_ACTION: &str = "joinService.watchAction";
 pub const WATCH_ISSUER: &str = "joinService.watchIssuer";
 /// The options of the join service that the operator's values set.
-const OPTIONS: [(&str, &str); 18] = [
+const OPTIONS: [(&str, &str); 12] = [
     ("--cloud-provider", CLOUD),
     ("--metadata", METADATA),
     ("--migrate-until", MIGRATE_UNTIL),
@@ -46,6 +46,9 @@ const OPTIONS: [(&str, &str); 18] = [
     ("--pcs", "joinService.pcs"),
     ("--tcb-update", "joinService.tcbUpdate"),
     ("--log-format", "logFormat"),
+];
+/// Those of the member controller. Join services of earlier versions have them.
+const WATCH_OPTIONS: [(&str, &str); 6] = [
     ("--watch", WATCH),
     ("--watch-action", WATCH_ACTION),
     ("--watch-silence", "joinService.watchSilence"),
@@ -66,9 +69,11 @@ const POD_FIELDS: [&str; 4] = [
     "priorityClassName",
 ];
 /// The ports in the NetworkPolicies, and which value has the clients that may connect there.
-const CLIENTS: [(&str, u16, &str); 4] = [
+const CLIENTS: [(&str, u16, &str); 5] = [
     ("join-service", 9092, "joinService.metricsClients"),
+    // of an earlier version
     ("join-service", 9095, "joinService.watchClients"),
+    ("member-controller", 9095, "joinService.watchClients"),
     ("key-service", 9000, "keyService.clients"),
     ("key-service", 9092, "keyService.metricsClients"),
 ];
@@ -87,6 +92,7 @@ const OF_CHART: [&str; 2] = ["resources", "imagePullPolicy"];
 struct Present {
     join_service: Value,
     key_service: Value,
+    member_controller: Value,
     service: Value,
     policies: Vec<Value>,
     /// The bindings of [`SUBJECTS`].
@@ -105,10 +111,12 @@ pub fn present(client: &Client) -> Result<Values, client::Error> {
     let present = Present {
         join_service: find(&DAEMON_SETS, "join-service")?,
         key_service: find(&DAEMON_SETS, "key-service")?,
+        member_controller: find(&DAEMON_SETS, "member-controller")?,
         service: find(&SERVICES, "join-service")?,
         policies: vec![
             find(&NETWORK_POLICIES, "join-service")?,
             find(&NETWORK_POLICIES, "key-service")?,
+            find(&NETWORK_POLICIES, "member-controller")?,
         ],
         bindings: SUBJECTS
             .iter()
@@ -289,6 +297,9 @@ fn of(present: &Present, defaults: &Value) -> Values {
         }
     };
     read(&present.join_service, &OPTIONS);
+    for set in [&present.join_service, &present.member_controller] {
+        read(set, &WATCH_OPTIONS);
+    }
     read(&present.key_service, &KEY_OPTIONS);
     // Constellation does not always write a cloud's name in lower case
     if let Some(Value::String(name)) = values.get_mut(CLOUD) {
@@ -416,6 +427,11 @@ mod tests {
         let values = of(&objects_of(off), &defaults);
         assert_eq!(values["admission.enabled"], false);
 
+        // the join service of an earlier version had the watch
+        let mut earlier = objects_of(json!({"image": "i", "joinService": {"watch": "600"}}));
+        earlier.join_service = earlier.member_controller.take();
+        assert_eq!(of(&earlier, &defaults)[WATCH], "600");
+
         // values that nobody has chosen are those of the chart
         let mut values = of(&objects_of(json!({"image": "i"})), &defaults);
         values.retain(|name, value| defaults.pointer(&pointer(name)) != Some(value));
@@ -432,8 +448,9 @@ mod tests {
         Present {
             join_service: named("DaemonSet", "join-service"),
             key_service: named("DaemonSet", "key-service"),
+            member_controller: named("DaemonSet", "member-controller"),
             service: named("Service", "join-service"),
-            policies: ["join-service", "key-service"]
+            policies: ["join-service", "key-service", "member-controller"]
                 .map(|name| named("NetworkPolicy", name))
                 .into(),
             bindings: objects

@@ -1,7 +1,7 @@
 //! The bindings by which kubeadm lets kube-controller-manager approve client certificates of kubelets. They decide by
 //! user and group only, and the first decision counts. So they let a kubelet renew its certificate that
 //! `firstlight node remove` has removed, or whose machine was refused, and a bearer of any token of kubeadm become any node.
-//! The join service approves what members need, so both are deleted. `kubeadm init` and `kubeadm upgrade apply` make
+//! The member controller approves what members need, so both are deleted. `kubeadm init` and `kubeadm upgrade apply` make
 //! them.
 
 use serde_json::{Value, json};

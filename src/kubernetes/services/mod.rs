@@ -62,7 +62,7 @@ use master_secret::{Keeping, Stored};
 use owned::owned;
 
 /// The group of the bootstrap tokens of tickets. Its members may request client certificates of
-/// kubelets, which the join service approves for the ticket's node. It is not kubeadm's group
+/// kubelets, which the member controller approves for the ticket's node. It is not kubeadm's group
 /// (NodeBootstrapTokenAuthGroup), because Kubernetes approves any node's name for that. The chart
 /// gives the group the read access that a joining kubeadm needs, and permits the join service to
 /// create tokens of this group only.
@@ -71,14 +71,20 @@ pub const TICKET_GROUP: &str = "system:bootstrappers:firstlight:join-ticket";
 pub const KEY_SERVICE_AUDIENCE: &str = "key-service";
 /// The join service's account.
 pub const JOIN_SERVICE_ACCOUNT: &str = "kube-system/join-service";
+/// The member controller's account.
+pub const MEMBER_CONTROLLER_ACCOUNT: &str = "kube-system/member-controller";
 /// The classes of keys that the join service needs. By default, it gets no others.
 pub const JOIN_SERVICE_GRANT: &str = "disk,ssh,measurement";
 
-/// The admission policies of the chart, each with what is open without it. The first one limits the join service's own account.
-const OPEN_WITHOUT: [(&str, &str); 13] = [
+/// The admission policies of the chart, each with what is open without it. The first two limit accounts of our own.
+const OPEN_WITHOUT: [(&str, &str); 14] = [
     (
         "join-service",
         "every ConfigMap of kube-system (to the account of the join service)",
+    ),
+    (
+        "member-controller",
+        "every ConfigMap of kube-system (to the account of the member controller)",
     ),
     (
         "firstlight-objects",
@@ -125,7 +131,7 @@ pub const ADMISSION_POLICIES: [&str; 12] = {
     let mut names = [""; 12];
     let mut index = 0;
     while index < names.len() {
-        names[index] = OPEN_WITHOUT[index + 1].0;
+        names[index] = OPEN_WITHOUT[index + 2].0;
         index += 1;
     }
     names
@@ -133,7 +139,7 @@ pub const ADMISSION_POLICIES: [&str; 12] = {
 
 /// The ConfigMap in kube-system with the collateral that the join services have fetched.
 pub const COLLATERAL: &str = "join-collateral";
-/// The Lease in kube-system of the join service that watches the nodes.
+/// The Lease in kube-system of the member controller that watches the nodes.
 pub const WATCH: &str = "join-watch";
 /// Where the master secret may still be after its plain Secret was deleted.
 const STILL_PLAIN: &str = "warning: the master secret is still in plaintext in backups of etcd from before, in etcd's file until you \
@@ -155,7 +161,7 @@ const ROLL_BACK_TIME: Duration = Duration::from_secs(30);
 
 /// The settings of the services.
 pub struct Settings {
-    /// A container image with `/join-service` and `/key-service`.
+    /// A container image with `/join-service`, `/key-service` and `/member-controller`.
     pub image: String,
     /// The attestation variant of the cluster's nodes.
     pub variant: String,
@@ -498,7 +504,7 @@ pub fn apply(
 }
 
 /// Deletes what nothing needs any more when the pods of this version are ready: kubeadm's bindings,
-/// because a join service approves what members need, and other forms of the master secret.
+/// because a member controller approves what members need, and other forms of the master secret.
 fn clean_up(
     client: &Client,
     options: &Options,

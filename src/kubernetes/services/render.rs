@@ -32,7 +32,7 @@ const LABELS: &str = include_str!("../../../charts/firstlight/templates/_labels.
 /// The release name in the objects, and the program that manages them: with Helm, the operator's
 /// name and Helm.
 const RELEASE: &str = "firstlight";
-const TEMPLATES: [(&str, &str); 7] = [
+const TEMPLATES: [(&str, &str); 9] = [
     (
         "join-config.yaml",
         include_str!("../../../charts/firstlight/templates/join-config.yaml"),
@@ -48,6 +48,14 @@ const TEMPLATES: [(&str, &str); 7] = [
     (
         "join-service-limits.yaml",
         include_str!("../../../charts/firstlight/templates/join-service-limits.yaml"),
+    ),
+    (
+        "member-controller.yaml",
+        include_str!("../../../charts/firstlight/templates/member-controller.yaml"),
+    ),
+    (
+        "member-controller-limits.yaml",
+        include_str!("../../../charts/firstlight/templates/member-controller-limits.yaml"),
     ),
     (
         "joining-nodes.yaml",
@@ -167,8 +175,12 @@ pub fn objects(more: Value) -> Result<Vec<Value>, RenderError> {
 
 /// Returns whether an object is what puts a policy of admission.yaml or admission-objects.yaml in force.
 fn limits_everybody(object: &Value) -> bool {
-    object["kind"] == "ValidatingAdmissionPolicyBinding"
-        && object["metadata"]["name"] != "join-service"
+    object["kind"] == "ValidatingAdmissionPolicyBinding" && !limits_own(&object["metadata"]["name"])
+}
+
+/// Returns whether the policy of this name limits an account of our own.
+fn limits_own(name: &Value) -> bool {
+    name == "join-service" || name == "member-controller"
 }
 
 /// Merges values: fields of `more` replace those of `values`, as in Helm.
@@ -418,6 +430,7 @@ mod tests {
             places,
             [
                 "validatingadmissionpolicies.admissionregistration.k8s.io join-service",
+                "validatingadmissionpolicies.admissionregistration.k8s.io member-controller",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-objects",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-controllers",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-nodes",
@@ -431,15 +444,19 @@ mod tests {
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-addresses",
                 "validatingadmissionpolicies.admissionregistration.k8s.io firstlight-removed-nodes",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io join-service",
+                "validatingadmissionpolicybindings.admissionregistration.k8s.io member-controller",
                 "networkpolicies.networking.k8s.io kube-system/key-service",
                 "networkpolicies.networking.k8s.io kube-system/join-service",
+                "networkpolicies.networking.k8s.io kube-system/member-controller",
                 "serviceaccounts kube-system/key-service",
                 "serviceaccounts kube-system/join-service",
+                "serviceaccounts kube-system/member-controller",
                 "secrets kube-system/firstlight-mastersecret-849acca9",
                 "configmaps kube-system/join-config",
                 "configmaps kube-system/key-service-ca",
                 "clusterroles.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterroles.rbac.authorization.k8s.io join-service",
+                "clusterroles.rbac.authorization.k8s.io member-controller",
                 "clusterroles.rbac.authorization.k8s.io firstlight-joining-nodes",
                 "clusterroles.rbac.authorization.k8s.io firstlight-pods",
                 "clusterroles.rbac.authorization.k8s.io firstlight-deletions",
@@ -449,6 +466,7 @@ mod tests {
                 "clusterroles.rbac.authorization.k8s.io firstlight-own-addresses",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-key-service",
                 "clusterrolebindings.rbac.authorization.k8s.io join-service",
+                "clusterrolebindings.rbac.authorization.k8s.io member-controller",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-joining-nodes",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-pods",
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-deletions",
@@ -458,12 +476,14 @@ mod tests {
                 "clusterrolebindings.rbac.authorization.k8s.io firstlight-own-addresses",
                 "roles.rbac.authorization.k8s.io kube-system/key-service",
                 "roles.rbac.authorization.k8s.io kube-system/join-service",
+                "roles.rbac.authorization.k8s.io kube-system/member-controller",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-nodes",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-controllers",
                 "roles.rbac.authorization.k8s.io kube-system/firstlight-objects",
                 "rolebindings.rbac.authorization.k8s.io kube-system/key-service",
                 "rolebindings.rbac.authorization.k8s.io kube-system/join-service",
+                "rolebindings.rbac.authorization.k8s.io kube-system/member-controller",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-joining-nodes",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-nodes",
                 "rolebindings.rbac.authorization.k8s.io kube-system/firstlight-controllers",
@@ -473,6 +493,7 @@ mod tests {
                 "services kube-system/join-service",
                 "daemonsets.apps kube-system/key-service",
                 "daemonsets.apps kube-system/join-service",
+                "daemonsets.apps kube-system/member-controller",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-objects",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-controllers",
                 "validatingadmissionpolicybindings.admissionregistration.k8s.io firstlight-nodes",
@@ -544,7 +565,7 @@ mod tests {
     }
 
     /// All permissions, with everything on. A new one needs a reason: can it have the name of an object, and can what it writes be
-    /// limited in join-service-limits.yaml?
+    /// limited in join-service-limits.yaml or member-controller-limits.yaml?
     #[test]
     fn each_account_has_exactly_these_permissions() {
         let settings = Settings {
@@ -563,6 +584,11 @@ ClusterRole firstlight-key-service of kube-system/key-service
   ciliumnodes.cilium.io: list
 ClusterRole join-service of kube-system/join-service
   nodes: list,watch
+  events.events.k8s.io: create
+  nodeversions.update.edgeless.systems: list,watch
+  joiningnodes.update.edgeless.systems: get,create,patch,delete
+ClusterRole member-controller of kube-system/member-controller
+  nodes: list,watch
   nodes: get,update
   nodes/status: patch
   nodes/attestation.firstlight: assign
@@ -571,7 +597,7 @@ ClusterRole join-service of kube-system/join-service
   certificatesigningrequests/approval.certificates.k8s.io: update
   signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet,kubernetes.io/kubelet-serving: approve
   nodeversions.update.edgeless.systems: list,watch
-  joiningnodes.update.edgeless.systems: get,create,patch,delete
+  joiningnodes.update.edgeless.systems: get,delete
 ClusterRole firstlight-joining-nodes of system:bootstrappers:firstlight:join-ticket
   nodes: get
   certificatesigningrequests.certificates.k8s.io: create,get,list,watch
@@ -598,7 +624,13 @@ Role join-service of kube-system/join-service
   records.firstlight: assign
   leases.coordination.k8s.io: create
   leases.coordination.k8s.io join-control-plane: get,update
+  tickets.firstlight: issue
+Role member-controller of kube-system/member-controller
+  configmaps: get,list,watch,create,update,delete
+  records.firstlight: assign
+  leases.coordination.k8s.io: create
   leases.coordination.k8s.io join-watch: get,update
+  secrets: create
   secrets join-attestation-keys: get,update
 Role firstlight-joining-nodes of system:bootstrappers:firstlight:join-ticket
   configmaps kubeadm-config,kubelet-config,kube-proxy: get
@@ -618,7 +650,7 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
         let objects = manifests(&settings()).unwrap();
         let policies = objects.iter().filter(|object| {
             object["kind"] == "ValidatingAdmissionPolicy"
-                && object["metadata"]["name"] != "join-service"
+                && !limits_own(&object["metadata"]["name"])
         });
         let names: Vec<_> = policies
             .map(|policy| policy["metadata"]["name"].as_str().unwrap())
@@ -812,7 +844,7 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
             };
             let of_kind = |kind: &str| {
                 let of_kind = objects.iter().filter(|object| {
-                    object["kind"] == *kind && object["metadata"]["name"] == "join-service"
+                    object["kind"] == *kind && object["metadata"]["name"] == "member-controller"
                 });
                 of_kind.map(Value::to_string).collect::<String>()
             };
@@ -838,20 +870,25 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
             "namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
         }]);
         let join_service = json!([{"podSelector": {"matchLabels": {"k8s-app": "join-service"}}}]);
+        let watch = json!([{"podSelector": {"matchLabels": {"k8s-app": "member-controller"}}}]);
         let pods = json!([{"namespaceSelector": {}}]);
         // Health checks have no rule: the kubelet of the same node sends them.
         for (name, ingress) in [
             (
                 "key-service",
-                vec![(&[9000, 9443][..], &join_service), (&[9092], &prometheus)],
+                vec![
+                    (&[9000, 9443][..], &join_service),
+                    (&[9443], &watch),
+                    (&[9092], &prometheus),
+                ],
             ),
             (
                 "join-service",
-                vec![
-                    (&[9090, 9093, 9094], &Value::Null),
-                    (&[9092], &prometheus),
-                    (&[9095], &pods),
-                ],
+                vec![(&[9090, 9093, 9094], &Value::Null), (&[9092], &prometheus)],
+            ),
+            (
+                "member-controller",
+                vec![(&[9092], &prometheus), (&[9095], &pods)],
             ),
         ] {
             let (policy, set) = (of("NetworkPolicy", name), of("DaemonSet", name));
@@ -932,9 +969,10 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
             .filter(|object| object["kind"] == "DaemonSet")
         {
             let pod = &object["spec"]["template"]["spec"];
-            // The join service uses the API, and reads files of root.
-            let joins = object["metadata"]["name"] == "join-service";
-            assert_eq!(pod["automountServiceAccountToken"], joins);
+            // The join service uses the API, and reads files of root. The member controller uses the API.
+            let name = object["metadata"]["name"].as_str().unwrap();
+            let (joins, works) = (name == "join-service", name == "member-controller");
+            assert_eq!(pod["automountServiceAccountToken"], joins || works);
             assert_eq!(pod["securityContext"]["runAsNonRoot"] == true, !joins);
             assert_eq!(
                 pod["securityContext"]["seccompProfile"]["type"],
@@ -956,8 +994,11 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
                     "/run/firstlight/evidence",
                     "/etc/ssl/certs",
                 ];
-                let is_allowed =
-                    |path| path == "/etc/kubernetes/firstlight" || joins && joining.contains(&path);
+                let is_allowed = |path| match path {
+                    "/etc/kubernetes/firstlight" => !works,
+                    "/etc/ssl/certs" => joins || works,
+                    path => joins && joining.contains(&path),
+                };
                 assert!(of_host.is_none_or(is_allowed), "{volume}");
             }
             for container in pod["containers"].as_array().unwrap() {
@@ -1102,10 +1143,15 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
             }
             let name = &labels["app.kubernetes.io/name"];
             assert_eq!(name, &labels["app.kubernetes.io/component"]);
-            let names = ["join-service", "key-service", "admission"];
+            let names = [
+                "join-service",
+                "key-service",
+                "member-controller",
+                "admission",
+            ];
             assert!(names.iter().any(|known| name == known), "{object}");
         }
-        for name in ["join-service", "key-service"] {
+        for name in ["join-service", "key-service", "member-controller"] {
             let is_it = |object: &&Value| {
                 object["kind"] == "DaemonSet" && object["metadata"]["name"] == name
             };

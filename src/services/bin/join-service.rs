@@ -1,6 +1,5 @@
 //! The join service: admits nodes to the cluster that prove what software they run.
 
-use std::env;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,23 +17,17 @@ use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
-use services::check;
 use services::cluster::keys::{self, Flags};
 use services::cluster::own_node;
 use services::join_service::{self, Config, JoinService, file_records};
-use services::key_service::tokens;
-use services::member_controller::watch::flags;
+use services::{CONFIG_DIR, GRACE, check};
 use sys::keeping::Keeping;
-use sys::signal::StopSignals;
 use verifier::{Variant, variant};
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library. Keeps some wiped
 /// blocks for later allocations.
 #[global_allocator]
 static ALLOCATOR: Keeping = Keeping::new();
-
-/// The variable of a pod that says where the API server is.
-const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 
 /// How long `--check` waits until the servers are healthy.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -44,7 +37,6 @@ fn help() -> String {
     let groups = [
         options::of(keys::OPTIONS),
         options::of(OPTIONS),
-        options::of(flags::OPTIONS),
         options::of(collateral::OPTIONS),
         vec![&HELP, &VERSION],
     ];
@@ -97,40 +89,18 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
     let level = services::level_of_verbosity(given.verbosity);
     let signals = services::prepare_service(level, given.log_format)?;
     if given.kubeconfig.is_none()
-        && let Some(access) = kubernetes(None)?
-        && !wait_until_control_plane(&client::Client::new(access, &Stop::new()), &signals)?
+        && let Some(access) = services::kubernetes(None)?
+        && !own_node::wait_until_control_plane(
+            &client::Client::new(access, &Stop::new()),
+            &signals,
+        )?
     {
         return Ok(());
     }
     let service = JoinService::start(given.config(variant)?).map_err(Failure::failed)?;
-    services::wait_until_stopped(&signals, join_service::GRACE)?;
-    service.stop(join_service::GRACE);
+    services::wait_until_stopped(&signals, GRACE)?;
+    service.stop(GRACE);
     Ok(())
-}
-
-/// Waits until the record of this pod's node says that it is a control plane. Until then the service
-/// listens nowhere, so the pod is not ready. Returns whether the service may start; false after a
-/// signal.
-fn wait_until_control_plane(api: &client::Client, signals: &StopSignals) -> Result<bool, Failure> {
-    let Some(node) = tokens::own_node() else {
-        log::warn!(
-            "IT IS NOT CHECKED WHETHER THIS NODE IS A CONTROL PLANE: this pod's own token does not name its node"
-        );
-        return Ok(true);
-    };
-    while let Some(why) = own_node::why_not_control_plane(api, &node) {
-        log::error!(
-            "nothing is served: the node {node} is not known to be a control plane: {why}; trying again in {} s",
-            own_node::INTERVAL.as_secs()
-        );
-        let waited = signals.wait_for(own_node::INTERVAL);
-        if let Some(signal) = waited.map_err(Failure::failed)? {
-            log::info!("{signal}: stopped before the service started");
-            return Ok(false);
-        }
-    }
-    log::info!("the record of the node {node} says that it is a control plane");
-    Ok(true)
 }
 
 /// The options of the command line. The chart passes each of its options, and an empty value means that the option is not set.
@@ -138,7 +108,6 @@ struct Given {
     verbosity: i32,
     log_format: logger::Format,
     keys: Flags,
-    watch: flags::WatchFlags,
     collateral: collateral::Flags,
     listen: SocketAddr,
     health: Option<SocketAddr>,
@@ -170,13 +139,12 @@ impl Default for Given {
             verbosity: 0,
             log_format: logger::Format::default(),
             keys: Flags::default(),
-            watch: flags::WatchFlags::default(),
             collateral: collateral::Flags::default(),
             listen: SocketAddr::new(network::any_address(), proto::join::PORT),
             health: None,
             metrics: None,
             checked: Vec::new(),
-            config_dir: join_service::CONFIG_DIR.into(),
+            config_dir: CONFIG_DIR.into(),
             variant: variant::DEFAULT.into(),
             cloud: String::new(),
             metadata_url: String::new(),
@@ -196,7 +164,7 @@ impl Default for Given {
     }
 }
 
-/// The options of this program, without those about the key service, the watch and collateral.
+/// The options of this program, without those about the key service and collateral.
 const OPTIONS: &Table<Given> = &[
     (Opt::value("listen", "ADDRESS:PORT", "the address to listen on; *:PORT: all addresses, of IPv6 and IPv4 [*:9090]"),
      |it, name, value| put(&mut it.listen, services::listen(name, value))),
@@ -206,7 +174,7 @@ const OPTIONS: &Table<Given> = &[
      |it, _, value| { it.checked.push(text(value)?); Ok(()) }),
     (Opt::value("metrics", "ADDRESS:PORT", "the address of an HTTP server for Prometheus' metrics, path /metrics [none]"),
      |it, name, value| put(&mut it.metrics, services::listen(name, value).map(Some))),
-    (Opt::value("config", "DIR", "directory with attestationConfig (the policy, JSON) and measurementSalt").or(join_service::CONFIG_DIR),
+    (Opt::value("config", "DIR", "directory with attestationConfig (the policy, JSON) and measurementSalt").or(CONFIG_DIR),
      |it, _, value| put(&mut it.config_dir, Ok(value.into()))),
     (Opt::value("attestation-variant", "VARIANT", "attestation variant of the nodes").one_of(&variant::NAMES).or(variant::DEFAULT),
      |it, _, value| put(&mut it.variant, text(value))),
@@ -273,7 +241,6 @@ impl Given {
         options::parse(args, |name, args| {
             Ok(take(OPTIONS, name, args, &mut given)?.is_some()
                 || take(keys::OPTIONS, name, args, &mut given.keys)?.is_some()
-                || take(flags::OPTIONS, name, args, &mut given.watch)?.is_some()
                 || take(collateral::OPTIONS, name, args, &mut given.collateral)?.is_some())
         })?;
         Ok(given)
@@ -303,15 +270,10 @@ impl Given {
             .transpose()
             .map_err(Failure::failed)?;
         let kubeconfig = self.kubeconfig.as_deref();
-        self.check_records(kubeconfig.is_some() || env::var_os(SERVICE_HOST).is_some())?;
-        let access = kubernetes(kubeconfig)?;
-        let watch = self.watch.finish()?;
-        if watch.is_some() && access.is_none() {
-            let text = "--watch: it needs access to the Kubernetes API (--kubeconfig)";
-            return Err(Failure::Usage(text.into()));
-        }
+        self.check_records(services::has_cluster(kubeconfig))?;
+        let access = services::kubernetes(kubeconfig)?;
         let mut collateral = self.collateral.finish(|| {
-            let config = kubernetes(kubeconfig).ok()??;
+            let config = services::kubernetes(kubeconfig).ok()??;
             Some(client::Client::new(config, &Stop::new()))
         })?;
         // the places are the same for what the service asks about itself and about others
@@ -344,9 +306,7 @@ impl Given {
             wrapping_key_dir: self.wrapping_key_dir,
             node_files_dir: self.node_files_dir,
             migration: self.migration,
-            deleted_machines: Default::default(),
             collateral: Some(collateral),
-            watch,
         })
     }
 }
@@ -371,14 +331,4 @@ fn check(names: &[String]) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-/// Returns the access to the Kubernetes API, if there is any.
-fn kubernetes(kubeconfig: Option<&Path>) -> Result<Option<client::Config>, Failure> {
-    let config = match kubeconfig {
-        Some(file) => client::Config::from_kubeconfig_file(file),
-        None if env::var_os(SERVICE_HOST).is_some() => client::Config::in_cluster(),
-        None => return Ok(None),
-    };
-    config.map(Some).map_err(Failure::failed)
 }

@@ -138,7 +138,7 @@ pub struct Kubeadm {
 }
 
 impl Cluster {
-    /// Starts the watches, which call `told` after each change.
+    /// Starts the watches, which call `told` after each change of a node or a record.
     pub fn follow(
         client: &Client,
         told: impl Fn(Change<'_>) + Clone + Send + 'static,

@@ -9,6 +9,9 @@
 //! a disk without a record        ──► write its record                            now
 //! ```
 //!
+//! The cleaner is in the process that issues tickets, and not in the [member controller](crate::member_controller): only this process
+//! knows which tickets failed and which writes are open, and the account that makes bootstrap tokens is then the only one that deletes them.
+//!
 //! If this process ends first, a token expires after 15 minutes and a reservation after 10.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -10,9 +10,6 @@
 //! - `/join.API/IssueRejoinTicket`: the key of its state disk and the measurement secret, for a
 //!   node that boots again.
 //!
-//! The service also approves the certificate signing requests of kubelets: client certificates
-//! requested with the token of a join ticket, and serving certificates.
-//!
 //! | file | work |
 //! |---|---|
 //! | [`tickets`] | the two requests, step by step |
@@ -28,8 +25,8 @@
 //! | [`evidence`] | the proof of this machine for nodes |
 //! | `verification` | the evidence of this machine for every caller, as in Constellation |
 //!
-//! Below it are [`cluster`](crate::cluster), its view of the cluster, and [`member_controller`](crate::member_controller), which works
-//! on members that have joined.
+//! [`cluster`](crate::cluster) has its view of the cluster, which it shares with the
+//! [member controller](crate::member_controller): that works on members that have joined, in another process.
 //!
 //! docs/join.md lists every refusal, its code, and what to do about it.
 
@@ -64,14 +61,10 @@ use crate::cluster::joined::Joined;
 use crate::cluster::keys::{self, KeyClient};
 use crate::cluster::secrets::Secrets;
 use crate::cluster::{Cluster, Watches};
-use crate::member_controller::approver::{Approver, ApproverThreads};
-use crate::member_controller::audit::MemberAudit;
-use crate::member_controller::deleted_machines;
-use crate::member_controller::watch::{self, Judging, Watching};
 use crate::metrics::Registry;
 use crate::policy_file::{self, Loaded};
 use crate::serving::{Addresses, Api, Refused, Serving};
-use crate::shared_metrics;
+use crate::{CONFIG_DIR, shared_metrics};
 use admission::ClusterAccess;
 use audit::Audit;
 use base::stop::Stop;
@@ -96,10 +89,6 @@ use tickets::Tickets;
 use verification::Verification;
 use verifier::{Policy, Variant};
 
-/// The directory where the cluster's `join-config` ConfigMap is mounted.
-pub const CONFIG_DIR: &str = "/var/config";
-/// How long a running call may still take when the service stops. A ticket waits for two keys.
-pub const GRACE: Duration = Duration::from_secs(10);
 /// How long the cleanup of failed tickets may take after that.
 const CLEANING: Duration = Duration::from_secs(3);
 
@@ -152,13 +141,9 @@ pub struct Config {
     pub node_files_dir: PathBuf,
     /// Until when disks without a record are accepted.
     pub migration: Migration,
-    /// When the records of deleted machines are deleted: the program uses the default.
-    pub deleted_machines: deleted_machines::Times,
     /// Where the certificates of chips and the collateral of platforms come from; `None` if
     /// machines must send them.
     pub collateral: Option<Arc<Fetching>>,
-    /// How members are asked for fresh evidence; `None`: they are not.
-    pub watch: Option<watch::Options>,
 }
 
 /// The running service.
@@ -178,12 +163,7 @@ struct Background {
     cleaner: Arc<Cleaner>,
     // Dropped after `stop` was called: it ends their threads.
     _watches: Watches,
-    _approving: ApproverThreads,
     _cleaning: CleanerThreads,
-    _deleting: Joined,
-    watching: Option<Watching>,
-    /// The HTTP server for attestation results.
-    results: Option<http::server::Server>,
     _sending: Joined,
 }
 
@@ -232,12 +212,7 @@ impl JoinService {
         let ready = move || secrets.are_served();
         let serving = Serving::start("join-service", addresses, api, ready, &registry)?;
         let served = Arc::downgrade(&serving.server);
-        let watching = cluster.as_ref().and_then(|it| it.watching.as_ref());
-        let ask_again = watching.map(Watching::on_policy);
         policy.on_change(move || {
-            if let Some(ask_again) = &ask_again {
-                ask_again();
-            }
             if let Some(server) = served.upgrade() {
                 server.close_connections("the attestation policy changed");
             }
@@ -275,9 +250,6 @@ impl JoinService {
         self.serving.stop(grace);
         if let Some(cluster) = &self.cluster {
             cluster.cleaner.finish(CLEANING);
-            if let Some(watching) = &cluster.watching {
-                watching.finish();
-            }
             cluster.stop.stop();
         }
     }
@@ -290,12 +262,6 @@ impl JoinService {
     /// Returns the address of the metrics server, if there is one.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
         self.serving.metrics_addr()
-    }
-
-    /// Returns the address of the server for attestation results, if there is one.
-    pub fn results_addr(&self) -> Option<SocketAddr> {
-        let results = self.cluster.as_ref()?.results.as_ref();
-        results.map(http::server::Server::local_addr)
     }
 }
 
@@ -353,13 +319,7 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         );
     }
     let keys = KeyClient::new(&config.key_service, config.key_auth);
-    let secrets = Arc::new(Secrets::new(keys, config.config_dir.clone()));
-    let judging = Judging {
-        variant: config.variant,
-        sources: shared_metrics::sources(&config.collateral),
-        config_dir: config.config_dir,
-        secrets: secrets.clone(),
-    };
+    let secrets = Arc::new(Secrets::new(keys, config.config_dir));
     let (pki, instances) = (
         Pki::new(&config.pki_dir, &config.wrapping_key_dir),
         Arc::new(Instances::new(config.metadata)),
@@ -394,18 +354,6 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
                 .map(|cleaner| cleaner.count_own_tokens() as f64)
         },
     );
-    let times = config.deleted_machines;
-    let deleting =
-        deleted_machines::start(&client, &cluster, &instances, migration, times, registry)
-            .map_err(Error::Thread)?;
-    let of_members = Arc::new(MemberAudit::new(registry, events.clone()));
-    let approving =
-        Approver::start(&cluster, &instances, &of_members, migration).map_err(Error::Thread)?;
-    let (key, at) = (&config.wrapping_key_dir, (&client, &cluster));
-    let watch = |options| Watching::start(options, judging, key, at, &of_members, registry);
-    let watching = config.watch.map(watch).transpose().map_err(Error::Thread)?;
-    let results = watching.as_ref().map(Watching::serve_results);
-    let results = results.transpose()?.flatten();
     let audit = Arc::new(Audit::new(registry, Some(events)));
     let access = ClusterAccess::new(cluster, cleaner.clone());
     let tickets = Tickets::new(secrets, pki, instances, Some(access), audit, migration)
@@ -414,11 +362,7 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         stop,
         cleaner,
         _watches: watches,
-        _approving: approving,
         _cleaning: cleaning,
-        _deleting: deleting,
-        watching,
-        results,
         _sending: sending,
     };
     Ok((tickets, Some(background)))

@@ -32,11 +32,11 @@ use super::policy::PolicyFile;
 use super::records::{self, Claimant};
 use super::request::{self, JoinRequest};
 use super::rush::Rush;
+use super::tokens;
 use crate::cluster::instances::Instances;
 use crate::cluster::refusal::TicketRefusal;
 use crate::cluster::secrets::{Secrets, SshAuthorities};
 use crate::cluster::{Cluster, Components, Kubeadm};
-use crate::member_controller::approver;
 use base::crypto::Secret;
 use base::uuid::Uuid;
 use kubernetes::services::migration::Migration;
@@ -398,12 +398,12 @@ impl Tickets {
         })
     }
 
-    /// Checks that this service may approve the kubelet's certificate. Otherwise the node would
-    /// fail only after it is locked, and could not join again.
+    /// Checks that somebody approves the kubelet's certificate. Otherwise the node would fail only
+    /// after it is locked, and could not join again.
     fn check_rights(&self, call: &Call, access: &ClusterAccess) -> Result<(), TicketRefusal> {
         if !self.tokens_are_served.load(Ordering::Relaxed) {
-            if !approver::may_approve_clients(&access.client(call)?)? {
-                let details = "this account may not approve client certificates of kubelets: run `firstlight apply` of this version";
+            if !tokens::may_issue(&access.client(call)?)? {
+                let details = "this account has not the role of this version, so nobody approves certificates of new kubelets: run `firstlight apply` of this version";
                 return Err(TicketRefusal::internal("api-refused", details));
             }
             self.tokens_are_served.store(true, Ordering::Relaxed);

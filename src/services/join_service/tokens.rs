@@ -14,7 +14,7 @@ use crate::cluster::TOKEN_VALIDITY;
 use base::crypto::random;
 use base::time;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{self, Client, Object, SECRETS};
+use kubernetes::client::{self, Client, Object, SECRETS, SELF_SUBJECT_ACCESS_REVIEWS};
 use kubernetes::services::TICKET_GROUP;
 
 /// The lengths of the two halves of a token.
@@ -31,6 +31,20 @@ pub fn object(id: &str) -> Object {
     SECRETS
         .in_namespace(NAMESPACE)
         .named(&format!("bootstrap-token-{id}"))
+}
+
+/// Returns whether this service's account may issue tickets. It is no right in Kubernetes: the chart that
+/// gives it also has the permissions of the tokens' group, and the member controller, which approves the
+/// certificates that their bearers request.
+pub fn may_issue(api: &Client) -> Result<bool, client::Error> {
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {
+            "namespace": NAMESPACE, "group": "firstlight", "resource": "tickets", "verb": "issue",
+        }},
+    });
+    let answer = api.create(&SELF_SUBJECT_ACCESS_REVIEWS.all(), &review)?;
+    Ok(answer["status"]["allowed"] == true)
 }
 
 /// Creates the token and returns it as `id.secret`.

@@ -1,7 +1,7 @@
 //! Which nodes are control planes, by the join service's records ([`MachineRecord`]).
 //!
 //! The join service may have the key of each state disk, so its token is accepted only from a node
-//! whose record says that it is a control plane. The token names the node. The label
+//! whose record says that it is a control plane; so is that of the member controller. The token names the node. The label
 //! `node-role.kubernetes.io/control-plane`, which decides where the pods of the join service run,
 //! proves nothing: each account that may patch the status of Nodes can write it.
 //!
@@ -14,7 +14,7 @@
 //!
 //! A record that is `refused` does not change the answer. A control plane has the master secret for
 //! its own key service, so nothing would stay secret from it. But if the records of all control
-//! planes were refused by mistake, no join service could get the measurement secret, with which it
+//! planes were refused by mistake, no member controller could get the measurement secret, with which it
 //! asks nodes for the evidence that ends a refusal.
 //!
 //! [`MachineRecord`]: kubernetes::machine_record::MachineRecord

@@ -19,9 +19,9 @@ use base::crypto::{
     MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID,
 };
 use base::uuid::Uuid;
-use kubernetes::services::JOIN_SERVICE_ACCOUNT;
 use kubernetes::services::grants::parse;
 pub use kubernetes::services::grants::{ANYONE, InvalidGrants, LOCAL, MEMBER};
+use kubernetes::services::{JOIN_SERVICE_ACCOUNT, MEMBER_CONTROLLER_ACCOUNT};
 
 /// The beginning of the ids of volumes of CSI drivers.
 pub const VOLUME_PREFIX: &str = "volume-";
@@ -121,6 +121,10 @@ impl Grants {
     /// Returns the class of the grant by which `caller` gets the key of this id, or `None` without
     /// such a grant. For [`Class::Volume`], the key of a state disk must still be refused.
     pub fn allow(&self, caller: &str, id: &str) -> Option<Class> {
+        // It computes the cluster's ID. It needs no grant, and none gives it another key.
+        if caller == MEMBER_CONTROLLER_ACCOUNT {
+            return Some(Class::Measurement).filter(|class| *class == Class::of(id));
+        }
         let (_, grant) = self.0.iter().find(|(name, _)| name == caller)?;
         match Class::of(id) {
             // Of all pods, only the join service needs keys of state disks.
@@ -290,6 +294,24 @@ mod tests {
             assert_eq!(class("default/csi", item, "else"), None, "{item}");
         }
         assert_eq!(class("default/csi", "other", UUID), None);
+    }
+
+    #[test]
+    fn the_member_controller_has_the_measurement_secret_and_nothing_else_whatever_is_granted() {
+        let all = format!("{MEMBER_CONTROLLER_ACCOUNT}=disk,volume,ssh,ssh-users,other,id:{UUID}");
+        for text in [GRANTS, &all] {
+            let grants: Grants = text.parse().unwrap();
+            let class = |id| grants.allow(MEMBER_CONTROLLER_ACCOUNT, id);
+            assert_eq!(class(MEASUREMENT_SECRET_ID), Some(Class::Measurement));
+            let others = [
+                UUID,
+                SSH_HOST_CA_SEED_ID,
+                SSH_USER_CA_SEED_ID,
+                "volume-a",
+                "else",
+            ];
+            assert_eq!(others.map(class), [None; 5], "{text}");
+        }
     }
 
     #[test]

@@ -71,7 +71,7 @@ use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
-use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
+use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MEMBER_CONTROLLER_ACCOUNT};
 use kubernetes::wrapping_key;
 use members::Members;
 use old_clients::{OldClient, OldClients};
@@ -797,10 +797,11 @@ impl Handler {
         }
     }
 
-    /// Refuses the join service of a node that is no control plane. A token of Kubernetes before
+    /// Refuses the join service and the member controller of a node that is no control plane. A token of Kubernetes before
     /// v1.30 names no node: neither does that of this pod then, and it is accepted.
     fn check_control_plane(&self, caller: &Caller) -> Result<(), Status> {
-        if caller.account.is_none() || caller.name != JOIN_SERVICE_ACCOUNT {
+        let of_planes = [JOIN_SERVICE_ACCOUNT, MEMBER_CONTROLLER_ACCOUNT];
+        if caller.account.is_none() || !of_planes.contains(&&*caller.name) {
             return Ok(());
         }
         let denied = |why: &str| Status::new(Code::PermissionDenied, why);
@@ -811,9 +812,10 @@ impl Handler {
                     planes.ok_or_else(|| denied("this service cannot check the caller's node"))?;
                 planes.refuse_other(&node.name)
             }
-            None if self.own_node.is_some() => Err(denied(
-                "the token of the join service names no node: expected a pod's token, from a projected volume",
-            )),
+            None if self.own_node.is_some() => Err(denied(&format!(
+                "the token of {} names no node: expected that of a pod, from a projected volume",
+                caller.name
+            ))),
             None => Ok(()),
         }
     }

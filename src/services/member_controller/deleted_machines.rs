@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The record of a control plane stays until `firstlight node remove`, since its member of etcd may still count for the majority. This
-//! service does not remove the member: it would act on the word of the cloud alone, and each member that is wrongly removed brings etcd
+//! program does not remove the member: it would act on the word of the cloud alone, and each member that is wrongly removed brings etcd
 //! nearer to its end.
 //!
 //! The Node alone proves nothing: an administrator may delete it, or drain a machine that boots again. The
@@ -132,7 +132,7 @@ impl DeletedMachines {
             return self.missing.clear();
         }
         let existing = match self.instances.existing() {
-            // without any machine, the list also lacks the one that runs this service: it is wrong
+            // without any machine, the list also lacks the one that runs this program: it is wrong
             Some(Ok(existing)) if !existing.is_empty() => existing,
             Some(Err(error)) => {
                 log::warn!("{error}: records of machines that no longer exist are kept");

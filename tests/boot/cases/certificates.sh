@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # Three years of a control plane: etcd, kube-apiserver, kube-controller-manager and kube-scheduler as
-# kubeadm configures them, a kubelet with containerd, the join service that approves its certificates, `bootstrapper renew` as its timer
+# kubeadm configures them, a kubelet with containerd, the member controller that approves its certificates, `bootstrapper renew` as its timer
 # runs it. date(1) moves the clock of this machine to the next day on which something must, or must not, happen.
 # The kubelet runs no pods: `pod` starts the programs of its manifests.
 check() {
@@ -77,8 +77,8 @@ run_kubelet() {
   . /var/lib/kubelet/kubeadm-flags.env
   kubelet --kubeconfig=$kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS
 }
-run_join_service() {
-  join-service --key-service 127.0.0.1:9000 --key-service-auth none --config /etc/join-service --listen 127.0.0.1:30090 --kubeconfig $KUBECONFIG
+run_member_controller() {
+  member-controller --kubeconfig $KUBECONFIG
 }
 
 served() { openssl s_client -connect "$1" </dev/null 2>/dev/null | openssl x509 -noout -fingerprint; }
@@ -119,7 +119,7 @@ arrive() {
   date -s "@$((start + today * 86400))" >/dev/null
 }
 # A reboot starts the kubelet again. It waits for its next renewal by a clock that date(1) does not move.
-reboots() { killall kubelet join-service; }
+reboots() { killall kubelet member-controller; }
 everything_works() {
   check "day $today: the API server is ready" until_true 150 healthy kube-apiserver
   check "day $today: the administrator reaches the API server, and that reaches etcd" kubectl get --raw /readyz/etcd
@@ -177,13 +177,13 @@ check "the control plane starts" until_true 200 healthy kube-apiserver
 check "the administrator may do everything" kubectl --kubeconfig $kubernetes/super-admin.conf create clusterrolebinding \
   kubeadm:cluster-admins --clusterrole cluster-admin --group kubeadm:cluster-admins
 check "there is a ConfigMap for machines that join" kubeadm init phase bootstrap-token --config /etc/kubeadm.yaml --kubeconfig $KUBECONFIG
-check "only the join service approves certificates" kubectl delete clusterrolebinding \
+check "only the member controller approves certificates" kubectl delete clusterrolebinding \
   kubeadm:node-autoapprove-bootstrap kubeadm:node-autoapprove-certificate-rotation
 check "there is kubeadm's ConfigMap" kubeadm init phase upload-config kubeadm --config /etc/kubeadm.yaml --kubeconfig $KUBECONFIG
 # as `bootstrapper` does
 check "the machine has a record" kubectl create -f /etc/record.json
 unit kubelet run_kubelet &
-unit join-service run_join_service &
+unit member-controller run_member_controller &
 check "the kubelet gets its certificates" until_true 100 kubelet_lasts 364
 check "there is the kubelet's ConfigMap" kubeadm init phase upload-config kubelet --config /etc/kubeadm.yaml --kubeconfig $KUBECONFIG
 check "kubelet.conf names the certificate that the kubelet renews" kubeadm init phase kubelet-finalize all --config /etc/kubeadm.yaml

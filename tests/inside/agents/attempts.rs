@@ -497,7 +497,7 @@ fn no_agent_gets_a_token_of_our_services() {
             let token = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
                 "spec": {"audiences": ["key-service"]}});
             let of = |account: &str| format!("{KUBE_SYSTEM}/serviceaccounts/{account}/token");
-            let accounts = ["join-service", "key-service"].map(of);
+            let accounts = ["join-service", "key-service", "member-controller"].map(of);
             let calls = accounts.map(|at| send("POST", &at, token.clone()));
             calls.into()
         },

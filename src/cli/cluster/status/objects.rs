@@ -255,7 +255,8 @@ impl Objects {
         objects.requests = requests.iter().filter_map(Request::read).collect();
         let joining = list(List::Joining, JOINING_NODES.all(), all(), |it| it);
         objects.joining = joining.iter().map(Joining::read).collect();
-        let of_services = Selector::labels("k8s-app in (join-service,key-service)");
+        let of_services =
+            Selector::labels("k8s-app in (join-service,key-service,member-controller)");
         let sets = DAEMON_SETS.in_namespace(NAMESPACE);
         let sets = list(List::DaemonSets, sets, all(), wanted_set);
         (objects.services, objects.workloads) = sets.into_iter().partition(is_service);
@@ -462,7 +463,7 @@ fn wanted_set(mut set: Value) -> Value {
 }
 
 fn is_service(set: &Value) -> bool {
-    let names = ["join-service", "key-service"].map(Value::from);
+    let names = ["join-service", "key-service", "member-controller"].map(Value::from);
     names.contains(&set["metadata"]["name"])
 }
 

@@ -9,13 +9,12 @@
 //! are in a group that it does not approve.
 
 use base::text::quoted;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::membership::{Membership, check_open};
 use super::request::Judgement::{Approve, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
 use kubernetes::NAMESPACE;
-use kubernetes::client::{Client, Error, SELF_SUBJECT_ACCESS_REVIEWS};
 use kubernetes::machine_record;
 use kubernetes::services::TICKET_GROUP;
 use kubernetes::services::migration::Migration;
@@ -43,19 +42,6 @@ enum By {
     Token(String),
     /// The bearer of this node's certificate.
     Node(String),
-}
-
-/// Returns whether this service's account may approve the client certificate of a kubelet. The
-/// manifest that grants this also contains the permissions of the tokens' group.
-pub fn may_approve(api: &Client) -> Result<bool, Error> {
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {
-            "group": "certificates.k8s.io", "resource": "signers", "name": SIGNER, "verb": "approve",
-        }},
-    });
-    let answer = api.create(&SELF_SUBJECT_ACCESS_REVIEWS.all(), &review)?;
-    Ok(answer["status"]["allowed"] == true)
 }
 
 /// Checks everything that the request alone shows: the requester, the usages and the names.

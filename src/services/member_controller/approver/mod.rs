@@ -39,7 +39,6 @@ use crate::cluster::instances::Instances;
 use crate::cluster::refusal::TicketRefusal;
 use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
-pub use client::may_approve as may_approve_clients;
 use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, Error, Event, Selector};
 use kubernetes::services::TICKET_GROUP;
 use kubernetes::services::migration::Migration;
@@ -341,7 +340,7 @@ impl Approver {
         };
         let mut decided = request.clone();
         decided["status"]["conditions"] = json!([{
-            "type": kind, "status": "True", "reason": reason, "message": format!("join service: {why}"),
+            "type": kind, "status": "True", "reason": reason, "message": format!("member controller: {why}"),
         }]);
         let at = CERTIFICATE_SIGNING_REQUESTS
             .named(name_of(request))

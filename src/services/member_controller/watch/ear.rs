@@ -77,7 +77,7 @@ impl Accepted<'_> {
             "iat": seconds(self.at),
             "exp": self.expires(),
             "ear_verifier_id": {
-                "developer": "Firstlight", "build": concat!("join-service ", env!("CARGO_PKG_VERSION")),
+                "developer": "Firstlight", "build": concat!("member-controller ", env!("CARGO_PKG_VERSION")),
             },
             "ear_status": AFFIRMING,
             "submods": {ATTESTER: {
@@ -120,7 +120,7 @@ mod tests {
             "eat_profile": "tag:ietf.org,2026:rats/ear#04",
             "iss": "https://results.example", "sub": "worker-0", "aud": "firstlight-attestation-result",
             "iat": 1_800_000_000, "exp": 1_800_000_810,
-            "ear_verifier_id": {"developer": "Firstlight", "build": concat!("join-service ", env!("CARGO_PKG_VERSION"))},
+            "ear_verifier_id": {"developer": "Firstlight", "build": concat!("member-controller ", env!("CARGO_PKG_VERSION"))},
             "ear_status": "affirming",
             "submods": {"node": {
                 "ear_status": "affirming",

@@ -27,7 +27,7 @@ pub mod signing;
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -89,7 +89,9 @@ pub struct Judging {
     /// The directory with the policy and the measurement salt.
     pub config_dir: PathBuf,
     /// The secrets of the cluster, which name it.
-    pub secrets: Arc<Secrets>,
+    pub secrets: Secrets,
+    /// The directory of the wrapping key, with which the keys of results are encrypted.
+    pub wrapping_key_dir: PathBuf,
 }
 
 /// The running watch.
@@ -123,11 +125,10 @@ struct Shared {
 }
 
 impl Watching {
-    /// Starts the threads. They end when the client is stopped. `wrapping_key` is the directory of the wrapping key.
+    /// Starts the threads. They end when the client is stopped.
     pub fn start(
         options: Options,
         judging: Judging,
-        wrapping_key: &Path,
         (client, cluster): (&Client, &Arc<Cluster>),
         audit: &Arc<MemberAudit>,
         registry: &Registry,
@@ -138,7 +139,7 @@ impl Watching {
             Issuer::new(
                 url,
                 options.interval,
-                wrapping_key,
+                &judging.wrapping_key_dir,
                 (&client, cluster),
                 registry,
             )
@@ -178,18 +179,6 @@ impl Watching {
             shared,
             _threads: threads,
         })
-    }
-
-    /// Returns what to call after a change of the policy: all nodes are asked again.
-    pub fn on_policy(&self) -> impl Fn() + Send + Sync + 'static {
-        let shared = Arc::downgrade(&self.shared);
-        move || {
-            if let Some(shared) = shared.upgrade() {
-                shared.use_policy();
-                shared.agenda().ask_all();
-                shared.changed.notify_all();
-            }
-        }
     }
 
     /// Starts the HTTP server for relying parties, if results are published.
@@ -331,9 +320,10 @@ impl Shared {
         Ok(stepped?)
     }
 
-    /// Makes the validator of members, which needs the cluster's ID.
+    /// Makes the validator of members, which needs the cluster's ID, or looks for a new policy.
     fn prepare(&self) -> Result<(), Trouble> {
-        if self.members.get().is_some() {
+        if let Some(members) = self.members.get() {
+            self.follow_policy(members);
             return Ok(());
         }
         let because = |error: &dyn fmt::Display| Trouble::Because(error.to_string());
@@ -342,6 +332,7 @@ impl Shared {
             sources,
             config_dir,
             secrets,
+            ..
         } = &self.judging;
         let secret = secrets.measurement_secret(Some(Instant::now() + TIMEOUT));
         let secret = secret.map_err(|refusal| because(&refusal))?;
@@ -353,6 +344,16 @@ impl Shared {
         self.members.get_or_init(|| members);
         self.use_policy();
         Ok(())
+    }
+
+    /// Asks all nodes again after a change of the policy.
+    fn follow_policy(&self, members: &Members) {
+        let present = members.in_force().digest.clone();
+        let before = lock(&self.policy).clone();
+        if before.is_none_or(|before| before.digest != present) {
+            self.use_policy();
+            self.agenda().ask_all();
+        }
     }
 
     /// Judges by the policy that is in force now.

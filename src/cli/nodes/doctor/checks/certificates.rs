@@ -21,7 +21,7 @@ fn of_ending(ending: Ending) -> Diagnosis {
             "copy /etc/kubernetes/admin.conf of a control plane after its certificates were renewed (docs/day-two/certificates.md)"
         }
         Holder::Kubelet => {
-            "look for its requests: kubectl get csr; the join service's log says why one is not approved (docs/certificates.md)"
+            "look for its requests: kubectl get csr; the member controller's log says why one is not approved (docs/certificates.md)"
         }
         Holder::ControlPlane => {
             "see the log of firstlight-renew on this control plane, which renews them (docs/day-two/certificates.md)"
@@ -116,7 +116,7 @@ fn of_request(facts: &Gathered, request: &Request) -> Option<Diagnosis> {
         Fate::Pending => Some(Diagnosis::error(
             object,
             format!("{of}, and nobody has approved it for {minutes} minutes"),
-            "look up its keyword, which the join service's log has, in the table of docs/certificates.md#renewal before you decide",
+            "look up its keyword, which the member controller's log has, in the table of docs/certificates.md#renewal before you decide",
         )),
         Fate::Unsigned => Some(Diagnosis::error(
             object,
@@ -131,7 +131,7 @@ fn of_request(facts: &Gathered, request: &Request) -> Option<Diagnosis> {
     }
 }
 
-/// Only the join service approves certificates of kubelets.
+/// Only the member controller approves certificates of kubelets.
 pub fn approval(facts: &Gathered) -> Vec<Diagnosis> {
     let approving = facts.view.objects.approving.iter();
     let diagnosis = |name: &String| {
@@ -140,7 +140,7 @@ pub fn approval(facts: &Gathered) -> Vec<Diagnosis> {
             "by it, Kubernetes approves certificates of kubelets without a look at their records, also that of a node that was removed or \
              refused",
             format!(
-                "once the join service of this version runs: kubectl delete clusterrolebinding {name} (docs/certificates.md#kubeadms-bindings)"
+                "once the member controller runs: kubectl delete clusterrolebinding {name} (docs/certificates.md#kubeadms-bindings)"
             ),
         )
     };

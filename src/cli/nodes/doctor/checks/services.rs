@@ -19,7 +19,8 @@ use crate::cluster::{
 };
 use crate::trust::policy;
 
-const SERVICES: [&str; 2] = ["join-service", "key-service"];
+const SERVICES: [&str; 3] = ["join-service", "key-service", MEMBER_CONTROLLER];
+const MEMBER_CONTROLLER: &str = "member-controller";
 /// The age at which collateral is no longer fresh.
 const STALE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// How many differences of two policies are shown.
@@ -30,19 +31,35 @@ const IN_FORCE: &str =
 /// The group of kubeadm's bootstrap tokens, which any machine may use.
 const KUBEADM_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
 
-/// Both services run on each control plane, from one image.
+/// The services run on each control plane, from one image.
 pub fn services(facts: &Gathered) -> Vec<Diagnosis> {
     let objects = &facts.view.objects;
     let nodes = facts.view.nodes.iter();
     let control_planes = nodes.filter(|node| node.listed.is_control_plane).count() as u64;
-    let file = facts.policy_file.display();
     let mut found = vec![];
+    let is_constellation = |name: &str| {
+        let set = objects.service(name);
+        set.is_some_and(|set| !command_line(set).contains(&"--log-format"))
+    };
+    // join services of earlier versions, and of Constellation, do its work
+    let needs_no_controller =
+        is_constellation("join-service") || objects.option_of("join-service", "--watch").is_some();
     for name in SERVICES {
         let Some(set) = objects.service(name) else {
+            if name == MEMBER_CONTROLLER && needs_no_controller {
+                continue;
+            }
+            let effect = match name {
+                MEMBER_CONTROLLER => "kubelets get no certificates, and no member is watched",
+                _ => "no node gets a ticket, and none that reboots gets the key of its disk",
+            };
             found.push(Diagnosis::error(
                 format!("DaemonSet kube-system/{name}"),
-                "it does not exist: no node gets a ticket, and none that reboots gets the key of its disk",
-                format!("{} installs the services (docs/services.md)", facts.apply("")),
+                format!("it does not exist: {effect}"),
+                format!(
+                    "{} installs the services (docs/services.md)",
+                    facts.apply("")
+                ),
             ));
             continue;
         };
@@ -71,23 +88,7 @@ pub fn services(facts: &Gathered) -> Vec<Diagnosis> {
             ));
         }
     }
-    if let [Some(join), Some(key)] = SERVICES.map(|name| objects.service(name))
-        && image_of(join) != image_of(key)
-    {
-        found.push(Diagnosis::warning(
-            "the services",
-            format!(
-                "the join service has the image {}, the key service {}",
-                image_of(join),
-                image_of(key)
-            ),
-            format!("finish the upgrade: firstlight apply --policy {file} --image IMAGE, with the new one"),
-        ));
-    }
-    let is_constellation = |name: &str| {
-        let set = objects.service(name);
-        set.is_some_and(|set| !command_line(set).contains(&"--log-format"))
-    };
+    found.extend(one_image(facts));
     if is_constellation("join-service") {
         found.push(Diagnosis::note(
             "DaemonSet kube-system/join-service",
@@ -96,6 +97,30 @@ pub fn services(facts: &Gathered) -> Vec<Diagnosis> {
         ));
     }
     found
+}
+
+/// The services have the same image.
+fn one_image(facts: &Gathered) -> Option<Diagnosis> {
+    let images = SERVICES.map(|name| facts.view.objects.service(name).map(image_of));
+    let [Some(join), Some(key), controller] = &images else {
+        return None;
+    };
+    if join == key && controller.as_ref().is_none_or(|it| it == join) {
+        return None;
+    }
+    let controller = controller.as_ref();
+    let controller = controller.map(|it| format!(", the member controller {it}"));
+    Some(Diagnosis::warning(
+        "the services",
+        format!(
+            "the join service has the image {join}, the key service {key}{}",
+            controller.unwrap_or_default()
+        ),
+        format!(
+            "finish the upgrade: firstlight apply --policy {} --image IMAGE, with the new one",
+            facts.policy_file.display()
+        ),
+    ))
 }
 
 /// The policy in force is the operator's, can be read, and pins what a machine is.

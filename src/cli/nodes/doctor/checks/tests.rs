@@ -1075,6 +1075,14 @@ const OF_SERVICES: &[Fault] = &[
     ),
     (
         &[("services", Error)],
+        "member-controller: it does not exist: kubelets get no certificates",
+        |it| {
+            let at = place(it, "member-controller");
+            it.view.objects.services.remove(at);
+        },
+    ),
+    (
+        &[("services", Error)],
         "key-service: 2 of 3 ready; pod a on cp-1: ImagePullBackOff",
         |it| {
             let at = place(it, "key-service");
