@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-inside test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release test-upgrade test-standalone reproducible reproducible-image deny docs reproducible-kernel nightly nightly-due
+.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-inside test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release test-upgrade test-standalone reproducible reproducible-image deny model docs reproducible-kernel nightly nightly-due
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -163,6 +163,9 @@ reproducible-kernel: setup ## check that two builds of the kernel of that image,
 
 deny: setup ## check licenses, bans and sources of all crates
 	@tools/deny.sh
+
+model: ## check the protocol as models (models/) with Verifpal: each claim holds, and each weakening gives an attack
+	@tools/model.sh
 
 docs: ## make a book of the documents: target/book/html/index.html; reading it needs no network
 	@tools/docs.sh

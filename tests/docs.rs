@@ -946,6 +946,31 @@ fn each_check_of_the_specification_is_there() {
     no_faults(&faults);
 }
 
+/// A weakness that a model shows is one that a test of our programs would find.
+#[test]
+fn each_weakening_of_a_model_has_its_tests() {
+    let mut weakenings = BTreeSet::new();
+    for path in files("models", &[".vp"]) {
+        let marks = fs::read_to_string(Path::new(ROOT).join(&path)).unwrap();
+        let marks = marks.split("// weaken ").skip(1);
+        let model = path.file_stem().unwrap().to_str().unwrap();
+        weakenings.extend(marks.map(|mark| [model, mark.split(':').next().unwrap()].join(", ")));
+    }
+    let page = Page::read(Path::new("models/README.md"));
+    let rows = page.text.lines().filter(|line| line.starts_with("| `"));
+    let rows = rows.map(|row| row.split('`').skip(1).step_by(2).collect::<Vec<_>>());
+    let names = names();
+    let mut listed = BTreeSet::new();
+    for row in rows {
+        listed.insert(row[..2].join(", "));
+        assert!(row.len() > 2, "{row:?} has no test");
+        for test in &row[2..] {
+            assert!(names.contains(*test), "{test} does not exist");
+        }
+    }
+    assert_eq!(listed, weakenings);
+}
+
 /// `cargo clippy --all-targets` builds no bench with `bench = false`.
 #[test]
 fn each_bench_is_built_by_make_lint() {

@@ -16,7 +16,7 @@ done
 book=$ROOT/target/book
 rm -rf "$book"; mkdir -p "$book/source"
 cd "$ROOT"
-cp -a book.toml docs charts ./*.md "$book/source"
+cp -a book.toml docs charts models ./*.md "$book/source"
 # not the values and the state of a developer's own cluster
 git ls-files -z infra | xargs -0 cp -a --parents -t "$book/source"
 grep -oh '](\.\./[^)#]*' docs/*.md | sed 's|](\.\./||' | grep -v '\.md$' | sort -u | xargs cp -a --parents -t "$book/source"
