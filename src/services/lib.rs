@@ -17,11 +17,15 @@ use std::env;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::logger;
+use base::machines::Cloud;
 use base::options::Opt;
 use base::program::{self, Failure};
+use base::stop::Stop;
+use collateral::Fetching;
 use kubernetes::client;
 use log::LevelFilter;
 use sys::process;
@@ -66,10 +70,36 @@ pub fn has_cluster(kubeconfig: Option<&Path>) -> bool {
 pub fn kubernetes(kubeconfig: Option<&Path>) -> Result<Option<client::Config>, Failure> {
     let config = match kubeconfig {
         Some(file) => client::Config::from_kubeconfig_file(file),
-        None if env::var_os(SERVICE_HOST).is_some() => client::Config::in_cluster(),
+        None if has_cluster(None) => client::Config::in_cluster(),
         None => return Ok(None),
     };
     config.map(Some).map_err(Failure::failed)
+}
+
+/// The metadata service of a cloud; `None` if the options name no cloud.
+pub type Metadata = Option<Arc<dyn cloud_api::Service>>;
+
+/// Returns the metadata service of this cloud, and where certificates of chips and collateral come from. The chart passes an empty
+/// cloud and URL if the option is not set.
+pub fn metadata_and_collateral(
+    (cloud, url): (&str, &str),
+    collateral: collateral::Flags,
+    kubeconfig: Option<&Path>,
+) -> Result<(Metadata, Arc<Fetching>), Failure> {
+    let url = Some(url).filter(|url| !url.is_empty());
+    let metadata = (!cloud.is_empty())
+        .then(|| cloud_api::metadata(Cloud::named(cloud)?, url))
+        .transpose()
+        .map_err(Failure::failed)?;
+    let mut settings = collateral.finish(|| {
+        let config = kubernetes(kubeconfig).ok()??;
+        Some(client::Client::new(config, &Stop::new()))
+    })?;
+    // the places are the same for what the service asks about itself and about others
+    if let Some(ec2) = &mut settings.ec2 {
+        ec2.take_place(cloud, url);
+    }
+    Ok((metadata, Fetching::new(settings).map_err(Failure::failed)?))
 }
 
 /// Returns the level for `-v` of Constellation's programs: -1 and below is debug, 0 info, 1

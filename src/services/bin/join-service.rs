@@ -7,13 +7,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use base::logger;
-use base::machines::Cloud;
 use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
 use base::uuid::Uuid;
-use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
@@ -264,23 +262,12 @@ impl Given {
 
     /// Returns the configuration of the service.
     fn config(self, variant: &'static Variant) -> Result<Config, Failure> {
-        let url = Some(self.metadata_url.as_str()).filter(|url| !url.is_empty());
-        let metadata = (!self.cloud.is_empty())
-            .then(|| cloud_api::metadata(Cloud::named(&self.cloud)?, url))
-            .transpose()
-            .map_err(Failure::failed)?;
         let kubeconfig = self.kubeconfig.as_deref();
         self.check_records(services::has_cluster(kubeconfig))?;
         let access = services::kubernetes(kubeconfig)?;
-        let mut collateral = self.collateral.finish(|| {
-            let config = services::kubernetes(kubeconfig).ok()??;
-            Some(client::Client::new(config, &Stop::new()))
-        })?;
-        // the places are the same for what the service asks about itself and about others
-        if let Some(ec2) = &mut collateral.ec2 {
-            ec2.take_place(&self.cloud, url);
-        }
-        let collateral = Fetching::new(collateral).map_err(Failure::failed)?;
+        let cloud = (self.cloud.as_str(), self.metadata_url.as_str());
+        let (metadata, collateral) =
+            services::metadata_and_collateral(cloud, self.collateral, kubeconfig)?;
         let (key_service, key_auth) = self.keys.finish(
             variant,
             &self.config_dir,

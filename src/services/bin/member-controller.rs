@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use base::logger;
-use base::machines::Cloud;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
-use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
@@ -159,21 +157,10 @@ impl Given {
     fn options(self) -> Result<Options, Failure> {
         let access = self.access()?;
         let variant = Variant::named(&self.variant).map_err(Failure::failed)?;
-        let url = Some(self.metadata_url.as_str()).filter(|url| !url.is_empty());
-        let metadata = (!self.cloud.is_empty())
-            .then(|| cloud_api::metadata(Cloud::named(&self.cloud)?, url))
-            .transpose()
-            .map_err(Failure::failed)?;
         let kubeconfig = self.kubeconfig.as_deref();
-        let mut collateral = self.collateral.finish(|| {
-            let config = services::kubernetes(kubeconfig).ok()??;
-            Some(client::Client::new(config, &Stop::new()))
-        })?;
-        // the places are the same for what the service asks about itself and about others
-        if let Some(ec2) = &mut collateral.ec2 {
-            ec2.take_place(&self.cloud, url);
-        }
-        let collateral = Fetching::new(collateral).map_err(Failure::failed)?;
+        let cloud = (self.cloud.as_str(), self.metadata_url.as_str());
+        let (metadata, collateral) =
+            services::metadata_and_collateral(cloud, self.collateral, kubeconfig)?;
         let (config_dir, wrapping_key_dir) = (self.config_dir, self.wrapping_key_dir);
         let judging = |watch| {
             let fetching = Some(&collateral);
