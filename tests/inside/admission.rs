@@ -602,9 +602,10 @@ fn only_their_owners_write_records_certificates_and_tokens_of_tickets() {
     let join = services("join-service", "10.2.8.101");
     join.create(&maps, &named("join-node-records")).unwrap();
     join.delete(&maps.named("join-node-records")).unwrap();
-    // a machine that gets a ticket may have the name of a removed node
-    let admitted = json!({"metadata": {"name": "join-removed-nodes"}, "data": {}});
-    join.create_if_absent(&maps, &admitted).unwrap();
+    // only an operator removes a node, or lets it join again
+    let removed = json!({"metadata": {"name": "join-removed-nodes"}, "data": {}});
+    let made = join.create(&maps, &removed);
+    forbidden(made, "the join service changes no ConfigMaps but");
     let ticket = json!({
         "metadata": {"name": "bootstrap-token-fedcba", "labels": {"firstlight/node": "a"}}, "type": "bootstrap.kubernetes.io/token",
         "data": {"auth-extra-groups": "c3lzdGVtOmJvb3RzdHJhcHBlcnM6Zmlyc3RsaWdodDpqb2luLXRpY2tldA=="},
