@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use atls::{Client, Server};
 use base::pool::Pool;
-use sys::keeping::Keeping;
+use sys::keeping::WipingAllocator;
 use verifier::{Issuer, Validator};
 
 #[path = "../src/atls/tests/dummy.rs"]
@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_millis(10);
 
 /// That of the shipped programs.
 #[global_allocator]
-static ALLOCATOR: Keeping = Keeping::new();
+static ALLOCATOR: WipingAllocator = WipingAllocator::new();
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();

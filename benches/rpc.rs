@@ -32,7 +32,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{
     ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
 };
-use sys::keeping::Keeping;
+use sys::keeping::WipingAllocator;
 use transport::{Accept, Transport};
 
 /// The message of all calls. In `unary` it has 18 bytes on the wire.
@@ -75,7 +75,7 @@ const SERVERS: [&str; 4] = ["floor", "firstlight", "tonic", "grpcio"];
 
 /// That of the shipped programs.
 #[global_allocator]
-static ALLOCATOR: Keeping = Keeping::new();
+static ALLOCATOR: WipingAllocator = WipingAllocator::new();
 
 fn main() {
     let arguments: Vec<String> = env::args()

@@ -37,12 +37,12 @@ use std::fs;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use base::der::{BIT_STRING, INTEGER, Reader, SEQUENCE, context};
-use collateral::{Fetching, Kept, Settings};
+use base::der::{BIT_STRING, DerReader, INTEGER, SEQUENCE, context};
+use collateral::{FetchSettings, Fetching, Kept};
 use hardware::snp::chain::Chain;
 use hardware::snp::report::Report;
 use hardware::snp::tcb::Product;
-use hardware::tdx::{Collateral, Quote, Verifier};
+use hardware::tdx::{TdxCollateral, TdxQuote, Verifier};
 use ring::rand::SystemRandom;
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED,
@@ -200,12 +200,12 @@ impl Signatures {
 }
 
 fn sources(kept: Kept) -> std::sync::Arc<Fetching> {
-    let settings = Settings {
+    let settings = FetchSettings {
         kds: None,
         pcs: None,
         kept,
         clock: || NOW,
-        ..Settings::default()
+        ..FetchSettings::default()
     };
     Fetching::new(settings).unwrap()
 }
@@ -271,9 +271,9 @@ fn snp(count: u32) {
 fn tdx(count: u32) {
     let samples = rust_crate("dcap_qvl", "dcap-qvl").join("sample");
     let bytes = fs::read(samples.join("tdx_quote")).unwrap();
-    let quote = Quote::parse(&bytes).unwrap();
+    let quote = TdxQuote::parse(&bytes).unwrap();
     let kept = fs::read(samples.join("tdx_quote_collateral.json")).unwrap();
-    let collateral: Collateral = serde_json::from_slice(&kept).unwrap();
+    let collateral: TdxCollateral = serde_json::from_slice(&kept).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("collateral.json");
     fs::write(&file, serde_json::to_vec(&collateral).unwrap()).unwrap();
@@ -281,7 +281,7 @@ fn tdx(count: u32) {
 
     let cached = || sources.tdx_collateral(&quote).unwrap();
     let validation = || {
-        let quote = Quote::parse(&bytes).unwrap();
+        let quote = TdxQuote::parse(&bytes).unwrap();
         verifier.verify(quote, &cached(), NOW).unwrap();
     };
     let mut key = vec![4];
@@ -325,15 +325,15 @@ fn time(count: u32, work: impl Fn()) -> f64 {
 
 /// Returns the signed bytes of a certificate, its signature, and its key.
 fn parts(der: &[u8]) -> (&[u8], &[u8], &[u8]) {
-    let mut certificate = Reader::new(Reader::new(der).expect(SEQUENCE).unwrap());
+    let mut certificate = DerReader::new(DerReader::new(der).expect(SEQUENCE).unwrap());
     let signed = certificate.expect_whole(SEQUENCE).unwrap();
     certificate.expect(SEQUENCE).unwrap();
     let signature = certificate.expect(BIT_STRING).unwrap();
-    let mut tbs = Reader::new(Reader::new(signed).expect(SEQUENCE).unwrap());
+    let mut tbs = DerReader::new(DerReader::new(signed).expect(SEQUENCE).unwrap());
     for tag in [context(0), INTEGER, SEQUENCE, SEQUENCE, SEQUENCE, SEQUENCE] {
         tbs.expect(tag).unwrap();
     }
-    let mut key = Reader::new(tbs.expect(SEQUENCE).unwrap());
+    let mut key = DerReader::new(tbs.expect(SEQUENCE).unwrap());
     key.expect(SEQUENCE).unwrap();
     let key = key.expect(BIT_STRING).unwrap();
     // the first byte is the number of unused bits

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use atls::{Client, Error, Server};
 use support::foreign::go_program;
 use transport::Transport;
-use verifier::{IssueError, Issuer, Oid, Request, Role, Validator};
+use verifier::{DocumentRequest, IssueError, Issuer, Oid, PeerRole, Validator};
 
 #[path = "../src/atls/tests/dummy.rs"]
 mod dummy;
@@ -614,9 +614,9 @@ impl Issuer for OfHost {
         Err(IssueError::new("only the strong form"))
     }
 
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
-        let role = Role::JoinService;
-        Dummy(OID).prove(&Request { role, ..*request })
+    fn prove(&self, request: &DocumentRequest<'_>) -> Result<Vec<u8>, IssueError> {
+        let role = PeerRole::JoinService;
+        Dummy(OID).prove(&DocumentRequest { role, ..*request })
     }
 }
 

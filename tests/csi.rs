@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ::services::key_service::{Clients, Config, KeyService};
+use ::services::key_service::{Clients, KeyService, KeyServiceConfig};
 use base::crypto::Secret;
 use base::kms::ClusterKms;
 use base::stop::Stop;
@@ -63,9 +63,9 @@ fn a_volume_opens_on_the_node_to_which_it_is_attached_and_brings_its_data() {
 
 fn key_service(cluster: &Cluster) -> KeyService {
     let kubeconfig = cluster.kubeconfig();
-    let api = kubernetes::client::Config::from_kubeconfig(&kubeconfig, "test", Path::new("/"));
+    let api = kubernetes::client::ApiAccess::from_kubeconfig(&kubeconfig, "test", Path::new("/"));
     let any = ([127, 0, 0, 1], 0).into();
-    let service = KeyService::start(Config {
+    let service = KeyService::start(KeyServiceConfig {
         listen: any,
         clients: Clients::Token,
         api: Some(Box::new(api.unwrap())),

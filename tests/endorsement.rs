@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 use cli::trust::policy::Edit;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
-use endorsement::roots::{self, Root};
+use endorsement::roots::{self, TpmRoot};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use support::foreign::go_module;
 use support::openssl::openssl;
 use support::swtpm::{self, Swtpm};
 use tempfile::TempDir;
-use tpm::{Credential, Endorsement, EndorsementKind, Error, KeySource, Location, Tpm};
+use tpm::{Credential, EndorsementKind, Error, KeyEndorsement, KeySource, Location, Tpm};
 use verifier::policy::Fault;
 use verifier::sources::offline;
 use verifier::{
-    Evidence, Identity, Issuer, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant,
+    Evidence, Issuer, KeyName, MachineIdentity, Measurement, Policy, Variant, qemu_vtpm, variant,
 };
 
 /// A TPM as its vendor delivers it.
@@ -408,8 +408,8 @@ fn qemu() -> &'static Variant {
     Variant::named(variant::DEFAULT).unwrap()
 }
 
-fn peer(key: &[u8], endorsements: &[Endorsement]) -> Identity {
-    Identity {
+fn peer(key: &[u8], endorsements: &[KeyEndorsement]) -> MachineIdentity {
+    MachineIdentity {
         key: key.into(),
         endorsements: endorsements.into(),
     }
@@ -489,12 +489,12 @@ fn what_is_not_certified_is_refused_by_its_own_text() {
     let (delivered, other) = (Delivered::start(), Delivered::start());
     let key = delivered.open().attestation_key(KeySource::Own).unwrap();
     let found = delivered.open().endorsements().unwrap();
-    let challenge = |roots: Vec<String>, key: &[u8], endorsements: &[Endorsement]| {
+    let challenge = |roots: Vec<String>, key: &[u8], endorsements: &[KeyEndorsement]| {
         let policy = policy().certified_by(roots).unwrap();
         let validator = endorsement::validator(qemu(), policy, &offline()).unwrap();
         validator.challenge(&peer(key, endorsements))
     };
-    let refused = |roots, key: &[u8], endorsements: &[Endorsement], why: &str| {
+    let refused = |roots, key: &[u8], endorsements: &[KeyEndorsement], why: &str| {
         let Err(error) = challenge(roots, key, endorsements) else {
             panic!("accepted, expected: {why}")
         };
@@ -627,7 +627,7 @@ fn genuine_certificates_of_google_lead_to_the_roots_in_this_program() {
     let module = go_module("event_logs_go", "github.com/google/go-tpm-tools");
     let folder = module.join("internal/test/certificates");
     let roots: Vec<_> = roots::names()
-        .map(|name| Root::parse(name).unwrap())
+        .map(|name| TpmRoot::parse(name).unwrap())
         .collect();
     // 2024-01-01: the certificates are valid from 2022 to 2052
     let time = UnixTime::since_unix_epoch(Duration::from_secs(1_704_067_200));
@@ -639,7 +639,7 @@ fn genuine_certificates_of_google_lead_to_the_roots_in_this_program() {
             let read = |usage| {
                 let file = folder.join(format!("{file}_tpm_{algorithm}_{usage}_cert.pem"));
                 let certificate = CertificateDer::from_pem_file(file).unwrap();
-                Endorsement {
+                KeyEndorsement {
                     kind,
                     certificate: certificate.to_vec(),
                     chain: vec![],

@@ -15,9 +15,11 @@ use support::foreign::go_module;
 use support::mutation::mutations;
 use support::program::{PATIENCE, Program};
 use support::swtpm::Swtpm;
-use verifier::event_log::{EV_NO_ACTION, Event, Log, SHA1, SHA256, digest_of, explain, parse};
+use verifier::event_log::{
+    EV_NO_ACTION, EventLog, LogEntry, SHA1, SHA256, digest_of, explain, parse,
+};
 use verifier::excerpt::{excerpt, of_whole_registers};
-use verifier::session::{Request, Role};
+use verifier::session::{DocumentRequest, PeerRole};
 use verifier::{Issuer, Measurement, Policy, qemu_vtpm};
 
 const TPM_TOOLS: &str = "github.com/google/go-tpm-tools";
@@ -67,7 +69,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Returns the value of a register after a replay.
-fn replay(log: &Log, bank: u16, pcr: u32) -> Vec<u8> {
+fn replay(log: &EventLog, bank: u16, pcr: u32) -> Vec<u8> {
     let algorithm = match bank {
         SHA1 => &SHA1_FOR_LEGACY_USE_ONLY,
         SHA256 => &ring::digest::SHA256,
@@ -152,7 +154,7 @@ fn every_log_is_read_to_its_end() {
 }
 
 /// Returns the length of the events in bytes.
-fn used(log: &Log) -> usize {
+fn used(log: &EventLog) -> usize {
     let size: usize = log.events.iter().map(|event| event.data.len()).sum();
     let digests: usize = log.banks.iter().map(|(_, len)| 2 + len).sum();
     let (first, others) = (32, log.events.len() - 1);
@@ -513,7 +515,7 @@ fn tpm_of(log: &[u8]) -> Swtpm {
     tpm.reset();
     let log = parse(log);
     let events = log.events.iter().filter(|event| event.kind != EV_NO_ACTION);
-    let digest = |event: &Event| format!("{}:sha256={}", event.pcr, hex(event.sha256.unwrap()));
+    let digest = |event: &LogEntry| format!("{}:sha256={}", event.pcr, hex(event.sha256.unwrap()));
     let digests: Vec<String> = events.map(digest).collect();
     let digests: Vec<&str> = digests.iter().map(String::as_str).collect();
     tpm.tool("tpm2_pcrextend", &digests);
@@ -572,8 +574,8 @@ fn a_join_service_explains_why_it_refuses_a_real_machine() {
     join.expect("PCR 7: expected ");
 
     // the registers that the document of each form explains
-    let request = Request {
-        role: Role::Client,
+    let request = DocumentRequest {
+        role: PeerRole::Client,
         session: &[1; 32],
         nonce: &[2; 32],
         banks: &[],

@@ -15,14 +15,14 @@ use rpc::grpc::{
 };
 use rpc::h2::{self, Connection, Indexing};
 use socket2::{Domain, Socket, Type};
-use sys::keeping::Keeping;
+use sys::keeping::WipingAllocator;
 use sys::process::raise_descriptor_limit;
 use transport::{Accept, Transport};
 use unlock::recovery;
 
 /// That of the services, whose memory the tests measure.
 #[global_allocator]
-static ALLOCATOR: Keeping = Keeping::new();
+static ALLOCATOR: WipingAllocator = WipingAllocator::new();
 
 const MIB: usize = 1 << 20;
 /// Maximum memory in bytes, beyond the idle server's, that an attack may cost a server with the
@@ -459,7 +459,7 @@ impl Attacker {
     fn with(socket: TcpStream) -> Attacker {
         let mut attacker = Attacker {
             socket,
-            h2: Connection::client(h2::Limits::default()),
+            h2: Connection::client(h2::H2Limits::default()),
         };
         let (mut received, mut piece) = (Vec::new(), [0; 1024]);
         while !attacker.h2.is_established() {
@@ -567,7 +567,7 @@ fn request_head(path: &[u8]) -> Vec<u8> {
 
 /// Returns the first bytes of a client.
 fn h2_client() -> Vec<u8> {
-    std::mem::take(Connection::client(h2::Limits::default()).output())
+    std::mem::take(Connection::client(h2::H2Limits::default()).output())
 }
 
 /// Floods of SETTINGS, PING, empty DATA, WINDOW_UPDATE with tiny increments, PRIORITY and unknown

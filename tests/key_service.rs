@@ -20,7 +20,7 @@ use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use services::cluster::keys::{Auth, Error, KeyClient};
 use services::key_service::master_secret::MasterSecret;
-use services::key_service::{Clients, Config, KeyService};
+use services::key_service::{Clients, KeyService, KeyServiceConfig};
 use swtpm::Swtpm;
 use tempfile::TempDir;
 use tpm::Tpm;
@@ -504,7 +504,7 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
         wrapping_key: dir.path().into(),
         places_wrapping_key: false,
     };
-    let config = Config {
+    let config = KeyServiceConfig {
         listen: any_port,
         clients: Clients::Attested {
             variant: &qemu_vtpm::VARIANT,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kubernetes::client::{Client, Config, Error};
+use kubernetes::client::{ApiAccess, Client, Error};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
@@ -725,7 +725,7 @@ fn forms(seer: &Seer) -> Vec<(&'static str, String, Verdict)> {
 
 /// Returns the credentials that the server sees if our client reads the file.
 fn ours(path: &Path) -> Result<String, String> {
-    let config = Config::from_kubeconfig_file(path).map_err(|error| error.to_string())?;
+    let config = ApiAccess::from_kubeconfig_file(path).map_err(|error| error.to_string())?;
     let client = Client::new(config, &Stop::new()).within(Duration::from_secs(20));
     client.version().map_err(|error| error.to_string())
 }
@@ -825,7 +825,7 @@ fn of_several_kubeconfigs_the_first_entry_of_a_name_counts() {
     let missing = folder.path().join("missing");
     let version = |files: &[&Path]| {
         let files: Vec<_> = files.iter().map(|file| (*file).to_owned()).collect();
-        let config = Config::from_kubeconfig_files(&files).map_err(|error| error.to_string())?;
+        let config = ApiAccess::from_kubeconfig_files(&files).map_err(|error| error.to_string())?;
         let client = Client::new(config, &Stop::new()).within(Duration::from_secs(20));
         client.version().map_err(|error| error.to_string())
     };
@@ -865,7 +865,7 @@ fn a_server_without_an_address_is_said_at_once_and_nothing_was_sent() {
         "current-context: x\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\nclusters:\n- name: c\n  cluster: \
          {{server: 'https://nowhere.invalid:6443', certificate-authority-data: {ca}}}\nusers:\n- name: u\n  user: {{token: t}}\n"
     );
-    let config = Config::from_kubeconfig(&text, "config", Path::new("/nowhere")).unwrap();
+    let config = ApiAccess::from_kubeconfig(&text, "config", Path::new("/nowhere")).unwrap();
     let client = Client::new(config, &Stop::new()).within(Duration::from_secs(3));
     // the first request of an operator's command
     let error = client.resolve().unwrap_err();

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant, SystemTime};
 use base::stop::Stop;
 use collateral::parsers::Item;
 use collateral::stores::{ConfigMap, Store};
-use hardware::snp::report::Signer;
+use hardware::snp::report::ReportSigner;
 use hardware::snp::tcb::Product;
 use kube_apiserver::{Cluster, PATIENCE, config};
 use kubernetes::client::{
-    CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, Collection, Config, Error, Event, NAMESPACES,
-    NODES, PODS, Resource, SELF_SUBJECT_REVIEWS, SERVICE_ACCOUNTS, Selector,
+    ApiAccess, CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, Collection, CollectionEvent, Error,
+    NAMESPACES, NODES, PODS, Resource, SELF_SUBJECT_REVIEWS, SERVICE_ACCOUNTS, Selector,
 };
 use kubernetes::client_certificate::{Subject, kubeconfig};
 use kubernetes::kubeconfig::rebuild;
@@ -295,7 +295,7 @@ fn a_watch_tells_every_change_over_several_streams() {
         .watch(&maps, &Selector::fields("metadata.name=a"))
         .with_round(Duration::from_secs(1));
     assert!(
-        matches!(watch.next().unwrap(), Event::Listed(items) if items.iter().map(name).eq(["a"]))
+        matches!(watch.next().unwrap(), CollectionEvent::Listed(items) if items.iter().map(name).eq(["a"]))
     );
     let writer = client.clone();
     let changes = thread::spawn(move || {
@@ -319,12 +319,14 @@ fn a_watch_tells_every_change_over_several_streams() {
     for number in 1..=15 {
         let event = watch.next().unwrap();
         assert!(
-            matches!(&event, Event::Modified(a) if a["data"]["key"] == *format!("{number}")),
+            matches!(&event, CollectionEvent::Modified(a) if a["data"]["key"] == *format!("{number}")),
             "{number}: {event:?}"
         );
     }
-    assert!(matches!(watch.next().unwrap(), Event::Deleted(a) if name(&a) == "a"));
-    assert!(matches!(watch.next().unwrap(), Event::Added(a) if a["data"]["key"] == "new"));
+    assert!(matches!(watch.next().unwrap(), CollectionEvent::Deleted(a) if name(&a) == "a"));
+    assert!(
+        matches!(watch.next().unwrap(), CollectionEvent::Added(a) if a["data"]["key"] == "new")
+    );
     changes.join().unwrap();
 }
 
@@ -335,7 +337,7 @@ fn bookmarks_bring_a_watch_on_where_nothing_happens() {
     let client = client();
     let maps = config_maps(&client, "bookmarks");
     let mut watch = client.watch(&maps, &Selector::fields("metadata.name=none"));
-    assert!(matches!(watch.next().unwrap(), Event::Listed(items) if items.is_empty()));
+    assert!(matches!(watch.next().unwrap(), CollectionEvent::Listed(items) if items.is_empty()));
     let before: u64 = watch.version().parse().unwrap();
     client.create(&maps, &config_map("a", "0")).unwrap();
     assert_eq!(watch.next_within(Duration::from_secs(70)).unwrap(), None);
@@ -363,7 +365,7 @@ fn a_pod_s_token_is_used_and_read_again_when_it_is_replaced() {
     let (first, second) = (token("first"), token("second"));
     fs::write(dir.path().join("token"), &first).unwrap();
     let pod = Client::new(
-        Config::of_service_account(&cluster.server(), dir.path()).unwrap(),
+        ApiAccess::of_service_account(&cluster.server(), dir.path()).unwrap(),
         &Stop::new(),
     );
     let who = || -> Result<String, Error> {
@@ -444,7 +446,7 @@ fn a_stop_ends_watches_and_waits_at_once() {
     let client = Cluster::shared().client(&stop);
     let maps = config_maps(&client, "stop");
     let mut watch = client.watch(&maps, &Selector::default());
-    assert!(matches!(watch.next().unwrap(), Event::Listed(_)));
+    assert!(matches!(watch.next().unwrap(), CollectionEvent::Listed(_)));
     let watching = thread::spawn(move || (watch.next(), Instant::now()));
     let nobody = Cluster::shared()
         .kubeconfig()
@@ -555,10 +557,10 @@ fn a_server_that_dies_freezes_and_comes_back_costs_time_and_nothing_else() {
     client.create(&maps, &config_map("a", "0")).unwrap();
     let mut watch = client.watch(&maps, &Selector::default());
     assert!(
-        matches!(watch.next().unwrap(), Event::Listed(items) if items.iter().map(name).eq(["a"]))
+        matches!(watch.next().unwrap(), CollectionEvent::Listed(items) if items.iter().map(name).eq(["a"]))
     );
     client.create(&maps, &config_map("b", "0")).unwrap();
-    assert!(matches!(watch.next().unwrap(), Event::Added(b) if name(&b) == "b"));
+    assert!(matches!(watch.next().unwrap(), CollectionEvent::Added(b) if name(&b) == "b"));
 
     cluster.freeze_api_server(true);
     let asked = Instant::now();
@@ -602,14 +604,14 @@ fn a_server_that_dies_freezes_and_comes_back_costs_time_and_nothing_else() {
             .create_if_absent(&maps, &config_map("c", "0"))
             .unwrap()
     );
-    assert!(matches!(watch.next().unwrap(), Event::Added(c) if name(&c) == "c"));
+    assert!(matches!(watch.next().unwrap(), CollectionEvent::Added(c) if name(&c) == "c"));
 
     cluster.forget_history();
     let mut watch = administrator
         .watch(&maps, &Selector::default())
         .from_version("1");
     assert!(
-        matches!(watch.next().unwrap(), Event::Listed(items) if items.iter().map(name).any(|name| name == "c"))
+        matches!(watch.next().unwrap(), CollectionEvent::Listed(items) if items.iter().map(name).any(|name| name == "c"))
     );
 
     // The permissions of other users become effective later than the administrator's.
@@ -636,7 +638,8 @@ fn fetched_certificates_are_kept_in_a_config_map() {
         ("genoa", Product::Genoa),
         ("turin", Product::Turin),
     ];
-    let items = items.map(|(name, product)| (Item::Revoked(product, Signer::Vcek), ask(name)));
+    let items =
+        items.map(|(name, product)| (Item::Revoked(product, ReportSigner::Vcek), ask(name)));
     let store = || ConfigMap::new(&client, "collateral", "join-collateral");
     assert!(store().load(&items[0].0).is_none());
     thread::scope(|scope| {

@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ::services::cluster::keys::{Auth, Error, KeyClient};
-use ::services::key_service::{Clients, Config};
+use ::services::key_service::{Clients, KeyServiceConfig};
 use base::crypto::Secret;
 use base::kms::ClusterKms;
 use base::stop::Stop;
@@ -32,7 +32,7 @@ use kubernetes::client::{
     CONFIG_MAPS, Client, NAMESPACES, NODES, Object, PODS, Resource, SERVICE_ACCOUNTS, Selector,
 };
 use kubernetes::machine_record::{self, MachineRecord};
-use kubernetes::services::{self, Settings};
+use kubernetes::services::{self, ServiceSettings};
 use kubernetes::wrapping_key;
 use kubernetes::yaml;
 use program::Program;
@@ -87,7 +87,7 @@ fn own_kubeconfig(client: &Client) -> String {
 }
 
 fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
-    let settings = Settings {
+    let settings = ServiceSettings {
         image: "x".into(),
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
@@ -709,7 +709,7 @@ fn a_driver_gets_the_keys_of_the_volumes_of_its_node_and_no_others() {
     );
     assert_eq!(why, expected);
     // anybody can compute the id of another volume's key
-    let two = ::services::key_service::volumes::Volume {
+    let two = ::services::key_service::volumes::CsiVolume {
         driver: DRIVER,
         handle: "volumes/two",
     };
@@ -1412,11 +1412,11 @@ fn one_pod_with_many_connections_does_not_keep_the_drivers_of_other_nodes_away()
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn in_plaintext_only_pods_of_the_own_node_are_served() {
     let client = client();
-    let config = |node: &str| Config {
+    let config = |node: &str| KeyServiceConfig {
         listen: ([127, 0, 0, 1], 0).into(),
         clients: Clients::Token,
         api: Some(Box::new(
-            kubernetes::client::Config::from_kubeconfig(
+            kubernetes::client::ApiAccess::from_kubeconfig(
                 &Cluster::shared().kubeconfig(),
                 "test",
                 Path::new("/"),

@@ -23,7 +23,7 @@ use kubernetes::client::{
 };
 use kubernetes::services::kubeadm_bindings;
 use kubernetes::services::{
-    self, Error, MetadataService, Options, Report, Settings, master_secret,
+    self, Error, InstallProgress, MetadataService, Options, ServiceSettings, master_secret,
 };
 use kubernetes::wrapping_key;
 use serde_json::{Value, json};
@@ -33,8 +33,8 @@ const POLICY: &str = r#"{"measurements":{"4":{"expected":"1111111111111111111111
 /// Locked by each test, because all of them use the same objects.
 static ALONE: Mutex<()> = Mutex::new(());
 
-fn settings(image: &str) -> Settings {
-    Settings {
+fn settings(image: &str) -> ServiceSettings {
+    ServiceSettings {
         image: image.into(),
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
@@ -58,7 +58,7 @@ fn image_of(client: &Client, name: &str) -> String {
         .to_owned()
 }
 
-fn all(settings: &Settings) -> Vec<Object> {
+fn all(settings: &ServiceSettings) -> Vec<Object> {
     services::manifests(settings)
         .unwrap()
         .iter()
@@ -143,7 +143,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     assert_eq!(again.changed, Vec::<String>::new());
 
     let policy = POLICY.replace("1111", "2222");
-    let newer = Settings {
+    let newer = ServiceSettings {
         policy: policy.clone(),
         ..settings("example.com/a:2")
     };
@@ -171,7 +171,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         url: Some("http://10.9.0.1:81".into()),
         ..MetadataService::default()
     };
-    let elsewhere = Settings {
+    let elsewhere = ServiceSettings {
         metadata: Some(metadata),
         policy: policy.clone(),
         ..settings("example.com/a:2")
@@ -196,7 +196,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     assert_eq!(variant.as_deref(), Some("qemu-vtpm"));
     // The values that the next run does not name stay, and the run prints them.
     let mut said = vec![];
-    let unnamed = Settings {
+    let unnamed = ServiceSettings {
         policy: policy.clone(),
         ..settings("example.com/a:2")
     };
@@ -305,7 +305,7 @@ fn a_master_secret_that_is_not_encrypted_moves_and_serves_at_each_step() {
             &settings("example.com/a:1"),
             &patient,
             &mut |report| {
-                if let Report::Line(line) = report {
+                if let InstallProgress::Line(line) = report {
                     lines.push(line);
                 }
             },
@@ -340,7 +340,7 @@ fn another_master_secret_is_refused_before_anything_is_changed() {
     )
     .unwrap();
     let kms = ClusterKms::new(Secret::new(vec![9; 32]), Secret::new(vec![3; 32])).unwrap();
-    let other = Settings {
+    let other = ServiceSettings {
         kms,
         ..settings("example.com/a:2")
     };
@@ -404,12 +404,12 @@ fn apply_waits_for_every_control_plane_and_reports_failures() {
     });
     client.delete(&pods.named("join-service-1")).unwrap();
     let expected = [
-        Report::Phase(
+        InstallProgress::Phase(
             "waiting for key-service: the controller manager has not processed it yet, join-service: the controller manager has \
              not processed it yet, member-controller: the controller manager has not processed it yet"
                 .into(),
         ),
-        Report::Line("pod join-service-1 on n: ImagePullBackOff: no such image".into()),
+        InstallProgress::Line("pod join-service-1 on n: ImagePullBackOff: no such image".into()),
     ];
     for report in &expected {
         assert!(reports.contains(report), "{report:?} of {reports:#?}");
@@ -468,7 +468,7 @@ fn services_that_do_not_become_ready_are_rolled_back() {
         keeps_superseded: false,
         control_planes: &[],
     };
-    let apply = |settings: &Settings, options: &Options| {
+    let apply = |settings: &ServiceSettings, options: &Options| {
         services::apply(&client, settings, options, &mut |_| {})
     };
     // The first installation: no object exists before and after it.
@@ -489,7 +489,7 @@ fn services_that_do_not_become_ready_are_rolled_back() {
 
     // An upgrade.
     apply(&settings("example.com/a:1"), &without_wait(dir.path())).unwrap();
-    let newer = Settings {
+    let newer = ServiceSettings {
         policy: POLICY.replace("1111", "2222"),
         node_port: Some(30091),
         ..settings("example.com/a:2")

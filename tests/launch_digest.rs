@@ -6,7 +6,7 @@ use std::process::Command;
 
 use image::Error;
 use image::firmware::Firmware;
-use image::snp::{Cpu, Hypervisor, KernelFiles, Launch, LaunchDigest};
+use image::snp::{Cpu, Hypervisor, KernelFiles, Launch, PredictedDigest};
 use support::boot_image;
 use support::foreign::{python, rust_crate};
 use support::mutation::mutations;
@@ -31,7 +31,7 @@ fn with_hashes() -> PathBuf {
     rust_crate("sev", "sev").join("tests/measurement/ovmf_AmdSev_suffix.bin")
 }
 
-fn hex(digest: LaunchDigest) -> String {
+fn hex(digest: PredictedDigest) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

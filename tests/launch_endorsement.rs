@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use image::Error;
 use image::firmware::Firmware;
-use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, Root};
+use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, SignerRoot};
 use support::foreign::go_program;
 use support::mutation::mutations;
 use support::openssl::openssl;
@@ -470,7 +470,7 @@ impl Hierarchy {
     }
 
     fn verify(&self, file: &[u8], root: &str, now: SystemTime) -> Result<Golden, Error> {
-        let root = Root::parse(&self.read(root)).unwrap();
+        let root = SignerRoot::parse(&self.read(root)).unwrap();
         let endorsement = LaunchEndorsement::parse(file)?;
         endorsement.verify(&root, now).cloned()
     }
@@ -623,7 +623,7 @@ fn each_fault_of_an_endorsement_is_refused_by_name_and_by_google() {
 #[test]
 fn an_altered_endorsement_says_what_was_signed_or_nothing() {
     let google = &*ENDORSED;
-    let root = Root::parse(&fs::read(google.root()).unwrap()).unwrap();
+    let root = SignerRoot::parse(&fs::read(google.root()).unwrap()).unwrap();
     assert_ne!(root.fingerprint(), KNOWN_ROOT);
     let valid = fs::read(google.file("both")).unwrap();
     let now = SystemTime::now();

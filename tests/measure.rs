@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use image::{Bank, Given, Image, Loader, Platform, Stage, Units};
+use image::{Image, KnownConditions, Loader, Platform, RegisterBank, Stage, Units};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use rpc::grpc::{CallOptions, Status};
@@ -24,7 +24,7 @@ const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
 const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 
 /// The registers that most of these tests compute.
-const PCRS: Platform = Platform::Tpm(Bank::Sha256);
+const PCRS: Platform = Platform::Tpm(RegisterBank::Sha256);
 
 fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -45,8 +45,8 @@ fn unified(suite: &str, command_line: &[u8]) -> Vec<u8> {
     uki(&systemd_boot(suite).join("linuxx64.efi.stub"), &sections)
 }
 
-fn stage(stage: Stage, units: Units) -> Given {
-    Given {
+fn stage(stage: Stage, units: Units) -> KnownConditions {
+    KnownConditions {
         stage: Some(stage),
         units: Some(units),
         secure_boot: Some(false),
@@ -54,7 +54,7 @@ fn stage(stage: Stage, units: Units) -> Given {
 }
 
 /// The value of each register that has only one.
-fn values(image: &Image, given: &Given) -> BTreeMap<u32, String> {
+fn values(image: &Image, given: &KnownConditions) -> BTreeMap<u32, String> {
     let registers = image::REGISTERS.into_iter().chain([5]);
     registers
         .filter_map(|pcr| Some((pcr, hex(&image.value(PCRS, pcr, given).ok()?))))
@@ -396,7 +396,7 @@ fn version(suite: &str) -> String {
 }
 
 /// The registers whose value is not known.
-fn not_known(image: &Image, given: &Given) -> BTreeMap<u32, String> {
+fn not_known(image: &Image, given: &KnownConditions) -> BTreeMap<u32, String> {
     let registers = image.registers(PCRS, given).into_iter();
     registers
         .filter_map(|(pcr, cases)| {
@@ -819,7 +819,7 @@ fn the_policy_of_tdx_machines_has_the_firmware_and_the_image() {
     let image =
         Image::direct_linux(&linux, Some(b"an initrd"), "quiet efi=noruntime", loader).unwrap();
     for register in [2, 3] {
-        let expected = image.value(Platform::Tdx, register, &Given::default());
+        let expected = image.value(Platform::Tdx, register, &KnownConditions::default());
         assert_eq!(expected.as_ref(), Ok(&values[&register]));
     }
     // the fields that QEMU changes in the kernel's header
@@ -908,7 +908,7 @@ const COMPARED: [u32; 3] = [4, 9, 11];
 
 /// Restarts the TPM, and makes the measurements of a boot. Returns the event log of that boot (TCG PC Client Platform Firmware
 /// Profile, §10).
-fn measure_boot(tpm: &mut Swtpm, log: &image::Log) -> Vec<u8> {
+fn measure_boot(tpm: &mut Swtpm, log: &image::BootLog) -> Vec<u8> {
     tpm.reset();
     let spec = b"Spec ID Event03\0\0\0\0\0\0\x02\0\x02\x01\0\0\0\x0b\0\x20\0\0";
     let mut bytes = [&[0, 0, 0, 0, 3, 0, 0, 0][..], &[0; 20]].concat();
@@ -963,7 +963,7 @@ fn image_of(form: &str, folder: &Path, linux: &[u8], initrd: &[u8], command_line
 #[test]
 fn a_machine_with_a_changed_part_is_refused_and_the_part_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let conditions = Given {
+    let conditions = KnownConditions {
         units: Some(Units::None),
         secure_boot: Some(false),
         stage: Some(Stage::Initramfs),
@@ -1033,7 +1033,7 @@ fn a_machine_with_a_changed_part_is_refused_and_the_part_is_named() {
         let address = serving
             .split_whitespace()
             .find_map(|word| word.parse().ok());
-        let mut is_accepted = |log: &image::Log| {
+        let mut is_accepted = |log: &image::BootLog| {
             let file = folder.path().join("event-log");
             std::fs::write(&file, measure_boot(&mut tpm, log)).unwrap();
             let location = tpm.location().parse().unwrap();
@@ -1076,7 +1076,7 @@ fn names(form: &str, part: &str) -> Vec<&'static str> {
 }
 
 /// Returns whether the join service answers a machine that proves itself by `issuer`.
-fn accepts(address: SocketAddr, issuer: vtpm::Issuer) -> bool {
+fn accepts(address: SocketAddr, issuer: vtpm::TpmIssuer) -> bool {
     let client = atls::Client::new(Some(Arc::new(issuer)), None);
     let socket = TcpStream::connect(address).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -645,8 +645,8 @@ impl verifier::Validator for Never {
 
     fn challenge(
         &self,
-        _: &verifier::Identity,
-    ) -> Result<Option<verifier::Challenge>, verifier::Refusal> {
+        _: &verifier::MachineIdentity,
+    ) -> Result<Option<verifier::CredentialChallenge>, verifier::Refusal> {
         Ok(None)
     }
 

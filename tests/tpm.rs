@@ -19,7 +19,7 @@ use swtpm::{Proxy, Swtpm, message};
 use tpm::{Bank, Location, Tpm};
 use verifier::refusal::Kind;
 use verifier::{Evidence, Issuer, Measurement, Policy, Refusal, Session, Validator, qemu_vtpm};
-use verifier::{Identity, Role, session};
+use verifier::{MachineIdentity, PeerRole, session};
 use verifier::{Registers, cluster_register};
 
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
@@ -83,14 +83,14 @@ fn a_genuine_document_gives_its_user_data() {
 fn a_refusal_names_the_machine_only_if_that_machine_itself_is_the_peer() {
     let tpm = Swtpm::start();
     let (digest, other) = ([1; 32], [2; 32]);
-    let user_data = session::user_data(Role::Server, &digest, &[]);
+    let user_data = session::user_data(PeerRole::Server, &digest, &[]);
     let issuer = qemu_vtpm::issuer(location(&tpm), None);
     let document = issuer.issue(&user_data, NONCE).unwrap();
     let accepts = |registers| qemu_vtpm::validator(Arc::new(policy(registers)));
     let machine = accepts(ZERO_15).judge(&Evidence::new(&document, NONCE));
     let machine = machine.unwrap().machine;
     assert!(machine.is_some());
-    let peer = Identity::default();
+    let peer = MachineIdentity::default();
     let refusal = |document: &[u8], digest: Option<&[u8; 32]>| {
         let session = digest.map(|digest| Session {
             digest,
@@ -1183,7 +1183,7 @@ fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_nam
 /// commands as possible: each command takes a TPM of hardware some hundredths of a second, and a signature some tenths.
 #[test]
 fn a_proof_after_the_first_call_asks_the_tpm_for_one_signature() {
-    use verifier::session::{Request, Role};
+    use verifier::session::{DocumentRequest, PeerRole};
     // TPM_CC (part 2 §6.5.2)
     const CREATE_PRIMARY: u32 = 0x131;
     const SHUTDOWN: u32 = 0x145;
@@ -1211,8 +1211,8 @@ fn a_proof_after_the_first_call_asks_the_tpm_for_one_signature() {
     let first = std::mem::take(&mut *asked.lock().unwrap());
     assert!(first.contains(&CREATE_PRIMARY), "{first:x?}");
     let proof = |banks: &[Bank]| {
-        let request = Request {
-            role: Role::Client,
+        let request = DocumentRequest {
+            role: PeerRole::Client,
             session: &[1; 32],
             nonce: NONCE,
             banks,
@@ -1233,11 +1233,11 @@ fn a_proof_after_the_first_call_asks_the_tpm_for_one_signature() {
 /// swtpm has four banks; each quote takes the TPM some time.
 #[test]
 fn a_proof_of_the_strong_form_has_only_the_banks_that_the_peer_compares() {
-    use verifier::session::{Request, Role};
+    use verifier::session::{DocumentRequest, PeerRole};
     let tpm = Swtpm::start();
     let issuer = qemu_vtpm::issuer(location(&tpm), None);
-    let request = Request {
-        role: Role::Server,
+    let request = DocumentRequest {
+        role: PeerRole::Server,
         session: &[1; 32],
         nonce: NONCE,
         banks: &[Bank::Sha256],

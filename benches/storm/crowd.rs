@@ -22,7 +22,7 @@ use prost::Message;
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
 use rpc::grpc::{Code, Status};
-use rpc::h2::{Connection, Event, Field, HeaderList, Indexing, Limits, SendError};
+use rpc::h2::{Connection, Event, Field, H2Limits, HeaderList, Indexing, SendError};
 use rustls::{AlertDescription, ClientConnection};
 use socket2::{Domain, Socket, Type};
 use verifier::Issuer;
@@ -326,7 +326,7 @@ impl Attempt {
             let call = self.call.get_or_insert_with(|| {
                 self.until = now + CALL;
                 Call {
-                    h2: Connection::client(Limits::default()),
+                    h2: Connection::client(H2Limits::default()),
                     is_sent: false,
                     input: vec![],
                     answer: vec![],

@@ -492,7 +492,7 @@ fn address(number: usize) -> IpAddr {
 
 /// Creates the objects of init and of the chart, and the files of a control plane.
 fn prepare(cluster: &Cluster, admin: &Client, dir: &Path, program: &str, line: Option<&Line>) {
-    let settings = services::Settings {
+    let settings = services::ServiceSettings {
         watch: Some("600".into()),
         ..settings(tpm::POLICY)
     };

@@ -1,6 +1,6 @@
 //! Helpers that several targets share.
 
-use hardware::tdx::quote::{Attributes, Body, Quote};
+use hardware::tdx::quote::{Attributes, Body, TdxQuote};
 
 /// 2025-07-01: the collateral of the seeds, from a hierarchy of the tests, is valid at this time.
 pub const NOW: u64 = 1_751_328_000;
@@ -12,7 +12,7 @@ pub fn short(error: &(impl std::fmt::Display + ?Sized)) {
 }
 
 /// Returns a quote that nothing signs.
-pub fn quote() -> Quote<'static> {
+pub fn quote() -> TdxQuote<'static> {
     let body = Body {
         tee_tcb_svn: [0; 16],
         mr_seam: [0; 48],
@@ -29,7 +29,7 @@ pub fn quote() -> Quote<'static> {
         td15: None,
         service_tds: None,
     };
-    Quote {
+    TdxQuote {
         version: 4,
         body,
         signed: &[],

@@ -150,7 +150,7 @@ pub fn is_bare(certificate: &CertificateDer<'_>) -> bool {
 #[cfg(test)]
 mod tests {
 
-    use base::der::Reader;
+    use base::der::DerReader;
 
     use super::*;
     use crate::dummy::{Dummy, OID, OTHER_OID};
@@ -198,14 +198,14 @@ mod tests {
     #[test]
     fn an_issued_certificate_has_the_old_system_s_fields_and_is_valid_at_any_time() {
         let certificate = attested();
-        let mut outer = Reader::new(Reader::new(&certificate).expect(der::SEQUENCE).unwrap());
-        let mut body = Reader::new(outer.expect(der::SEQUENCE).unwrap());
+        let mut outer = DerReader::new(DerReader::new(&certificate).expect(der::SEQUENCE).unwrap());
+        let mut body = DerReader::new(outer.expect(der::SEQUENCE).unwrap());
         assert_eq!(body.read().unwrap(), (0xa0, &[2, 1, 2][..]));
         assert_eq!(body.expect(der::INTEGER).unwrap().len(), 16);
         assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), ECDSA_WITH_SHA256);
         let name = b"\x30\x18\x31\x16\x30\x14\x06\x03\x55\x04\x03\x13\x0dConstellation";
         assert_eq!(body.expect_whole(der::SEQUENCE).unwrap(), name);
-        let mut validity = Reader::new(body.expect(der::SEQUENCE).unwrap());
+        let mut validity = DerReader::new(body.expect(der::SEQUENCE).unwrap());
         // UTCTime and GeneralizedTime
         assert_eq!(validity.read().unwrap(), (0x17, &b"700101000000Z"[..]));
         assert_eq!(validity.read().unwrap(), (0x18, &b"99991231235959Z"[..]));

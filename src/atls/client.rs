@@ -20,7 +20,7 @@ use super::handshake::{self, Timed};
 use super::provider::{SIGNATURES, VERSIONS, verify_signatures};
 use super::verdict::Verdict;
 use super::{Error, certificate, nonce, provider};
-use attest::{Accepted, Form, Issuer, Judge, Role};
+use attest::{Accepted, Form, Issuer, Judge, PeerRole};
 use transport::Transport;
 use transport::half_open::PeersTurn;
 
@@ -32,7 +32,7 @@ pub struct Client {
     judge: Option<Arc<dyn Judge>>,
     strong_judge: Option<Arc<dyn Judge>>,
     /// The roles in which a server may prove itself in the strong form.
-    peers: &'static [Role],
+    peers: &'static [PeerRole],
     forms: Forms,
 }
 
@@ -45,7 +45,7 @@ impl Client {
             issuer,
             strong_judge: judge.clone(),
             judge,
-            peers: &[Role::Server],
+            peers: &[PeerRole::Server],
             forms: Forms::Both,
         }
     }
@@ -53,14 +53,14 @@ impl Client {
     /// Accepts only a join service in the strong form, and no other server of a machine that meets
     /// the policy.
     pub fn to_join_service(mut self) -> Self {
-        self.peers = &[Role::JoinService];
+        self.peers = &[PeerRole::JoinService];
         self
     }
 
     /// Accepts every server of a machine, in any role. Only a client that sends no secret to the
     /// server may use this.
     pub fn to_any_server(mut self) -> Self {
-        self.peers = &[Role::Server, Role::JoinService];
+        self.peers = &[PeerRole::Server, PeerRole::JoinService];
         self
     }
 
@@ -168,7 +168,7 @@ impl Client {
 
     /// Returns whether each right server asks for this machine's certificate.
     fn must_be_asked(&self) -> bool {
-        self.issuer.is_some() && self.peers == [Role::JoinService]
+        self.issuer.is_some() && self.peers == [PeerRole::JoinService]
     }
 
     fn exchange(
@@ -179,7 +179,7 @@ impl Client {
         let chain = connection.peer_certificates().map(<[_]>::to_vec);
         let certificate = chain.as_deref().and_then(<[_]>::first);
         let end = End {
-            role: Role::Client,
+            role: PeerRole::Client,
             issuer: self.issuer.as_deref(),
             judge: (self.strong_judge.as_ref()).map(|judge| judge.connection(self.peers)),
             certificate: certificate.ok_or(Error::Closed)?,

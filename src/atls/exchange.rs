@@ -40,9 +40,9 @@ use zeroize::Zeroizing;
 
 use super::Error;
 use super::handshake::{self, Timed};
-use attest::session::{self, Request};
-use attest::{Accepted, ConnectionJudge, Issuer, MAX_COLLATERAL, Presented, Role, wire};
-use base::turns::Turn;
+use attest::session::{self, DocumentRequest};
+use attest::{Accepted, ConnectionJudge, Issuer, MAX_COLLATERAL, PeerRole, Presented, wire};
+use base::turns::Permit;
 use proto::attested::{Challenge, Collateral, Demand, Offer, Proof};
 use tpm::Bank;
 
@@ -66,11 +66,11 @@ const MAX_EMPTY_PROOF: usize = 4 << 10;
 const BUFFER: usize = 64 << 10;
 
 /// Takes a turn at the TPM, if the machine has turns.
-type TakeTurn<'a> = &'a dyn Fn() -> Result<Option<Turn<'a>>, Error>;
+type TakeTurn<'a> = &'a dyn Fn() -> Result<Option<Permit<'a>>, Error>;
 
 /// One end of an exchange.
 pub struct End<'a> {
-    pub role: Role,
+    pub role: PeerRole,
     /// Proves this machine.
     pub issuer: Option<&'a dyn Issuer>,
     /// Judges the peer in this connection. Without a judge the peer need not prove anything. A changed
@@ -98,8 +98,8 @@ impl End<'_> {
     ) -> Result<Option<Accepted>, Error> {
         let mut pipe = Pipe { connection, peer };
         let result = match self.role {
-            Role::Client => self.as_client(&mut pipe, turn),
-            Role::Server | Role::JoinService => self.as_server(&mut pipe, turn),
+            PeerRole::Client => self.as_client(&mut pipe, turn),
+            PeerRole::Server | PeerRole::JoinService => self.as_server(&mut pipe, turn),
         };
         let result = result.and_then(|accepted| pipe.flush().map(|()| accepted));
         pipe.connection.set_buffer_limit(Some(BUFFER));
@@ -191,7 +191,7 @@ impl End<'_> {
             nonce: base::crypto::random::<NONCE>().to_vec(),
             demand: demand.map(|demand| Demand {
                 // a server sends its challenge with its offer
-                challenges: demand.challenges && self.role == Role::Client,
+                challenges: demand.challenges && self.role == PeerRole::Client,
                 ..demand
             }),
             identity,
@@ -239,7 +239,7 @@ impl End<'_> {
             .map_err(Error::Misbehaved)?;
         let turn = turn()?;
         let document = issuer
-            .prove(&Request {
+            .prove(&DocumentRequest {
                 role: self.role,
                 session: &session.digest,
                 nonce: &session.peers.nonce,
@@ -247,7 +247,7 @@ impl End<'_> {
                 challenge: challenge
                     .as_ref()
                     .map(|(kind, credential)| (*kind, credential)),
-                for_stranger: self.role != Role::Client,
+                for_stranger: self.role != PeerRole::Client,
             })
             .map_err(Error::Issuer)?;
         drop(turn);

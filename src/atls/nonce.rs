@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::ServerName;
 
 use super::Error;
-use base::der::{self, Malformed, Reader};
+use base::der::{self, DerReader, Malformed};
 
 /// Minimum length of a nonce in bytes: half of Constellation's 32, which still prevents guesses and
 /// repetitions.
@@ -100,13 +100,13 @@ fn find_common_name(name: &[u8]) -> Result<Option<&[u8]>, Malformed> {
     const T61_STRING: u8 = 0x14;
     const IA5_STRING: u8 = 0x16;
 
-    let mut outer = Reader::new(name);
-    let mut rdns = Reader::new(outer.expect(der::SEQUENCE)?);
+    let mut outer = DerReader::new(name);
+    let mut rdns = DerReader::new(outer.expect(der::SEQUENCE)?);
     outer.end()?;
     while !rdns.is_empty() {
-        let mut attributes = Reader::new(rdns.expect(der::SET)?);
+        let mut attributes = DerReader::new(rdns.expect(der::SET)?);
         while !attributes.is_empty() {
-            let mut attribute = Reader::new(attributes.expect(der::SEQUENCE)?);
+            let mut attribute = DerReader::new(attributes.expect(der::SEQUENCE)?);
             let oid = attribute.expect_whole(der::OBJECT_IDENTIFIER)?;
             let (tag, value) = attribute.read()?;
             attribute.end()?;

@@ -25,9 +25,9 @@ use super::hello::HelloFilter;
 use super::provider::{SIGNATURES, VERSIONS, verify_signatures};
 use super::verdict::Verdict;
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
-use attest::{Accepted, Form, Issuer, Judge, Role};
+use attest::{Accepted, Form, Issuer, Judge, PeerRole};
 use base::network::{Network, canonical};
-use base::turns::{self, Turns};
+use base::turns::{self, Semaphore};
 use proto::attested::ALPN as ALPN_STRONG;
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};
@@ -54,7 +54,7 @@ pub struct Server {
     strong_issuer: Option<Arc<dyn Issuer>>,
     judge: Option<Arc<dyn Judge>>,
     forms: Forms,
-    issuing: Arc<Turns>,
+    issuing: Arc<Semaphore>,
     /// The certificate of the strong form, and the configuration with it. It has no document, so
     /// both serve all connections.
     bare: OnceLock<(Arc<CertifiedKey>, Arc<ServerConfig>)>,
@@ -69,7 +69,7 @@ impl Server {
             issuer,
             judge,
             forms: Forms::Both,
-            issuing: Arc::new(Turns::new(MAX_ISSUING, MAX_WAITING)),
+            issuing: Arc::new(Semaphore::new(MAX_ISSUING, MAX_WAITING)),
             bare: OnceLock::new(),
         }
     }
@@ -184,9 +184,9 @@ impl Server {
         session: &Session,
     ) -> Result<Option<Accepted>, Error> {
         let end = End {
-            role: Role::Server,
+            role: PeerRole::Server,
             issuer: self.strong_issuer.as_deref(),
-            judge: (self.judge.as_ref()).map(|judge| judge.connection(&[Role::Client])),
+            judge: (self.judge.as_ref()).map(|judge| judge.connection(&[PeerRole::Client])),
             certificate: &self.bare()?.0.cert[0],
         };
         end.run(connection, peer, &|| session.turn().map(Some))
@@ -276,7 +276,7 @@ impl Accept for Server {
 pub(super) struct Session {
     issuer: Option<Arc<dyn Issuer>>,
     judge: Option<Arc<dyn Judge>>,
-    issuing: Arc<Turns>,
+    issuing: Arc<Semaphore>,
     network: Network,
     deadline: Instant,
     /// Whether the server selects the strong form, by the first ClientHello.
@@ -293,7 +293,7 @@ pub(super) struct Session {
 
 impl Session {
     /// Waits until this connection may make a document.
-    fn turn(&self) -> Result<turns::Turn<'_>, Error> {
+    fn turn(&self) -> Result<turns::Permit<'_>, Error> {
         self.issuing
             .take(self.network, self.deadline, || false)
             .map_err(|_| Error::TimedOut)

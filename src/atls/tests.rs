@@ -19,8 +19,8 @@ use transport::Transport;
 use transport::half_open::PeersTurn;
 use verifier::refusal::Kind;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
-    Validator, judge, judge_of_any,
+    CredentialChallenge, Evidence, Identified, IssueError, Issuer, MachineIdentity, Oid,
+    Properties, Refusal, Validator, judge, judge_of_any,
 };
 
 pub type Issuers = Option<Arc<dyn Issuer>>;
@@ -115,7 +115,7 @@ impl Validator for Picky {
         Dummy(OID).properties()
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         Ok(None)
     }
 

@@ -29,20 +29,20 @@ const MAX_ALGORITHMS: u32 = 8;
 
 /// A log, borrowed from its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Log<'a> {
+pub struct EventLog<'a> {
     /// The banks with their digest lengths in bytes, by TPM_ALG_ID.
     pub banks: Vec<(u16, usize)>,
     /// Whether the log is crypto-agile; else it is a legacy log.
     pub is_agile: bool,
     /// The events.
-    pub events: Vec<Event<'a>>,
+    pub events: Vec<LogEntry<'a>>,
     /// The bytes after the last event: padding, or a truncated event.
     pub rest: &'a [u8],
 }
 
 /// One entry, borrowed from the bytes of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event<'a> {
+pub struct LogEntry<'a> {
     /// The PCR that was extended.
     pub pcr: u32,
     /// The type of the event (§10.4.1).
@@ -55,7 +55,7 @@ pub struct Event<'a> {
     pub digests: &'a [u8],
 }
 
-impl<'a> Event<'a> {
+impl<'a> LogEntry<'a> {
     /// Returns the data without the marker of [`super::excerpt`], and the original length of the
     /// data in bytes.
     pub fn uncut(&self) -> (&'a [u8], usize) {
@@ -68,8 +68,8 @@ impl<'a> Event<'a> {
 }
 
 /// Returns the log with its entries up to the first entry that cannot be parsed, or to its padding.
-pub fn parse(log: &[u8]) -> Log<'_> {
-    let mut parsed = Log {
+pub fn parse(log: &[u8]) -> EventLog<'_> {
+    let mut parsed = EventLog {
         banks: vec![(SHA1, 20)],
         is_agile: false,
         events: vec![],
@@ -106,9 +106,9 @@ fn data<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
 }
 
 /// Reads a TCG_PCClientPCREvent.
-fn old_event<'a>(reader: &mut Reader<'a>) -> Option<Event<'a>> {
+fn old_event<'a>(reader: &mut Reader<'a>) -> Option<LogEntry<'a>> {
     let (pcr, kind) = (reader.u32_le()?, reader.u32_le()?);
-    Some(Event {
+    Some(LogEntry {
         pcr,
         kind,
         sha256: None,
@@ -134,7 +134,7 @@ fn digest<'a>(reader: &mut Reader<'a>, banks: &[(u16, usize)]) -> Option<(u16, &
 }
 
 /// Reads a TCG_PCR_EVENT2.
-fn agile_event<'a>(reader: &mut Reader<'a>, banks: &[(u16, usize)]) -> Option<Event<'a>> {
+fn agile_event<'a>(reader: &mut Reader<'a>, banks: &[(u16, usize)]) -> Option<LogEntry<'a>> {
     let (pcr, kind) = (reader.u32_le()?, reader.u32_le()?);
     let start = reader.0;
     let count = reader
@@ -147,7 +147,7 @@ fn agile_event<'a>(reader: &mut Reader<'a>, banks: &[(u16, usize)]) -> Option<Ev
             sha256 = digest.try_into().ok();
         }
     }
-    Some(Event {
+    Some(LogEntry {
         pcr,
         kind,
         sha256,

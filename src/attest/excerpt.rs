@@ -1,8 +1,8 @@
 //! Shortens an event log so that it fits into a document and still explains registers to a person.
 
 #[cfg(doc)]
-use super::event_log::Event;
-use super::event_log::{CUT, EV_NO_ACTION, Log, SHA256, parse};
+use super::event_log::LogEntry;
+use super::event_log::{CUT, EV_NO_ACTION, EventLog, SHA256, parse};
 
 /// The length of the TCG_EfiSpecIDEvent up to the number of its algorithms.
 const SPEC_ID_LEN: usize = 24;
@@ -17,7 +17,7 @@ const LEAST_MISSED: [u32; 14] = [7, 1, 5, 6, 2, 3, 10, 14, 13, 12, 8, 9, 11, 4];
 /// Returns the log in at most `max` bytes, with all its events. A replay of the excerpt gives the
 /// same SHA-256 values. If the log is too long, the excerpt omits the digests of other banks
 /// (unless there is no SHA-256 bank), and then as much event data as necessary, the least
-/// informative data first: [`Event::uncut`] tells how much. Returns `None` if the digests are
+/// informative data first: [`LogEntry::uncut`] tells how much. Returns `None` if the digests are
 /// already too long.
 ///
 /// Constellation's verifiers refuse a log with a truncated Secure Boot variable:
@@ -59,7 +59,7 @@ pub fn of_whole_registers(log: &[u8], max: usize) -> Vec<u8> {
 }
 
 /// Returns the log as it is if it fits, or without its padding.
-fn whole(log: &[u8], max: usize) -> (Option<&[u8]>, Log<'_>) {
+fn whole(log: &[u8], max: usize) -> (Option<&[u8]>, EventLog<'_>) {
     let parsed = parse(log);
     let used = &log[..log.len() - parsed.rest.len()];
     let whole = [log, used].into_iter().find(|it| it.len() <= max);
@@ -83,7 +83,7 @@ fn kept(kind: u32, level: u32) -> usize {
 
 /// Returns the bytes of a log with at most this much data of each event, and with only the SHA-256
 /// digests if `is_sha256_only`.
-fn written(log: &Log, is_sha256_only: bool, kept: impl Fn(u32) -> usize) -> Vec<u8> {
+fn written(log: &EventLog, is_sha256_only: bool, kept: impl Fn(u32) -> usize) -> Vec<u8> {
     let mut bytes = vec![];
     for (number, event) in log.events.iter().enumerate() {
         let (mut digests, mut data) = (event.digests.to_vec(), event.data.to_vec());

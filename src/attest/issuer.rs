@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use proto::attested::Collateral;
 
-use super::{Identity, Oid, Registers, Request};
+use super::{DocumentRequest, MachineIdentity, Oid, Registers};
 
 /// An attestation variant: what a machine presents as evidence. The file of the variant defines it.
-pub struct Variant {
+pub struct AttesterVariant {
     /// The name on the kernel command line, on the command lines of the programs, and in the Helm
     /// chart.
     pub name: &'static str,
@@ -22,7 +22,7 @@ pub struct Variant {
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
 }
 
-impl fmt::Debug for Variant {
+impl fmt::Debug for AttesterVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
@@ -41,15 +41,15 @@ pub trait Issuer: Send + Sync {
         self.issue(user_data, nonce)
     }
     /// Returns what a peer learns about this machine before the peer requests a proof.
-    fn identity(&self) -> Result<Identity, IssueError> {
-        Ok(Identity::default())
+    fn identity(&self) -> Result<MachineIdentity, IssueError> {
+        Ok(MachineIdentity::default())
     }
     /// Returns the identity if it is cached, so that the TPM is not used.
-    fn known_identity(&self) -> Option<Identity> {
+    fn known_identity(&self) -> Option<MachineIdentity> {
         None
     }
     /// Makes the document for one connection of the strong form of attested TLS.
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+    fn prove(&self, request: &DocumentRequest<'_>) -> Result<Vec<u8>, IssueError> {
         if request.challenge.is_some() {
             return Err(IssueError::new(
                 "the peer requires a certified attestation key, but this variant has none",

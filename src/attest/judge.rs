@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use proto::attested::{Challenge, Demand, Identity, Proof};
 
-use super::Role;
+use super::PeerRole;
 
 /// Maximum size in bytes of the collateral that a peer sends: Intel's collateral for a platform has
 /// about 25 KiB.
@@ -33,7 +33,7 @@ pub trait Judge: Send + Sync {
     fn no_document(&self) -> Refused;
     /// Begins to judge one connection of the strong form. The peer may prove itself in one of the
     /// roles `peers`.
-    fn connection(&self, peers: &'static [Role]) -> Box<dyn ConnectionJudge>;
+    fn connection(&self, peers: &'static [PeerRole]) -> Box<dyn ConnectionJudge>;
 }
 
 /// Judges the peer in one connection of the strong form.

@@ -38,7 +38,7 @@ pub mod wire;
 use base::text::{hex, printable};
 pub use cluster_id::{cluster_register, foreign_writer, mark};
 pub use hash::{sha256, unhex};
-pub use issuer::{IssueError, Issuer, Variant};
+pub use issuer::{AttesterVariant, IssueError, Issuer};
 pub use judge::{Accepted, ConnectionJudge, Form, Judge, MAX_COLLATERAL, Presented, Refused};
 pub use key_name::KeyName;
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp};
@@ -46,7 +46,7 @@ pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch};
 pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
 pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
 pub use registers::{ClusterRegister, Registers};
-pub use session::{Identity, Request, Role};
+pub use session::{DocumentRequest, MachineIdentity, PeerRole};
 
 /// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd
 /// 2c 05 01`.

@@ -23,7 +23,7 @@ const MAX_NAME: usize = 40;
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum NsmResponse {
     /// The document.
     Document(Vec<u8>),
     /// The name of an error.
@@ -55,9 +55,9 @@ pub fn attestation_request(nonce: &[u8], public_key: &[u8]) -> Result<Vec<u8>, I
     Ok(bytes)
 }
 
-impl Answer {
+impl NsmResponse {
     /// Reads the answer at the beginning of these bytes.
-    pub fn parse(bytes: &[u8]) -> Result<Answer, IssueError> {
+    pub fn parse(bytes: &[u8]) -> Result<NsmResponse, IssueError> {
         let read = match read(&mut Decoder::new(bytes)) {
             Ok(read) => read,
             Err(error) => Err(format!("it is not CBOR of the expected form: {error}")),
@@ -72,7 +72,7 @@ impl Answer {
 
 /// The outer error: this is not CBOR, or has another type than expected. The inner error is the
 /// hypervisor's.
-type Read = Result<Result<Answer, String>, minicbor::decode::Error>;
+type Read = Result<Result<NsmResponse, String>, minicbor::decode::Error>;
 
 fn read(reader: &mut Decoder<'_>) -> Read {
     if reader.map()?.is_some_and(|count| count != 1) {
@@ -85,13 +85,13 @@ fn read(reader: &mut Decoder<'_>) -> Read {
             if is_more || cbor::text(reader)? != "document" {
                 return Ok(Err("expected a document and nothing else".into()));
             }
-            Ok(Answer::Document(cbor::bytes(reader)?))
+            Ok(NsmResponse::Document(cbor::bytes(reader)?))
         }
         "Error" => match cbor::text(reader)? {
             name if name.len() <= MAX_NAME
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric()) =>
             {
-                Ok(Answer::Error(name))
+                Ok(NsmResponse::Error(name))
             }
             name => Err(format!("the error {} has no name", quoted(name, 40))),
         },
@@ -126,19 +126,19 @@ mod tests {
     #[test]
     fn an_answer_ends_where_it_says() {
         let in_an_index = [DOCUMENT, &[0xff; 100]].concat();
-        let document = Some(Answer::Document(b"abc".to_vec()));
+        let document = Some(NsmResponse::Document(b"abc".to_vec()));
         // maps and strings that a break ends
         let broken =
             b"\xbf\x7f\x6bAttestation\xff\xbf\x68document\x5f\x41a\x42bc\xff\xff\xff\xff\xff";
         for bytes in [DOCUMENT, &in_an_index, broken] {
-            assert_eq!(Answer::parse(bytes).ok(), document, "{bytes:02x?}");
+            assert_eq!(NsmResponse::parse(bytes).ok(), document, "{bytes:02x?}");
         }
-        let error = Some(Answer::Error("InvalidArgument".into()));
+        let error = Some(NsmResponse::Error("InvalidArgument".into()));
         for bytes in [
             &b"\xa1\x65Error\x6fInvalidArgument\xff"[..],
             b"\xbf\x65Error\x7f\x67Invalid\x68Argument\xff\xff",
         ] {
-            assert_eq!(Answer::parse(bytes).ok(), error, "{bytes:02x?}");
+            assert_eq!(NsmResponse::parse(bytes).ok(), error, "{bytes:02x?}");
         }
     }
 
@@ -172,14 +172,14 @@ mod tests {
             // if the hypervisor did not answer, the buffer still has the request
             (&request, "expected a document"),
         ] {
-            let error = Answer::parse(bytes).unwrap_err().to_string();
+            let error = NsmResponse::parse(bytes).unwrap_err().to_string();
             assert!(error.contains(why), "{bytes:02x?}: {error}, expected {why}");
         }
         // the name is written to a log
         let of_control_characters = [b"\xa1\x78\x78", &[6; 120][..]].concat();
         let altered = mutations(DOCUMENT, 5_000);
         for bytes in altered.into_iter().chain([of_control_characters]) {
-            if let Err(error) = Answer::parse(&bytes) {
+            if let Err(error) = NsmResponse::parse(&bytes) {
                 assert!(error.to_string().len() < 450, "{error}");
             }
         }

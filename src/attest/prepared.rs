@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::hcl::KEY;
-use super::vtpm::Machine;
+use super::vtpm::VariantData;
 use super::{IssueError, Oid};
 use tpm::{KeySource, Tpm};
 
@@ -157,7 +157,7 @@ fn len(info: &impl Serialize) -> usize {
     serde_json::to_vec(info).map_or(0, |text| text.len())
 }
 
-impl<S: Source + 'static> Machine for Prepared<S> {
+impl<S: Source + 'static> VariantData for Prepared<S> {
     fn oid(&self) -> Oid {
         S::OID
     }

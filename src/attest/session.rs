@@ -6,14 +6,14 @@
 //! same user data.
 
 use super::sha256;
-use tpm::{Bank, Credential, Endorsement, EndorsementKind};
+use tpm::{Bank, Credential, EndorsementKind, KeyEndorsement};
 
 /// The label of the user data: no other use of an attestation key hashes this label.
 const LABEL: &[u8] = b"firstlight attested TLS, version 1";
 
 /// The role in which a machine proves itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum PeerRole {
     /// The end that connected.
     Client,
     /// The called end with direct access to its TPM: init server, recovery server, key service.
@@ -23,31 +23,31 @@ pub enum Role {
     JoinService,
 }
 
-impl Role {
+impl PeerRole {
     /// Returns the name of the role, as hashed into the user data.
     pub fn name(self) -> &'static str {
         match self {
-            Role::Client => "client",
-            Role::Server => "server",
-            Role::JoinService => "join service",
+            PeerRole::Client => "client",
+            PeerRole::Server => "server",
+            PeerRole::JoinService => "join service",
         }
     }
 }
 
 /// What a machine says about itself before it sends evidence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct MachineIdentity {
     /// The attestation key (TPMT_PUBLIC); empty if the variant has none.
     pub key: Vec<u8>,
     /// The certified endorsement keys of the same TPM.
-    pub endorsements: Vec<Endorsement>,
+    pub endorsements: Vec<KeyEndorsement>,
 }
 
 /// A request for a document of the strong form.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct DocumentRequest<'a> {
     /// The role of this machine in the connection.
-    pub role: Role,
+    pub role: PeerRole,
     /// The digest of the connection: both ends compute it, and neither can choose it.
     pub session: &'a [u8; 32],
     /// The nonce of the peer.
@@ -60,7 +60,7 @@ pub struct Request<'a> {
     pub for_stranger: bool,
 }
 
-impl Request<'_> {
+impl DocumentRequest<'_> {
     /// Returns the user data of the document. `secret` is what the TPM decrypted for the peer, or
     /// empty.
     pub fn user_data(&self, secret: &[u8]) -> [u8; 32] {
@@ -70,7 +70,7 @@ impl Request<'_> {
 
 /// Returns the user data that a document must have: SHA-256 over label, role, session and secret,
 /// each preceded by its length.
-pub fn user_data(role: Role, session: &[u8; 32], secret: &[u8]) -> [u8; 32] {
+pub fn user_data(role: PeerRole, session: &[u8; 32], secret: &[u8]) -> [u8; 32] {
     digest(&[LABEL, role.name().as_bytes(), session, secret])
 }
 
@@ -93,11 +93,11 @@ mod tests {
     fn user_data_differs_with_each_part_and_with_where_one_part_ends() {
         let (session, other) = ([1; 32], [2; 32]);
         let all = [
-            user_data(Role::Client, &session, b""),
-            user_data(Role::Server, &session, b""),
-            user_data(Role::JoinService, &session, b""),
-            user_data(Role::Client, &other, b""),
-            user_data(Role::Client, &session, b"secret"),
+            user_data(PeerRole::Client, &session, b""),
+            user_data(PeerRole::Server, &session, b""),
+            user_data(PeerRole::JoinService, &session, b""),
+            user_data(PeerRole::Client, &other, b""),
+            user_data(PeerRole::Client, &session, b"secret"),
         ];
         for (index, one) in all.iter().enumerate() {
             assert!(all[..index].iter().all(|earlier| earlier != one));
@@ -111,11 +111,11 @@ mod tests {
     fn user_data_is_as_documented() {
         for (role, expected) in [
             (
-                Role::Client,
+                PeerRole::Client,
                 "3e9e717fd3dde2d32e358813fe6fe8c1c5bcf8db5e79d11a36bf9489791fbb1f",
             ),
             (
-                Role::JoinService,
+                PeerRole::JoinService,
                 "956f15a5ddcf20c9eb303b11a3c4f45f396951cfe2f0c1cd7e7b91d18ee6fa5e",
             ),
         ] {

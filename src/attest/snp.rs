@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use tee::certificate_table::{CertificateTable, EntryKind};
-use tee::snp::{self as guest, Signer};
+use tee::snp::{self as guest, ReportSigner};
 
 use super::IssueError;
 use super::document::Base64;
@@ -86,12 +86,12 @@ impl InstanceInfo {
     ) -> Result<InstanceInfo, IssueError> {
         let (report, table) = reporter.report(report_data)?;
         let table = CertificateTable::parse(&table)?;
-        let (kind, signer) = match Signer::of_report(&report)? {
-            signer @ Signer::Vcek => (EntryKind::VCEK, signer),
-            signer @ Signer::Vlek => (EntryKind::VLEK, signer),
+        let (kind, signer) = match ReportSigner::of_report(&report)? {
+            signer @ ReportSigner::Vcek => (EntryKind::VCEK, signer),
+            signer @ ReportSigner::Vlek => (EntryKind::VLEK, signer),
         };
         let leaf = table.get(kind).map(pem);
-        if leaf.is_none() && signer == Signer::Vlek {
+        if leaf.is_none() && signer == ReportSigner::Vlek {
             let why = "the host did not give the certificate of the VLEK that signed the report, and no server publishes it";
             return Err(IssueError::new(why));
         }
@@ -109,7 +109,7 @@ impl InstanceInfo {
 /// Returns a certificate of the host's table in PEM. The table has it in PEM or DER, possibly
 /// followed by zeros.
 pub fn pem(certificate: &[u8]) -> Vec<u8> {
-    let Ok(der) = der::Reader::new(certificate).expect_whole(der::SEQUENCE) else {
+    let Ok(der) = der::DerReader::new(certificate).expect_whole(der::SEQUENCE) else {
         let end = certificate.iter().rposition(|byte| *byte != 0);
         let text = &certificate[..end.map_or(0, |end| end + 1)];
         return text.trim_ascii().to_vec();

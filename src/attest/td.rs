@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use base::crypto::CLUSTER_ID_LEN;
-use tee::collateral::Collateral;
+use tee::collateral::TdxCollateral;
 use tee::tdx::{self as guest, Register};
 
 use super::{ClusterRegister, Registers};
@@ -20,7 +20,7 @@ pub(super) const COLLATERAL: &str = "/etc/firstlight/tdx-collateral.json";
 
 /// Returns the collateral in a file. A validator that fetches collateral does not need it, so an
 /// error is only logged.
-pub(super) fn collateral(path: &Path) -> Option<Collateral> {
+pub(super) fn collateral(path: &Path) -> Option<TdxCollateral> {
     let text = std::fs::read(path).ok()?;
     let collateral = serde_json::from_slice(&text);
     collateral

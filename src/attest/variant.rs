@@ -4,8 +4,8 @@
 use std::fmt;
 
 use super::{
-    Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es,
-    gcp_sev_snp, qemu_snp, qemu_tdx, qemu_vtpm,
+    AttesterVariant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch,
+    gcp_sev_es, gcp_sev_snp, qemu_snp, qemu_tdx, qemu_vtpm,
 };
 
 /// All variants. To add one:
@@ -19,7 +19,7 @@ use super::{
 ///
 /// A variant whose evidence is not a TPM quote also needs a field in `document.rs`, and its requirements in
 /// `src/verifier/policy`.
-pub const ALL: &[Variant] = &[
+pub const ALL: &[AttesterVariant] = &[
     qemu_vtpm::VARIANT,
     qemu_tdx::VARIANT,
     qemu_snp::VARIANT,
@@ -42,9 +42,9 @@ pub const DEFAULT: &str = qemu_vtpm::VARIANT.name;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownVariant(pub String);
 
-impl Variant {
+impl AttesterVariant {
     /// Returns the variant with this name.
-    pub fn named(name: &str) -> Result<&'static Variant, UnknownVariant> {
+    pub fn named(name: &str) -> Result<&'static AttesterVariant, UnknownVariant> {
         ALL.iter()
             .find(|variant| variant.name == name)
             .ok_or_else(|| UnknownVariant(name.to_owned()))

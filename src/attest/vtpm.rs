@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The file of each variant has the differences: the source of its attestation key, and the
-//! instance info that [`Machine`] adds to a document.
+//! instance info that [`VariantData`] adds to a document.
 
 use base::sync::lock;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::document::{Attestation, Base64, Document, Pcrs, Quote};
-use super::{Identity, IssueError, KeyName, Oid, Request, excerpt, sha256};
+use super::{DocumentRequest, IssueError, KeyName, MachineIdentity, Oid, excerpt, sha256};
 use tpm::{Bank, KeySource, Tpm};
 
 /// The file in which the kernel provides the event log of the firmware.
@@ -31,7 +31,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(10);
 type Shorten = fn(&[u8], usize) -> Vec<u8>;
 
 /// What a variant adds to the documents of its machines.
-pub trait Machine: Send + Sync {
+pub trait VariantData: Send + Sync {
     /// Returns the OID of the variant.
     fn oid(&self) -> Oid;
     /// Returns the source of the attestation key.
@@ -60,8 +60,8 @@ pub trait Machine: Send + Sync {
 }
 
 /// Makes documents with the TPM of this machine.
-pub struct Issuer {
-    machine: Arc<dyn Machine>,
+pub struct TpmIssuer {
+    machine: Arc<dyn VariantData>,
     location: tpm::Location,
     event_log: Option<PathBuf>,
     identity: Mutex<Option<Known>>,
@@ -69,20 +69,20 @@ pub struct Issuer {
 
 /// The keys of this machine, which never change, as far as the TPM has returned them.
 struct Known {
-    identity: Identity,
+    identity: MachineIdentity,
     /// When to ask the TPM again for certificates that it failed to return.
     ask_again: Option<Instant>,
 }
 
-impl Issuer {
+impl TpmIssuer {
     /// Makes an issuer for the TPM at `location`, with the event log in the given file if it
     /// exists.
     pub fn new(
         location: tpm::Location,
         event_log: Option<PathBuf>,
-        machine: Arc<dyn Machine>,
-    ) -> Issuer {
-        Issuer {
+        machine: Arc<dyn VariantData>,
+    ) -> TpmIssuer {
+        TpmIssuer {
             machine,
             location,
             event_log,
@@ -91,8 +91,8 @@ impl Issuer {
     }
 
     /// Makes an issuer for the TPM at `location` with the event log of this machine.
-    pub fn of_this_machine(location: &tpm::Location, machine: Arc<dyn Machine>) -> Issuer {
-        Issuer::new(location.clone(), Some(EVENT_LOG.into()), machine)
+    pub fn of_this_machine(location: &tpm::Location, machine: Arc<dyn VariantData>) -> TpmIssuer {
+        TpmIssuer::new(location.clone(), Some(EVENT_LOG.into()), machine)
     }
 
     /// Returns the event log, or the part that `shorten` keeps: a validator does not need it.
@@ -139,7 +139,7 @@ impl Issuer {
     }
 }
 
-impl super::Issuer for Issuer {
+impl super::Issuer for TpmIssuer {
     fn oid(&self) -> Oid {
         self.machine.oid()
     }
@@ -156,7 +156,7 @@ impl super::Issuer for Issuer {
         self.document(opened, user_data, nonce, &[], excerpt::of_whole_registers)
     }
 
-    fn identity(&self) -> Result<Identity, IssueError> {
+    fn identity(&self) -> Result<MachineIdentity, IssueError> {
         if let Some(identity) = self.known_identity() {
             return Ok(identity);
         }
@@ -171,7 +171,7 @@ impl super::Issuer for Issuer {
                 (vec![], Some(Instant::now() + ASK_AGAIN))
             }
         };
-        let identity = Identity { key, endorsements };
+        let identity = MachineIdentity { key, endorsements };
         *lock(&self.identity) = Some(Known {
             identity: identity.clone(),
             ask_again,
@@ -179,14 +179,14 @@ impl super::Issuer for Issuer {
         Ok(identity)
     }
 
-    fn known_identity(&self) -> Option<Identity> {
+    fn known_identity(&self) -> Option<MachineIdentity> {
         let known = lock(&self.identity);
         let known = known.as_ref()?;
         let is_due = known.ask_again.is_some_and(|at| at <= Instant::now());
         (!is_due).then(|| known.identity.clone())
     }
 
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+    fn prove(&self, request: &DocumentRequest<'_>) -> Result<Vec<u8>, IssueError> {
         self.machine.prepare(&self.location)?;
         let open = if request.for_stranger {
             Tpm::open_for_stranger
@@ -217,7 +217,7 @@ impl super::Issuer for Issuer {
     }
 }
 
-fn wire_quote(quote: tpm::Quote) -> Quote {
+fn wire_quote(quote: tpm::TpmQuote) -> Quote {
     let pcrs = quote
         .pcrs
         .into_iter()

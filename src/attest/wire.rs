@@ -1,12 +1,12 @@
 //! Converts the messages of `proto/attested.proto` to and from the types of this crate. The crate
 //! `verifier` reads what a machine sends about itself.
 
-use super::{Identity, Oid};
+use super::{MachineIdentity, Oid};
 use proto::attested;
 use tpm::{Credential, EndorsementKind};
 
 /// Returns the message of an identity with the OID of its variant.
-pub fn identity(variant: Oid, identity: Identity) -> attested::Identity {
+pub fn identity(variant: Oid, identity: MachineIdentity) -> attested::Identity {
     let endorsements = identity.endorsements.into_iter();
     attested::Identity {
         variant: variant.to_vec(),

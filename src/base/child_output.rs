@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::child_process::{self, Cause, DRAIN, Error, MAX_WAITING, Running, send_lines};
+use crate::child_process::{self, ChildFailure, DRAIN, Error, MAX_WAITING, Running, send_lines};
 use crate::crypto::Secret;
 use crate::stop::Stop;
 
@@ -28,7 +28,7 @@ pub fn in_foreground(command: &mut Command, input: &[u8]) -> Result<Vec<u8>, Err
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .map_err(|error| failed(name.clone(), Cause::Start(error)));
+        .map_err(|error| failed(name.clone(), ChildFailure::Start(error)));
     let mut child = started?;
     if let Some(mut pipe) = child.stdin.take() {
         // a program that ends early says why
@@ -36,11 +36,11 @@ pub fn in_foreground(command: &mut Command, input: &[u8]) -> Result<Vec<u8>, Err
     }
     let output = child
         .wait_with_output()
-        .map_err(|error| failed(name.clone(), Cause::Output(error)))?;
+        .map_err(|error| failed(name.clone(), ChildFailure::Output(error)))?;
     if output.status.success() {
         Ok(output.stdout)
     } else {
-        Err(failed(name, Cause::Failed(output.status)))
+        Err(failed(name, ChildFailure::Failed(output.status)))
     }
 }
 
@@ -69,7 +69,7 @@ pub fn output(
         .unwrap_or_else(|_| Err(io::Error::other("another process keeps it open")));
     output.map_err(|error| Error {
         program: child_process::name(command),
-        cause: Cause::Output(error),
+        cause: ChildFailure::Output(error),
         last_lines: vec![],
     })
 }
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn the_time_limit_also_ends_a_program_whose_output_is_wanted() {
         let late = output(&mut sh("exec sleep 3600"), BRIEF, &Stop::new(), &mut |_| ());
-        assert!(matches!(late.unwrap_err().cause, Cause::Late(_)));
+        assert!(matches!(late.unwrap_err().cause, ChildFailure::Late(_)));
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
             "setsid sh -c 'echo $$ >{pid}; exec sleep 3600' & while [ ! -s {pid} ]; do :; done; echo done"
         );
         let error = output(&mut sh(&script), LONG, &Stop::new(), &mut |_| {}).unwrap_err();
-        assert!(matches!(error.cause, Cause::Output(_)), "{error:?}");
+        assert!(matches!(error.cause, ChildFailure::Output(_)), "{error:?}");
         let kill = format!("kill -9 $(cat {pid})");
         output(&mut sh(&kill), LONG, &Stop::new(), &mut |_| {}).unwrap();
     }

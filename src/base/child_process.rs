@@ -40,14 +40,14 @@ pub struct Error {
     /// The program with its subcommands, without options and their values.
     pub program: String,
     /// Why it did not succeed.
-    pub cause: Cause,
+    pub cause: ChildFailure,
     /// The last lines of its output; empty if it printed nothing.
     pub last_lines: Vec<String>,
 }
 
 /// Why a program did not succeed.
 #[derive(Debug)]
-pub enum Cause {
+pub enum ChildFailure {
     /// The program could not be started.
     Start(io::Error),
     /// The program ended with an exit code that is not zero, or was killed by a signal.
@@ -64,8 +64,8 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let program = &self.program;
         match &self.cause {
-            Cause::Start(error) => write!(f, "{program} could not be started: {error}")?,
-            Cause::Failed(status) => match (status.code(), status.signal()) {
+            ChildFailure::Start(error) => write!(f, "{program} could not be started: {error}")?,
+            ChildFailure::Failed(status) => match (status.code(), status.signal()) {
                 (Some(code), _) => write!(f, "{program} failed with exit code {code}")?,
                 (_, signal) => write!(
                     f,
@@ -73,15 +73,17 @@ impl fmt::Display for Error {
                     signal.unwrap_or_default()
                 )?,
             },
-            Cause::Late(limit) => write!(
+            ChildFailure::Late(limit) => write!(
                 f,
                 "{program} took longer than {} s and was ended",
                 limit.as_secs()
             )?,
-            Cause::Stopped => {
+            ChildFailure::Stopped => {
                 return write!(f, "{program} was ended because this node is stopping");
             }
-            Cause::Output(error) => write!(f, "the output of {program} is not complete: {error}")?,
+            ChildFailure::Output(error) => {
+                write!(f, "the output of {program} is not complete: {error}")?
+            }
         }
         if !self.last_lines.is_empty() {
             write!(f, "; its last lines:\n{}", self.last_lines.join("\n"))?;
@@ -142,7 +144,7 @@ impl Running {
             }),
             Err(error) => Err(Error {
                 program: name,
-                cause: Cause::Start(error),
+                cause: ChildFailure::Start(error),
                 last_lines: vec![],
             }),
         }
@@ -161,7 +163,7 @@ impl Running {
         let thread = thread::Builder::new().name("child-output".into());
         match thread.spawn(move || read(pipe)) {
             Ok(_) => Ok(()),
-            Err(error) => Err(self.error(Cause::Start(error), VecDeque::new())),
+            Err(error) => Err(self.error(ChildFailure::Start(error), VecDeque::new())),
         }
     }
 
@@ -192,10 +194,10 @@ impl Running {
                 break None;
             }
             if stop.is_stopped() {
-                break Some(Cause::Stopped);
+                break Some(ChildFailure::Stopped);
             }
             if Instant::now() >= deadline {
-                break Some(Cause::Late(limit));
+                break Some(ChildFailure::Late(limit));
             }
         };
         let status = self.end();
@@ -206,8 +208,8 @@ impl Running {
         match (ended_by_us, status) {
             (None, Ok(status)) if status.success() => Ok(()),
             (Some(cause), _) => Err(self.error(cause, last)),
-            (None, Ok(status)) => Err(self.error(Cause::Failed(status), last)),
-            (None, Err(error)) => Err(self.error(Cause::Output(error), last)),
+            (None, Ok(status)) => Err(self.error(ChildFailure::Failed(status), last)),
+            (None, Err(error)) => Err(self.error(ChildFailure::Output(error), last)),
         }
     }
 
@@ -234,7 +236,7 @@ impl Running {
         status
     }
 
-    fn error(&self, cause: Cause, last: VecDeque<String>) -> Error {
+    fn error(&self, cause: ChildFailure, last: VecDeque<String>) -> Error {
         Error {
             program: self.name.clone(),
             cause,
@@ -351,7 +353,7 @@ mod tests {
     fn a_failure_gives_the_exit_code_and_the_last_lines() {
         let (result, _) = run_sh("for i in $(seq 100); do echo line $i; done; exit 7", LONG);
         let error = result.unwrap_err();
-        assert!(matches!(&error.cause, Cause::Failed(status) if status.code() == Some(7)));
+        assert!(matches!(&error.cause, ChildFailure::Failed(status) if status.code() == Some(7)));
         assert_eq!(error.last_lines.len(), LAST_LINES);
         let text = error.to_string();
         assert!(
@@ -371,7 +373,7 @@ mod tests {
     fn a_program_that_does_not_exist_is_named() {
         let mut none = Command::new("/nonexistent/program");
         let error = run(&mut none, Stdio::null(), LONG, &Stop::new(), &mut |_| {}).unwrap_err();
-        assert!(matches!(&error.cause, Cause::Start(_)), "{error:?}");
+        assert!(matches!(&error.cause, ChildFailure::Start(_)), "{error:?}");
         let text = error.to_string();
         assert!(
             text.starts_with("/nonexistent/program could not be started: No such file"),
@@ -387,7 +389,7 @@ mod tests {
             BRIEF,
         );
         let error = result.unwrap_err();
-        assert!(matches!(error.cause, Cause::Late(_)), "{error:?}");
+        assert!(matches!(error.cause, ChildFailure::Late(_)), "{error:?}");
         assert_eq!(error.last_lines, ["started"]);
         assert!(pid.has_ended());
     }
@@ -400,7 +402,7 @@ mod tests {
             stop.stop()
         })
         .unwrap_err();
-        assert!(matches!(error.cause, Cause::Stopped), "{error:?}");
+        assert!(matches!(error.cause, ChildFailure::Stopped), "{error:?}");
         assert!(pid.has_ended());
     }
 
@@ -408,7 +410,7 @@ mod tests {
     fn a_program_that_ignores_sigterm_is_killed() {
         let (result, told) = run_sh("trap '' TERM; echo ready; while :; do :; done", BRIEF);
         assert_eq!(told, ["ready"]);
-        assert!(matches!(result.unwrap_err().cause, Cause::Late(_)));
+        assert!(matches!(result.unwrap_err().cause, ChildFailure::Late(_)));
     }
 
     #[test]
@@ -449,7 +451,7 @@ mod tests {
             &mut |_| count += 1,
         )
         .unwrap_err();
-        assert!(matches!(error.cause, Cause::Late(_)), "{error:?}");
+        assert!(matches!(error.cause, ChildFailure::Late(_)), "{error:?}");
         assert!(count > LAST_LINES);
         assert_eq!(error.last_lines, ["flood"; LAST_LINES]);
     }

@@ -50,12 +50,12 @@ pub struct Malformed;
 
 /// Reads elements in order.
 #[derive(Clone, Copy)]
-pub struct Reader<'a>(&'a [u8]);
+pub struct DerReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> DerReader<'a> {
     /// Creates a reader of `input`.
     pub fn new(input: &'a [u8]) -> Self {
-        Reader(input)
+        DerReader(input)
     }
 
     /// Returns whether all input is read.
@@ -132,7 +132,7 @@ mod tests {
         for len in [0, 1, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x1_0000] {
             let content = vec![7; len];
             let bytes = element(OCTET_STRING, &[&content[..len / 2], &content[len / 2..]]);
-            let mut reader = Reader::new(&bytes);
+            let mut reader = DerReader::new(&bytes);
             assert_eq!(reader.expect(OCTET_STRING), Ok(&content[..]));
             assert_eq!(reader.end(), Ok(()));
         }
@@ -150,7 +150,7 @@ mod tests {
             &[0x04, 0x84, 0xff, 0xff, 0xff, 0xff, 0x00], // longer than any message
             &[0x1f, 0x20, 0x01, 0x00],                   // a tag of two bytes
         ] {
-            assert_eq!(Reader::new(bad).read(), Err(Malformed), "{bad:02x?}");
+            assert_eq!(DerReader::new(bad).read(), Err(Malformed), "{bad:02x?}");
         }
     }
 }

@@ -76,7 +76,7 @@ impl From<io::Error> for NoAnswer {
 }
 
 /// How requests reach a service.
-pub trait Transport: Send + Sync {
+pub trait RequestTransport: Send + Sync {
     /// Returns the answer to a request. Does not retry and follows no redirect.
     fn send(&self, request: &Request<'_>) -> Result<Response, NoAnswer>;
 }

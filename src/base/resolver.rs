@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use sys::net::{LookupError, Version, Wait};
+use sys::net::{IpVersion, LookupError, Wait};
 
 use crate::sync::{Arc, Mutex, lock};
 
@@ -94,7 +94,7 @@ impl Lookup {
     /// Begins to look up a host.
     pub fn begin(host: &str) -> Lookup {
         let mut queries = vec![];
-        for version in [Version::V6, Version::V4] {
+        for version in [IpVersion::V6, IpVersion::V4] {
             // without a thread or a descriptor there is no answer
             queries.extend(Query::begin(host, version).ok());
         }
@@ -145,7 +145,7 @@ impl Lookup {
 }
 
 impl Query {
-    fn begin(host: &str, version: Version) -> io::Result<Query> {
+    fn begin(host: &str, version: IpVersion) -> io::Result<Query> {
         let (end, alive) = io::pipe()?;
         let result = Arc::new(Mutex::new(None));
         let (place, host) = (result.clone(), host.to_owned());

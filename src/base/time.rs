@@ -153,7 +153,7 @@ pub fn of_der((tag, text): (u8, &[u8])) -> Result<u64, Malformed> {
 
 #[cfg(test)]
 mod tests {
-    use crate::der::{OCTET_STRING, Reader};
+    use crate::der::{DerReader, OCTET_STRING};
 
     use super::*;
     use support::mutation::mutations;
@@ -245,7 +245,7 @@ mod tests {
     fn both_forms_of_a_time_are_read_and_no_other() {
         for at in [0, 951_782_400, 1_795_240_800, 2_524_607_999, 2_524_608_000] {
             let der = to_der(at);
-            assert_eq!(of_der(Reader::new(&der).read().unwrap()), Ok(at));
+            assert_eq!(of_der(DerReader::new(&der).read().unwrap()), Ok(at));
         }
         for bad in [
             &b""[..],

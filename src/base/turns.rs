@@ -30,7 +30,7 @@ const MAX_DELAYS: usize = 1024;
 const TICK: Duration = Duration::from_millis(100);
 
 /// The turns for one kind of work.
-pub struct Turns {
+pub struct Semaphore {
     at_once: usize,
     places: usize,
     state: Mutex<State>,
@@ -68,10 +68,10 @@ pub struct Busy {
     pub retry_after: Duration,
 }
 
-impl Turns {
+impl Semaphore {
     /// Allows `at_once` turns at the same time; `places` callers may wait for one.
-    pub fn new(at_once: usize, places: usize) -> Turns {
-        Turns {
+    pub fn new(at_once: usize, places: usize) -> Semaphore {
+        Semaphore {
             at_once,
             places,
             state: Mutex::default(),
@@ -87,7 +87,7 @@ impl Turns {
         network: Network,
         deadline: Instant,
         is_over: impl Fn() -> bool,
-    ) -> Result<Turn<'_>, Busy> {
+    ) -> Result<Permit<'_>, Busy> {
         let mut state = self.lock();
         let place = state.enter(network);
         if state.waiting.len() > self.places {
@@ -106,7 +106,7 @@ impl Turns {
             }
             if state.running < self.at_once && state.next(now) == Some(place) {
                 state.give(place);
-                return Ok(Turn {
+                return Ok(Permit {
                     turns: self,
                     network,
                 });
@@ -223,12 +223,12 @@ impl Delay {
 }
 
 /// A turn; it ends when it is dropped.
-pub struct Turn<'a> {
-    turns: &'a Turns,
+pub struct Permit<'a> {
+    turns: &'a Semaphore,
     network: Network,
 }
 
-impl Turn<'_> {
+impl Permit<'_> {
     /// Notes a wrong attempt: the next one of this network must wait.
     pub fn wrong(self) {
         self.turns
@@ -242,7 +242,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         self.turns.lock().running -= 1;
         self.turns.changed.notify_all();
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_right_attempt_after_a_wrong_one_waits_and_succeeds() {
-        let turns = Turns::new(1, 4);
+        let turns = Semaphore::new(1, 4);
         let started = Instant::now();
         turns.take(network(1), soon(), || false).unwrap().wrong();
         turns.take(network(1), soon(), || false).unwrap().right();
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_caller_that_gives_up_learns_when_to_retry() {
-        let turns = Turns::new(1, 4);
+        let turns = Semaphore::new(1, 4);
         for _ in 0..3 {
             turns.lock().lengthen_delay(network(1), Instant::now());
         }
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn wrong_attempts_of_many_networks_do_not_delay_another() {
-        let turns = Turns::new(1, 8);
+        let turns = Semaphore::new(1, 8);
         for number in 0..3 * MAX_DELAYS as u32 {
             turns
                 .take(network(number), soon(), || false)
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn networks_take_turns() {
-        let turns = Turns::new(1, 100);
+        let turns = Semaphore::new(1, 100);
         let (done, order) = mpsc::channel();
         let first = turns.take(network(9), soon(), || false).unwrap();
         thread::scope(|scope| {
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn when_all_places_are_taken_the_greediest_network_loses_one() {
-        let turns = Turns::new(1, 4);
+        let turns = Semaphore::new(1, 4);
         let first = turns.take(network(9), soon(), || false).unwrap();
         let (ended, ends) = mpsc::channel();
         thread::scope(|scope| {
@@ -432,7 +432,7 @@ mod tests {
 
     #[test]
     fn a_turn_holds_no_lock_and_ends_at_a_panic() {
-        let turns = Turns::new(2, 4);
+        let turns = Semaphore::new(2, 4);
         let first = turns.take(network(1), soon(), || false).unwrap();
         turns.take(network(2), soon(), || false).unwrap().wrong();
         assert!(turns.take(network(3), soon(), || false).is_ok());

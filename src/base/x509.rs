@@ -2,7 +2,7 @@
 //! subject, key, extensions. Nothing is verified.
 
 use crate::der::{
-    BIT_STRING, BOOLEAN, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE,
+    BIT_STRING, BOOLEAN, DerReader, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, SEQUENCE,
     SET, context,
 };
 
@@ -45,10 +45,10 @@ pub struct Certificate<'a> {
 impl<'a> Certificate<'a> {
     /// Parses a certificate. Nothing may follow it.
     pub fn parse(der: &'a [u8]) -> Result<Certificate<'a>, Malformed> {
-        let mut outer = Reader::new(der);
+        let mut outer = DerReader::new(der);
         let certificate = outer.expect(SEQUENCE)?;
         outer.end()?;
-        let mut fields = Reader::new(Reader::new(certificate).expect(SEQUENCE)?);
+        let mut fields = DerReader::new(DerReader::new(certificate).expect(SEQUENCE)?);
         fields.expect(context(0))?; // version
         let serial = fields.expect(INTEGER)?;
         fields.expect(SEQUENCE)?; // signature
@@ -59,7 +59,7 @@ impl<'a> Certificate<'a> {
         while !fields.is_empty() {
             let (tag, content) = fields.read()?;
             if tag == context(3) {
-                extensions = Reader::new(content).expect(SEQUENCE)?;
+                extensions = DerReader::new(content).expect(SEQUENCE)?;
             }
         }
         Ok(Certificate {
@@ -74,7 +74,7 @@ impl<'a> Certificate<'a> {
 
     /// Returns the first and the last second of its validity since 1970.
     pub fn validity(&self) -> Result<(u64, u64), Malformed> {
-        let mut times = Reader::new(self.validity);
+        let mut times = DerReader::new(self.validity);
         let (from, until) = (of_der(times.read()?)?, of_der(times.read()?)?);
         times.end()?;
         Ok((from, until))
@@ -112,9 +112,9 @@ impl<'a> Certificate<'a> {
 
     /// Returns the value of the first extension with this OID (its content).
     pub fn extension(&self, oid: &[u8]) -> Option<&'a [u8]> {
-        let mut extensions = Reader::new(self.extensions);
+        let mut extensions = DerReader::new(self.extensions);
         loop {
-            let mut extension = Reader::new(extensions.expect(SEQUENCE).ok()?);
+            let mut extension = DerReader::new(extensions.expect(SEQUENCE).ok()?);
             if extension.expect(OBJECT_IDENTIFIER).ok()? != oid {
                 continue;
             }
@@ -128,7 +128,7 @@ impl<'a> Certificate<'a> {
     /// Returns the first byte of the bits of the key usage; `None` if the certificate has no such
     /// extension.
     pub fn key_usage(&self) -> Option<u8> {
-        let bits = Reader::new(self.extension(KEY_USAGE)?).expect(BIT_STRING);
+        let bits = DerReader::new(self.extension(KEY_USAGE)?).expect(BIT_STRING);
         // the first byte is the number of unused bits
         bits.ok()?.get(1).copied()
     }
@@ -136,10 +136,10 @@ impl<'a> Certificate<'a> {
 
 /// Returns the first common name of a Name (the content of its DER).
 pub fn common_name(name: &[u8]) -> Option<&str> {
-    let mut sets = Reader::new(name);
+    let mut sets = DerReader::new(name);
     loop {
-        let mut names = Reader::new(sets.expect(SET).ok()?);
-        let mut name = Reader::new(names.expect(SEQUENCE).ok()?);
+        let mut names = DerReader::new(sets.expect(SET).ok()?);
+        let mut name = DerReader::new(names.expect(SEQUENCE).ok()?);
         if name.expect(OBJECT_IDENTIFIER).ok()? == COMMON_NAME {
             return std::str::from_utf8(name.read().ok()?.1).ok();
         }
@@ -156,8 +156,8 @@ pub struct Extension<'a> {
 
 /// Returns the extensions of a certificate in order. Nothing may follow the certificate.
 pub fn extensions(certificate: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> {
-    let mut outer = Reader::new(certificate);
-    let mut body = Reader::new(Reader::new(outer.expect(SEQUENCE)?).expect(SEQUENCE)?);
+    let mut outer = DerReader::new(certificate);
+    let mut body = DerReader::new(DerReader::new(outer.expect(SEQUENCE)?).expect(SEQUENCE)?);
     outer.end()?;
     let mut found = Vec::new();
     while !body.is_empty() {
@@ -166,9 +166,9 @@ pub fn extensions(certificate: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> {
         if tag != context(3) {
             continue;
         }
-        let mut extensions = Reader::new(Reader::new(content).expect(SEQUENCE)?);
+        let mut extensions = DerReader::new(DerReader::new(content).expect(SEQUENCE)?);
         while !extensions.is_empty() {
-            let mut extension = Reader::new(extensions.expect(SEQUENCE)?);
+            let mut extension = DerReader::new(extensions.expect(SEQUENCE)?);
             let oid = extension.expect_whole(OBJECT_IDENTIFIER)?;
             if extension.peek() == Some(BOOLEAN) {
                 extension.expect(BOOLEAN)?; // critical

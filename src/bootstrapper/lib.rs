@@ -58,7 +58,7 @@ use lock::race::{Entrant, Race};
 use lock::secret_guard::SecretGuard;
 use node::quotes;
 use state::header_lock::HeaderLock;
-use steps::setup::{Node, Outcome};
+use steps::setup::{NodeParts, SetupOutcome};
 use trust::service_trust::ServiceTrust;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -87,9 +87,9 @@ pub struct Bootstrapper {
     /// The TPM whose PCR 15 is the node lock.
     pub tpm: tpm::Location,
     /// Limits what components may do.
-    pub policy: components::Policy,
+    pub policy: components::ComponentPolicy,
     /// How components are downloaded.
-    pub settings: components::Settings,
+    pub settings: components::InstallSettings,
     /// How long kubeadm waits for each part of Kubernetes; `None`: as long as kubeadm does by default.
     pub kubeadm_timeout: Option<Duration>,
     /// Ends every wait.
@@ -100,7 +100,7 @@ pub struct Bootstrapper {
 
 /// How a successful run ended.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum RunOutcome {
     /// The node has been a member of a cluster since before this boot.
     Member,
     /// An init made the node the first member of a cluster.
@@ -113,17 +113,20 @@ pub enum Ending {
     Reset,
 }
 
-impl Ending {
+impl RunOutcome {
     /// Returns whether the node is a working member of a cluster.
     pub fn is_member(&self) -> bool {
-        matches!(self, Ending::Member | Ending::Initialized | Ending::Joined)
+        matches!(
+            self,
+            RunOutcome::Member | RunOutcome::Initialized | RunOutcome::Joined
+        )
     }
 }
 
 impl Bootstrapper {
     /// Runs the bootstrapper until it ends; the diagram at the top of this module shows this
     /// function.
-    pub fn run(self) -> Result<Ending, Error> {
+    pub fn run(self) -> Result<RunOutcome, Error> {
         let what = format!("{:#} to read PCR 15", self.tpm);
         let is_marked = self
             .timeline
@@ -148,7 +151,7 @@ impl Bootstrapper {
         let race = Race::new(NodeLock::new(self.tpm.clone()));
         let (by_init, by_join) = (race.enter(), race.enter());
         let _told = self.stop.on_stop(move || race.stop());
-        let node = Arc::new(Node {
+        let node = Arc::new(NodeParts {
             has_cloud_controller: self.has_cloud_controller,
             metadata: self.metadata,
             root: self.root,
@@ -173,19 +176,19 @@ impl Bootstrapper {
         // the winner has stopped the other entrant
         let joined = joining.wait();
         match (initialized, joined) {
-            (Outcome::Failed(why), _) | (_, Outcome::Failed(why)) => {
+            (SetupOutcome::Failed(why), _) | (_, SetupOutcome::Failed(why)) => {
                 self.timeline.event("failed", &why);
                 reset(&device, &self.timeline)
             }
-            (Outcome::Done, _) => Ok(Ending::Initialized),
-            (_, Outcome::Done) => Ok(Ending::Joined),
-            (Outcome::None, Outcome::None) => Ok(Ending::Stopped),
+            (SetupOutcome::Done, _) => Ok(RunOutcome::Initialized),
+            (_, SetupOutcome::Done) => Ok(RunOutcome::Joined),
+            (SetupOutcome::None, SetupOutcome::None) => Ok(RunOutcome::Stopped),
         }
     }
 
     /// Starts the kubelet of a node whose disk its cluster opened; resets a node whose set-up never
     /// completed.
-    fn start_member(&self) -> Result<Ending, Error> {
+    fn start_member(&self) -> Result<RunOutcome, Error> {
         let what = format!("the file system at {} to be read", self.root.display());
         let is_complete = self
             .timeline
@@ -216,7 +219,7 @@ impl Bootstrapper {
         }
         self.timeline
             .event("ready", "a member of its cluster since before this boot");
-        Ok(Ending::Member)
+        Ok(RunOutcome::Member)
     }
 
     /// Replaces the SSH host certificate with the one from the rejoin ticket. A failure is only
@@ -243,10 +246,10 @@ fn serve_init(
     listener: TcpListener,
     issuer: Arc<dyn Issuer>,
     entrant: Entrant,
-    node: &Arc<Node>,
-) -> Result<Outcome, Error> {
+    node: &Arc<NodeParts>,
+) -> Result<SetupOutcome, Error> {
     let Some(guard) = secret_guard(node, entrant.stop()) else {
-        return Ok(Outcome::None);
+        return Ok(SetupOutcome::None);
     };
     let address = listener.local_addr();
     let server =
@@ -262,7 +265,7 @@ fn serve_init(
 
 /// Returns the guard with the hash from the metadata service. Asks the service until it answers;
 /// `None` when stopped.
-fn secret_guard(node: &Node, stop: &Stop) -> Option<SecretGuard> {
+fn secret_guard(node: &NodeParts, stop: &Stop) -> Option<SecretGuard> {
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     while !stop.is_stopped() {
         let what = "the metadata service to give the init secret's hash";
@@ -281,14 +284,14 @@ fn secret_guard(node: &Node, stop: &Stop) -> Option<SecretGuard> {
     None
 }
 
-fn reset(disk: &Path, timeline: &Timeline) -> Result<Ending, Error> {
+fn reset(disk: &Path, timeline: &Timeline) -> Result<RunOutcome, Error> {
     let what = format!("the disk {} to be marked for reset", disk.display());
     timeline.waiting_for(what, || {
         let _lock = HeaderLock::take(disk).map_err(Error::Locked)?;
         state::state_disk::mark_for_reset(disk).map_err(Error::Disk)
     })?;
     timeline.event("reset", "the next boot formats the state disk");
-    Ok(Ending::Reset)
+    Ok(RunOutcome::Reset)
 }
 
 /// Why a run failed.

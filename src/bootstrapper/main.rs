@@ -15,7 +15,7 @@ use base::options::{help, of};
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use bootstrapper::members::operator::{Machine, OperatorService};
+use bootstrapper::members::operator::{MemberMachine, OperatorService};
 use bootstrapper::members::update::remote::{self, Remote};
 use bootstrapper::members::update::trial::{Trial, TrialEnd};
 use bootstrapper::members::update::{self, ImageDisk, Offer};
@@ -26,19 +26,19 @@ use bootstrapper::state::peers;
 use bootstrapper::steps::clock::TimeService;
 use bootstrapper::trust::evidence::{self, Attester};
 use bootstrapper::trust::service_trust::ServiceTrust;
-use bootstrapper::{Bootstrapper, Ending};
+use bootstrapper::{Bootstrapper, RunOutcome};
 use lexopt::Parser;
 use node::options::{self, Options, STOPPED, all};
 use node::quotes;
 use node::settings;
 use proto::init;
-use sys::keeping::Keeping;
+use sys::keeping::WipingAllocator;
 use verifier::Variant;
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library. Keeps some wiped
 /// blocks for later allocations.
 #[global_allocator]
-static ALLOCATOR: Keeping = Keeping::new();
+static ALLOCATOR: WipingAllocator = WipingAllocator::new();
 
 const HELP: &str = "\
 bootstrapper: makes a fresh confidential VM a trusted node of a Kubernetes cluster
@@ -249,7 +249,7 @@ fn start(settings: Settings) -> Result<(), Failure> {
     timeline.peak_memory();
     match result {
         Ok(ending) if ending.is_member() => Ok(()),
-        Ok(Ending::Reset) => Err(Failure::Failed(
+        Ok(RunOutcome::Reset) => Err(Failure::Failed(
             RESET,
             "reboot this machine: it starts over with an empty state disk".into(),
         )),
@@ -264,7 +264,7 @@ fn has_external_provider(cloud: Cloud) -> bool {
     matches!(cloud, Cloud::Aws | Cloud::Gcp | Cloud::Azure)
 }
 
-fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Box<dyn Error>> {
+fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<RunOutcome, Box<dyn Error>> {
     let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
     let variant = Variant::named(&options.variant)?;
@@ -311,7 +311,7 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
         let keeping = keeper.start();
         let generations = Arc::new(Generations::open(&root));
         // anybody may ask a member for a quote, so these quotes are not logged as events
-        let operators = OperatorService::new(Machine {
+        let operators = OperatorService::new(MemberMachine {
             root,
             files: "/".into(),
             update_keys: settings.update_keys,

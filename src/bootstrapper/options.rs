@@ -14,7 +14,7 @@ use node::options;
 use ssh::key::PublicKey;
 use verifier::Policy;
 
-use crate::steps::clock::Sources;
+use crate::steps::clock::TimeServers;
 use crate::trust::service_trust::read_policy;
 
 /// The values of the options.
@@ -25,15 +25,15 @@ pub struct Settings {
     /// The images of join services that are accepted in addition to the node's own.
     pub services: Option<Policy>,
     /// Which components are installed.
-    pub policy: components::Policy,
+    pub policy: components::ComponentPolicy,
     /// Where the components are.
-    pub components: components::Settings,
+    pub components: components::InstallSettings,
     /// Whether a cloud controller manager initializes the node; `None`: the default of the cloud.
     pub cloud_controller: Option<bool>,
     /// How long kubeadm waits for each part of Kubernetes; `None`: as long as kubeadm does by default.
     pub kubeadm_timeout: Option<Duration>,
     /// The time servers; `None`: those of the list of machines or of the cloud.
-    pub time_servers: Option<Sources>,
+    pub time_servers: Option<TimeServers>,
     /// The keys that may sign updates of the image.
     pub update_keys: Vec<PublicKey>,
     /// Where releases of the image are.

@@ -7,7 +7,7 @@ use base::options::table;
 use base::program::{FAILED, USAGE};
 use clap::error::ErrorKind;
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand, value_parser};
-use collateral::Settings;
+use collateral::FetchSettings;
 
 use crate::cluster::{apply, cluster_id, init, metadata, recover, status, timeline};
 use crate::migrate;
@@ -227,7 +227,7 @@ impl Command {
         };
         match &self {
             Command::Collateral(options) => options.set_sources()?,
-            _ => sources.set(Settings::default())?,
+            _ => sources.set(FetchSettings::default())?,
         }
         match self {
             Command::Init(it) => init::run(&it.options()?),

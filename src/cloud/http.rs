@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use base::machines::Error;
 pub use base::request::Fields;
-use base::request::{NoAnswer, Request, Transport};
+use base::request::{NoAnswer, Request, RequestTransport};
 use base::sync::lock;
 use base::text::of_error;
 use serde::de::DeserializeOwned;
@@ -37,7 +37,7 @@ const SHOWN: usize = 120;
 /// A client of one service. Each call makes one request, without retries, but tries each address of
 /// the service.
 pub struct Http {
-    transport: Box<dyn Transport>,
+    transport: Box<dyn RequestTransport>,
     /// The base URLs of the service: its addresses.
     bases: Vec<String>,
     /// The index of the URL that is tried first: the one that gave the last answer.
@@ -47,7 +47,7 @@ pub struct Http {
 }
 
 /// An answer with any status.
-pub struct Answer {
+pub struct PlainResponse {
     /// The request: method and URL.
     pub request: String,
     /// The HTTP status.
@@ -58,7 +58,7 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl PlainResponse {
     /// Returns the content of a successful answer. An HTML page is the answer of a proxy, so it is
     /// an error.
     pub fn content(self) -> Result<Vec<u8>, Error> {
@@ -110,7 +110,7 @@ impl Http {
 
     /// Makes a client of the service at this base URL, which sends its requests through
     /// `transport`.
-    pub fn by(base_url: &str, transport: impl Transport + 'static) -> Http {
+    pub fn by(base_url: &str, transport: impl RequestTransport + 'static) -> Http {
         Http {
             transport: Box::new(transport),
             bases: (base_url.split(' '))
@@ -175,7 +175,7 @@ impl Http {
         fields: Fields<'_>,
         body: Option<&[u8]>,
         limit: u64,
-    ) -> Result<Answer, Error> {
+    ) -> Result<PlainResponse, Error> {
         self.check_pause(&format!("{method} {}", self.url(path)))?;
         let first = self.current.load(Ordering::Relaxed);
         // a path in place of the URL, which depends on the address
@@ -214,7 +214,7 @@ impl Http {
         Ok(answer)
     }
 
-    fn send_once(&self, asked: &Request<'_>) -> Result<Answer, Error> {
+    fn send_once(&self, asked: &Request<'_>) -> Result<PlainResponse, Error> {
         let url = self.url(asked.url);
         let request = format!("{} {url}", asked.method);
         let unreachable = |error: NoAnswer| Error::Unreachable {
@@ -227,7 +227,7 @@ impl Http {
         });
         let response = sent.map_err(unreachable)?;
         let status = response.status;
-        Ok(Answer {
+        Ok(PlainResponse {
             status,
             fields: response.fields,
             pause: response.pause,

@@ -17,14 +17,14 @@ use std::sync::Arc;
 use base::machines::{Cloud, Error, Role};
 
 /// Lists host names and addresses. Each call reads or requests them again.
-pub type Hosts = Arc<dyn Fn() -> Result<Vec<String>, Error> + Send + Sync>;
+pub type ListHosts = Arc<dyn Fn() -> Result<Vec<String>, Error> + Send + Sync>;
 
 /// What a machine's own metadata says about its cluster, without a cloud API.
 pub struct Own {
     /// Whether it needs no network.
     pub is_local: bool,
     /// Lists of hosts that may have a join service, with their names for people.
-    pub lists: Vec<(&'static str, Hosts)>,
+    pub lists: Vec<(&'static str, ListHosts)>,
 }
 
 /// Returns what the own metadata of a machine in this cloud says. `place` is its location in the
@@ -38,7 +38,7 @@ pub fn own(cloud: Cloud, place: Option<&str>) -> Result<Own, Error> {
         Cloud::Azure => peers::azure,
         Cloud::OpenStack | Cloud::Stackit => peers::openstack,
     };
-    let tag = peers::Tag::new(ask, place)?;
+    let tag = peers::MachineTag::new(ask, place)?;
     Ok(Own {
         is_local: false,
         lists: vec![("machine's tag", Arc::new(move || tag.hosts()))],

@@ -17,7 +17,7 @@ pub const MAX_HOSTS: usize = 64;
 const ADDRESSES: &str = "http://169.254.169.254 http://[fd00:ec2::254] http://[fd20:ce::254]";
 
 /// Asks a metadata service for the tag of this machine.
-pub type Ask = fn(&Http) -> Result<Vec<u8>, Error>;
+pub type RequestTag = fn(&Http) -> Result<Vec<u8>, Error>;
 
 /// Parses a list of host names and addresses, separated by commas or white space. The error is a
 /// clause that says what is wrong.
@@ -37,19 +37,19 @@ pub fn parse_hosts(text: &str) -> Result<Vec<String>, String> {
 }
 
 /// The tag of this machine, from its metadata service.
-pub struct Tag {
+pub struct MachineTag {
     metadata: Http,
-    ask: Ask,
+    ask: RequestTag,
 }
 
-impl Tag {
+impl MachineTag {
     /// Makes a client of the metadata service at this location, in the form of `--metadata`. URLs
     /// of APIs in it are ignored.
-    pub fn new(ask: Ask, place: Option<&str>) -> Result<Tag, Error> {
+    pub fn new(ask: RequestTag, place: Option<&str>) -> Result<MachineTag, Error> {
         let first = place.and_then(|place| place.split(',').next());
         let named = first.filter(|url| !url.is_empty() && !url.contains('='));
         named.map_or(Ok(()), check_url)?;
-        Ok(Tag {
+        Ok(MachineTag {
             metadata: Http::new(named.unwrap_or(ADDRESSES)),
             ask,
         })
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn the_place_of_apis_is_none_of_the_metadata_service() {
-        let base = |place| Tag::new(aws, place).map(|tag| tag.metadata.base().to_owned());
+        let base = |place| MachineTag::new(aws, place).map(|tag| tag.metadata.base().to_owned());
         for (place, expected) in [
             (None, "http://169.254.169.254"),
             (Some("ec2=https://a"), "http://169.254.169.254"),

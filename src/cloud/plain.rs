@@ -5,7 +5,9 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use base::request::{CONNECT_TIMEOUT, NoAnswer, Request, Response, Transport, USER_AGENT, seconds};
+use base::request::{
+    CONNECT_TIMEOUT, NoAnswer, Request, RequestTransport, Response, USER_AGENT, seconds,
+};
 use base::resolver;
 
 /// Maximum size in bytes of the data before an answer's body, and of the data after its last chunk.
@@ -16,7 +18,7 @@ const MAX_INTERIM: usize = 8;
 /// Sends requests without TLS. Each request has this time limit.
 pub struct Plain(pub Duration);
 
-impl Transport for Plain {
+impl RequestTransport for Plain {
     fn send(&self, request: &Request<'_>) -> Result<Response, NoAnswer> {
         let end = Instant::now() + self.0;
         let url = Url::parse(request.url).map_err(|why| NoAnswer::Request(why.into()))?;

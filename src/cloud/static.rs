@@ -166,7 +166,7 @@ pub struct Machines {
     #[serde(default, rename = "timeServers")]
     pub time_servers: Option<String>,
     /// All machines.
-    pub machines: Vec<Machine>,
+    pub machines: Vec<StaticMachine>,
     /// The name of this machine.
     #[serde(default, rename = "self")]
     pub own: Option<String>,
@@ -175,7 +175,7 @@ pub struct Machines {
 /// A machine of a list.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Machine {
+pub struct StaticMachine {
     /// Its name.
     pub name: String,
     /// Its role, in the form of [`Role::parse`].
@@ -222,7 +222,7 @@ impl Machines {
         let mut names = BTreeSet::new();
         let mut addresses = BTreeSet::new();
         for machine in &list.machines {
-            let Machine { name, address, .. } = machine;
+            let StaticMachine { name, address, .. } = machine;
             if !is_host(name) || name.len() > 63 || name.parse::<IpAddr>().is_ok() {
                 return wrong(format!(
                     "{} is not a name of a machine: expected up to 63 letters, digits, hyphens, dots",
@@ -272,13 +272,13 @@ impl Machines {
     }
 
     /// Returns all control planes.
-    pub fn control_planes(&self) -> impl Iterator<Item = &Machine> {
-        let is_control_plane = |one: &&Machine| Role::parse(&one.role) == Role::ControlPlane;
+    pub fn control_planes(&self) -> impl Iterator<Item = &StaticMachine> {
+        let is_control_plane = |one: &&StaticMachine| Role::parse(&one.role) == Role::ControlPlane;
         self.machines.iter().filter(is_control_plane)
     }
 
     /// Returns the machine that `self` names.
-    pub fn this(&self) -> Option<&Machine> {
+    pub fn this(&self) -> Option<&StaticMachine> {
         let name = self.own.as_ref()?;
         let mut all = self.machines.iter();
         all.find(|one| one.name.eq_ignore_ascii_case(name))

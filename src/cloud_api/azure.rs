@@ -20,13 +20,13 @@ use super::answer::{Entries, Lost, nullable, parsed};
 use super::bearer::{Bearer, Token, message};
 use super::https::api as api_at;
 use super::pages;
-use super::place::Place;
+use super::place::Endpoints;
 use super::service::{Alias, Service, bcrypt_hash};
 use base::machines::{Error, Instance, Role};
 use cloud::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
 use http::encoded;
 
-use crate::Metadata;
+use crate::CloudMetadata;
 
 /// The clouds of Azure (`azEnvironment`) and their addresses of the API.
 const ENVIRONMENTS: [(&str, &str); 3] = [
@@ -53,16 +53,16 @@ const NEXT: &str =
     "the machine's managed identity needs the role of docs/clouds.md in the resource group";
 
 /// A client of the services.
-pub struct Client {
+pub struct AzureClient {
     imds: Http,
-    place: Place,
+    place: Endpoints,
     bearer: Bearer,
     api: OnceLock<Http>,
 }
 
 /// The metadata service's description of the machine.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Document {
+pub struct InstanceDocument {
     compute: Compute,
     #[serde(default, deserialize_with = "nullable")]
     network: Network,
@@ -121,7 +121,7 @@ struct Address {
     private_ip_address: String,
 }
 
-impl Document {
+impl InstanceDocument {
     fn tag(&self, name: &str) -> Option<&str> {
         let mut tags = self.compute.tags_list.iter();
         let found = tags.find(|tag| tag.name.eq_ignore_ascii_case(name))?;
@@ -270,11 +270,11 @@ pub enum Frontend {
     Public(String),
 }
 
-impl Client {
+impl AzureClient {
     /// Makes a client of the services at these addresses: `[URL][,arm=URL][,identity=CLIENT_ID]`. Sends no request.
-    pub fn new(place: Option<&str>) -> Result<Client, Error> {
-        let place = Place::parse(place, LINK_LOCAL, &["arm"], &["identity"])?;
-        Ok(Client {
+    pub fn new(place: Option<&str>) -> Result<AzureClient, Error> {
+        let place = Endpoints::parse(place, LINK_LOCAL, &["arm"], &["identity"])?;
+        Ok(AzureClient {
             imds: Http::new(&place.service),
             place,
             bearer: Bearer::new(("authorization", "Bearer "), NEXT),
@@ -286,13 +286,13 @@ impl Client {
         self.imds.get(path, &[("Metadata", "true")], MAX_BODY * 4)
     }
 
-    fn document(&self) -> Result<Document, Error> {
+    fn document(&self) -> Result<InstanceDocument, Error> {
         let path = format!("metadata/instance?api-version={IMDS_VERSION}&format=json");
         parse_document(&format!("GET {}", self.imds.url(&path)), &self.imds(&path)?)
     }
 
     /// Returns a tag of this machine.
-    fn tag(&self, document: &Document, name: &str) -> Result<String, Error> {
+    fn tag(&self, document: &InstanceDocument, name: &str) -> Result<String, Error> {
         let tag = document.tag(name).map(str::to_owned);
         tag.ok_or_else(|| Error::Denied {
             request: format!("GET {}", self.imds.url("metadata/instance")),
@@ -302,12 +302,12 @@ impl Client {
     }
 
     /// Returns the ID of the cluster.
-    fn uid(&self, document: &Document) -> Result<String, Error> {
+    fn uid(&self, document: &InstanceDocument) -> Result<String, Error> {
         self.tag(document, UID)
     }
 
     /// Returns the API of this cloud.
-    fn api(&self, document: &Document) -> Result<&Http, Error> {
+    fn api(&self, document: &InstanceDocument) -> Result<&Http, Error> {
         if let Some(api) = self.api.get() {
             return Ok(api);
         }
@@ -316,7 +316,7 @@ impl Client {
         Ok(self.api.get_or_init(|| api))
     }
 
-    fn token(&self, document: &Document) -> Result<Token, Error> {
+    fn token(&self, document: &InstanceDocument) -> Result<Token, Error> {
         let resource = format!("{}/", environment(document));
         self.token_for(&resource).map_err(|error| match error {
             // no identity, or several
@@ -347,7 +347,7 @@ impl Client {
     }
 
     /// Returns the API's answer for this path.
-    fn get(&self, document: &Document, path: &str) -> Result<(String, Vec<u8>), Error> {
+    fn get(&self, document: &InstanceDocument, path: &str) -> Result<(String, Vec<u8>), Error> {
         let api = self.api(document)?;
         let new = || self.token(document);
         let answer = self.bearer.get(api, path, &[], MAX_PAGE, &new)?;
@@ -357,7 +357,7 @@ impl Client {
     /// Returns all pages of a list.
     fn list<T: DeserializeOwned>(
         &self,
-        document: &Document,
+        document: &InstanceDocument,
         path: &str,
         version: &str,
         lost: Lost,
@@ -395,7 +395,7 @@ impl Client {
     /// machines, and their network interfaces.
     fn machines<T>(
         &self,
-        document: &Document,
+        document: &InstanceDocument,
         lost: Lost,
         join: impl Fn(&str, Vec<Machine>, Vec<MachineInterface>) -> Result<Vec<T>, Error>,
     ) -> Result<Vec<T>, Error> {
@@ -420,7 +420,11 @@ impl Client {
 
     /// Returns the public addresses of a scale set's machines; none if the role of the managed identity is from before it had the
     /// permission.
-    fn public_addresses(&self, document: &Document, set: &str) -> Result<Vec<Public>, Error> {
+    fn public_addresses(
+        &self,
+        document: &InstanceDocument,
+        set: &str,
+    ) -> Result<Vec<Public>, Error> {
         let path = format!("{set}/publicipaddresses");
         match self.list(document, &path, INTERFACES_VERSION, Lost::LeftOut) {
             Err(error @ Error::Denied { .. }) => {
@@ -432,7 +436,7 @@ impl Client {
     }
 }
 
-impl Metadata for Client {
+impl CloudMetadata for AzureClient {
     fn own_instance(&self) -> Result<Instance, Error> {
         let document = self.document()?;
         Ok(Instance {
@@ -480,7 +484,7 @@ impl Metadata for Client {
     }
 }
 
-impl Service for Client {
+impl Service for AzureClient {
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
         let document = self.document()?;
         self.machines(&document, Lost::Refused, |set, machines, interfaces| {
@@ -497,16 +501,16 @@ impl Service for Client {
 }
 
 /// Returns the address of the API in the cloud of a machine.
-fn environment(document: &Document) -> &'static str {
+fn environment(document: &InstanceDocument) -> &'static str {
     let wanted = document.compute.az_environment.as_str();
     let found = ENVIRONMENTS.iter().find(|(name, _)| *name == wanted);
     found.unwrap_or(&ENVIRONMENTS[0]).1
 }
 
 /// Parses the metadata service's document.
-pub fn parse_document(request: &str, body: &[u8]) -> Result<Document, Error> {
+pub fn parse_document(request: &str, body: &[u8]) -> Result<InstanceDocument, Error> {
     const EXPECTED: &str = "the metadata of a machine";
-    let document: Document = parsed(request, EXPECTED, body)?;
+    let document: InstanceDocument = parsed(request, EXPECTED, body)?;
     let compute = &document.compute;
     // names of resources have at most 260 characters, and no character that separates parts of a path or lines
     let is_name = |text: &str| {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 use base::machines::Error;
-use cloud::http::{Answer, Fields, Http};
+use cloud::http::{Fields, Http, PlainResponse};
 
 /// How long before it expires a token is renewed. A metadata service gives a new one at least four minutes before.
 const EARLY: Duration = Duration::from_secs(200);
@@ -105,7 +105,7 @@ impl Bearer {
         fields: Fields<'_>,
         limit: u64,
         new: &dyn Fn() -> Result<Token, Error>,
-    ) -> Result<Answer, Error> {
+    ) -> Result<PlainResponse, Error> {
         let token = self.token(new)?;
         let (name, prefix) = self.field;
         let value = Zeroizing::new(format!("{prefix}{}", *token.value));

@@ -21,13 +21,13 @@ use super::answer::{Entries, Lost, nullable, parsed};
 use super::bearer::{Bearer, Token};
 use super::https::api;
 use super::pages;
-use super::place::Place;
+use super::place::Endpoints;
 use super::service::{Alias, Service, bcrypt_hash};
 use base::machines::{Error, Instance, Role};
 use cloud::http::{GOOGLE, Http, MAX_BODY, excerpt};
 use http::encoded;
 
-use crate::Metadata;
+use crate::CloudMetadata;
 
 /// The address of the API.
 const API: &str = "https://compute.googleapis.com";
@@ -37,7 +37,7 @@ const LABELS: [&str; 2] = ["constellation-uid", "constellation-role"];
 const NEXT: &str = "the instance's service account needs the permissions of docs/clouds.md and the scope cloud-platform";
 
 /// A client of the services.
-pub struct Client {
+pub struct GcpClient {
     metadata: Http,
     compute: Http,
     bearer: Bearer,
@@ -93,7 +93,7 @@ struct Access {
 
 /// The instance that asks, and the cluster to which it belongs.
 #[derive(Debug)]
-pub struct Member {
+pub struct GcpInstance {
     /// The instance.
     pub instance: Instance,
     /// The ID of the cluster.
@@ -102,11 +102,11 @@ pub struct Member {
     pub network: String,
 }
 
-impl Client {
+impl GcpClient {
     /// Makes a client of the services at these addresses: `[URL][,compute=URL]`. Sends no request.
-    pub fn new(place: Option<&str>) -> Result<Client, Error> {
-        let place = Place::parse(place, GOOGLE, &["compute"], &[])?;
-        Ok(Client {
+    pub fn new(place: Option<&str>) -> Result<GcpClient, Error> {
+        let place = Endpoints::parse(place, GOOGLE, &["compute"], &[])?;
+        Ok(GcpClient {
             metadata: Http::new(&place.service),
             compute: api(place.api("compute").unwrap_or(API))?,
             bearer: Bearer::new(("authorization", "Bearer "), NEXT),
@@ -175,7 +175,7 @@ impl Client {
         Ok((format!("GET {}", self.compute.url(&path)), answer))
     }
 
-    fn member(&self) -> Result<Member, Error> {
+    fn member(&self) -> Result<GcpInstance, Error> {
         let own = self.own()?;
         let (zone, name) = (encoded(&own.zone), encoded(&own.name));
         let (request, body) = self.compute(&format!("zones/{zone}/instances/{name}"))?;
@@ -215,7 +215,7 @@ impl Client {
     }
 }
 
-impl Metadata for Client {
+impl CloudMetadata for GcpClient {
     fn own_instance(&self) -> Result<Instance, Error> {
         Ok(self.member()?.instance)
     }
@@ -249,7 +249,7 @@ impl Metadata for Client {
     }
 }
 
-impl Service for Client {
+impl Service for GcpClient {
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
         let (own, member) = (self.own()?, self.member()?);
         let filter = format!("labels.constellation-uid:{}", member.uid);
@@ -319,7 +319,7 @@ pub fn parse_member(
     project: &str,
     zone: &str,
     body: &[u8],
-) -> Result<Member, Error> {
+) -> Result<GcpInstance, Error> {
     const EXPECTED: &str = "an instance with the labels constellation-uid and constellation-role";
     let described: Described = parsed(request, EXPECTED, body)?;
     let uid = described.labels.get(LABELS[0]).filter(|uid| is_name(uid));
@@ -329,7 +329,7 @@ pub fn parse_member(
         nonsense(request, EXPECTED, format!("one with the labels {labels:?}"))
     })?;
     let network = described.network_interfaces.first();
-    Ok(Member {
+    Ok(GcpInstance {
         uid,
         network: network
             .map(|first| first.network.clone())
@@ -383,7 +383,7 @@ pub fn parse_instances(
     request: &str,
     project: &str,
     region: &str,
-    member: &Member,
+    member: &GcpInstance,
     body: &[u8],
 ) -> Result<(Vec<Instance>, Option<String>), Error> {
     let (members, next) = parse_page(request, region, member, body, Lost::LeftOut)?;
@@ -402,7 +402,7 @@ pub fn parse_aliases(
     request: &str,
     project: &str,
     region: &str,
-    member: &Member,
+    member: &GcpInstance,
     body: &[u8],
 ) -> Result<(Vec<Alias>, Option<String>), Error> {
     let (members, next) = parse_page(request, region, member, body, Lost::Refused)?;
@@ -436,7 +436,7 @@ type Members = (Vec<(Described, String)>, Option<String>);
 fn parse_page(
     request: &str,
     region: &str,
-    member: &Member,
+    member: &GcpInstance,
     body: &[u8],
     lost: Lost,
 ) -> Result<Members, Error> {
@@ -536,7 +536,7 @@ mod tests {
         )
     }
 
-    fn member() -> Member {
+    fn member() -> GcpInstance {
         let body = described("w-1", "RUNNING", "192.168.178.2", NETWORK, "constell1");
         parse_member("GET x", "p-1", "europe-west3-b", body.as_bytes()).unwrap()
     }

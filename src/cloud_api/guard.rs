@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use base::machines::{Error, Instance, Role, is_host};
 
-use crate::Metadata;
+use crate::CloudMetadata;
 
 use crate::range::Range;
 use crate::service::{Alias, Service};
@@ -30,7 +30,7 @@ impl Guarded {
     }
 }
 
-impl Metadata for Guarded {
+impl CloudMetadata for Guarded {
     fn own_instance(&self) -> Result<Instance, Error> {
         let own = self.client.own_instance()?;
         if let Some(fault) = own.vpc_ip.and_then(fault_of_address) {
@@ -188,7 +188,7 @@ mod tests {
         load_balancer: &'static str,
     }
 
-    impl Metadata for Fake {
+    impl CloudMetadata for Fake {
         fn own_instance(&self) -> Result<Instance, Error> {
             Ok(self.own.lock().unwrap().clone())
         }

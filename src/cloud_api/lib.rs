@@ -18,7 +18,7 @@ mod range;
 mod service;
 
 pub use range::Range;
-pub use service::{Alias, Made, Metadata, Service, bcrypt_hash};
+pub use service::{Alias, CloudMetadata, Made, Service, bcrypt_hash};
 
 use std::sync::Arc;
 
@@ -29,10 +29,10 @@ use guard::Guarded;
 /// replaces the default. Sends no request.
 pub fn metadata(cloud: Cloud, place: Option<&str>) -> Made {
     match cloud {
-        Cloud::Aws => guarded(aws::Client::new(place)?),
-        Cloud::Gcp => guarded(gcp::Client::new(place)?),
-        Cloud::Azure => guarded(azure::Client::new(place)?),
-        Cloud::OpenStack | Cloud::Stackit => guarded(openstack::Client::new(place)?),
+        Cloud::Aws => guarded(aws::AwsClient::new(place)?),
+        Cloud::Gcp => guarded(gcp::GcpClient::new(place)?),
+        Cloud::Azure => guarded(azure::AzureClient::new(place)?),
+        Cloud::OpenStack | Cloud::Stackit => guarded(openstack::OpenstackClient::new(place)?),
         // they need no API
         Cloud::Qemu => Ok(Arc::new(cloud::qemu::client(place)?)),
         Cloud::Static => Ok(Arc::new(cloud::r#static::client(place)?)),

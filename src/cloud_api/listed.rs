@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 
 use base::machines::{Error, Instance, Role};
 use base::resolver;
-use cloud::r#static::{ListedMetadata, Machine};
+use cloud::r#static::{ListedMetadata, StaticMachine};
 use cloud::{Machines, Problem};
 use transport::dial;
 
 use crate::service::is_bcrypt;
-use crate::{Metadata, Service};
+use crate::{CloudMetadata, Service};
 
 /// How long name servers may take.
 const TIME_OF_NAME: Duration = Duration::from_secs(10);
 
-impl Metadata for ListedMetadata {
+impl CloudMetadata for ListedMetadata {
     fn own_instance(&self) -> Result<Instance, Error> {
         let addresses = sys::interfaces::addresses()
             .map_err(|error| self.failed(format!("this machine's addresses: {error}")))?;
@@ -94,7 +94,7 @@ pub fn instances(list: &Machines) -> Vec<Instance> {
     list.machines.iter().map(instance).collect()
 }
 
-fn instance(machine: &Machine) -> Instance {
+fn instance(machine: &StaticMachine) -> Instance {
     Instance {
         name: machine.name.clone(),
         provider_id: machine.provider_id.clone(),
@@ -103,7 +103,7 @@ fn instance(machine: &Machine) -> Instance {
     }
 }
 
-fn address(Machine { name, address, .. }: &Machine) -> Option<IpAddr> {
+fn address(StaticMachine { name, address, .. }: &StaticMachine) -> Option<IpAddr> {
     if let Ok(address) = address.parse::<IpAddr>() {
         return Some(address.to_canonical());
     }

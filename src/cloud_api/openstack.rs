@@ -25,14 +25,14 @@ use super::answer::{Entries, Lost, nullable, parsed};
 use super::bearer::{Bearer, Token, message};
 use super::https::api as api_at;
 use super::pages;
-use super::place::Place;
+use super::place::Endpoints;
 use super::range::Range;
 use super::service::{Alias, Service, bcrypt_hash};
 use base::machines::{Error, Instance, Role};
 use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
 use http::encoded;
 
-use crate::Metadata;
+use crate::CloudMetadata;
 
 /// The version of the metadata service. Constellation uses the same.
 const VERSION: &str = "openstack/2018-08-27";
@@ -46,7 +46,7 @@ const SIZE: &str = "1000";
 const NEXT: &str = "the user of the user data needs the role of docs/clouds.md in the project";
 
 /// A client of the services.
-pub struct Client {
+pub struct OpenstackClient {
     metadata: Http,
     bearer: Bearer,
     /// The endpoints of the last token.
@@ -116,12 +116,12 @@ struct Address {
     kind: String,
 }
 
-impl Client {
+impl OpenstackClient {
     /// Makes a client of the metadata service at this address: `[URL]`. The user data and Keystone have the addresses of the APIs.
     /// Sends no request.
-    pub fn new(place: Option<&str>) -> Result<Client, Error> {
-        let place = Place::parse(place, LINK_LOCAL, &[], &[])?;
-        Ok(Client {
+    pub fn new(place: Option<&str>) -> Result<OpenstackClient, Error> {
+        let place = Endpoints::parse(place, LINK_LOCAL, &[], &[])?;
+        Ok(OpenstackClient {
             metadata: Http::new(&place.service),
             bearer: Bearer::new(("x-auth-token", ""), NEXT),
             catalog: Mutex::default(),
@@ -311,7 +311,7 @@ impl Client {
     }
 }
 
-impl Metadata for Client {
+impl CloudMetadata for OpenstackClient {
     fn own_instance(&self) -> Result<Instance, Error> {
         let description = self.description()?;
         let (request, address) = self.metadata("1.0/meta-data/local-ipv4")?;
@@ -344,7 +344,7 @@ impl Metadata for Client {
     }
 }
 
-impl Service for Client {
+impl Service for OpenstackClient {
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
         let tag = self.tag(&self.description()?)?;
         self.servers(&tag, |request, body| parse_aliases(request, &tag, body))

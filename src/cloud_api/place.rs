@@ -7,13 +7,13 @@ use cloud::plain::Url;
 
 /// The services' addresses.
 #[derive(Debug)]
-pub struct Place {
+pub struct Endpoints {
     /// The URL of the metadata service.
     pub service: String,
     named: Vec<(&'static str, String)>,
 }
 
-impl Place {
+impl Endpoints {
     /// Parses the argument. `service` is the usual URL of the metadata service; `apis` has the names of the APIs, and `values` the
     /// names of other values, which are letters, digits and hyphens.
     pub fn parse(
@@ -21,8 +21,8 @@ impl Place {
         service: &str,
         apis: &[&'static str],
         values: &[&'static str],
-    ) -> Result<Place, Error> {
-        let mut place = Place {
+    ) -> Result<Endpoints, Error> {
+        let mut place = Endpoints {
             service: service.to_owned(),
             named: vec![],
         };
@@ -90,13 +90,13 @@ mod tests {
 
     const APIS: [&str; 2] = ["one", "two"];
 
-    fn parse(text: &str) -> Result<Place, Error> {
-        Place::parse(Some(text), "http://usual", &APIS, &["three"])
+    fn parse(text: &str) -> Result<Endpoints, Error> {
+        Endpoints::parse(Some(text), "http://usual", &APIS, &["three"])
     }
 
     #[test]
     fn a_place_names_the_service_and_some_apis() {
-        let place = Place::parse(None, "http://usual", &APIS, &[]).unwrap();
+        let place = Endpoints::parse(None, "http://usual", &APIS, &[]).unwrap();
         assert_eq!((&*place.service, place.api("one")), ("http://usual", None));
         let place = parse("http://10.0.0.1,two=https://b,one=https://a/x").unwrap();
         assert_eq!(place.service, "http://10.0.0.1");

@@ -15,7 +15,7 @@ pub type Made = Result<Arc<dyn Service>, Error>;
 
 /// The metadata service of the cloud in which this machine runs, as each boot asks it. Each call
 /// makes its requests without retries; the caller decides about retries.
-pub trait Metadata: Send + Sync {
+pub trait CloudMetadata: Send + Sync {
     /// Returns this machine.
     fn own_instance(&self) -> Result<Instance, Error>;
     /// Returns all machines of the cluster with a valid description, including this one.
@@ -25,7 +25,7 @@ pub trait Metadata: Send + Sync {
 }
 
 /// A metadata service with all its answers. Each call makes its requests without retries.
-pub trait Service: Metadata {
+pub trait Service: CloudMetadata {
     /// Returns the bcrypt hash (`$2a$10$..`, 60 characters) of the init secret.
     fn init_secret_hash(&self) -> Result<String, Error>;
     /// Returns additional names and addresses of all machines of the cluster, as far as the service
@@ -77,7 +77,7 @@ pub fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
     }
 }
 
-impl Metadata for qemu::QemuMetadata {
+impl CloudMetadata for qemu::QemuMetadata {
     fn own_instance(&self) -> Result<Instance, Error> {
         let (url, body) = self.get("self", MAX_BODY)?;
         qemu::parse_self(&url, &body)

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use hardware::{Cause, Unavailable};
 
-use crate::https::{Failure, retried};
-use crate::item::{Content, Item, chip_of};
+use crate::https::{FetchFailure, retried};
+use crate::item::{Item, ItemContent, chip_of};
 use crate::store::Store;
 
 /// Maximum number of items in memory. A further item replaces another one.
@@ -45,7 +45,7 @@ const TOO_MANY: &str = "too many validations already wait for certificates of ch
 /// Gets an item from its server, in the form in which the store keeps it.
 pub trait Origin: Send + Sync {
     /// Sends the requests that the item needs.
-    fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure>;
+    fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, FetchFailure>;
 }
 
 /// A cache. The threads of validations call it.
@@ -96,7 +96,7 @@ struct State {
 
 #[derive(Default)]
 struct Slot {
-    entry: Option<Arc<Entry>>,
+    entry: Option<Arc<CachedItem>>,
     /// The last fetch failed: why, and until when no other starts.
     failure: Option<(Unavailable, Instant)>,
     is_running: bool,
@@ -105,9 +105,9 @@ struct Slot {
 
 /// A valid item.
 #[derive(Debug)]
-pub struct Entry {
+pub struct CachedItem {
     /// The content.
-    pub content: Content,
+    pub content: ItemContent,
     /// The last second of its validity since 1970.
     until: u64,
     /// When its server sent it, in seconds since 1970.
@@ -117,7 +117,7 @@ pub struct Entry {
     is_kept: AtomicBool,
 }
 
-impl Entry {
+impl CachedItem {
     fn is_valid(&self, now: u64) -> bool {
         now <= self.until
     }
@@ -156,7 +156,7 @@ impl Cache {
         item: &Item,
         patience: Patience,
         deadline: Instant,
-    ) -> Result<Arc<Entry>, Unavailable> {
+    ) -> Result<Arc<CachedItem>, Unavailable> {
         let name = item.name();
         let mut state = self.state();
         loop {
@@ -225,7 +225,7 @@ impl Cache {
 
     /// Returns an item that is valid in memory, and renews it in the background if it is due. Fetches nothing else, and keeps no
     /// entry for an unknown name: strangers can invent names.
-    pub fn at_hand(self: &Arc<Self>, item: &Item) -> Option<Arc<Entry>> {
+    pub fn at_hand(self: &Arc<Self>, item: &Item) -> Option<Arc<CachedItem>> {
         let (name, now) = (item.name(), (self.clock)());
         let state = self.state();
         let entry = state.slots.get(&name)?.entry.as_ref();
@@ -243,7 +243,7 @@ impl Cache {
         let entry = entry.and_then(|slot| slot.entry.clone());
         drop(state);
         if let Some(entry) = entry
-            && let Content::Der(der) = &entry.content
+            && let ItemContent::Der(der) = &entry.content
             && !entry.is_kept.swap(true, Ordering::Relaxed)
         {
             self.store.save(item, der);
@@ -282,9 +282,11 @@ impl Cache {
             Err(failure) => {
                 let now = Instant::now();
                 let until = match &failure {
-                    Failure::Final(error) if error.cause == Cause::Unknown => now + UNKNOWN_PAUSE,
-                    Failure::Final(_) => now + BAD_PAUSE,
-                    Failure::Later(_, until) | Failure::Full(_, until) => {
+                    FetchFailure::Final(error) if error.cause == Cause::Unknown => {
+                        now + UNKNOWN_PAUSE
+                    }
+                    FetchFailure::Final(_) => now + BAD_PAUSE,
+                    FetchFailure::Later(_, until) | FetchFailure::Full(_, until) => {
                         (*until).max(now + SHORTEST_PAUSE)
                     }
                 };
@@ -295,7 +297,12 @@ impl Cache {
         state.shrink();
     }
 
-    fn obtain(&self, item: &Item, is_renewal: bool, deadline: Instant) -> Result<Entry, Failure> {
+    fn obtain(
+        &self,
+        item: &Item,
+        is_renewal: bool,
+        deadline: Instant,
+    ) -> Result<CachedItem, FetchFailure> {
         let now = (self.clock)();
         if let Some(kept) = self.load(item, now)
             && !(is_renewal && kept.is_due(now))
@@ -326,18 +333,18 @@ impl Cache {
     }
 
     /// Takes one of the slots for callers that wait for certificates of chips. A certificate that is in the store needs no slot.
-    fn wait_for_chip(&self) -> Result<WaitingForChip<'_>, Failure> {
+    fn wait_for_chip(&self) -> Result<WaitingForChip<'_>, FetchFailure> {
         let mut state = self.state();
         if state.waiting_for_chips >= MAX_WAITING_FOR_CHIPS {
             let error = Cause::Limited.because(TOO_MANY);
-            return Err(Failure::Full(error, Instant::now()));
+            return Err(FetchFailure::Full(error, Instant::now()));
         }
         state.waiting_for_chips += 1;
         Ok(WaitingForChip(self))
     }
 
     /// Returns the store's content, if it is the requested item.
-    fn load(&self, item: &Item, now: u64) -> Option<Entry> {
+    fn load(&self, item: &Item, now: u64) -> Option<CachedItem> {
         let stored = self.store.load(item)?;
         // a time in the future was written when the clock was wrong
         let fetched = stored.fetched.min(now);
@@ -354,10 +361,10 @@ impl Cache {
         }
     }
 
-    fn entry(&self, item: &Item, bytes: &[u8], fetched: u64) -> Result<Entry, Unavailable> {
+    fn entry(&self, item: &Item, bytes: &[u8], fetched: u64) -> Result<CachedItem, Unavailable> {
         let (content, until) = item.read(bytes)?;
         let is_renewed = item.is_renewed();
-        let entry = Entry {
+        let entry = CachedItem {
             content,
             until,
             fetched,

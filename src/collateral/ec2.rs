@@ -22,7 +22,7 @@ use base::sync::{lock, wait_timeout};
 use cloud_api::aws::SignedClient;
 use cloud_api::aws::credentials::{self, Variables};
 use hardware::{Cause, Unavailable};
-use verifier::instance::Instance;
+use verifier::instance::CloudInstance;
 
 use crate::describe::describe;
 
@@ -98,7 +98,7 @@ struct Pause {
 
 #[derive(Default)]
 struct Slot {
-    known: Option<Arc<Instance>>,
+    known: Option<Arc<CloudInstance>>,
     /// Until when no request for this instance is sent, and why EC2 refused it.
     refusal: Option<(Instant, Unavailable)>,
     is_running: bool,
@@ -128,7 +128,7 @@ impl Ec2 {
         self: &Arc<Self>,
         id: &str,
         deadline: Instant,
-    ) -> Result<Arc<Instance>, Unavailable> {
+    ) -> Result<Arc<CloudInstance>, Unavailable> {
         let mut state = self.state();
         loop {
             let now = Instant::now();
@@ -198,15 +198,15 @@ impl Ec2 {
         Ok(())
     }
 
-    fn request(&self, id: &str) -> Result<Instance, Unavailable> {
+    fn request(&self, id: &str) -> Result<CloudInstance, Unavailable> {
         let described = describe(self.client.as_ref().map_err(Clone::clone)?, id)?;
         match described.state.as_str() {
-            "pending" | "running" => Ok(Instance {
+            "pending" | "running" => Ok(CloudInstance {
                 id: Some(id.into()),
                 account: Some(described.account),
                 zone: Some(described.zone),
                 image: Some(described.image),
-                ..Instance::default()
+                ..CloudInstance::default()
             }),
             other => {
                 let why = format!("EC2 says that the instance {id} is {other}, expected running");
@@ -230,7 +230,7 @@ impl State {
     }
 
     /// Keeps the result of a request. If a pause begins, returns the reason.
-    fn take(&mut self, id: &str, asked: Result<Instance, Unavailable>) -> Option<Unavailable> {
+    fn take(&mut self, id: &str, asked: Result<CloudInstance, Unavailable>) -> Option<Unavailable> {
         let now = Instant::now();
         // requests that already ran when the pause began neither end it nor make it longer
         let is_paused = self.pause.as_ref().is_some_and(|pause| pause.until > now);
@@ -317,10 +317,10 @@ mod tests {
         let mut state = ec2.state();
         let refusal = || Err(Cause::Unknown.because("unknown"));
         for number in 0..MAX_INSTANCES - 1 {
-            state.take(&format!("i-{number}"), Ok(Instance::default()));
+            state.take(&format!("i-{number}"), Ok(CloudInstance::default()));
         }
         state.take("refused", refusal());
-        state.take("new", Ok(Instance::default()));
+        state.take("new", Ok(CloudInstance::default()));
         assert_eq!(state.slots.len(), MAX_INSTANCES);
         assert!(!state.slots.contains_key("refused") && state.slots.contains_key("i-0"));
         // refused instances never replace known ones, so nobody can empty the memory with invented IDs
@@ -329,7 +329,7 @@ mod tests {
         }
         assert!(state.slots.contains_key("i-0"));
         state.slot("i-0");
-        state.take("newer", Ok(Instance::default()));
+        state.take("newer", Ok(CloudInstance::default()));
         assert!(state.slots.contains_key("i-0") && !state.slots.contains_key("i-1"));
         assert_eq!(state.slots.len(), MAX_INSTANCES);
     }
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(state.take("i-1", away()), away().err());
         let first = until(&state).unwrap();
         assert!(first <= Instant::now() + FIRST_PAUSE);
-        for asked in [away(), Ok(Instance::default()), away()] {
+        for asked in [away(), Ok(CloudInstance::default()), away()] {
             assert_eq!(state.take("i-2", asked), None);
             assert_eq!(until(&state), Some(first));
         }
@@ -353,7 +353,7 @@ mod tests {
         state.take("i-1", away());
         assert!(until(&state).unwrap() >= Instant::now() + FIRST_PAUSE / 2);
         end(&mut state);
-        state.take("i-1", Ok(Instance::default()));
+        state.take("i-1", Ok(CloudInstance::default()));
         assert_eq!(until(&state), None);
     }
 }

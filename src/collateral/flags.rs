@@ -7,7 +7,7 @@ use base::options::{Opt, Table, put};
 use base::program::{Failure, parsed, text};
 use kubernetes::client::Client;
 
-use crate::{AMD, INTEL, Kept, Settings};
+use crate::{AMD, FetchSettings, INTEL, Kept};
 
 /// The options. The chart passes each of them, and an empty value means that it is not set.
 pub const OPTIONS: &Table<Flags> = &[
@@ -29,7 +29,7 @@ const CONFIG_MAP: &str = "configmap:";
 /// The options as the user gave them.
 #[derive(Default)]
 pub struct Flags {
-    settings: Settings,
+    settings: FetchSettings,
     config_map: Option<(String, String)>,
 }
 
@@ -49,7 +49,7 @@ impl Flags {
     }
 
     /// Returns the settings. `client` makes the client of Kubernetes that a ConfigMap needs.
-    pub fn finish(self, client: impl FnOnce() -> Option<Client>) -> Result<Settings, Failure> {
+    pub fn finish(self, client: impl FnOnce() -> Option<Client>) -> Result<FetchSettings, Failure> {
         let mut settings = self.settings;
         // if both URLs are empty, the program has no network, so it does not ask Google either
         if settings.kds.is_none() && settings.pcs.is_none() {

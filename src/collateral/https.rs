@@ -25,7 +25,7 @@ const LONGEST_DEMANDED: Duration = Duration::from_secs(3600);
 const SHOWN: usize = 200;
 
 /// A server.
-pub struct Server {
+pub struct CollateralServer {
     client: Client,
     /// `https://HOST[:PORT][/PATH]`, without a slash at the end.
     base: String,
@@ -83,7 +83,7 @@ impl Limit {
 }
 
 /// A request.
-pub struct Request<'a> {
+pub struct FetchRequest<'a> {
     /// Path and query, from the slash on.
     pub path: &'a str,
     /// The media types that the answer may have.
@@ -96,13 +96,13 @@ pub struct Request<'a> {
 
 /// A successful answer.
 #[derive(Debug)]
-pub struct Answer {
+pub struct FetchedAnswer {
     fields: Vec<(String, String)>,
     /// The content.
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl FetchedAnswer {
     /// Returns the value of the first header field with one of these names, if it is text.
     pub fn field(&self, names: &[&str]) -> Option<&str> {
         let find =
@@ -113,7 +113,7 @@ impl Answer {
 
 /// Why there is no answer, and when the next request may be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Failure {
+pub enum FetchFailure {
     /// The same request gets the same answer.
     Final(Unavailable),
     /// The next attempt may succeed after this time.
@@ -122,25 +122,30 @@ pub enum Failure {
     Full(Unavailable, Instant),
 }
 
-impl Failure {
+impl FetchFailure {
     /// Returns why there is no answer.
     pub fn error(&self) -> &Unavailable {
-        let (Failure::Final(error) | Failure::Later(error, _) | Failure::Full(error, _)) = self;
+        let (FetchFailure::Final(error)
+        | FetchFailure::Later(error, _)
+        | FetchFailure::Full(error, _)) = self;
         error
     }
 }
 
-impl From<Unavailable> for Failure {
-    fn from(error: Unavailable) -> Failure {
-        Failure::Final(error)
+impl From<Unavailable> for FetchFailure {
+    fn from(error: Unavailable) -> FetchFailure {
+        FetchFailure::Final(error)
     }
 }
 
 /// Repeats a request after each pause that ends before the deadline.
-pub fn retried<T>(deadline: Instant, send: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+pub fn retried<T>(
+    deadline: Instant,
+    send: impl Fn() -> Result<T, FetchFailure>,
+) -> Result<T, FetchFailure> {
     loop {
         match send() {
-            Err(Failure::Later(_, until)) if until < deadline => {
+            Err(FetchFailure::Later(_, until)) if until < deadline => {
                 thread::sleep(until.saturating_duration_since(Instant::now()));
             }
             outcome => return outcome,
@@ -148,15 +153,15 @@ pub fn retried<T>(deadline: Instant, send: impl Fn() -> Result<T, Failure>) -> R
     }
 }
 
-impl Server {
+impl CollateralServer {
     /// Makes a client of the server at `url`, `https://HOST[:PORT][/PATH]`, whose certificate one of the roots certifies.
-    pub fn new(url: &str, roots: &Roots) -> Result<Server, Unavailable> {
+    pub fn new(url: &str, roots: &Roots) -> Result<CollateralServer, Unavailable> {
         http::check(url).map_err(|why| {
             let url = text::quoted(http::shown(url), SHOWN);
             let why = format!("the URL {url}: {why}: expected https://HOST[:PORT][/PATH]");
             Cause::Setting.because(why)
         })?;
-        Ok(Server {
+        Ok(CollateralServer {
             client: Client::new(ClientPolicy::new(roots.clone()), LONGEST_PAUSE),
             base: url.trim_end_matches('/').to_owned(),
             name: http::host(url).to_owned(),
@@ -170,13 +175,17 @@ impl Server {
     }
 
     /// Limits the requests: this many at once, and one more after each pause.
-    pub fn with_limit(self, at_once: u32, pause: Duration) -> Server {
+    pub fn with_limit(self, at_once: u32, pause: Duration) -> CollateralServer {
         self.state().limit = Some(Limit::new(at_once, pause, Instant::now()));
         self
     }
 
     /// Sends one request.
-    pub fn send(&self, request: &Request<'_>, deadline: Instant) -> Result<Answer, Failure> {
+    pub fn send(
+        &self,
+        request: &FetchRequest<'_>,
+        deadline: Instant,
+    ) -> Result<FetchedAnswer, FetchFailure> {
         let _place = self.enter()?;
         let answer = self.exchange(request, deadline);
         let mut state = self.state();
@@ -192,29 +201,29 @@ impl Server {
                     Some((longer, _)) if *longer >= until => until = *longer,
                     _ => state.pause = Some((until, error.clone())),
                 }
-                Err(Failure::Later(error, until))
+                Err(FetchFailure::Later(error, until))
             }
             answer => {
                 state.pause = None;
                 state.backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-                answer.map_err(|(error, _)| Failure::Final(error))
+                answer.map_err(|(error, _)| FetchFailure::Final(error))
             }
         }
     }
 
     /// Takes one of the slots for requests.
-    fn enter(&self) -> Result<Place<'_>, Failure> {
+    fn enter(&self) -> Result<Place<'_>, FetchFailure> {
         let mut state = self.state();
         let now = Instant::now();
         if let Some((until, why)) = state.pause.as_ref().filter(|(until, _)| *until > now) {
             let seconds = (*until - now).as_secs() + 1;
             let why = why.clone();
             let why = why.and(format!("; asking again in {seconds} s"));
-            return Err(Failure::Later(why, *until));
+            return Err(FetchFailure::Later(why, *until));
         }
         if state.running >= MAX_AT_ONCE {
             let why = format!("{}: {MAX_AT_ONCE} requests are running", self.name);
-            return Err(Failure::Later(Cause::Limited.because(why), now + BUSY));
+            return Err(FetchFailure::Later(Cause::Limited.because(why), now + BUSY));
         }
         if let Some(limit) = &mut state.limit
             && let Err(until) = limit.take(now)
@@ -224,7 +233,7 @@ impl Server {
                 "{}: too many were requested, so now one request is sent every {pause} s: try again in {seconds} s",
                 self.name
             );
-            return Err(Failure::Full(Cause::Limited.because(why), until));
+            return Err(FetchFailure::Full(Cause::Limited.because(why), until));
         }
         state.running += 1;
         Ok(Place(self))
@@ -233,9 +242,9 @@ impl Server {
     /// Sends one request. An error has the pause that the server demands.
     fn exchange(
         &self,
-        request: &Request<'_>,
+        request: &FetchRequest<'_>,
         deadline: Instant,
-    ) -> Result<Answer, (Unavailable, Option<Duration>)> {
+    ) -> Result<FetchedAnswer, (Unavailable, Option<Duration>)> {
         let (name, post) = (&self.name, request.content);
         let types = request.types.join(", ");
         let mut fields = vec![("Accept", &*types)];
@@ -288,7 +297,7 @@ impl Server {
                 format!("{name}: the answer is cut off: {error}"),
             ),
         })?;
-        Ok(Answer {
+        Ok(FetchedAnswer {
             fields,
             body: body.to_vec(),
         })
@@ -300,7 +309,7 @@ impl Server {
 }
 
 /// One of the places for requests, until it is dropped.
-struct Place<'a>(&'a Server);
+struct Place<'a>(&'a CollateralServer);
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
@@ -338,7 +347,7 @@ mod tests {
     fn only_urls_of_https_without_secrets_are_servers() {
         let roots = Roots::default();
         for good in ["https://a", "https://a:8081/x/", "https://[::1]:8081"] {
-            assert!(Server::new(good, &roots).is_ok(), "{good}");
+            assert!(CollateralServer::new(good, &roots).is_ok(), "{good}");
         }
         for bad in [
             "",
@@ -350,7 +359,7 @@ mod tests {
             "https://a/#b",
             "file:///a",
         ] {
-            let error = Server::new(bad, &roots).err().unwrap();
+            let error = CollateralServer::new(bad, &roots).err().unwrap();
             assert!(!error.to_string().contains("u:p"), "{bad}: {error}");
         }
     }

@@ -13,7 +13,7 @@
 
 use std::time::{Duration, Instant};
 
-use base::der::{Reader, SEQUENCE};
+use base::der::{DerReader, SEQUENCE};
 use base::text;
 use base::x509::Certificate;
 use hardware::{Cause, Unavailable};
@@ -22,7 +22,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use verifier::ak_certificate::places_of_issuer;
 
-use crate::https::{Failure, Request, Server};
+use crate::https::{CollateralServer, FetchFailure, FetchRequest};
 use crate::item::{Item, MAX_CERTIFICATE, subject_key};
 
 /// Google's storage service.
@@ -53,17 +53,19 @@ const AT_ONCE: u32 = 8;
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// A client of the storage service.
-pub struct Issuers(Server);
+pub struct Issuers(CollateralServer);
 
 impl Issuers {
     /// Makes a client of the service at this URL.
     pub fn new(url: &str, roots: &Roots) -> Result<Issuers, Unavailable> {
-        Ok(Issuers(Server::new(url, roots)?.with_limit(AT_ONCE, PAUSE)))
+        Ok(Issuers(
+            CollateralServer::new(url, roots)?.with_limit(AT_ONCE, PAUSE),
+        ))
     }
 
     /// Returns the certificate at this path, DER.
-    pub fn certificate(&self, path: &str, deadline: Instant) -> Result<Vec<u8>, Failure> {
-        let request = Request {
+    pub fn certificate(&self, path: &str, deadline: Instant) -> Result<Vec<u8>, FetchFailure> {
+        let request = FetchRequest {
             path,
             types: TYPES,
             limit: MAX_CERTIFICATE,
@@ -131,7 +133,7 @@ fn authority_key(certificate: &[u8]) -> Option<&[u8]> {
     let extension = Certificate::parse(certificate)
         .ok()?
         .extension(AUTHORITY_KEY)?;
-    let mut fields = Reader::new(Reader::new(extension).expect(SEQUENCE).ok()?);
+    let mut fields = DerReader::new(DerReader::new(extension).expect(SEQUENCE).ok()?);
     fields.expect(KEY_IDENTIFIER).ok()
 }
 

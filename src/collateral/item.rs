@@ -3,20 +3,20 @@
 use std::fmt;
 use std::sync::Arc;
 
-use base::der::{OCTET_STRING, Reader};
+use base::der::{DerReader, OCTET_STRING};
 use base::text::{self, hex};
 use base::x509;
 use hardware::snp::certificate::ChipCertificate;
-use hardware::snp::report::Signer;
+use hardware::snp::report::ReportSigner;
 use hardware::snp::tcb::{Product, Tcb};
-use hardware::tdx::Collateral;
+use hardware::tdx::TdxCollateral;
 use hardware::{Cause, Unavailable};
 use ring::digest::{SHA256, digest};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde::Deserialize;
 
-use crate::x509::{Certificate, RevocationList};
+use crate::x509::{RevocationList, UnverifiedCertificate};
 
 /// subjectKeyIdentifier, 2.5.29.14 (RFC 5280 §4.2.1): the content of the OID.
 const SUBJECT_KEY: &[u8] = &[0x55, 0x1d, 0x0e];
@@ -49,7 +49,7 @@ pub enum Item {
         key: Vec<u8>,
     },
     /// AMD's list of revoked authorities, in DER.
-    Revoked(Product, Signer),
+    Revoked(Product, ReportSigner),
     /// Intel's collateral of a kind of platform, in JSON.
     Tdx {
         /// The family, model, platform and SKU.
@@ -70,11 +70,11 @@ pub enum PckAuthority {
 
 /// The content of an item.
 #[derive(Debug, Clone)]
-pub enum Content {
+pub enum ItemContent {
     /// A certificate or list.
     Der(Vec<u8>),
     /// Intel's collateral.
-    Tdx(Arc<Collateral>),
+    Tdx(Arc<TdxCollateral>),
 }
 
 impl Item {
@@ -96,8 +96,8 @@ impl Item {
                 let place = digest(&SHA256, format!("{path} {}", hex(key)).as_bytes());
                 format!("issuer-{}.der", hex(place.as_ref()))
             }
-            Item::Revoked(product, Signer::Vcek) => format!("vcek-{}.crl", line(product)),
-            Item::Revoked(product, Signer::Vlek) => format!("vlek-{}.crl", line(product)),
+            Item::Revoked(product, ReportSigner::Vcek) => format!("vcek-{}.crl", line(product)),
+            Item::Revoked(product, ReportSigner::Vlek) => format!("vlek-{}.crl", line(product)),
             Item::Tdx { fmspc, authority } => {
                 format!("tdx-{}-{}.json", hex(fmspc), authority.name())
             }
@@ -122,12 +122,12 @@ impl Item {
 
     /// Parses the bytes from a server or a cache, and checks that they are this item. Returns the content and the last second of
     /// its validity. The signatures are not checked here: the validator verifies them each time.
-    pub fn read(&self, bytes: &[u8]) -> Result<(Content, u64), Unavailable> {
+    pub fn read(&self, bytes: &[u8]) -> Result<(ItemContent, u64), Unavailable> {
         match self {
             Item::Vcek { product, chip, tcb } => {
-                let until = Certificate::parse(limited(bytes, MAX_CERTIFICATE)?)?.until;
+                let until = UnverifiedCertificate::parse(limited(bytes, MAX_CERTIFICATE)?)?.until;
                 let found = ChipCertificate::parse(bytes)?;
-                if found.signer != Signer::Vcek || found.product != *product {
+                if found.signer != ReportSigner::Vcek || found.product != *product {
                     return Err(other(format!(
                         "it is the {} of a {}, expected the VCEK of a {product}",
                         found.signer, found.product
@@ -140,12 +140,12 @@ impl Item {
                     let tcb = format!("it is for the TCB {}, expected {tcb}", found.tcb);
                     return Err(other(tcb));
                 }
-                Ok((Content::Der(bytes.into()), until))
+                Ok((ItemContent::Der(bytes.into()), until))
             }
             Item::Issuer { key, .. } => {
-                let until = Certificate::parse(limited(bytes, MAX_CERTIFICATE)?)?.until;
+                let until = UnverifiedCertificate::parse(limited(bytes, MAX_CERTIFICATE)?)?.until;
                 if subject_key(bytes) == Some(key) {
-                    Ok((Content::Der(bytes.into()), until))
+                    Ok((ItemContent::Der(bytes.into()), until))
                 } else {
                     Err(other("it is the certificate of another authority"))
                 }
@@ -159,14 +159,14 @@ impl Item {
                         text::quoted(&found.issuer, 40)
                     )));
                 }
-                Ok((Content::Der(bytes.into()), found.until))
+                Ok((ItemContent::Der(bytes.into()), found.until))
             }
             Item::Tdx { fmspc, .. } => {
                 let bytes = limited(bytes, MAX_COLLATERAL)?;
-                let collateral: Collateral = serde_json::from_slice(bytes)
+                let collateral: TdxCollateral = serde_json::from_slice(bytes)
                     .map_err(|error| Unavailable::malformed(text::of_error(error)))?;
                 let until = read_collateral(&collateral, fmspc)?;
-                Ok((Content::Tdx(Arc::new(collateral)), until))
+                Ok((ItemContent::Tdx(Arc::new(collateral)), until))
             }
         }
     }
@@ -228,7 +228,7 @@ impl PckAuthority {
         let Some(Ok(pck)) = first else {
             return Err(Unavailable::malformed("the quote has no PCK certificate"));
         };
-        let issuer = Certificate::parse(&pck)
+        let issuer = UnverifiedCertificate::parse(&pck)
             .map_err(|why| why.about("the PCK certificate"))?
             .issuer;
         match issuer.as_str() {
@@ -253,7 +253,7 @@ struct Head {
 }
 
 /// Checks that collateral is complete and for this kind of platform. Returns the time at which the first of its parts expires.
-fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, Unavailable> {
+fn read_collateral(collateral: &TdxCollateral, fmspc: &[u8; 6]) -> Result<u64, Unavailable> {
     let head = |name: &str, text: &str| -> Result<(Head, u64), Unavailable> {
         let head: Head = serde_json::from_str(text).map_err(|error| {
             Unavailable::malformed(text::of_error(error)).about(format!("the {name}"))
@@ -311,7 +311,7 @@ pub fn check_chain(pem: &[u8]) -> Result<(), Unavailable> {
     }
     certificates
         .iter()
-        .try_for_each(|der| Certificate::parse(der).map(drop))
+        .try_for_each(|der| UnverifiedCertificate::parse(der).map(drop))
 }
 
 /// Returns the error about an item that is not the requested one.
@@ -340,5 +340,5 @@ pub fn subject_key(certificate: &[u8]) -> Option<&[u8]> {
     let extension = x509::Certificate::parse(certificate)
         .ok()?
         .extension(SUBJECT_KEY)?;
-    Reader::new(extension).expect(OCTET_STRING).ok()
+    DerReader::new(extension).expect(OCTET_STRING).ok()
 }

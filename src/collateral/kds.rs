@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use base::text::hex;
 use hardware::Unavailable;
-use hardware::snp::report::Signer;
+use hardware::snp::report::ReportSigner;
 use hardware::snp::tcb::{Product, Tcb};
 use http::Roots;
 
-use crate::https::{Failure, Request, Server};
+use crate::https::{CollateralServer, FetchFailure, FetchRequest};
 use crate::item::{MAX_CERTIFICATE, MAX_LIST};
 
 /// AMD's own server.
@@ -40,16 +40,16 @@ const PAUSE_OF_CHIPS: Duration = Duration::from_secs(2);
 pub struct Kds {
     /// The client for certificates of chips. It is a separate one: when the service demands a pause of these requests, lists can
     /// still be fetched.
-    chips: Server,
-    lists: Server,
+    chips: CollateralServer,
+    lists: CollateralServer,
 }
 
 impl Kds {
     /// Makes a client of the service at this URL.
     pub fn new(url: &str, roots: &Roots) -> Result<Kds, Unavailable> {
         Ok(Kds {
-            chips: Server::new(url, roots)?.with_limit(CHIPS_AT_ONCE, PAUSE_OF_CHIPS),
-            lists: Server::new(url, roots)?,
+            chips: CollateralServer::new(url, roots)?.with_limit(CHIPS_AT_ONCE, PAUSE_OF_CHIPS),
+            lists: CollateralServer::new(url, roots)?,
         })
     }
 
@@ -60,7 +60,7 @@ impl Kds {
         chip: &[u8],
         tcb: &Tcb,
         deadline: Instant,
-    ) -> Result<Vec<u8>, Failure> {
+    ) -> Result<Vec<u8>, FetchFailure> {
         let fmc = match product {
             Product::Turin => format!("fmcSPL={}&", tcb.fmc),
             Product::Milan | Product::Genoa => String::new(),
@@ -80,16 +80,21 @@ impl Kds {
     pub fn revoked(
         &self,
         product: Product,
-        signer: Signer,
+        signer: ReportSigner,
         deadline: Instant,
-    ) -> Result<Vec<u8>, Failure> {
+    ) -> Result<Vec<u8>, FetchFailure> {
         let path = format!("/{}/v1/{product}/crl", folder(signer));
         get(&self.lists, &path, MAX_LIST, deadline)
     }
 }
 
-fn get(server: &Server, path: &str, limit: usize, deadline: Instant) -> Result<Vec<u8>, Failure> {
-    let request = Request {
+fn get(
+    server: &CollateralServer,
+    path: &str,
+    limit: usize,
+    deadline: Instant,
+) -> Result<Vec<u8>, FetchFailure> {
+    let request = FetchRequest {
         path,
         types: DER,
         limit,
@@ -98,9 +103,9 @@ fn get(server: &Server, path: &str, limit: usize, deadline: Instant) -> Result<V
     server.send(&request, deadline).map(|answer| answer.body)
 }
 
-fn folder(signer: Signer) -> &'static str {
+fn folder(signer: ReportSigner) -> &'static str {
     match signer {
-        Signer::Vcek => "vcek",
-        Signer::Vlek => "vlek",
+        ReportSigner::Vcek => "vcek",
+        ReportSigner::Vlek => "vlek",
     }
 }

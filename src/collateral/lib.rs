@@ -35,21 +35,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hardware::snp::chain::{self, Fetched};
-use hardware::snp::report::{Report, Signer};
+use hardware::snp::report::{Report, ReportSigner};
 use hardware::snp::tcb::Product;
 use hardware::tdx::dcap::named_platform;
-use hardware::tdx::{Collateral, Quote};
+use hardware::tdx::{TdxCollateral, TdxQuote};
 use http::Roots;
 use kubernetes::client::Client;
-use verifier::instance::Instance;
+use verifier::instance::CloudInstance;
 use verifier::maa::{Question, Word};
 use verifier::sources::Sources;
 
-use cache::{Cache, Entry, Origin, Patience};
+use cache::{Cache, CachedItem, Origin, Patience};
 use ec2::Ec2;
-use https::Failure;
+use https::FetchFailure;
 use issuers::{GOOGLE, Issuers};
-use item::{Content, Item, PckAuthority};
+use item::{Item, ItemContent, PckAuthority};
 use kds::Kds;
 use maa::Maa;
 use pcs::Pcs;
@@ -84,7 +84,7 @@ const TIME: Duration = Duration::from_secs(8);
 
 /// From which servers certificates and collateral are fetched, and where they are stored.
 #[derive(Clone)]
-pub struct Settings {
+pub struct FetchSettings {
     /// The URL of AMD's key distribution service, or of a server with the same paths; `None` if nothing is fetched from it.
     pub kds: Option<String>,
     /// The URL of Intel's service, or of a caching service (PCCS); `None` if nothing is fetched from it.
@@ -137,10 +137,10 @@ pub enum Kept {
     ConfigMap(Client, String, String),
 }
 
-impl Default for Settings {
+impl Default for FetchSettings {
     /// The vendors' own servers.
-    fn default() -> Settings {
-        Settings {
+    fn default() -> FetchSettings {
+        FetchSettings {
             kds: Some(AMD.into()),
             pcs: Some(INTEL.into()),
             issuers: Some(GOOGLE.into()),
@@ -176,7 +176,7 @@ impl std::fmt::Debug for Fetching {
 
 /// Counts what happened since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Statistics {
+pub struct FetchStatistics {
     /// How often an item was valid in memory.
     pub hits: u64,
     /// How many items came from the store.
@@ -191,7 +191,7 @@ pub struct Statistics {
 
 impl Fetching {
     /// Makes the sources. An error names the wrong setting.
-    pub fn new(settings: Settings) -> Result<Arc<Fetching>, Unavailable> {
+    pub fn new(settings: FetchSettings) -> Result<Arc<Fetching>, Unavailable> {
         let servers = Servers::new(&settings)?;
         let store: Box<dyn Store> = match settings.kept {
             Kept::Nowhere => Box::new(Nowhere),
@@ -237,10 +237,10 @@ impl Fetching {
     }
 
     /// Returns what happened since the start.
-    pub fn statistics(&self) -> Statistics {
+    pub fn statistics(&self) -> FetchStatistics {
         let counts = &self.cache.counts;
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Statistics {
+        FetchStatistics {
             hits: value(&counts.hits),
             loaded: value(&counts.loaded),
             fetched: value(&counts.fetched),
@@ -256,8 +256,8 @@ impl Fetching {
         deadline: Instant,
     ) -> Result<Vec<u8>, Unavailable> {
         match &self.entry(item, patience, deadline)?.content {
-            Content::Der(der) => Ok(der.clone()),
-            Content::Tdx(_) => Err(Unavailable::malformed(format!("{item} is not DER"))),
+            ItemContent::Der(der) => Ok(der.clone()),
+            ItemContent::Tdx(_) => Err(Unavailable::malformed(format!("{item} is not DER"))),
         }
     }
 
@@ -266,7 +266,7 @@ impl Fetching {
         item: &Item,
         patience: Patience,
         deadline: Instant,
-    ) -> Result<Arc<Entry>, Unavailable> {
+    ) -> Result<Arc<CachedItem>, Unavailable> {
         let patience = if self.waits { patience } else { Patience::None };
         self.cache.get(item, patience, deadline)
     }
@@ -275,7 +275,7 @@ impl Fetching {
     fn authority(
         &self,
         product: Product,
-        signer: Signer,
+        signer: ReportSigner,
         deadline: Instant,
     ) -> Result<Fetched, Unavailable> {
         let intermediate = chain::authority(product, signer).ok_or_else(|| {
@@ -297,19 +297,19 @@ impl Sources for Fetching {
         true
     }
 
-    fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
+    fn tdx_collateral(&self, quote: &TdxQuote<'_>) -> Result<Arc<TdxCollateral>, Unavailable> {
         let item = of_platform(quote)?;
         let deadline = Instant::now() + self.time;
         match &self.entry(&item, Patience::Full, deadline)?.content {
-            Content::Tdx(collateral) => Ok(collateral.clone()),
-            Content::Der(_) => Err(Unavailable::malformed(format!("{item} is not JSON"))),
+            ItemContent::Tdx(collateral) => Ok(collateral.clone()),
+            ItemContent::Der(_) => Err(Unavailable::malformed(format!("{item} is not JSON"))),
         }
     }
 
-    fn tdx_collateral_at_hand(&self, quote: &Quote<'_>) -> Option<Arc<Collateral>> {
+    fn tdx_collateral_at_hand(&self, quote: &TdxQuote<'_>) -> Option<Arc<TdxCollateral>> {
         match &self.cache.at_hand(&of_platform(quote).ok()?)?.content {
-            Content::Tdx(collateral) => Some(collateral.clone()),
-            Content::Der(_) => None,
+            ItemContent::Tdx(collateral) => Some(collateral.clone()),
+            ItemContent::Der(_) => None,
         }
     }
 
@@ -321,8 +321,8 @@ impl Sources for Fetching {
         let deadline = Instant::now() + self.time;
         let signer = report.signer()?;
         let leaf = match signer {
-            Signer::Vlek => None,
-            Signer::Vcek => Some(self.der(&vcek(report, product)?, Patience::Full, deadline)),
+            ReportSigner::Vlek => None,
+            ReportSigner::Vcek => Some(self.der(&vcek(report, product)?, Patience::Full, deadline)),
         };
         if let (true, Some(Err(why))) = (self.waits, &leaf) {
             return Err(why.clone());
@@ -335,7 +335,11 @@ impl Sources for Fetching {
         }))
     }
 
-    fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, Unavailable> {
+    fn snp_authority(
+        &self,
+        product: Product,
+        signer: ReportSigner,
+    ) -> Result<Arc<Fetched>, Unavailable> {
         let deadline = Instant::now() + self.time;
         Ok(Arc::new(self.authority(product, signer, deadline)?))
     }
@@ -363,7 +367,7 @@ impl Sources for Fetching {
         maa.word(question, Instant::now() + self.time)
     }
 
-    fn ec2_instance(&self, id: &str) -> Result<Arc<Instance>, Unavailable> {
+    fn ec2_instance(&self, id: &str) -> Result<Arc<CloudInstance>, Unavailable> {
         let ec2 = self.ec2.as_ref().ok_or_else(|| {
             let why = "the policy requires accounts or zones of AWS, which only EC2 knows, but requests are disabled (offline)";
             Cause::Offline.because(why)
@@ -373,7 +377,7 @@ impl Sources for Fetching {
 }
 
 /// Returns the collateral that a quote needs.
-fn of_platform(quote: &Quote<'_>) -> Result<Item, Unavailable> {
+fn of_platform(quote: &TdxQuote<'_>) -> Result<Item, Unavailable> {
     Ok(Item::Tdx {
         fmspc: named_platform(quote)?.fmspc,
         authority: PckAuthority::of_chain(quote.pck_chain)?,
@@ -399,7 +403,7 @@ struct Servers {
 }
 
 impl Servers {
-    fn new(settings: &Settings) -> Result<Servers, Unavailable> {
+    fn new(settings: &FetchSettings) -> Result<Servers, Unavailable> {
         let roots = Roots::load(settings.ca.as_deref());
         let roots = roots.map_err(|why| Cause::Setting.because(why.to_string()))?;
         let kds = settings.kds.as_deref();
@@ -417,7 +421,7 @@ impl Servers {
 }
 
 impl Origin for Servers {
-    fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure> {
+    fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, FetchFailure> {
         let offline = || {
             Cause::Offline.because("it is not in the cache, and requests are disabled (offline)")
         };

@@ -32,7 +32,7 @@ use serde::Deserialize;
 use serde_json::json;
 use verifier::maa::{Question, Word};
 
-use crate::https::{Failure, Limit, Request, Server, retried};
+use crate::https::{CollateralServer, FetchFailure, FetchRequest, Limit, retried};
 
 /// Path and query of the request.
 const PATH: &str = "/attest/SevSnpVm?api-version=2022-08-01";
@@ -70,7 +70,7 @@ pub struct Maa {
 
 #[derive(Default)]
 struct State {
-    services: HashMap<String, Arc<Server>>,
+    services: HashMap<String, Arc<CollateralServer>>,
     words: HashMap<Asked, Said>,
     /// The requests that run. Each caller that waits for the answer also holds a reference.
     running: HashMap<Asked, Arc<()>>,
@@ -122,7 +122,7 @@ impl Maa {
         }
         let _running = Running(self, &asked);
         let content = content(question);
-        let request = Request {
+        let request = FetchRequest {
             path: PATH,
             types: &["application/json"],
             limit: MAX_ANSWER,
@@ -134,14 +134,14 @@ impl Maa {
                 Ok((word, counts)) => (Ok(Arc::new(word)), Instant::now() + counts),
                 Err(why) => (Err(why), Instant::now() + REFUSED_PAUSE),
             },
-            Err(Failure::Final(why)) => {
+            Err(FetchFailure::Final(why)) => {
                 let why = match why.cause {
                     Cause::Unknown => why.and(": is maaURL right?"),
                     _ => why,
                 };
                 (Err(why), Instant::now() + REFUSED_PAUSE)
             }
-            Err(Failure::Later(why, _) | Failure::Full(why, _)) => {
+            Err(FetchFailure::Later(why, _) | FetchFailure::Full(why, _)) => {
                 self.state().give_back(&report.chip_id);
                 (Err(why), Instant::now() + AWAY_PAUSE)
             }
@@ -208,7 +208,7 @@ impl Maa {
         Ok((word, Duration::from_secs(left - 1).min(counts)))
     }
 
-    fn service(&self, url: &str) -> Result<Arc<Server>, Unavailable> {
+    fn service(&self, url: &str) -> Result<Arc<CollateralServer>, Unavailable> {
         let mut state = self.state();
         if let Some(known) = state.services.get(url) {
             return Ok(known.clone());
@@ -219,7 +219,7 @@ impl Maa {
             let why = "this machine has no certificates of web servers' authorities (ca-certificates); SSL_CERT_FILE can name a file";
             return Err(Cause::Setting.because(why));
         }
-        let server = Server::new(url, roots).map_err(|why| why.about("maaURL"))?;
+        let server = CollateralServer::new(url, roots).map_err(|why| why.about("maaURL"))?;
         let server = Arc::new(server.with_limit(AT_ONCE, PAUSE));
         if state.services.len() >= MAX_SERVICES {
             state.services.clear();

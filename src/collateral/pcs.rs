@@ -10,7 +10,7 @@
 use std::time::Instant;
 
 use base::text::{hex, unhex};
-use hardware::tdx::Collateral;
+use hardware::tdx::TdxCollateral;
 use hardware::tdx::dcap::Hex;
 use hardware::{Cause, Unavailable};
 use http::Roots;
@@ -18,7 +18,7 @@ use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::https::{Answer, Failure, Request, Server};
+use crate::https::{CollateralServer, FetchFailure, FetchRequest, FetchedAnswer};
 use crate::item::{MAX_CHAIN, MAX_LIST, PckAuthority, check_chain, limited};
 
 /// Intel's own server.
@@ -69,9 +69,9 @@ impl std::str::FromStr for Update {
 
 /// A client of the service.
 pub struct Pcs {
-    server: Server,
+    server: CollateralServer,
     /// The server of the root's list; `None` if it is the same server.
-    root: Option<Server>,
+    root: Option<CollateralServer>,
     update: Update,
 }
 
@@ -79,9 +79,9 @@ impl Pcs {
     /// Makes a client of the service at this URL.
     pub fn new(url: &str, update: Update, roots: &Roots) -> Result<Pcs, Unavailable> {
         let url = url.trim_end_matches('/');
-        let root = (url == INTEL).then(|| Server::new(INTEL_ROOT, roots));
+        let root = (url == INTEL).then(|| CollateralServer::new(INTEL_ROOT, roots));
         Ok(Pcs {
-            server: Server::new(url.strip_suffix(PATH).unwrap_or(url), roots)?,
+            server: CollateralServer::new(url.strip_suffix(PATH).unwrap_or(url), roots)?,
             root: root.transpose()?,
             update,
         })
@@ -93,7 +93,7 @@ impl Pcs {
         fmspc: &[u8; 6],
         authority: PckAuthority,
         deadline: Instant,
-    ) -> Result<Collateral, Failure> {
+    ) -> Result<TdxCollateral, FetchFailure> {
         let update = match self.update {
             Update::Early => "update=early",
             Update::Standard => "update=standard",
@@ -117,13 +117,13 @@ impl Pcs {
 }
 
 fn get(
-    server: &Server,
+    server: &CollateralServer,
     path: &str,
     types: &[&str],
     limit: usize,
     deadline: Instant,
-) -> Result<Answer, Failure> {
-    let request = Request {
+) -> Result<FetchedAnswer, FetchFailure> {
+    let request = FetchRequest {
         path,
         types,
         limit,
@@ -133,16 +133,16 @@ fn get(
 }
 
 fn assembled(
-    info: &Answer,
-    identity: &Answer,
-    pck_crl: &Answer,
-    root_crl: &Answer,
-) -> Result<Collateral, Unavailable> {
+    info: &FetchedAnswer,
+    identity: &FetchedAnswer,
+    pck_crl: &FetchedAnswer,
+    root_crl: &FetchedAnswer,
+) -> Result<TdxCollateral, Unavailable> {
     let (tcb_info, tcb_info_signature) = signed("tcbInfo", &info.body)?;
     let (qe_identity, qe_identity_signature) = signed("enclaveIdentity", &identity.body)?;
     // the first name is that of version 4, the second that of version 3, which some caching services kept
     let of_info = ["TCB-Info-Issuer-Chain", "SGX-TCB-Info-Issuer-Chain"];
-    Ok(Collateral {
+    Ok(TdxCollateral {
         tcb_info,
         tcb_info_signature,
         tcb_info_issuer_chain: chain(info, &of_info)?,
@@ -156,7 +156,7 @@ fn assembled(
 }
 
 /// Returns the chain in a header field of one of these names.
-fn chain(answer: &Answer, names: &[&str]) -> Result<String, Unavailable> {
+fn chain(answer: &FetchedAnswer, names: &[&str]) -> Result<String, Unavailable> {
     let value = answer.field(names);
     let absent = || format!("the answer has no field {} with text", names[0]);
     let value = value.ok_or_else(|| Unavailable::malformed(absent()))?;

@@ -159,7 +159,7 @@ fn load(path: &Path) -> Option<Stored> {
 
 #[cfg(test)]
 mod tests {
-    use hardware::snp::report::Signer;
+    use hardware::snp::report::ReportSigner;
     use hardware::snp::tcb::{Product, Tcb};
 
     use super::*;
@@ -168,7 +168,7 @@ mod tests {
     fn certificates_of_chips_remove_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let store = Directory::new(folder.path()).unwrap();
-        let list = Item::Revoked(Product::Milan, Signer::Vcek);
+        let list = Item::Revoked(Product::Milan, ReportSigner::Vcek);
         store.save(&list, b"list");
         let file = File::options()
             .append(true)

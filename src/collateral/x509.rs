@@ -1,13 +1,13 @@
 //! Reads names and ends of validity from certificates and revocation lists (RFC 5280), for the cache. The validator verifies them.
 
-use base::der::{BIT_STRING, INTEGER, Malformed, Reader, SEQUENCE};
+use base::der::{BIT_STRING, DerReader, INTEGER, Malformed, SEQUENCE};
 use base::time::of_der;
 use base::x509;
 use hardware::Unavailable;
 
 /// A certificate whose signature is not verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Certificate {
+pub struct UnverifiedCertificate {
     /// The common name of the subject.
     pub subject: String,
     /// The common name of the issuer.
@@ -25,15 +25,16 @@ pub struct RevocationList {
     pub until: u64,
 }
 
-impl Certificate {
+impl UnverifiedCertificate {
     /// Reads the DER of exactly one certificate.
-    pub fn parse(der: &[u8]) -> Result<Certificate, Unavailable> {
-        Certificate::read(der).ok_or_else(|| Unavailable::malformed("it is not a certificate"))
+    pub fn parse(der: &[u8]) -> Result<UnverifiedCertificate, Unavailable> {
+        UnverifiedCertificate::read(der)
+            .ok_or_else(|| Unavailable::malformed("it is not a certificate"))
     }
 
-    fn read(der: &[u8]) -> Option<Certificate> {
+    fn read(der: &[u8]) -> Option<UnverifiedCertificate> {
         let fields = x509::Certificate::parse(der).ok()?;
-        Some(Certificate {
+        Some(UnverifiedCertificate {
             subject: fields.common_name()?.into(),
             issuer: fields.issuer()?.into(),
             until: fields.validity().ok()?.1,
@@ -49,7 +50,7 @@ impl RevocationList {
     }
 
     fn read(der: &[u8]) -> Result<RevocationList, Malformed> {
-        let mut tbs = Reader::new(signed(der)?);
+        let mut tbs = DerReader::new(signed(der)?);
         // a list of version 1 has no extensions and so no number; no authority publishes such lists
         tbs.expect(INTEGER)?;
         tbs.expect(SEQUENCE)?;
@@ -65,8 +66,8 @@ impl RevocationList {
 
 /// Returns the signed part of SEQUENCE { signed part, algorithm, signature }. No bytes may follow.
 fn signed(der: &[u8]) -> Result<&[u8], Malformed> {
-    let mut outer = Reader::new(der);
-    let mut parts = Reader::new(outer.expect(SEQUENCE)?);
+    let mut outer = DerReader::new(der);
+    let mut parts = DerReader::new(outer.expect(SEQUENCE)?);
     outer.end()?;
     let signed = parts.expect(SEQUENCE)?;
     parts.expect(SEQUENCE)?;

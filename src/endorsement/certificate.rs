@@ -6,12 +6,12 @@ use webpki::EndEntityCert;
 
 use ::roots::chain::{authorities_certify, in_words};
 use base::x509::{Certificate, KEY_AGREEMENT, KEY_ENCIPHERMENT};
-use tpm::{Endorsement, EndorsementKind};
+use tpm::{EndorsementKind, KeyEndorsement};
 use verifier::refusal::{Kind, Refusal};
 
 use crate::credential::EndorsementKey;
 use crate::path::{self, EK_CERTIFICATE, MAX_CHAIN, NoPath, SIGNATURES};
-use crate::roots::Root;
+use crate::roots::TpmRoot;
 
 /// Maximum size of a certificate in bytes: twice the size of the largest genuine ones.
 const MAX_CERTIFICATE: usize = 4 << 10;
@@ -19,8 +19,8 @@ const MAX_CERTIFICATE: usize = 4 << 10;
 /// Verifies the certificate of an endorsement key at a time; returns the key and the name of the
 /// root.
 pub fn verify<'a>(
-    endorsement: &Endorsement,
-    roots: &'a [Root],
+    endorsement: &KeyEndorsement,
+    roots: &'a [TpmRoot],
     time: UnixTime,
 ) -> Result<(EndorsementKey, &'a str), Refusal> {
     let certificates = || endorsement.chain.iter().chain([&endorsement.certificate]);
@@ -45,7 +45,7 @@ pub fn verify<'a>(
 }
 
 /// Returns whether this is a certificate of an endorsement key, whoever signed it.
-pub fn is_of_endorsement_key(endorsement: &Endorsement) -> bool {
+pub fn is_of_endorsement_key(endorsement: &KeyEndorsement) -> bool {
     let fields = Certificate::parse(&endorsement.certificate);
     endorsement.certificate.len() <= MAX_CERTIFICATE
         && fields.is_ok_and(|fields| check_usage(endorsement.kind, &fields).is_ok())
@@ -55,7 +55,7 @@ pub fn is_of_endorsement_key(endorsement: &Endorsement) -> bool {
 fn find_root<'a>(
     certificate: &[u8],
     chain: &[Vec<u8>],
-    roots: &'a [Root],
+    roots: &'a [TpmRoot],
     time: UnixTime,
 ) -> Result<&'a str, Refusal> {
     let der = CertificateDer::from(certificate);
@@ -138,7 +138,9 @@ mod tests {
     use support::openssl::openssl;
     use verifier::sources::Sources;
     use verifier::sources::Unavailable;
-    use verifier::{Challenge, Evidence, Identified, Identity, Policy, Properties, Validator};
+    use verifier::{
+        CredentialChallenge, Evidence, Identified, MachineIdentity, Policy, Properties, Validator,
+    };
 
     const ENDORSEMENT: &[u64] = &[2, 23, 133, 8, 1];
     const ATTESTATION: &[u64] = &[2, 23, 133, 8, 3];
@@ -196,15 +198,15 @@ mod tests {
             }
         }
 
-        fn as_roots(&self) -> [Root; 1] {
-            [Root::parse(&self.certificate.pem()).unwrap()]
+        fn as_roots(&self) -> [TpmRoot; 1] {
+            [TpmRoot::parse(&self.certificate.pem()).unwrap()]
         }
 
-        fn endorse(&self, params: CertificateParams, above: &[&Authority]) -> Endorsement {
+        fn endorse(&self, params: CertificateParams, above: &[&Authority]) -> KeyEndorsement {
             let key = KeyPair::generate().unwrap();
             let certificate = params.signed_by(&key, &self.issuer).unwrap();
             let chain = above.iter().map(|one| one.certificate.der().to_vec());
-            Endorsement {
+            KeyEndorsement {
                 kind: EndorsementKind::P256,
                 certificate: certificate.der().to_vec(),
                 chain: chain.collect(),
@@ -212,7 +214,7 @@ mod tests {
         }
     }
 
-    fn refusal(endorsement: &Endorsement, roots: &[Root]) -> String {
+    fn refusal(endorsement: &KeyEndorsement, roots: &[TpmRoot]) -> String {
         verify(endorsement, roots, now()).unwrap_err().to_string()
     }
 
@@ -254,7 +256,7 @@ mod tests {
             unreachable!()
         }
 
-        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+        fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
             unreachable!()
         }
 
@@ -302,7 +304,7 @@ mod tests {
             let sources = Arc::new(Published(published, Mutex::default()));
             let shared: Arc<dyn Sources> = sources.clone();
             let judge = crate::validator::certifying(Arc::new(Any), &policy, &shared).unwrap();
-            let made = judge.challenge(&Identity {
+            let made = judge.challenge(&MachineIdentity {
                 key: crate::attestation_key::tests::rsa(0x0005_0072, 0x0b, 0x14, 0x0b),
                 endorsements: vec![endorsement.clone()],
             });
@@ -558,7 +560,7 @@ mod tests {
 
         let good = two.endorse(leaf(), &[&two, &one]);
         for certificate in mutations(&good.certificate, 1500) {
-            let altered = Endorsement {
+            let altered = KeyEndorsement {
                 certificate,
                 ..good.clone()
             };
@@ -568,7 +570,7 @@ mod tests {
         }
         for certificate in mutations(&good.chain[0], 1500) {
             let chain = vec![certificate, good.chain[1].clone()];
-            let altered = Endorsement {
+            let altered = KeyEndorsement {
                 chain,
                 ..good.clone()
             };
@@ -579,7 +581,7 @@ mod tests {
     }
 
     /// Certificates that OpenSSL signs with this algorithm: a root, and an endorsement key.
-    fn signed_with(key: &str, options: &str) -> (Root, Endorsement) {
+    fn signed_with(key: &str, options: &str) -> (TpmRoot, KeyEndorsement) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let ca = "basicConstraints=critical,CA:TRUE";
@@ -604,9 +606,9 @@ mod tests {
                 "x509 -req -in ek.csr -CA ca.pem -CAkey ca.key -out ek.pem -days 30 -extfile ext {options}"
             ),
         );
-        let root = Root::parse(&std::fs::read_to_string(path.join("ca.pem")).unwrap()).unwrap();
+        let root = TpmRoot::parse(&std::fs::read_to_string(path.join("ca.pem")).unwrap()).unwrap();
         let certificate = CertificateDer::from_pem_file(path.join("ek.pem")).unwrap();
-        let endorsement = Endorsement {
+        let endorsement = KeyEndorsement {
             kind: EndorsementKind::P256,
             certificate: certificate.to_vec(),
             chain: vec![],
@@ -670,7 +672,7 @@ mod tests {
         let between = root.below(authority_params("CA", BasicConstraints::Unconstrained));
         let good = between.endorse(endorsement_params(), &[&between]);
         for certificate in mutations(&good.certificate, 1500) {
-            let altered = Endorsement {
+            let altered = KeyEndorsement {
                 certificate,
                 ..good.clone()
             };
@@ -679,7 +681,7 @@ mod tests {
             }
         }
         for certificate in mutations(&good.chain[0], 500) {
-            let altered = Endorsement {
+            let altered = KeyEndorsement {
                 chain: vec![certificate],
                 ..good.clone()
             };
@@ -694,7 +696,7 @@ mod tests {
         let root = Authority::root();
         let key = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
         let certificate = endorsement_params().signed_by(&key, &root.issuer).unwrap();
-        let endorsement = Endorsement {
+        let endorsement = KeyEndorsement {
             kind: EndorsementKind::P384,
             certificate: certificate.der().to_vec(),
             chain: vec![],

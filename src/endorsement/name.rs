@@ -6,7 +6,7 @@
 //! tables of Unicode would be large, and a name that does not match is only refused.
 
 use base::der::{
-    Malformed, OBJECT_IDENTIFIER, PRINTABLE_STRING, Reader, SEQUENCE, SET, UTF8_STRING,
+    DerReader, Malformed, OBJECT_IDENTIFIER, PRINTABLE_STRING, SEQUENCE, SET, UTF8_STRING,
 };
 
 /// IA5String, for domain components and addresses.
@@ -24,12 +24,12 @@ type Attribute<'a> = (&'a [u8], u8, Vec<u8>);
 /// Returns the attributes of each relative name, in an order that does not depend on the encoding.
 fn parts(name: &[u8]) -> Result<Vec<Vec<Attribute<'_>>>, Malformed> {
     let mut all = vec![];
-    let mut name = Reader::new(name);
+    let mut name = DerReader::new(name);
     while !name.is_empty() {
         let mut attributes = vec![];
-        let mut set = Reader::new(name.expect(SET)?);
+        let mut set = DerReader::new(name.expect(SET)?);
         while !set.is_empty() {
-            let mut fields = Reader::new(set.expect(SEQUENCE)?);
+            let mut fields = DerReader::new(set.expect(SEQUENCE)?);
             let oid = fields.expect(OBJECT_IDENTIFIER)?;
             let (tag, value) = fields.read()?;
             fields.end()?;

@@ -10,7 +10,7 @@
 //! library.
 
 use base::der::{
-    BIT_STRING, BOOLEAN, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE,
+    BIT_STRING, BOOLEAN, DerReader, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, SEQUENCE,
     context,
 };
 use base::x509::{Certificate, KEY_CERT_SIGN};
@@ -170,7 +170,7 @@ impl Search<'_> {
 
 /// Returns algorithm and key of the content of a SubjectPublicKeyInfo.
 fn key_of(info: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
-    let mut parts = Reader::new(info);
+    let mut parts = DerReader::new(info);
     let algorithm = parts.expect(SEQUENCE)?;
     let key = parts.expect(BIT_STRING)?.strip_prefix(&[0]);
     parts.end()?;
@@ -199,12 +199,12 @@ impl<'a> Link<'a> {
     fn parse(der: &'a [u8]) -> Result<Link<'a>, Malformed> {
         // nothing follows the certificate
         let fields = Certificate::parse(der)?;
-        let mut parts = Reader::new(Reader::new(der).expect(SEQUENCE)?);
+        let mut parts = DerReader::new(DerReader::new(der).expect(SEQUENCE)?);
         let signed = parts.expect_whole(SEQUENCE)?;
         let algorithm = parts.expect(SEQUENCE)?;
         let signature = parts.expect(BIT_STRING)?.strip_prefix(&[0]);
         parts.end()?;
-        let mut inner = Reader::new(Reader::new(signed).expect(SEQUENCE)?);
+        let mut inner = DerReader::new(DerReader::new(signed).expect(SEQUENCE)?);
         // version 3
         if inner.expect(context(0))? != [INTEGER, 1, 2] {
             return Err(Malformed);
@@ -272,8 +272,8 @@ impl<'a> Link<'a> {
     /// error if it is not a CA.
     fn is_authority(&self) -> Result<Option<usize>, Malformed> {
         let constraints = self.extension(BASIC_CONSTRAINTS).ok_or(Malformed)?;
-        let mut outer = Reader::new(constraints);
-        let mut fields = Reader::new(outer.expect(SEQUENCE)?);
+        let mut outer = DerReader::new(constraints);
+        let mut fields = DerReader::new(outer.expect(SEQUENCE)?);
         outer.end()?;
         if fields.expect(BOOLEAN)? != [0xff] {
             return Err(Malformed);
@@ -314,12 +314,12 @@ impl<'a> Link<'a> {
 }
 
 fn extensions_of(content: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> {
-    let mut outer = Reader::new(content);
-    let mut list = Reader::new(outer.expect(SEQUENCE)?);
+    let mut outer = DerReader::new(content);
+    let mut list = DerReader::new(outer.expect(SEQUENCE)?);
     outer.end()?;
     let mut extensions: Vec<Extension<'_>> = vec![];
     while !list.is_empty() {
-        let mut fields = Reader::new(list.expect(SEQUENCE)?);
+        let mut fields = DerReader::new(list.expect(SEQUENCE)?);
         let oid = fields.expect(OBJECT_IDENTIFIER)?;
         let is_critical = fields.peek() == Some(BOOLEAN);
         if is_critical && fields.expect(BOOLEAN)? != [0xff] {
@@ -343,8 +343,8 @@ fn extensions_of(content: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> {
 /// Returns whether an extended key usage can be parsed and contains this use.
 fn has_usage(value: &[u8], usage: &[u8]) -> bool {
     let read = || {
-        let mut outer = Reader::new(value);
-        let mut list = Reader::new(outer.expect(SEQUENCE)?);
+        let mut outer = DerReader::new(value);
+        let mut list = DerReader::new(outer.expect(SEQUENCE)?);
         outer.end()?;
         let mut found = false;
         while !list.is_empty() {

@@ -15,7 +15,7 @@ const PEM: &str = "-----BEGIN CERTIFICATE-----";
 
 /// A root, with the intermediate certificates that TPMs do not hold themselves.
 #[derive(Debug)]
-pub struct Root {
+pub struct TpmRoot {
     /// The name in the policy.
     pub name: String,
     pub(crate) anchor: TrustAnchor<'static>,
@@ -27,18 +27,18 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     ::roots::certifying(Purpose::TpmKeys).map(|root| root.name)
 }
 
-impl Root {
+impl TpmRoot {
     /// Parses an entry of a policy: a name of [`names`], or certificates in PEM, of which the first
     /// one is the root.
-    pub fn parse(entry: &str) -> Result<Root, PolicyError> {
+    pub fn parse(entry: &str) -> Result<TpmRoot, PolicyError> {
         if let Some(root) = ::roots::named(entry, Purpose::TpmKeys) {
             let certificates = root.certificates().map(|one| CertificateDer::from(one.der));
-            return Root::of(Some(root.name), certificates.collect());
+            return TpmRoot::of(Some(root.name), certificates.collect());
         }
         if entry.trim_start().starts_with(PEM) {
             let read = CertificateDer::pem_slice_iter(entry.as_bytes());
             let certificates = read.collect::<Result<_, _>>();
-            return Root::of(None, certificates.map_err(|_| wrong("it is not PEM"))?);
+            return TpmRoot::of(None, certificates.map_err(|_| wrong("it is not PEM"))?);
         }
         let known: Vec<_> = names().collect();
         Err(Fault::Root.because(format!(
@@ -53,7 +53,7 @@ impl Root {
     fn of(
         name: Option<&str>,
         mut certificates: Vec<CertificateDer<'static>>,
-    ) -> Result<Root, PolicyError> {
+    ) -> Result<TpmRoot, PolicyError> {
         if certificates.is_empty() {
             return Err(wrong("it has no certificate"));
         }
@@ -61,7 +61,7 @@ impl Root {
         let root = &certificates[0];
         let anchor =
             webpki::anchor_from_trusted_cert(root).map_err(|error| wrong(&in_words(&error)))?;
-        Ok(Root {
+        Ok(TpmRoot {
             name: name.map_or_else(|| fingerprint(root), str::to_owned),
             anchor: anchor.to_owned(),
             between,
@@ -87,13 +87,13 @@ mod tests {
     #[test]
     fn a_root_has_a_name_or_is_pem() {
         for name in names() {
-            let root = Root::parse(name).unwrap();
+            let root = TpmRoot::parse(name).unwrap();
             assert!(root.name == name && !root.between.is_empty());
         }
         let root = &::roots::GOOGLE_2022.root;
         let base64 = base64::engine::general_purpose::STANDARD.encode(root.der);
         let pem = format!("{PEM}\n{base64}\n-----END CERTIFICATE-----\n");
-        assert_eq!(Root::parse(&pem).unwrap().name, root.sha256);
+        assert_eq!(TpmRoot::parse(&pem).unwrap().name, root.sha256);
         for (entry, why) in [
             ("", "is not known"),
             ("google", "one of google-2018, google-2022"),
@@ -101,7 +101,7 @@ mod tests {
             (PEM, "cannot be read"),
             (&pem[..200], "cannot be read"),
         ] {
-            let error = Root::parse(entry).unwrap_err();
+            let error = TpmRoot::parse(entry).unwrap_err();
             assert!(error.to_string().contains(why), "{entry}: {error}");
         }
     }

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use rustls::pki_types::UnixTime;
 use zeroize::Zeroizing;
 
-use tpm::{Endorsement, EndorsementKind};
+use tpm::{EndorsementKind, KeyEndorsement};
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::stage::validator_at_any_stage;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, KeyName, Policy, PolicyError, Properties, Refusal,
-    Validator, Variant,
+    CredentialChallenge, Evidence, Identified, KeyName, MachineIdentity, Policy, PolicyError,
+    Properties, Refusal, Validator, Variant,
 };
 
 use crate::credential::EndorsementKey;
-use crate::roots::Root;
+use crate::roots::TpmRoot;
 use crate::{attestation_key, certificate};
 
 /// TPM_ALG_SHA256, with which the Name of every accepted key starts.
@@ -52,7 +52,7 @@ pub fn certifying(
     let roots = policy
         .endorsement_roots()
         .iter()
-        .map(|entry| Root::parse(entry))
+        .map(|entry| TpmRoot::parse(entry))
         .collect::<Result<_, _>>()
         .map_err(|error: PolicyError| error.within("endorsementRoots"))?;
     Ok(Arc::new(Certifying {
@@ -65,7 +65,7 @@ pub fn certifying(
 
 struct Certifying {
     inner: Arc<dyn Validator>,
-    roots: Vec<Root>,
+    roots: Vec<TpmRoot>,
     sources: Arc<dyn Sources>,
     /// The listed keys, which need no certificate.
     keys: Vec<KeyName>,
@@ -74,9 +74,9 @@ struct Certifying {
 impl Certifying {
     fn make_challenge(
         &self,
-        peer: &Identity,
+        peer: &MachineIdentity,
         time: UnixTime,
-    ) -> Result<Option<Challenge>, Refusal> {
+    ) -> Result<Option<CredentialChallenge>, Refusal> {
         let key = &peer.key;
         if self.keys.contains(&KeyName::of(key)) {
             return Ok(None);
@@ -89,7 +89,7 @@ impl Certifying {
                 match self.verify(endorsement, time) {
                     Ok((key, root)) => {
                         let secret = Zeroizing::new(base::crypto::random::<32>());
-                        return Ok(Some(Challenge {
+                        return Ok(Some(CredentialChallenge {
                             kind,
                             credential: key.make_credential(&name, &secret)?,
                             secret,
@@ -118,7 +118,7 @@ impl Certifying {
     /// issuer from the sources.
     fn verify(
         &self,
-        endorsement: &Endorsement,
+        endorsement: &KeyEndorsement,
         time: UnixTime,
     ) -> Result<(EndorsementKey, &str), Refusal> {
         let refused = match certificate::verify(endorsement, &self.roots, time) {
@@ -150,7 +150,7 @@ impl Validator for Certifying {
         }
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         self.make_challenge(peer, UnixTime::now())
     }
 

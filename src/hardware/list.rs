@@ -1,7 +1,7 @@
 //! Lists of revoked certificates (CRL, RFC 5280 §5): the checks that the library for lookups does
 //! not do.
 
-use base::der::{BIT_STRING, INTEGER, Reader, SEQUENCE};
+use base::der::{BIT_STRING, DerReader, INTEGER, SEQUENCE};
 use base::time;
 use webpki::{BorrowedCertRevocationList, CertRevocationList};
 
@@ -58,12 +58,12 @@ impl<'a> List<'a> {
 
     /// Reads the DER of a list of version 2.
     fn parse(der: &'a [u8]) -> Option<List<'a>> {
-        let mut whole = Reader::new(Reader::new(der).expect(SEQUENCE).ok()?);
+        let mut whole = DerReader::new(DerReader::new(der).expect(SEQUENCE).ok()?);
         let signed = whole.expect_whole(SEQUENCE).ok()?;
         let algorithm = whole.expect(SEQUENCE).ok()?;
         // no unused bits
         let signature = whole.expect(BIT_STRING).ok()?.strip_prefix(&[0])?;
-        let mut tbs = Reader::new(Reader::new(signed).expect(SEQUENCE).ok()?);
+        let mut tbs = DerReader::new(DerReader::new(signed).expect(SEQUENCE).ok()?);
         tbs.expect(INTEGER).ok()?;
         tbs.expect(SEQUENCE).ok()?; // the algorithm of the signature
         let issuer = tbs.expect(SEQUENCE).ok()?;

@@ -29,7 +29,7 @@ pub use roots::{CA_BUNDLES, CertificateError, ClientCertificate, Roots};
 use std::io::Read;
 use std::time::{Duration, SystemTime};
 
-use base::request::{NoAnswer, Request, Response, Transport, USER_AGENT};
+use base::request::{NoAnswer, Request, RequestTransport, Response, USER_AGENT};
 use ureq::http::HeaderValue;
 use ureq::tls::TlsConfig;
 use ureq::{Agent, Body};
@@ -151,7 +151,7 @@ impl Client {
     }
 
     /// Sends one request, whose answer must be complete within this time. Returns the answer before its content is read.
-    pub fn open(&self, request: &Request<'_>, within: Duration) -> Result<Answer, Error> {
+    pub fn open(&self, request: &Request<'_>, within: Duration) -> Result<StreamedResponse, Error> {
         self.open_by(request, within, false)
     }
 
@@ -161,7 +161,7 @@ impl Client {
         request: &Request<'_>,
         within: Duration,
         only_tls: bool,
-    ) -> Result<Answer, Error> {
+    ) -> Result<StreamedResponse, Error> {
         let mut head = ureq::http::Request::builder()
             .method(request.method)
             .uri(request.url);
@@ -189,7 +189,7 @@ impl Client {
             None => run!(()),
         }?;
         let (head, body) = response.into_parts();
-        Ok(Answer { head, body, limit })
+        Ok(StreamedResponse { head, body, limit })
     }
 
     /// Ends all requests.
@@ -198,7 +198,7 @@ impl Client {
     }
 }
 
-impl Transport for Client {
+impl RequestTransport for Client {
     fn send(&self, request: &Request<'_>) -> Result<Response, NoAnswer> {
         let failed = |error: Error| NoAnswer::Connection(error.to_string());
         let answer = self.open(request, self.time).map_err(failed)?;
@@ -212,13 +212,13 @@ impl Transport for Client {
 }
 
 /// An answer with any status, whose content is not yet read.
-pub struct Answer {
+pub struct StreamedResponse {
     head: ureq::http::response::Parts,
     body: Body,
     limit: u64,
 }
 
-impl Answer {
+impl StreamedResponse {
     /// Returns the status.
     pub fn status(&self) -> u16 {
         self.head.status.as_u16()

@@ -1,6 +1,6 @@
 //! A small HTTP server: it answers `GET` and `HEAD`, one request per connection (RFC 9112).
 //!
-//! Anyone who reaches the port may ask, so a hostile peer can use up resources: [`Limits`],
+//! Anyone who reaches the port may ask, so a hostile peer can use up resources: [`ServerLimits`],
 //! [`MAX_HEAD`] and [`TIME`] limit them, and the program's own threads are separate.
 //!
 //! There is no crate for this: `tiny_http` has no time-outs and starts threads without a limit.
@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How many connections a server has.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Maximum number of connections, each with a thread; a further one is closed.
     pub connections: usize,
     /// Maximum number of connections from one address, so that one peer cannot block the others. An answered one makes room for
@@ -47,10 +47,10 @@ pub struct Limits {
 }
 
 /// Answers the `GET` of a target (path and query) by a peer.
-pub type Pages = dyn Fn(&str, IpAddr) -> Response + Send + Sync;
+pub type Pages = dyn Fn(&str, IpAddr) -> ServedResponse + Send + Sync;
 
 /// A running server; dropping it stops it.
-pub struct Server {
+pub struct HttpServer {
     address: SocketAddr,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -58,7 +58,7 @@ pub struct Server {
 
 struct Shared {
     name: &'static str,
-    limits: Limits,
+    limits: ServerLimits,
     pages: Box<Pages>,
     poller: Poller,
     pool: Arc<Pool>,
@@ -83,14 +83,14 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, AddrParseError> {
     }
 }
 
-impl Server {
+impl HttpServer {
     /// Serves pages at this address; port 0 picks a free port. `name` is for threads and the log.
     pub fn start(
         name: &'static str,
         listen: SocketAddr,
-        limits: Limits,
-        pages: impl Fn(&str, IpAddr) -> Response + Send + Sync + 'static,
-    ) -> io::Result<Server> {
+        limits: ServerLimits,
+        pages: impl Fn(&str, IpAddr) -> ServedResponse + Send + Sync + 'static,
+    ) -> io::Result<HttpServer> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -107,7 +107,7 @@ impl Server {
         let thread = thread::Builder::new()
             .name(format!("{name}-watch"))
             .spawn(move || serving.watch(&listener))?;
-        Ok(Server {
+        Ok(HttpServer {
             address,
             shared,
             thread: Some(thread),
@@ -120,7 +120,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for HttpServer {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.poller.wake();
@@ -241,7 +241,7 @@ fn serve(
     };
     let answer = match read_head(&mut timed)? {
         Some(head) => answer(&head, peer, pages),
-        None => Response::status("431 Request Header Fields Too Large"),
+        None => ServedResponse::status("431 Request Header Fields Too Large"),
     };
     timed.deadline = now + time;
     timed.write_all(&answer.bytes())?;
@@ -276,7 +276,7 @@ fn read_head(peer: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// An HTTP response.
-pub struct Response {
+pub struct ServedResponse {
     status: &'static str,
     /// Additional header lines.
     more: &'static str,
@@ -285,20 +285,20 @@ pub struct Response {
     without_body: bool,
 }
 
-impl Response {
+impl ServedResponse {
     /// Makes a response with content of this media type.
-    pub fn ok(content_type: &'static str, body: String) -> Response {
-        Response {
+    pub fn ok(content_type: &'static str, body: String) -> ServedResponse {
+        ServedResponse {
             content_type,
             body,
-            ..Response::status("200 OK")
+            ..ServedResponse::status("200 OK")
         }
     }
 
     /// Makes a response with this status, such as `404 Not Found`.
-    pub fn status(status: &'static str) -> Response {
+    pub fn status(status: &'static str) -> ServedResponse {
         let (content_type, body) = ("text/plain; charset=utf-8", format!("{status}\n"));
-        Response {
+        ServedResponse {
             status,
             more: "",
             content_type,
@@ -308,7 +308,7 @@ impl Response {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let Response {
+        let ServedResponse {
             status,
             more,
             content_type,
@@ -328,15 +328,15 @@ impl Response {
 }
 
 /// Returns the response to a request's head, which may be any bytes.
-fn answer(head: &[u8], peer: IpAddr, pages: &Pages) -> Response {
+fn answer(head: &[u8], peer: IpAddr, pages: &Pages) -> ServedResponse {
     let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(head) {
         Ok(httparse::Status::Complete(_)) => {}
         Err(httparse::Error::TooManyHeaders) => {
-            return Response::status("431 Request Header Fields Too Large");
+            return ServedResponse::status("431 Request Header Fields Too Large");
         }
-        _ => return Response::status("400 Bad Request"),
+        _ => return ServedResponse::status("400 Bad Request"),
     }
     let (method, target) = (
         request.method.unwrap_or_default(),
@@ -344,9 +344,9 @@ fn answer(head: &[u8], peer: IpAddr, pages: &Pages) -> Response {
     );
     let mut answer = match method {
         "GET" | "HEAD" => pages(target, peer),
-        _ => Response {
+        _ => ServedResponse {
             more: "Allow: GET, HEAD\r\n",
-            ..Response::status("405 Method Not Allowed")
+            ..ServedResponse::status("405 Method Not Allowed")
         },
     };
     answer.without_body = method == "HEAD";
@@ -361,25 +361,27 @@ mod tests {
     const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: localhost:9\r\nUser-Agent: Prometheus/2.42.0\r\nAccept: \
         application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5\r\nAccept-Encoding: gzip\r\n\r\n";
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: ServerLimits = ServerLimits {
         connections: 8,
         of_peer: 4,
         time: TIME,
     };
 
-    fn page(target: &str, peer: IpAddr) -> Response {
+    fn page(target: &str, peer: IpAddr) -> ServedResponse {
         match target {
-            "/metrics" | "/metrics?x=y" => Response::ok("text/plain", format!("for {peer}\n")),
-            _ => Response::status("404 Not Found"),
+            "/metrics" | "/metrics?x=y" => {
+                ServedResponse::ok("text/plain", format!("for {peer}\n"))
+            }
+            _ => ServedResponse::status("404 Not Found"),
         }
     }
 
-    fn server() -> Server {
+    fn server() -> HttpServer {
         let any = "127.0.0.1:0".parse().unwrap();
-        Server::start("test", any, LIMITS, page).unwrap()
+        HttpServer::start("test", any, LIMITS, page).unwrap()
     }
 
-    fn ask(server: &Server, request: &[u8]) -> String {
+    fn ask(server: &HttpServer, request: &[u8]) -> String {
         let mut socket = TcpStream::connect(server.local_addr()).unwrap();
         socket
             .set_read_timeout(Some(Duration::from_secs(20)))
@@ -394,13 +396,13 @@ mod tests {
     #[test]
     fn only_get_and_head_of_a_page_are_served() {
         // the server may count a connection for a moment after its client has closed it
-        let limits = Limits {
+        let limits = ServerLimits {
             connections: 64,
             of_peer: 64,
             ..LIMITS
         };
         let any = "127.0.0.1:0".parse().unwrap();
-        let server = Server::start("test", any, limits, page).unwrap();
+        let server = HttpServer::start("test", any, limits, page).unwrap();
         let got = ask(&server, REQUEST);
         assert!(
             got.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"),

@@ -5,7 +5,7 @@ use base::phases::{self, OS_SEPARATOR, UNTIL_BOOTED};
 
 pub use base::stage::Stage;
 
-use super::event_log::Log;
+use super::event_log::BootLog;
 
 /// Which of systemd's measuring units run. They run only if systemd-stub started the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct Conditions {
 
 /// The conditions that an operator knows; `None`: any.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Given {
+pub struct KnownConditions {
     /// The part of the boot.
     pub stage: Option<Stage>,
     /// Whether the firmware checks signatures.
@@ -88,7 +88,7 @@ impl Units {
     }
 
     /// Adds the measurements of the units of this version of systemd up to a stage.
-    pub(crate) fn measure(self, systemd: u32, stage: Stage, log: &mut Log) {
+    pub(crate) fn measure(self, systemd: u32, stage: Stage, log: &mut BootLog) {
         let is_booted = stage == Stage::Booted;
         let phases = match self {
             Units::All | Units::Phases => &UNTIL_BOOTED[..],
@@ -178,7 +178,7 @@ impl Conditions {
     }
 }
 
-impl Given {
+impl KnownConditions {
     /// Returns whether these conditions are possible.
     pub(crate) fn allows(&self, conditions: &Conditions) -> bool {
         self.stage.is_none_or(|stage| stage == conditions.stage)

@@ -4,7 +4,7 @@ use ring::digest::{Context, SHA256, SHA384};
 
 /// A bank of registers, by its hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bank {
+pub enum RegisterBank {
     /// SHA-256: the bank in policies with PCRs.
     Sha256,
     /// SHA-384: the bank in AWS's attestation documents, and the registers of TDX.
@@ -24,20 +24,20 @@ pub(crate) struct Hasher {
     sha384: Context,
 }
 
-impl Bank {
+impl RegisterBank {
     /// Returns the length of a register in bytes.
     pub fn size(self) -> usize {
         match self {
-            Bank::Sha256 => 32,
-            Bank::Sha384 => 48,
+            RegisterBank::Sha256 => 32,
+            RegisterBank::Sha384 => 48,
         }
     }
 
     /// Returns the value of a register after an event with this digest.
     pub(crate) fn extended(self, value: &[u8], digest: &[u8]) -> Vec<u8> {
         let mut context = Context::new(match self {
-            Bank::Sha256 => &SHA256,
-            Bank::Sha384 => &SHA384,
+            RegisterBank::Sha256 => &SHA256,
+            RegisterBank::Sha384 => &SHA384,
         });
         context.update(value);
         context.update(digest);
@@ -54,10 +54,10 @@ impl Digest {
     }
 
     /// Returns the digest for a bank.
-    pub fn in_bank(&self, bank: Bank) -> &[u8] {
+    pub fn in_bank(&self, bank: RegisterBank) -> &[u8] {
         match bank {
-            Bank::Sha256 => &self.sha256,
-            Bank::Sha384 => &self.sha384,
+            RegisterBank::Sha256 => &self.sha256,
+            RegisterBank::Sha384 => &self.sha384,
         }
     }
 }

@@ -7,7 +7,7 @@ use super::platform::Platform;
 
 /// An entry of the event log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
+pub struct LoggedEvent {
     /// The register that is extended.
     pub register: u32,
     /// A description of the measured data.
@@ -27,9 +27,9 @@ pub struct Missing {
 
 /// The measurements of one boot.
 #[derive(Debug)]
-pub struct Log {
+pub struct BootLog {
     platform: Platform,
-    events: Vec<Event>,
+    events: Vec<LoggedEvent>,
     missing: BTreeMap<u32, Missing>,
 }
 
@@ -42,9 +42,9 @@ impl Missing {
     }
 }
 
-impl Log {
-    pub(crate) fn new(platform: Platform) -> Log {
-        Log {
+impl BootLog {
+    pub(crate) fn new(platform: Platform) -> BootLog {
+        BootLog {
             platform,
             events: Vec::new(),
             missing: BTreeMap::new(),
@@ -57,7 +57,7 @@ impl Log {
     }
 
     /// Returns the events of a register, in order.
-    pub fn events(&self, register: u32) -> impl Iterator<Item = &Event> {
+    pub fn events(&self, register: u32) -> impl Iterator<Item = &LoggedEvent> {
         self.events
             .iter()
             .filter(move |event| event.register == register)
@@ -84,7 +84,7 @@ impl Log {
     /// Extends the register that gets the events of this PCR.
     pub(crate) fn extend(&mut self, pcr: u32, what: impl Into<String>, digest: Digest) {
         if let Some(register) = self.platform.register_of(pcr) {
-            self.events.push(Event {
+            self.events.push(LoggedEvent {
                 register,
                 what: what.into(),
                 digest: digest.in_bank(self.platform.bank()).to_vec(),

@@ -68,7 +68,7 @@ enum Chain {
 }
 
 /// A file or a directory.
-pub struct Entry {
+pub struct DirectoryEntry {
     /// The name, the long one if there is one.
     pub name: String,
     /// Whether the entry is a directory.
@@ -154,7 +154,7 @@ impl<D: Read + Seek> Fat<D> {
 
     /// Returns the entries of a directory; the path has slashes between the names; `None` if there
     /// is no such directory. Case is ignored.
-    pub fn list(&mut self, path: &str) -> Result<Option<Vec<Entry>>, Error> {
+    pub fn list(&mut self, path: &str) -> Result<Option<Vec<DirectoryEntry>>, Error> {
         let mut entries = self.directory(self.root)?;
         for name in path.split('/').filter(|name| !name.is_empty()) {
             let found = entries.into_iter().find(|entry| entry.is_called(name));
@@ -169,7 +169,7 @@ impl<D: Read + Seek> Fat<D> {
     }
 
     /// Returns the file or directory with this path; `None` if there is none.
-    pub fn find(&mut self, path: &str) -> Result<Option<Entry>, Error> {
+    pub fn find(&mut self, path: &str) -> Result<Option<DirectoryEntry>, Error> {
         let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
         let entries = self.list(directory)?.unwrap_or_default();
         Ok(entries.into_iter().find(|entry| entry.is_called(name)))
@@ -219,7 +219,7 @@ impl<D: Read + Seek> Fat<D> {
         Err(Error::Malformed(text.into()))
     }
 
-    fn directory(&mut self, chain: Chain) -> Result<Vec<Entry>, Error> {
+    fn directory(&mut self, chain: Chain) -> Result<Vec<DirectoryEntry>, Error> {
         let bytes = self.bytes(chain, MAX_DIRECTORY)?;
         let mut entries = Vec::new();
         // the parts of a long name precede the entry, the last part first
@@ -235,7 +235,7 @@ impl<D: Read + Seek> Fat<D> {
                     long_name.push(entry);
                 }
                 (_, attributes) if attributes & VOLUME_ID != 0 => long_name.clear(),
-                _ => entries.push(Entry::parse(
+                _ => entries.push(DirectoryEntry::parse(
                     entry,
                     &std::mem::take(&mut long_name),
                     self.bits,
@@ -329,8 +329,8 @@ impl<D: Read + Seek> Fat<D> {
     }
 }
 
-impl Entry {
-    fn parse(entry: &[u8], long_name: &[&[u8]], bits: Bits) -> Entry {
+impl DirectoryEntry {
+    fn parse(entry: &[u8], long_name: &[&[u8]], bits: Bits) -> DirectoryEntry {
         let part = |bytes: &[u8], lower_case: u8| {
             let text = String::from_utf8_lossy(bytes).trim_end().to_owned();
             match entry[12] & lower_case {
@@ -362,7 +362,7 @@ impl Entry {
         };
         let half = |at| u64::from(u16_at(entry, at).unwrap_or_default());
         let high = if bits == Bits::Fat32 { half(20) } else { 0 };
-        Entry {
+        DirectoryEntry {
             name,
             is_directory: entry[11] & DIRECTORY != 0,
             is_read_only: entry[11] & READ_ONLY != 0,

@@ -65,7 +65,7 @@ pub struct Contents {
 
 /// Whether a channel is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum ChannelState {
     /// The image leaves it open.
     Open,
     /// The files that were read do not show it.
@@ -76,24 +76,24 @@ pub enum State {
 
 /// A channel from the host into the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Channel {
+pub struct HostChannel {
     /// Its name.
     pub name: &'static str,
     /// Whether the image closes it.
-    pub state: State,
+    pub state: ChannelState,
     /// The finding.
     pub found: String,
     /// The setting that closes it.
     pub closed_by: &'static str,
 }
 
-impl State {
+impl ChannelState {
     /// Returns the keyword for lists: `open`, `not seen`, `closed`.
     pub fn word(self) -> &'static str {
         match self {
-            State::Open => "open",
-            State::Unseen => "not seen",
-            State::Closed => "closed",
+            ChannelState::Open => "open",
+            ChannelState::Unseen => "not seen",
+            ChannelState::Closed => "closed",
         }
     }
 }
@@ -150,7 +150,7 @@ impl Contents {
 
     /// Returns each channel. `proves_secure_boot`: whether the registers show that Secure Boot is
     /// on.
-    pub fn channels(&self, proves_secure_boot: bool) -> Vec<Channel> {
+    pub fn channels(&self, proves_secure_boot: bool) -> Vec<HostChannel> {
         let with = |has_module| {
             let line = self.command_line.as_deref().unwrap_or_default();
             let added = if has_module { OF_MODULE } else { "" };
@@ -166,8 +166,8 @@ impl Contents {
         if self.files.unread.is_some() {
             // the module closes some of them
             for (channel, closed) in channels.iter_mut().zip(with(true)) {
-                if (channel.state, closed.state) == (State::Open, State::Closed) {
-                    channel.state = State::Unseen;
+                if (channel.state, closed.state) == (ChannelState::Open, ChannelState::Closed) {
+                    channel.state = ChannelState::Unseen;
                     channel.found +=
                         "; the initrd cannot be read: closed if it has firstlight's module";
                 }
@@ -187,7 +187,7 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    fn channels(&self) -> Vec<Channel> {
+    fn channels(&self) -> Vec<HostChannel> {
         vec![
             self.root(),
             self.efi_variables(),
@@ -207,7 +207,7 @@ impl Judge<'_> {
         Words(self.words)
     }
 
-    fn root(&self) -> Channel {
+    fn root(&self) -> HostChannel {
         let words = self.words();
         let (state, found) = match self
             .contents
@@ -215,8 +215,11 @@ impl Judge<'_> {
             .as_deref()
             .map(boot::unverified_root)
         {
-            None => (State::Open, "the image has no command line of its own"),
-            Some(Some(_)) => (State::Open, "root= without the hash of dm-verity"),
+            None => (
+                ChannelState::Open,
+                "the image has no command line of its own",
+            ),
+            Some(Some(_)) => (ChannelState::Open, "root= without the hash of dm-verity"),
             Some(None)
                 if [
                     "roothash",
@@ -227,10 +230,10 @@ impl Judge<'_> {
                 .iter()
                 .any(|name| words.value(name).is_some()) =>
             {
-                (State::Closed, "verified by dm-verity")
+                (ChannelState::Closed, "verified by dm-verity")
             }
             Some(None) => (
-                State::Unseen,
+                ChannelState::Unseen,
                 "neither root= nor roothash=: the initrd decides",
             ),
         };
@@ -244,7 +247,7 @@ impl Judge<'_> {
 
     /// systemd 252 to 257 takes the variable SystemdOptions for a part of the kernel command line
     /// unless Secure Boot is on.
-    fn efi_variables(&self) -> Channel {
+    fn efi_variables(&self) -> HostChannel {
         let words = self.words();
         // both the kernel and the initrd's module use each word
         let has = |option: &str| {
@@ -256,14 +259,14 @@ impl Judge<'_> {
             all.any(options)
         };
         let (state, found) = if has("noruntime") || words.value("noefi").is_some() {
-            (State::Closed, "the kernel does not read them")
+            (ChannelState::Closed, "the kernel does not read them")
         } else if self.has_module && !has("runtime") {
-            (State::Closed, "the initrd has firstlight's module")
+            (ChannelState::Closed, "the initrd has firstlight's module")
         } else if self.proves_secure_boot {
-            (State::Closed, "PCR 4 shows that Secure Boot is on")
+            (ChannelState::Closed, "PCR 4 shows that Secure Boot is on")
         } else {
             (
-                State::Open,
+                ChannelState::Open,
                 "systemd reads SystemdOptions like the kernel command line, and no register has it",
             )
         };
@@ -275,12 +278,12 @@ impl Judge<'_> {
         )
     }
 
-    fn credentials(&self) -> Channel {
+    fn credentials(&self) -> HostChannel {
         let (state, found) = if self.words().is_off("systemd.import_credentials") {
-            (State::Closed, "systemd imports none")
+            (ChannelState::Closed, "systemd imports none")
         } else {
             (
-                State::Open,
+                ChannelState::Open,
                 "systemd imports them from SMBIOS and fw_cfg, and no register has them",
             )
         };
@@ -292,12 +295,12 @@ impl Judge<'_> {
         )
     }
 
-    fn acpi(&self) -> Channel {
+    fn acpi(&self) -> HostChannel {
         let (state, found) = if self.contents.confines_acpi() {
-            (State::Closed, "the kernel confines the code in them")
+            (ChannelState::Closed, "the kernel confines the code in them")
         } else {
             (
-                State::Open,
+                ChannelState::Open,
                 "the kernel lets the code in them write its memory",
             )
         };
@@ -309,7 +312,7 @@ impl Judge<'_> {
         )
     }
 
-    fn shells(&self) -> Channel {
+    fn shells(&self) -> HostChannel {
         let words = self.words();
         let is_open = |name: &&&str| match (**name, words.value(name)) {
             (_, None) => false,
@@ -332,9 +335,9 @@ impl Judge<'_> {
             .filter_map(|name| Some(words.word(name)?.0))
             .collect();
         let (state, found) = if open.is_empty() {
-            (State::Closed, "none".to_owned())
+            (ChannelState::Closed, "none".to_owned())
         } else {
-            (State::Open, open.join(" "))
+            (ChannelState::Open, open.join(" "))
         };
         channel(
             "parameters of shells",
@@ -346,14 +349,14 @@ impl Judge<'_> {
 
     /// Without these words dracut and initramfs-tools open a shell on the console if the boot
     /// fails, and the host can make it fail.
-    fn shell_after_failure(&self) -> Channel {
+    fn shell_after_failure(&self) -> HostChannel {
         let words = self.words();
         let panics = words.value("panic").is_some_and(|value| value != "0");
         let (state, found) = if panics || words.is_off("rd.shell") {
-            (State::Closed, "the machine restarts instead")
+            (ChannelState::Closed, "the machine restarts instead")
         } else {
             (
-                State::Open,
+                ChannelState::Open,
                 "an initrd may open a shell on the console if the boot fails",
             )
         };
@@ -365,16 +368,16 @@ impl Judge<'_> {
         )
     }
 
-    fn consoles(&self) -> Channel {
+    fn consoles(&self) -> HostChannel {
         channel(
             "logins on consoles",
-            State::Unseen,
+            ChannelState::Unseen,
             "the root file system was not read",
             "mask getty@, serial-getty@, console-getty, debug-shell in the root file system",
         )
     }
 
-    fn servers(&self) -> Channel {
+    fn servers(&self) -> HostChannel {
         let found: Vec<&str> = SERVERS
             .into_iter()
             .filter(|name| self.contents.files.found.contains(name))
@@ -385,13 +388,16 @@ impl Judge<'_> {
             .is_some_and(|version| version >= SSH_BY_VSOCK)
             && !self.words().is_off("systemd.ssh_auto");
         let (state, text) = match (&found[..], by_vsock) {
-            ([_, ..], _) => (State::Open, format!("the initrd has {}", found.join(", "))),
+            ([_, ..], _) => (
+                ChannelState::Open,
+                format!("the initrd has {}", found.join(", ")),
+            ),
             ([], true) => (
-                State::Unseen,
+                ChannelState::Unseen,
                 "the root file system was not read; systemd starts an sshd on a vsock".to_owned(),
             ),
             ([], false) => (
-                State::Unseen,
+                ChannelState::Unseen,
                 "the root file system was not read".to_owned(),
             ),
         };
@@ -403,16 +409,16 @@ impl Judge<'_> {
         )
     }
 
-    fn resume(&self) -> Channel {
+    fn resume(&self) -> HostChannel {
         let words = self.words();
         let names = ["noresume", "nohibernate"];
         let is_off =
             names.iter().any(|name| words.value(name).is_some()) || words.is_off("hibernate");
         let (state, found) = match (words.word("resume"), is_off.then_some(())) {
-            (_, Some(())) => (State::Closed, "off"),
-            (Some((word, _)), None) => (State::Open, word),
+            (_, Some(())) => (ChannelState::Closed, "off"),
+            (Some((word, _)), None) => (ChannelState::Open, word),
             (None, None) => (
-                State::Open,
+                ChannelState::Open,
                 "the EFI variable HibernateLocation or the initrd may name a disk, whose content becomes the memory",
             ),
         };
@@ -424,16 +430,16 @@ impl Judge<'_> {
         )
     }
 
-    fn sysrq(&self) -> Channel {
+    fn sysrq(&self) -> HostChannel {
         let words = self.words();
         let (state, found) = match words.value("sysctl.kernel.sysrq") {
             _ if words.value("sysrq_always_enabled").is_some() => {
-                (State::Open, "sysrq_always_enabled")
+                (ChannelState::Open, "sysrq_always_enabled")
             }
-            Some("0") => (State::Closed, "off"),
-            None if self.has_module => (State::Closed, "the initrd has firstlight's module"),
+            Some("0") => (ChannelState::Closed, "off"),
+            None if self.has_module => (ChannelState::Closed, "the initrd has firstlight's module"),
             _ => (
-                State::Unseen,
+                ChannelState::Unseen,
                 "the kernel's default counts until the root file system sets another",
             ),
         };
@@ -445,12 +451,12 @@ impl Judge<'_> {
         )
     }
 
-    fn partitions(&self) -> Channel {
+    fn partitions(&self) -> HostChannel {
         let (state, found) = if self.words().is_off("systemd.gpt_auto") {
-            (State::Closed, "systemd.gpt_auto=no")
+            (ChannelState::Closed, "systemd.gpt_auto=no")
         } else {
             (
-                State::Open,
+                ChannelState::Open,
                 "systemd mounts partitions by their types, also those that the host adds",
             )
         };
@@ -463,8 +469,13 @@ impl Judge<'_> {
     }
 }
 
-fn channel(name: &'static str, state: State, found: &str, closed_by: &'static str) -> Channel {
-    Channel {
+fn channel(
+    name: &'static str,
+    state: ChannelState,
+    found: &str,
+    closed_by: &'static str,
+) -> HostChannel {
+    HostChannel {
         name,
         state,
         found: found.to_owned(),
@@ -485,7 +496,7 @@ mod tests {
     }
 
     /// The channels in this state.
-    fn named(contents: &Contents, state: State) -> Vec<&'static str> {
+    fn named(contents: &Contents, state: ChannelState) -> Vec<&'static str> {
         let channels = contents.channels(false).into_iter();
         channels
             .filter(|it| it.state == state)
@@ -496,14 +507,14 @@ mod tests {
     #[test]
     fn what_an_image_leaves_open_is_named() {
         let closed = contents(CLOSED, "6.12 aml-confined", &[]);
-        assert_eq!(named(&closed, State::Open), Vec::<&str>::new());
+        assert_eq!(named(&closed, ChannelState::Open), Vec::<&str>::new());
         assert_eq!(
-            named(&closed, State::Unseen),
+            named(&closed, ChannelState::Unseen),
             ["logins on consoles", "sshd and guest agents"]
         );
         let open = contents("root=/dev/vda1", "6.12", &[]);
         assert_eq!(
-            named(&open, State::Open),
+            named(&open, ChannelState::Open),
             [
                 "root file system",
                 "EFI variables",
@@ -515,7 +526,7 @@ mod tests {
             ]
         );
         let without = Contents::new(None, "", &[], None);
-        assert!(named(&without, State::Open).contains(&"root file system"));
+        assert!(named(&without, ChannelState::Open).contains(&"root file system"));
     }
 
     #[test]
@@ -558,8 +569,9 @@ mod tests {
             ("parameters of shells", "quiet", "init=/bin/sh"),
             ("parameters of shells", "quiet", "break=premount"),
         ] {
-            let is_closed =
-                |line: &str| named(&contents(line, "", &[]), State::Closed).contains(&channel);
+            let is_closed = |line: &str| {
+                named(&contents(line, "", &[]), ChannelState::Closed).contains(&channel)
+            };
             assert!(is_closed(word), "{word}");
             assert!(!is_closed(opposite), "{opposite}");
         }
@@ -577,24 +589,30 @@ mod tests {
         let packed = contents("quiet", "", b"\x28\xb5\x2f\xfd");
         for channel in by_module {
             assert!(
-                named(&with("quiet"), State::Closed).contains(&channel),
+                named(&with("quiet"), ChannelState::Closed).contains(&channel),
                 "{channel}"
             );
             assert!(
-                named(&packed, State::Unseen).contains(&channel),
+                named(&packed, ChannelState::Unseen).contains(&channel),
                 "{channel}"
             );
             let without = contents("quiet", "", &cpio::archive("init", b""));
-            assert!(named(&without, State::Open).contains(&channel), "{channel}");
+            assert!(
+                named(&without, ChannelState::Open).contains(&channel),
+                "{channel}"
+            );
         }
         // the kernel command line overrides the module
         let line = "efi=runtime systemd.import_credentials=yes";
-        assert_eq!(named(&with(line), State::Open)[..2], by_module[..2]);
+        assert_eq!(named(&with(line), ChannelState::Open)[..2], by_module[..2]);
         let served = contents(CLOSED, "aml-confined", &cpio::archive("usr/sbin/sshd", b""));
-        assert_eq!(named(&served, State::Open), ["sshd and guest agents"]);
+        assert_eq!(
+            named(&served, ChannelState::Open),
+            ["sshd and guest agents"]
+        );
         // with Secure Boot measured into a register, systemd ignores the variables
         let channels = contents("quiet", "", &[]).channels(true);
         let efi = channels.iter().find(|it| it.name == "EFI variables");
-        assert_eq!(efi.map(|it| it.state), Some(State::Closed));
+        assert_eq!(efi.map(|it| it.state), Some(ChannelState::Closed));
     }
 }

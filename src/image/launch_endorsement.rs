@@ -19,7 +19,7 @@ use webpki::ring::RSA_PSS_2048_8192_SHA256_LEGACY_KEY;
 use webpki::{EndEntityCert, KeyUsage};
 
 use super::error::Error;
-use super::snp::LaunchDigest;
+use super::snp::PredictedDigest;
 
 /// Maximum size of a file in bytes. Genuine ones have 5 KiB.
 const MAX_FILE: usize = 1 << 20;
@@ -140,7 +140,7 @@ pub struct Snp {
     /// The security version number of the firmware.
     pub svn: u32,
     /// The launch digest for each number of processors that the hypervisor prepares.
-    pub measurements: BTreeMap<u32, LaunchDigest>,
+    pub measurements: BTreeMap<u32, PredictedDigest>,
     /// The guest policy with which Google starts such machines, according to Google.
     pub policy: u64,
     /// Whether it also endorses a secure VM service module (SVSM); its launch digest is left out.
@@ -175,7 +175,7 @@ impl LaunchEndorsement {
 
     /// Returns the content if this root certifies the signer at this time, and the signer signed
     /// it.
-    pub fn verify(&self, root: &Root, now: SystemTime) -> Result<&Golden, Error> {
+    pub fn verify(&self, root: &SignerRoot, now: SystemTime) -> Result<&Golden, Error> {
         root.verify(now)?;
         let wrong = |why: String| {
             Error::Untrusted(format!("the certificate of the endorsement's signer {why}"))
@@ -212,11 +212,11 @@ impl LaunchEndorsement {
 
 /// The root that certifies the signers of endorsements.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Root(CertificateDer<'static>);
+pub struct SignerRoot(CertificateDer<'static>);
 
-impl Root {
+impl SignerRoot {
     /// Reads a file with one certificate, DER or PEM.
-    pub fn parse(file: &[u8]) -> Result<Root, Error> {
+    pub fn parse(file: &[u8]) -> Result<SignerRoot, Error> {
         let other = || Error::Foreign("expected one certificate, DER or PEM".into());
         let der = if file.trim_ascii_start().starts_with(PEM) {
             let mut all = CertificateDer::pem_slice_iter(file);
@@ -228,7 +228,7 @@ impl Root {
             CertificateDer::from(file.to_vec())
         };
         Certificate::parse(&der).map_err(|_| other())?;
-        Ok(Root(der))
+        Ok(SignerRoot(der))
     }
 
     /// Returns the SHA-256 of the certificate.
@@ -320,7 +320,7 @@ impl Golden {
 impl Snp {
     /// Returns the launch digests of machines with these numbers of processors; if none is given,
     /// all endorsed ones.
-    pub fn digests(&self, processors: &[u32]) -> Result<Vec<LaunchDigest>, Error> {
+    pub fn digests(&self, processors: &[u32]) -> Result<Vec<PredictedDigest>, Error> {
         if self.measurements.is_empty() {
             return Err(not_endorsed("launch digest of SEV-SNP"));
         }
@@ -607,7 +607,7 @@ mod tests {
     #[test]
     fn altered_files_end_in_an_error_or_in_content_without_a_signature() {
         let valid = file(&unsigned());
-        let root = Root(CertificateDer::from(vec![]));
+        let root = SignerRoot(CertificateDer::from(vec![]));
         for bytes in mutations(&valid, 5000) {
             if let Ok(read) = LaunchEndorsement::parse(&bytes) {
                 read.golden.explain();

@@ -1,7 +1,7 @@
 //! Computes the register values of a TPM or a TDX machine after booting an image, from only the image: the measurements of the
 //! firmware (OVMF), systemd-boot, systemd-stub, the kernel and systemd's units. `docs/measure.md` lists it.
 //!
-//! [`Image`] is what boots. It gives a [`Log`] for each of the [`Conditions`] of a boot, and for
+//! [`Image`] is what boots. It gives a [`BootLog`] for each of the [`Conditions`] of a boot, and for
 //! each register the [`Case`]s: the value under certain conditions, or why the value cannot be
 //! predicted.
 
@@ -33,12 +33,12 @@ mod uki;
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
-pub use conditions::{Conditions, Given, Stage, Units};
-pub use digest::Bank;
+pub use conditions::{Conditions, KnownConditions, Stage, Units};
 use digest::Digest;
+pub use digest::RegisterBank;
 use disk::Disk;
 pub use error::Error;
-pub use event_log::{Event, Log, Missing};
+pub use event_log::{BootLog, LoggedEvent, Missing};
 use linux::Linux;
 pub use linux::Loader;
 use platform::PARTITION_TABLE;
@@ -81,7 +81,7 @@ pub struct Case {
     /// The other conditions in words; empty if there are none.
     pub when: String,
     /// The events that give the value.
-    pub events: Vec<Event>,
+    pub events: Vec<LoggedEvent>,
 }
 
 impl Image {
@@ -201,10 +201,10 @@ impl Image {
     /// Returns each channel from the host into the machine, and whether the image closes it. If the
     /// operator says that Secure Boot is on, PCR 4 may differ from its value without Secure Boot:
     /// then PCR 4 proves that it is on.
-    pub fn channels(&self, platform: Platform, given: &Given) -> Vec<host::Channel> {
+    pub fn channels(&self, platform: Platform, given: &KnownConditions) -> Vec<host::HostChannel> {
         let with = |on| {
             let secure_boot = Some(on);
-            let given = Given {
+            let given = KnownConditions {
                 secure_boot,
                 ..*given
             };
@@ -216,8 +216,8 @@ impl Image {
     }
 
     /// Returns the measurements of a boot under these conditions.
-    pub fn log(&self, platform: Platform, conditions: &Conditions) -> Log {
-        let mut log = Log::new(platform);
+    pub fn log(&self, platform: Platform, conditions: &Conditions) -> BootLog {
+        let mut log = BootLog::new(platform);
         let is_direct = matches!(self.0, Kind::DirectUki(_) | Kind::DirectLinux(_));
         // OVMF loads the files from QEMU before it calls the first boot option
         if is_direct {
@@ -278,7 +278,7 @@ impl Image {
         log
     }
 
-    fn measure_image(&self, log: &mut Log) {
+    fn measure_image(&self, log: &mut BootLog) {
         match &self.0 {
             Kind::DirectLinux(linux) => linux.measure_image(log),
             Kind::Disk(disk) => disk.uki.measure_image(log),
@@ -287,10 +287,10 @@ impl Image {
     }
 
     /// Returns the possible conditions of a boot, starting with a usual boot.
-    pub fn conditions(&self, given: &Given) -> Vec<Conditions> {
+    pub fn conditions(&self, given: &KnownConditions) -> Vec<Conditions> {
         let systemd = self.unified().and_then(Uki::systemd);
         let units = given.units.map(|units| units.with(systemd));
-        let given = Given { units, ..*given };
+        let given = KnownConditions { units, ..*given };
         Conditions::all(systemd)
             .into_iter()
             .filter(|conditions| given.allows(conditions))
@@ -299,7 +299,11 @@ impl Image {
 
     /// Returns the possible values of each register that can be predicted, under the given
     /// conditions.
-    pub fn registers(&self, platform: Platform, given: &Given) -> BTreeMap<u32, Vec<Case>> {
+    pub fn registers(
+        &self,
+        platform: Platform,
+        given: &KnownConditions,
+    ) -> BTreeMap<u32, Vec<Case>> {
         let conditions = self.conditions(given);
         let logs: Vec<_> = conditions
             .iter()
@@ -317,7 +321,7 @@ impl Image {
         &self,
         platform: Platform,
         register: u32,
-        given: &Given,
+        given: &KnownConditions,
     ) -> Result<Vec<u8>, Vec<Case>> {
         let conditions = self.conditions(given);
         let usual = conditions.iter().filter(|it| !it.failed_option);
@@ -340,12 +344,12 @@ impl Image {
 
 /// Returns the values of a register in these boots, each with the conditions that distinguish its
 /// boots from the others.
-fn cases(register: u32, logs: &[(Conditions, Log)]) -> Vec<Case> {
+fn cases(register: u32, logs: &[(Conditions, BootLog)]) -> Vec<Case> {
     let mut all: Vec<Case> = Vec::new();
     for stage in Stage::ALL {
         let logs: Vec<_> = logs.iter().filter(|(it, _)| it.stage == stage).collect();
         let among: Vec<Conditions> = logs.iter().map(|(it, _)| *it).collect();
-        let mut values: Vec<(Value, Vec<Conditions>, &Log)> = Vec::new();
+        let mut values: Vec<(Value, Vec<Conditions>, &BootLog)> = Vec::new();
         for (conditions, log) in logs {
             let value = log.value(register);
             match values.iter_mut().find(|(other, ..)| *other == value) {

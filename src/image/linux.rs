@@ -3,7 +3,7 @@
 use super::bytes::u32_at;
 use super::digest::Digest;
 use super::error::Error;
-use super::event_log::{Log, Missing, utf16};
+use super::event_log::{BootLog, Missing, utf16};
 use super::host::Contents;
 use super::pe::Pe;
 use base::boot;
@@ -150,7 +150,7 @@ impl Linux {
     }
 
     /// Adds the event of the firmware for loading the kernel.
-    pub fn measure_image(&self, log: &mut Log) {
+    pub fn measure_image(&self, log: &mut BootLog) {
         match &self.kernel {
             Ok(digest) => log.extend(4, "the kernel", *digest),
             Err(missing) => log.missing(4, missing.clone()),
@@ -158,7 +158,7 @@ impl Linux {
     }
 
     /// Adds the kernel's measurements.
-    pub fn measure(&self, log: &mut Log) {
+    pub fn measure(&self, log: &mut BootLog) {
         if let Some(missing) = self.release.measures(log.is_tdx()).err() {
             log.missing(9, missing);
         }

@@ -15,7 +15,7 @@
 //! This crate describes the other programs next to their code. systemd's units measure only into a
 //! TPM.
 
-use super::digest::Bank;
+use super::digest::RegisterBank;
 
 /// The PCRs that depend on the image. Drivers from devices and disks before the image, and their
 /// data: none are allowed; boot loader and image; GRUB's commands; command line and initrd;
@@ -33,17 +33,17 @@ pub const RTMR_2: u32 = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Platform {
     /// A machine with a TPM: the PCRs of this bank.
-    Tpm(Bank),
+    Tpm(RegisterBank),
     /// A TDX machine without a TPM: RTMR 1 and 2, by their numbers in a policy.
     Tdx,
 }
 
 impl Platform {
     /// Returns the bank whose digests extend the registers.
-    pub fn bank(self) -> Bank {
+    pub fn bank(self) -> RegisterBank {
         match self {
             Platform::Tpm(bank) => bank,
-            Platform::Tdx => Bank::Sha384,
+            Platform::Tdx => RegisterBank::Sha384,
         }
     }
 

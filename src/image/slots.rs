@@ -10,7 +10,7 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use super::error::Error;
-use super::fat::{Entry, Fat};
+use super::fat::{DirectoryEntry, Fat};
 
 /// Where systemd-boot looks for images.
 const FOLDER: &str = "EFI/Linux";
@@ -248,7 +248,7 @@ impl Slots {
 }
 
 impl Slot {
-    fn of(entry: Entry, room: u64) -> Slot {
+    fn of(entry: DirectoryEntry, room: u64) -> Slot {
         let (version, tries) = match parsed(&entry.name) {
             Some((version, tries)) => (Some(version), tries),
             None => (None, None),

@@ -26,7 +26,7 @@ const INITRD: Guid = *b"\x31\xf7\xba\x44\x2f\x3a\xd7\x4b\x9a\xf1\x41\xe2\x91\x69
 const KERNEL: Guid = *b"\x37\x94\xe7\x4d\xd2\xab\x7f\x42\xb8\x35\xd5\xb1\x72\xd2\x04\x5b";
 
 /// The launch digest.
-pub type LaunchDigest = [u8; 48];
+pub type PredictedDigest = [u8; 48];
 
 /// A hypervisor: each prepares the memory and the processors in its own way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +123,7 @@ pub struct Launch<'a> {
 
 impl Launch<'_> {
     /// Returns the launch digest.
-    pub fn digest(&self) -> Result<LaunchDigest, Error> {
+    pub fn digest(&self) -> Result<PredictedDigest, Error> {
         let mut digest = Digest([0; 48]);
         let firmware = self.firmware.bytes();
         if !firmware.len().is_multiple_of(PAGE) {
@@ -306,7 +306,7 @@ enum PageType {
 }
 
 /// The digest of the pages so far.
-struct Digest(LaunchDigest);
+struct Digest(PredictedDigest);
 
 impl Digest {
     /// Extends the digest by a page (AMD 56860 table 67). The content is included only for normal

@@ -7,10 +7,10 @@ use super::*;
 use crate::event_log::utf16;
 
 /// What most of these tests compute.
-const PCRS: Platform = Platform::Tpm(Bank::Sha256);
+const PCRS: Platform = Platform::Tpm(RegisterBank::Sha256);
 
-fn given(stage: Stage, secure_boot: bool, units: Units) -> Given {
-    Given {
+fn given(stage: Stage, secure_boot: bool, units: Units) -> KnownConditions {
+    KnownConditions {
         stage: Some(stage),
         secure_boot: Some(secure_boot),
         units: Some(units),
@@ -18,11 +18,11 @@ fn given(stage: Stage, secure_boot: bool, units: Units) -> Given {
 }
 
 fn sha256(parts: &[&[u8]]) -> Vec<u8> {
-    Digest::of(parts).in_bank(Bank::Sha256).to_vec()
+    Digest::of(parts).in_bank(RegisterBank::Sha256).to_vec()
 }
 
 /// Returns what is measured into a register in a usual boot.
-fn measured(image: &Image, pcr: u32, given: &Given) -> Vec<String> {
+fn measured(image: &Image, pcr: u32, given: &KnownConditions) -> Vec<String> {
     let cases = &image.registers(PCRS, given)[&pcr];
     cases[0]
         .events
@@ -122,7 +122,10 @@ fn the_number_of_a_profile_is_measured_unless_it_is_the_first() {
         let given = given(Stage::Initramfs, false, Units::None);
         let value = |profile| image(profile).value(PCRS, 12, &given).unwrap();
         assert_eq!(value("main"), [0; 32]);
-        assert_eq!(value("other"), replayed(Bank::Sha256, &[&utf16("1")]));
+        assert_eq!(
+            value("other"),
+            replayed(RegisterBank::Sha256, &[&utf16("1")])
+        );
         let conditions = image("other").conditions(&given)[0];
         let log = image("other").log(Platform::Tdx, &conditions);
         let first = log.events(RTMR_2).next().unwrap();
@@ -215,7 +218,7 @@ fn the_kernel_in_an_image_is_measured_by_old_stubs_without_secure_boot() {
 #[test]
 fn each_value_says_when_a_register_has_it() {
     let image = Image::uki(&unified("252.39", &[]), None).unwrap();
-    let registers = image.registers(PCRS, &Given::default());
+    let registers = image.registers(PCRS, &KnownConditions::default());
     let when = |pcr: u32| -> Vec<(Option<Stage>, &str)> {
         let cases = registers[&pcr].iter();
         cases.map(|case| (case.stage, case.when.as_str())).collect()
@@ -241,10 +244,13 @@ fn each_value_says_when_a_register_has_it() {
         ]
     );
     assert_eq!(registers[&11][1].value, registers[&11][4].value);
-    assert_eq!(image.value(PCRS, 12, &Given::default()), Ok(vec![0; 32]));
-    assert!(image.value(PCRS, 11, &Given::default()).is_err());
+    assert_eq!(
+        image.value(PCRS, 12, &KnownConditions::default()),
+        Ok(vec![0; 32])
+    );
+    assert!(image.value(PCRS, 11, &KnownConditions::default()).is_err());
     // the firmware's own registers are not the image's
-    assert!(image.value(PCRS, 7, &Given::default()).is_err());
+    assert!(image.value(PCRS, 7, &KnownConditions::default()).is_err());
 }
 
 #[test]
@@ -265,9 +271,9 @@ fn newer_systemd_ends_the_firmwares_registers_with_a_separator() {
     ];
     let image = Image::direct_uki(&unified("262", &off), None).unwrap();
     let values = [Stage::Initramfs, Stage::Booted].map(|stage| {
-        let given = Given {
+        let given = KnownConditions {
             stage: Some(stage),
-            ..Given::default()
+            ..KnownConditions::default()
         };
         [4, 9, 11, 12, 13, 15].map(|pcr| image.value(PCRS, pcr, &given).unwrap())
     });
@@ -315,7 +321,7 @@ fn linux(version: &str) -> Vec<u8> {
 }
 
 /// Returns the value of a register that has these events.
-fn replayed(bank: Bank, events: &[&[u8]]) -> Vec<u8> {
+fn replayed(bank: RegisterBank, events: &[&[u8]]) -> Vec<u8> {
     events.iter().fold(vec![0; bank.size()], |value, event| {
         let digest = Digest::of(&[event]);
         bank.extended(&value, digest.in_bank(bank))
@@ -328,10 +334,11 @@ fn replayed(bank: Bank, events: &[&[u8]]) -> Vec<u8> {
 fn a_tdx_machine_measures_a_kernel_of_qemu_into_two_registers() {
     let kernel = linux("6.12.3-1-amd64");
     let image = |loader| Image::direct_linux(&kernel, Some(b"initrd"), "quiet", loader).unwrap();
-    let value = |image: &Image, register| image.value(Platform::Tdx, register, &Given::default());
+    let value =
+        |image: &Image, register| image.value(Platform::Tdx, register, &KnownConditions::default());
     let programs = pe::Pe::parse(&kernel).unwrap().authenticode().unwrap();
-    let kernel_of = programs.in_bank(Bank::Sha384);
-    let first = Bank::Sha384.extended(&[0; 48], kernel_of);
+    let kernel_of = programs.in_bank(RegisterBank::Sha384);
+    let first = RegisterBank::Sha384.extended(&[0; 48], kernel_of);
     let words: [&[u8]; 4] = [
         b"Calling EFI Application from Boot Option",
         &[0; 4],
@@ -339,11 +346,14 @@ fn a_tdx_machine_measures_a_kernel_of_qemu_into_two_registers() {
         b"Exit Boot Services Returned with Success",
     ];
     let rtmr_1 = words.iter().fold(first, |value, event| {
-        Bank::Sha384.extended(&value, Digest::of(&[event]).in_bank(Bank::Sha384))
+        RegisterBank::Sha384.extended(&value, Digest::of(&[event]).in_bank(RegisterBank::Sha384))
     });
     let as_is = image(Loader::AsIs);
     assert_eq!(value(&as_is, RTMR_1), Ok(rtmr_1.clone()));
-    let rtmr_2 = replayed(Bank::Sha384, &[&utf16("quiet initrd=initrd"), b"initrd"]);
+    let rtmr_2 = replayed(
+        RegisterBank::Sha384,
+        &[&utf16("quiet initrd=initrd"), b"initrd"],
+    );
     assert_eq!(value(&as_is, RTMR_2), Ok(rtmr_2.clone()));
     // QEMU's changes of the header affect only RTMR 1
     let patched = image(Loader::Patched(1 << 30));
@@ -376,7 +386,7 @@ fn a_tdx_machine_measures_a_disk_into_two_registers() {
     };
     let names = |stub: &str, register| {
         let image = Image::disk(Cursor::new(disk(&image(stub))), None, None).unwrap();
-        let cases = &image.registers(Platform::Tdx, &Given::default())[&register];
+        let cases = &image.registers(Platform::Tdx, &KnownConditions::default())[&register];
         assert!(cases[0].value.is_ok() && cases[0].stage.is_none());
         let names = cases[0].events.iter().map(|event| event.what.clone());
         names.collect::<Vec<_>>().join(", ")
@@ -401,7 +411,7 @@ fn a_tdx_machine_measures_a_disk_into_two_registers() {
 #[test]
 fn what_a_tdx_machine_measures_is_not_known_of_an_old_kernel_or_an_unknown_disk() {
     let missing = |image: Image, register| {
-        let cases = image.value(Platform::Tdx, register, &Given::default());
+        let cases = image.value(Platform::Tdx, register, &KnownConditions::default());
         cases.unwrap_err()[0].value.clone().unwrap_err().why
     };
     let direct = |kernel: &[u8]| Image::direct_linux(kernel, None, "", Loader::AsIs).unwrap();
@@ -486,8 +496,8 @@ fn compute(bytes: &[u8]) {
         Image::disk(Cursor::new(bytes), Some("EFI/BOOT/BOOTX64.EFI"), None),
     ];
     for image in images.into_iter().flatten() {
-        for platform in [PCRS, Platform::Tpm(Bank::Sha384), Platform::Tdx] {
-            image.registers(platform, &Given::default());
+        for platform in [PCRS, Platform::Tpm(RegisterBank::Sha384), Platform::Tdx] {
+            image.registers(platform, &KnownConditions::default());
         }
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use super::cpio;
 use super::digest::Digest;
 use super::error::Error;
-use super::event_log::{Log, Missing, utf16};
+use super::event_log::{BootLog, Missing, utf16};
 use super::host::Contents;
 use super::linux::{self, Release};
 use super::pe::{Pe, Section};
@@ -310,13 +310,13 @@ impl Uki {
     }
 
     /// Adds the event of the firmware for loading the image.
-    pub fn measure_image(&self, log: &mut Log) {
+    pub fn measure_image(&self, log: &mut BootLog) {
         log.extend(4, "the unified kernel image", self.image);
     }
 
     /// Adds the measurements of the stub and the kernel. `secure_boot`: whether the firmware checks
     /// signatures.
-    pub fn measure(&self, secure_boot: bool, log: &mut Log) {
+    pub fn measure(&self, secure_boot: bool, log: &mut BootLog) {
         let option = self.profile.as_ref().and_then(Profile::option);
         let is_measured = self.major >= MEASURES_TAGGED_ON_TDX || !log.is_tdx();
         if let (Some(option), true) = (option, is_measured) {
@@ -360,7 +360,7 @@ impl Uki {
     }
 
     /// Adds the measurements of the stub.
-    fn measure_sections(&self, log: &mut Log) {
+    fn measure_sections(&self, log: &mut BootLog) {
         for (name, digest) in &self.sections {
             log.extend(
                 11,

@@ -3,27 +3,27 @@
 
 use std::time::SystemTime;
 
-use cloud_api::aws::credentials::{self, Signer, Unsigned};
+use cloud_api::aws::credentials::{self, AwsSigner, Unsigned};
 use cloud_api::aws::{SignedClient, sigv4};
 
 use super::error::Error;
-use super::https::{Answer, Fields, Server};
+use super::https::{Fields, KmsResponse, KmsServer};
 use super::named;
 use super::uri::Author;
 
 /// Finds the credentials for requests to AWS.
-pub struct Callers(SignedClient);
+pub struct AwsCredentials(SignedClient);
 
-impl Callers {
+impl AwsCredentials {
     /// Makes the finder. Sends no request.
-    pub fn new() -> Result<Callers, Error> {
+    pub fn new() -> Result<AwsCredentials, Error> {
         SignedClient::of_caller(None, credentials::environment)
-            .map(Callers)
+            .map(AwsCredentials)
             .map_err(|error| Error::Credentials(format!("{}: {error}", credentials::IMDS)))
     }
 
     /// Returns the credentials for the next signature.
-    pub fn signer(&self) -> Result<Signer, Error> {
+    pub fn signer(&self) -> Result<AwsSigner, Error> {
         self.0.signer().map_err(|why| match why {
             Unsigned::Wrong(why) => why.into(),
             // the metadata service of an instance that has just started may not answer yet
@@ -34,14 +34,14 @@ impl Callers {
 
 /// Sends one signed request: the service and its region, the method and the path, header fields.
 pub fn send(
-    signer: &Signer,
-    server: &Server,
+    signer: &AwsSigner,
+    server: &KmsServer,
     place: (&str, &str),
     (method, path): (&str, &str),
     fields: Fields<'_>,
     body: &[u8],
-) -> Result<Answer, Error> {
-    let request = sigv4::Request {
+) -> Result<KmsResponse, Error> {
+    let request = sigv4::SignedRequest {
         method,
         path,
         fields,
@@ -58,7 +58,7 @@ pub fn send(
 /// signed request can send it to AWS and read the answer. AWS's domains do not suffice as a check: customers of AWS have names in
 /// them.
 pub fn check_server(
-    server: &Server,
+    server: &KmsServer,
     (service, region): (&str, &str),
     author: Author,
     variables: &[&str],
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_file_sends_signed_requests_only_to_the_service_itself() {
         let is_asked = |url: &str, author| {
-            let server = Server::new(url, None).unwrap();
+            let server = KmsServer::new(url, None).unwrap();
             check_server(
                 &server,
                 ("kms", "eu-central-1"),

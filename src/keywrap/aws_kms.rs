@@ -11,7 +11,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use cloud_api::aws::credentials::Signer;
+use cloud_api::aws::credentials::AwsSigner;
 use serde::Deserialize;
 use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
@@ -19,15 +19,15 @@ use zeroize::{Zeroize, Zeroizing};
 use base::crypto::Secret;
 
 use super::answer::{decoded, parsed};
-use super::aws_credentials::{Callers, check_region, check_server, send};
+use super::aws_credentials::{AwsCredentials, check_region, check_server, send};
 use super::error::{Error, said};
-use super::https::{Answer, Server};
+use super::https::{KmsResponse, KmsServer};
 use super::patience::patiently;
-use super::service::{KeyEncryptionKey, Service};
+use super::service::{KeyEncryptionKey, KmsKind};
 use super::uri::Query;
 
 /// This service's entry in the table of all services.
-pub const SERVICE: Service = Service {
+pub const SERVICE: KmsKind = KmsKind {
     name: "aws-kms",
     parameters: PARAMETERS,
     open,
@@ -45,10 +45,10 @@ const SPEC: &str = "SYMMETRIC_DEFAULT";
 pub const ENDPOINT: [&str; 2] = ["AWS_ENDPOINT_URL_KMS", "AWS_ENDPOINT_URL"];
 
 struct Key {
-    server: Server,
+    server: KmsServer,
     name: String,
     region: String,
-    callers: Callers,
+    callers: AwsCredentials,
 }
 
 fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
@@ -61,13 +61,13 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
     let region = region_of(&name, region)?;
     let endpoint = endpoint
         .unwrap_or_else(|| format!("https://kms.{region}.{}", cloud_api::aws::domain(&region)));
-    let server = Server::new(&endpoint, ca.as_deref())?;
+    let server = KmsServer::new(&endpoint, ca.as_deref())?;
     check_server(&server, ("kms", &region), author, &ENDPOINT)?;
     Ok(Box::new(Key {
         server,
         name,
         region,
-        callers: Callers::new()?,
+        callers: AwsCredentials::new()?,
     }))
 }
 
@@ -249,7 +249,7 @@ impl Key {
     }
 
     /// Returns the successful answer to an operation.
-    fn call(&self, operation: &str, body: &str) -> Result<Answer, Error> {
+    fn call(&self, operation: &str, body: &str) -> Result<KmsResponse, Error> {
         let signer = self.callers.signer()?;
         patiently(|| {
             let target = format!("TrentService.{operation}");
@@ -267,7 +267,7 @@ impl Key {
         })
     }
 
-    fn refusal(&self, signer: &Signer, operation: &str, answer: &Answer) -> Error {
+    fn refusal(&self, signer: &AwsSigner, operation: &str, answer: &KmsResponse) -> Error {
         let (code, message) = cloud_api::aws::parse_error(&answer.body);
         let (host, name, status) = (self.server.host(), &self.name, answer.status);
         let said = said(&format!("{code}: {message}"));

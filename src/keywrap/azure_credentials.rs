@@ -7,11 +7,11 @@
 use std::fs::File;
 use std::io::Read;
 
-use cloud_api::azure::Client;
+use cloud_api::azure::AzureClient;
 use zeroize::Zeroizing;
 
 use super::error::Error;
-use super::https::Server;
+use super::https::KmsServer;
 use super::oauth;
 use super::variable::{is_word, variable};
 
@@ -32,7 +32,7 @@ const IMDS: &str = "AZURE_POD_IDENTITY_AUTHORITY_HOST";
 const MAX_SECRET: u64 = 4 << 10;
 
 /// Gets tokens.
-pub struct Callers {
+pub struct AzureTokens {
     /// The endpoint of the cloud, if no variable names one.
     pub login: &'static str,
     /// The service that accepts the token: `https://DOMAIN`.
@@ -42,16 +42,16 @@ pub struct Callers {
 }
 
 /// A token and its owner.
-pub struct Caller {
+pub struct AzureToken {
     /// The field `Authorization`.
     pub authorization: Zeroizing<String>,
     /// The owner of the token, for errors.
     pub origin: &'static str,
 }
 
-impl Callers {
+impl AzureTokens {
     /// Gets a token.
-    pub fn caller(&self) -> Result<Caller, Error> {
+    pub fn caller(&self) -> Result<AzureToken, Error> {
         let (tenant, client) = (variable(TENANT)?, variable(CLIENT_ID)?);
         let (token, origin) = match (tenant, client, client_secret()?) {
             (Some(tenant), Some(client), Some(secret)) => {
@@ -68,7 +68,7 @@ impl Callers {
                 )));
             }
         };
-        Ok(Caller {
+        Ok(AzureToken {
             authorization: Zeroizing::new(format!("Bearer {}", *token)),
             origin,
         })
@@ -89,7 +89,7 @@ impl Callers {
         }
         let authority = variable(AUTHORITY)?;
         let authority = authority.as_ref().map_or(self.login, |url| url);
-        let server = Server::new(authority, self.ca.as_deref())
+        let server = KmsServer::new(authority, self.ca.as_deref())
             .map_err(|error| Error::Credentials(format!("{AUTHORITY}: {error}")))?;
         let form = [
             ("grant_type", "client_credentials"),
@@ -113,7 +113,7 @@ fn identity_token(
         place += &format!(",identity={}", *client);
     }
     let place = Some(&*place).filter(|place| !place.is_empty());
-    let imds = Client::new(place)
+    let imds = AzureClient::new(place)
         .map_err(|error| Error::Credentials(format!("{IMDS} or {CLIENT_ID}: {error}")))?;
     let token = imds.token_for(resource).map_err(|error| {
         let next = match error {

@@ -21,16 +21,16 @@ use base::crypto::Secret;
 
 use super::answer::parsed;
 use super::azure_credentials::{
-    CHINA_LOGIN, Caller, Callers, GOVERNMENT_LOGIN, PUBLIC_LOGIN, is_name,
+    AzureToken, AzureTokens, CHINA_LOGIN, GOVERNMENT_LOGIN, PUBLIC_LOGIN, is_name,
 };
 use super::error::{Error, said};
-use super::https::{Answer, Server};
+use super::https::{KmsResponse, KmsServer};
 use super::patience::patiently;
-use super::service::{KeyEncryptionKey, Service};
+use super::service::{KeyEncryptionKey, KmsKind};
 use super::uri::Query;
 
 /// This service's entry in the table of all services.
-pub const SERVICE: Service = Service {
+pub const SERVICE: KmsKind = KmsKind {
     name: "azure-kms",
     parameters: PARAMETERS,
     open,
@@ -54,10 +54,10 @@ const ALGORITHM: &str = "RSA-OAEP-256";
 const SIZE: u32 = 3072;
 
 struct Key {
-    server: Server,
+    server: KmsServer,
     name: String,
     is_hsm: bool,
-    callers: Callers,
+    callers: AzureTokens,
 }
 
 /// An operation of the API.
@@ -107,7 +107,7 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
             "keyName={name} is not the name of a key: expected letters, digits and hyphens, without the version"
         )));
     }
-    let server = Server::new(&address, ca.as_deref())?;
+    let server = KmsServer::new(&address, ca.as_deref())?;
     let found = DOMAINS
         .iter()
         .find(|(domain, ..)| server.is_below(domain))
@@ -122,7 +122,7 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
         server,
         name,
         is_hsm,
-        callers: Callers {
+        callers: AzureTokens {
             login,
             resource: format!("https://{domain}"),
             ca,
@@ -262,14 +262,14 @@ impl KeyEncryptionKey for Key {
 
 impl Key {
     /// Checks the newest version of the key, and returns it.
-    fn newest(&self, caller: &Caller) -> Result<String, Error> {
+    fn newest(&self, caller: &AzureToken) -> Result<String, Error> {
         let path = format!("/keys/{}?api-version={VERSION}", self.name);
         let answer = self.call(caller, GET, "GET", &path, "")?;
         parse_key(self.server.host(), &self.name, &answer.body)
     }
 
     /// Makes the key: it wraps and unwraps, and cannot be exported.
-    fn create(&self, caller: &Caller) -> Result<(), Error> {
+    fn create(&self, caller: &AzureToken) -> Result<(), Error> {
         let kind = if self.is_hsm { "RSA-HSM" } else { "RSA" };
         let wanted = json!({"kty": kind, "key_size": SIZE, "key_ops": ["wrapKey", "unwrapKey"]});
         let path = format!("/keys/{}/create?api-version={VERSION}", self.name);
@@ -279,11 +279,11 @@ impl Key {
 
     fn operate(
         &self,
-        caller: &Caller,
+        caller: &AzureToken,
         operation: Operation,
         version: &str,
         value: &str,
-    ) -> Result<Answer, Error> {
+    ) -> Result<KmsResponse, Error> {
         let (name, does) = (&self.name, operation.name);
         let path = format!("/keys/{name}/{version}/{does}?api-version={VERSION}");
         let body = Zeroizing::new(json!({"alg": ALGORITHM, "value": value}).to_string());
@@ -293,12 +293,12 @@ impl Key {
     /// Returns the successful answer to a request.
     fn call(
         &self,
-        caller: &Caller,
+        caller: &AzureToken,
         operation: Operation,
         method: &str,
         path: &str,
         body: &str,
-    ) -> Result<Answer, Error> {
+    ) -> Result<KmsResponse, Error> {
         let mut fields = vec![
             ("accept", "application/json"),
             ("authorization", &**caller.authorization),

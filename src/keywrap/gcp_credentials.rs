@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use cloud_api::gcp::Client;
+use cloud_api::gcp::GcpClient;
 use ring::rand::SystemRandom;
 use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
 use serde::Deserialize;
@@ -18,7 +18,7 @@ use serde_json::json;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::error::{Error, said};
-use super::https::Server;
+use super::https::KmsServer;
 use super::oauth;
 use super::variable::variable;
 
@@ -34,7 +34,7 @@ const METADATA: &str = "GCE_METADATA_HOST";
 const MAX_FILE: u64 = 16 << 10;
 
 /// Gets tokens.
-pub struct Callers {
+pub struct GcpTokens {
     /// The scope of the token of a service account with a key. The token of an instance has the instance's scopes.
     pub scope: &'static str,
     /// The file with the certificates of the authorities that may certify the endpoint.
@@ -42,7 +42,7 @@ pub struct Callers {
 }
 
 /// A token and its owner.
-pub struct Caller {
+pub struct GcpToken {
     /// The field `Authorization`.
     pub authorization: Zeroizing<String>,
     /// The owner of the token, for errors.
@@ -50,13 +50,13 @@ pub struct Caller {
 }
 
 /// Returns whether a server is Google's server with this name, or on this machine.
-pub fn is_googles(server: &Server, name: &str) -> bool {
+pub fn is_googles(server: &KmsServer, name: &str) -> bool {
     server.name().eq_ignore_ascii_case(name) || server.is_loopback()
 }
 
-impl Callers {
+impl GcpTokens {
     /// Gets a token.
-    pub fn caller(&self) -> Result<Caller, Error> {
+    pub fn caller(&self) -> Result<GcpToken, Error> {
         let (token, origin) = match variable(CREDENTIALS)? {
             Some(path) => {
                 let account = Account::read(&path).map_err(|why| {
@@ -67,7 +67,7 @@ impl Callers {
             }
             None => (instance_token()?, "the instance's service account".into()),
         };
-        Ok(Caller {
+        Ok(GcpToken {
             authorization: Zeroizing::new(format!("Bearer {}", *token)),
             origin,
         })
@@ -78,7 +78,7 @@ impl Callers {
 fn instance_token() -> Result<Zeroizing<String>, Error> {
     let host = variable(METADATA)?;
     let url = host.map(|host| format!("http://{}", *host));
-    let client = Client::new(url.as_deref())
+    let client = GcpClient::new(url.as_deref())
         .map_err(|error| Error::Credentials(format!("{METADATA}: {error}")))?;
     let token = client.token().map_err(|error| {
         // the metadata service of an instance that has just started may not answer yet
@@ -180,7 +180,7 @@ impl Account {
     fn token(&self, scope: &str, ca: Option<&str>) -> Result<Zeroizing<String>, Error> {
         let fault = |why: &dyn fmt::Display| Error::Credentials(format!("{CREDENTIALS}: {why}"));
         let address = self.token_uri.strip_suffix("/token");
-        let server = Server::new(address.unwrap_or_default(), ca)
+        let server = KmsServer::new(address.unwrap_or_default(), ca)
             .ok()
             .filter(|server| is_googles(server, TOKENS))
             .ok_or_else(|| fault(&format_args!("its token_uri is not https://{TOKENS}/token")))?;

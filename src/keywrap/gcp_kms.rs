@@ -19,14 +19,14 @@ use base::crypto::Secret;
 
 use super::answer::{decoded, parsed};
 use super::error::{Error, said};
-use super::gcp_credentials::{Callers, is_googles};
-use super::https::{Answer, Server};
+use super::gcp_credentials::{GcpTokens, is_googles};
+use super::https::{KmsResponse, KmsServer};
 use super::patience::patiently;
-use super::service::{KeyEncryptionKey, Service};
+use super::service::{KeyEncryptionKey, KmsKind};
 use super::uri::Query;
 
 /// This service's entry in the table of all services.
-pub const SERVICE: Service = Service {
+pub const SERVICE: KmsKind = KmsKind {
     name: "gcp-kms",
     parameters: PARAMETERS,
     open,
@@ -44,9 +44,9 @@ const CONTEXT: &[u8] = b"firstlight master secret";
 const PURPOSE: &str = "ENCRYPT_DECRYPT";
 
 struct Key {
-    server: Server,
+    server: KmsServer,
     name: String,
-    callers: Callers,
+    callers: GcpTokens,
 }
 
 fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
@@ -60,13 +60,13 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
         )));
     }
     let endpoint = endpoint.unwrap_or_else(|| format!("https://{API}"));
-    let server = Server::new(&endpoint, ca.as_deref())?;
+    let server = KmsServer::new(&endpoint, ca.as_deref())?;
     if !is_googles(&server, API) {
         return Err(Error::Uri(format!(
             "the endpoint {endpoint:?} is not that of Cloud KMS, and the program sends its token only there: expected https://{API}"
         )));
     }
-    let callers = Callers { scope: SCOPE, ca };
+    let callers = GcpTokens { scope: SCOPE, ca };
     Ok(Box::new(Key {
         server,
         name,
@@ -213,7 +213,8 @@ pub fn parse_decrypted(host: &str, body: &[u8]) -> Result<Secret, Error> {
 
 impl KeyEncryptionKey for Key {
     fn prepare(&self, create: bool) -> Result<(), Error> {
-        let checked = |answer: &Answer| check_key(self.server.host(), &self.name, &answer.body);
+        let checked =
+            |answer: &KmsResponse| check_key(self.server.host(), &self.name, &answer.body);
         match self.call("get", "", &checked) {
             Err(Error::Missing(_)) if create => {
                 let wanted = json!({"purpose": PURPOSE}).to_string();
@@ -256,7 +257,7 @@ impl Key {
         &self,
         operation: &str,
         body: &str,
-        read: &dyn Fn(&Answer) -> Result<T, Error>,
+        read: &dyn Fn(&KmsResponse) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let caller = self.callers.caller()?;
         let (host, name) = (self.server.host(), &self.name);

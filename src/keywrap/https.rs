@@ -18,30 +18,30 @@ const MAX_BODY: u64 = 64 << 10;
 const CERT_FILE: &str = "SSL_CERT_FILE";
 
 /// A server.
-pub struct Server {
+pub struct KmsServer {
     client: Client,
     /// `https://HOST[:PORT]`.
     base: String,
 }
 
 /// An answer with any status.
-pub struct Answer {
+pub struct KmsResponse {
     /// The status code.
     pub status: u16,
     /// The content, which may contain a key.
     pub body: Zeroizing<Vec<u8>>,
 }
 
-impl Server {
+impl KmsServer {
     /// Makes a client of the server at `https://HOST[:PORT]`. The authorities that may certify it are in the file `ca`, else in the
     /// file that SSL_CERT_FILE names, else in those of this machine's distribution. Sends no request.
-    pub fn new(url: &str, ca: Option<&str>) -> Result<Server, Error> {
+    pub fn new(url: &str, ca: Option<&str>) -> Result<KmsServer, Error> {
         let base = checked(url)?;
         let of_environment = std::env::var(CERT_FILE).ok();
         let ca = ca.or(of_environment.as_deref()).map(Path::new);
         let roots = Roots::load(ca)?;
         let client = Client::new(ClientPolicy::new(roots), TIMEOUT);
-        Ok(Server { client, base })
+        Ok(KmsServer { client, base })
     }
 
     /// Returns `HOST[:PORT]`.
@@ -80,7 +80,7 @@ impl Server {
         path: &str,
         fields: Fields<'_>,
         body: &[u8],
-    ) -> Result<Answer, Error> {
+    ) -> Result<KmsResponse, Error> {
         let away = |error: http::Error| Error::Away(format!("{}: {error}", self.host()));
         let request = Request {
             method,
@@ -98,7 +98,7 @@ impl Server {
             )));
         }
         let body = answer.read().map_err(away)?;
-        Ok(Answer { status, body })
+        Ok(KmsResponse { status, body })
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn only_hosts_behind_https_are_servers() {
         for good in ["https://a", "https://a:8200/", "https://[::1]:8200"] {
-            assert!(Server::new(good, None).is_ok(), "{good}");
+            assert!(KmsServer::new(good, None).is_ok(), "{good}");
         }
         for bad in [
             "",
@@ -135,13 +135,13 @@ mod tests {
             "https://a/b",
             "https://a?b",
         ] {
-            assert!(Server::new(bad, None).is_err(), "{bad}");
+            assert!(KmsServer::new(bad, None).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn a_server_is_its_host_and_port() {
-        let same = |a: &str, b: &str| Server::new(a, None).unwrap().is_at(b).unwrap();
+        let same = |a: &str, b: &str| KmsServer::new(a, None).unwrap().is_at(b).unwrap();
         assert!(same("https://Vault.example", "https://vault.example:443/"));
         assert!(same("https://[::1]:8200", "https://[::1]:8200/"));
         for other in [
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_file_of_authorities_that_has_none_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let error = Server::new("https://a", file.path().to_str())
+        let error = KmsServer::new("https://a", file.path().to_str())
             .err()
             .unwrap();
         assert!(

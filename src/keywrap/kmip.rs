@@ -26,12 +26,12 @@ use transport::dial::dial;
 use transport::timed::Timed;
 
 use super::error::{Error, said};
-use super::service::{KeyEncryptionKey, Service};
+use super::service::{KeyEncryptionKey, KmsKind};
 use super::ttlv::{self, Encoded, HEADER, Items, find};
 use super::uri::Query;
 
 /// This service's entry in the table of all services.
-pub const SERVICE: Service = Service {
+pub const SERVICE: KmsKind = KmsKind {
     name: "kmip",
     parameters: PARAMETERS,
     open,

@@ -38,12 +38,12 @@ pub use uri::Author;
 
 use base::kms::ClusterKms;
 
-use service::Service;
+use service::KmsKind;
 
 /// The beginning of the key URIs.
 const SCHEME: &str = "kms://";
 /// All services. To add one, write its file beside `vault.rs`, and add its constant here and its chapter to `docs/kms.md`.
-const ALL: &[Service] = &[
+const ALL: &[KmsKind] = &[
     vault::SERVICE,
     aws_kms::SERVICE,
     azure_kms::SERVICE,
@@ -128,7 +128,7 @@ pub fn naming(uri: &str) -> Result<Option<(&'static [&'static str], String)>, Er
 
 /// Returns the forms of key URIs, for help texts.
 pub fn forms() -> String {
-    let form = |service: &Service| format!("{SCHEME}{}?{}", service.name, service.parameters);
+    let form = |service: &KmsKind| format!("{SCHEME}{}?{}", service.name, service.parameters);
     ALL.iter().map(form).collect::<Vec<_>>().join(", ")
 }
 

@@ -6,13 +6,13 @@
 //! programs read too.
 
 use super::error::Error;
-use super::https::Server;
+use super::https::KmsServer;
 use super::uri::Author;
 use super::variable::variable;
 
 /// Refuses a server that only the file names. `variables` are the environment variables with which the operator can
 /// name it.
-pub fn check(server: &Server, author: Author, variables: &[&str]) -> Result<(), Error> {
+pub fn check(server: &KmsServer, author: Author, variables: &[&str]) -> Result<(), Error> {
     if author == Author::Operator {
         return Ok(());
     }
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn a_server_that_only_a_file_names_gets_nothing() {
-        let server = Server::new("https://vault.example:8200", None).unwrap();
+        let server = KmsServer::new("https://vault.example:8200", None).unwrap();
         assert_eq!(check(&server, Author::Operator, &VARIABLES), Ok(()));
         let error = check(&server, Author::File, &VARIABLES).unwrap_err();
         assert!(!error.may_pass());

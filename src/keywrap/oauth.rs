@@ -5,7 +5,7 @@ use serde::Deserialize;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::error::{Error, said};
-use super::https::Server;
+use super::https::KmsServer;
 use super::patience::patiently;
 use super::variable::is_word;
 
@@ -17,7 +17,7 @@ struct Given {
 
 /// Gets a token from the endpoint at this path. `origin` names its owner.
 pub fn token(
-    server: &Server,
+    server: &KmsServer,
     path: &str,
     form: &[(&str, &str)],
     origin: &str,

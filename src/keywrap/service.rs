@@ -17,7 +17,7 @@ pub trait KeyEncryptionKey {
 }
 
 /// A kind of service.
-pub struct Service {
+pub struct KmsKind {
     /// The name in key URIs: `kms://NAME?..`.
     pub name: &'static str,
     /// The parameters of the URI, for help and errors.

@@ -64,7 +64,7 @@ pub fn bytes(tag: u32, value: &[u8]) -> Encoded {
 
 /// An item in a message.
 #[derive(Clone, Copy)]
-pub struct Item<'a> {
+pub struct TtlvItem<'a> {
     tag: u32,
     kind: u8,
     value: &'a [u8],
@@ -74,9 +74,9 @@ pub struct Item<'a> {
 pub struct Items<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Items<'a> {
-    type Item = Item<'a>;
+    type Item = TtlvItem<'a>;
 
-    fn next(&mut self) -> Option<Item<'a>> {
+    fn next(&mut self) -> Option<TtlvItem<'a>> {
         let (head, rest) = self.0.split_first_chunk::<HEADER>()?;
         let [t0, t1, t2, kind, length @ ..] = *head;
         let length = usize::try_from(u32::from_be_bytes(length)).ok()?;
@@ -86,12 +86,12 @@ impl<'a> Iterator for Items<'a> {
             .get(length.checked_next_multiple_of(8)?..)
             .unwrap_or_default();
         let tag = u32::from_be_bytes([0, t0, t1, t2]);
-        Some(Item { tag, kind, value })
+        Some(TtlvItem { tag, kind, value })
     }
 }
 
 /// Returns the first item with the tag.
-pub fn find(items: &[u8], tag: u32) -> Option<Item<'_>> {
+pub fn find(items: &[u8], tag: u32) -> Option<TtlvItem<'_>> {
     Items(items).find(|item| item.tag == tag)
 }
 
@@ -102,7 +102,7 @@ pub fn message_length(header: [u8; HEADER], tag: u32) -> Option<u64> {
     is_message.then(|| u64::from(u32::from_be_bytes(length)) + HEADER as u64)
 }
 
-impl<'a> Item<'a> {
+impl<'a> TtlvItem<'a> {
     /// Returns whether the item has the tag.
     pub fn is(&self, tag: u32) -> bool {
         self.tag == tag

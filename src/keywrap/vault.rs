@@ -27,13 +27,13 @@ use base::crypto::Secret;
 
 use super::answer::parsed;
 use super::error::{self, Error};
-use super::https::{Answer, Server};
+use super::https::{KmsResponse, KmsServer};
 use super::named;
-use super::service::{KeyEncryptionKey, Service};
+use super::service::{KeyEncryptionKey, KmsKind};
 use super::uri::Query;
 
 /// This service's entry in the table of all services.
-pub const SERVICE: Service = Service {
+pub const SERVICE: KmsKind = KmsKind {
     name: "vault",
     parameters: PARAMETERS,
     open,
@@ -57,7 +57,7 @@ const MAX_TOKEN: usize = 8 << 10;
 const CONTEXT: &[u8] = b"firstlight master secret";
 
 struct Transit {
-    server: Server,
+    server: KmsServer,
     mount: String,
     key: String,
     namespace: Option<String>,
@@ -84,7 +84,7 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
     let ca = query.take("caFile");
     let author = query.author;
     query.finish(PARAMETERS)?;
-    let server = Server::new(&address, ca.as_deref())?;
+    let server = KmsServer::new(&address, ca.as_deref())?;
     named::check(&server, author, &ADDRESS)?;
     Ok(Box::new(Transit {
         server,
@@ -218,7 +218,13 @@ impl Transit {
         Ok(Zeroizing::new(logged_in.auth.client_token.clone()))
     }
 
-    fn send(&self, token: &str, method: &str, path: &str, body: &[u8]) -> Result<Answer, Error> {
+    fn send(
+        &self,
+        token: &str,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<KmsResponse, Error> {
         // Vault can require this field, so that a web page cannot make a browser send such a request
         let mut fields = vec![("X-Vault-Request", "true")];
         if !token.is_empty() {
@@ -236,7 +242,7 @@ impl Transit {
 
     fn answer<T: DeserializeOwned>(
         &self,
-        answer: &Answer,
+        answer: &KmsResponse,
         method: &str,
         path: &str,
     ) -> Result<T, Error> {
@@ -246,7 +252,7 @@ impl Transit {
     }
 
     /// Makes an error of a status other than success. The error says what to do.
-    fn check(&self, answer: &Answer, method: &str, path: &str) -> Result<(), Error> {
+    fn check(&self, answer: &KmsResponse, method: &str, path: &str) -> Result<(), Error> {
         let host = self.server.host();
         if matches!(answer.status, 200 | 204) {
             return Ok(());

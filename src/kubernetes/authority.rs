@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-use super::kubelet_certificate::{Authority, Error};
+use super::kubelet_certificate::{ClusterCa, Error};
 use super::yaml;
 use base::der;
 use base::x509;
@@ -23,7 +23,7 @@ const VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// Returns a new certificate of an authority, with another serial number and ten years from now;
 /// the rest stays. Certificate and key are PEM in kubeadm's format.
 pub fn renew(certificate: &[u8], key: &[u8], now: SystemTime) -> Result<String, Error> {
-    let authority = Authority::new(certificate, key)?;
+    let authority = ClusterCa::new(certificate, key)?;
     let refuse = || Error::Authority("its certificate is not an X.509 certificate".into());
     let old = CertificateDer::from_pem_slice(certificate).map_err(|_| refuse())?;
     let old = x509::Certificate::parse(&old).map_err(|_| refuse())?;

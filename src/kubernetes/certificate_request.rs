@@ -21,7 +21,7 @@ use super::kubelet_certificate::{
     COMMON_NAME, ORGANIZATION as ORGANIZATION_NAME, SUBJECT_ALT_NAME,
 };
 use super::parameters::NodeName;
-use base::der::{self, Malformed, Reader};
+use base::der::{self, DerReader, Malformed};
 use base::text::hex;
 
 /// The maximum length of a request. A usual one has about 300 bytes.
@@ -68,29 +68,29 @@ pub struct CertificateRequest {
 
 /// Why a request is refused, as a clause.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Invalid(String);
+pub struct InvalidRequest(String);
 
-impl fmt::Display for Invalid {
+impl fmt::Display for InvalidRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Invalid {}
+impl std::error::Error for InvalidRequest {}
 
-impl From<Malformed> for Invalid {
-    fn from(_: Malformed) -> Invalid {
-        Invalid("it is not a PKCS#10 request in DER".into())
+impl From<Malformed> for InvalidRequest {
+    fn from(_: Malformed) -> InvalidRequest {
+        InvalidRequest("it is not a PKCS#10 request in DER".into())
     }
 }
 
-fn invalid<T>(why: impl Into<String>) -> Result<T, Invalid> {
-    Err(Invalid(why.into()))
+fn invalid<T>(why: impl Into<String>) -> Result<T, InvalidRequest> {
+    Err(InvalidRequest(why.into()))
 }
 
 impl CertificateRequest {
     /// Parses the request of a joining machine, and verifies its signature. Refuses DNS names.
-    pub fn parse(der: &[u8]) -> Result<CertificateRequest, Invalid> {
+    pub fn parse(der: &[u8]) -> Result<CertificateRequest, InvalidRequest> {
         let request = CertificateRequest::parse_with_names(der)?;
         // The signer chooses the names of the certificate.
         if request.names.is_empty() {
@@ -102,19 +102,19 @@ impl CertificateRequest {
 
     /// Parses the request of a kubelet (k8s.io/client-go, util/certificate), and verifies its
     /// signature. It may contain DNS names.
-    pub fn parse_with_names(der: &[u8]) -> Result<CertificateRequest, Invalid> {
+    pub fn parse_with_names(der: &[u8]) -> Result<CertificateRequest, InvalidRequest> {
         if der.len() > MAX_LEN {
             return invalid(format!("it has {} bytes, more than {MAX_LEN}", der.len()));
         }
-        let mut whole = Reader::new(der);
-        let mut request = Reader::new(whole.expect(der::SEQUENCE)?);
+        let mut whole = DerReader::new(der);
+        let mut request = DerReader::new(whole.expect(der::SEQUENCE)?);
         whole.end()?;
         let signed = request.expect_whole(der::SEQUENCE)?;
         let algorithm = request.expect_whole(der::SEQUENCE)?;
         let signature = request.expect(der::BIT_STRING)?;
         request.end()?;
 
-        let mut info = Reader::new(Reader::new(signed).expect(der::SEQUENCE)?);
+        let mut info = DerReader::new(DerReader::new(signed).expect(der::SEQUENCE)?);
         if info.expect(der::INTEGER)? != [0] {
             return invalid("its version is not 1");
         }
@@ -167,12 +167,12 @@ struct AlternativeNames {
 }
 
 /// Parses the contents of a Name: one organization and one common name, each in its own set.
-fn read_subject(subject: &[u8]) -> Result<(NodeName, String), Invalid> {
+fn read_subject(subject: &[u8]) -> Result<(NodeName, String), InvalidRequest> {
     let (mut organization, mut common_name) = (None, None);
-    let mut names = Reader::new(subject);
+    let mut names = DerReader::new(subject);
     while !names.is_empty() {
-        let mut set = Reader::new(names.expect(der::SET)?);
-        let mut attribute = Reader::new(set.expect(der::SEQUENCE)?);
+        let mut set = DerReader::new(names.expect(der::SET)?);
+        let mut attribute = DerReader::new(set.expect(der::SEQUENCE)?);
         let kind = attribute.expect_whole(der::OBJECT_IDENTIFIER)?;
         let (tag, value) = attribute.read()?;
         attribute.end()?;
@@ -204,18 +204,18 @@ fn read_subject(subject: &[u8]) -> Result<(NodeName, String), Invalid> {
             "the common name of its subject is not {COMMON_NAME_PREFIX} and a name"
         ));
     };
-    let node = NodeName::from_machine(name).map_err(|error| Invalid(error.to_string()))?;
+    let node = NodeName::from_machine(name).map_err(|error| InvalidRequest(error.to_string()))?;
     Ok((node, whole.to_owned()))
 }
 
-fn read_attributes(attributes: &[u8]) -> Result<AlternativeNames, Invalid> {
-    let mut attributes = Reader::new(attributes);
+fn read_attributes(attributes: &[u8]) -> Result<AlternativeNames, InvalidRequest> {
+    let mut attributes = DerReader::new(attributes);
     if attributes.is_empty() {
         return Ok(AlternativeNames::default());
     }
-    let mut attribute = Reader::new(attributes.expect(der::SEQUENCE)?);
+    let mut attribute = DerReader::new(attributes.expect(der::SEQUENCE)?);
     let kind = attribute.expect_whole(der::OBJECT_IDENTIFIER)?;
-    let mut values = Reader::new(attribute.expect(der::SET)?);
+    let mut values = DerReader::new(attribute.expect(der::SET)?);
     attribute.end()?;
     if kind != EXTENSION_REQUEST || !attributes.is_empty() {
         return invalid("it has other attributes than one extensionRequest");
@@ -225,12 +225,12 @@ fn read_attributes(attributes: &[u8]) -> Result<AlternativeNames, Invalid> {
     read_extensions(extensions)
 }
 
-fn read_extensions(extensions: &[u8]) -> Result<AlternativeNames, Invalid> {
-    let mut extensions = Reader::new(extensions);
+fn read_extensions(extensions: &[u8]) -> Result<AlternativeNames, InvalidRequest> {
+    let mut extensions = DerReader::new(extensions);
     if extensions.is_empty() {
         return Ok(AlternativeNames::default());
     }
-    let mut extension = Reader::new(extensions.expect(der::SEQUENCE)?);
+    let mut extension = DerReader::new(extensions.expect(der::SEQUENCE)?);
     let kind = extension.expect_whole(der::OBJECT_IDENTIFIER)?;
     if extension.peek() == Some(der::BOOLEAN) {
         extension.expect(der::BOOLEAN)?;
@@ -240,15 +240,15 @@ fn read_extensions(extensions: &[u8]) -> Result<AlternativeNames, Invalid> {
     if kind != SUBJECT_ALT_NAME || !extensions.is_empty() {
         return invalid("it requests other extensions than a subjectAltName");
     }
-    let mut whole = Reader::new(value);
+    let mut whole = DerReader::new(value);
     let names = whole.expect(der::SEQUENCE)?;
     whole.end()?;
     read_names(names)
 }
 
 /// Parses GeneralNames.
-fn read_names(names: &[u8]) -> Result<AlternativeNames, Invalid> {
-    let (mut names, mut read) = (Reader::new(names), AlternativeNames::default());
+fn read_names(names: &[u8]) -> Result<AlternativeNames, InvalidRequest> {
+    let (mut names, mut read) = (DerReader::new(names), AlternativeNames::default());
     while !names.is_empty() {
         match names.read()? {
             (IP_ADDRESS, bytes) => match address(bytes) {
@@ -453,7 +453,7 @@ mod tests {
             request(&params("system:nodes", "system:node:a", &[]))
         });
         let info = |der: &[u8]| {
-            let mut request = Reader::new(Reader::new(der).expect(der::SEQUENCE).unwrap());
+            let mut request = DerReader::new(DerReader::new(der).expect(der::SEQUENCE).unwrap());
             let info = request.expect_whole(der::SEQUENCE).unwrap().to_vec();
             (
                 info,
@@ -497,8 +497,8 @@ mod tests {
             );
         }
         // Code after the signature check must not panic either.
-        let mut info = Reader::new(Reader::new(&valid).expect(der::SEQUENCE).unwrap());
-        let mut info = Reader::new(info.expect(der::SEQUENCE).unwrap());
+        let mut info = DerReader::new(DerReader::new(&valid).expect(der::SEQUENCE).unwrap());
+        let mut info = DerReader::new(info.expect(der::SEQUENCE).unwrap());
         info.read().unwrap();
         let subject = info.expect(der::SEQUENCE).unwrap();
         info.read().unwrap();

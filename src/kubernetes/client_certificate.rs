@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use zeroize::Zeroizing;
 
 use super::kubelet_certificate::{
-    self, Authority, COMMON_NAME, NewKey, ORGANIZATION, client_extensions,
+    self, COMMON_NAME, ClusterCa, NewKey, ORGANIZATION, client_extensions,
 };
 use super::yaml;
 use base::crypto::Secret;
@@ -68,7 +68,7 @@ pub fn kubeconfig(
     validity: Duration,
     now: SystemTime,
 ) -> Result<Secret, Error> {
-    let authority = Authority::new(ca_certificate, ca_key).map_err(Error::Authority)?;
+    let authority = ClusterCa::new(ca_certificate, ca_key).map_err(Error::Authority)?;
     let key = NewKey::generate().map_err(Error::Authority)?;
     let certificate = authority
         .end_of(now, validity)

@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 
 use super::NAMESPACE;
 use super::client::{self, CONFIG_MAPS, Client};
-use super::parameters::{Invalid, Networks, NodeName, Subnet, Version};
+use super::parameters::{Invalid, KubernetesVersion, Networks, NodeName, Subnet};
 use super::yaml;
 
 /// The port of the API server on each control plane.
@@ -109,7 +109,7 @@ pub struct NodeSettings {
 #[derive(Debug, Clone)]
 pub struct ClusterSettings {
     /// The Kubernetes version of the control plane.
-    pub version: Version,
+    pub version: KubernetesVersion,
     /// The cluster's name, validated by [`cluster_name`](super::parameters::cluster_name).
     pub name: String,
     /// The host of the load balancer, validated by [`host`](super::parameters::host).
@@ -254,7 +254,7 @@ pub fn upgrade_configuration(kubeadm_timeout: Option<Duration>) -> String {
 }
 
 /// Returns the cluster's version, which kubeadm has recorded in the ConfigMap [`CONFIG_MAP`].
-pub fn recorded_version(map: &Value) -> Result<Version, Invalid> {
+pub fn recorded_version(map: &Value) -> Result<KubernetesVersion, Invalid> {
     let configuration = map["data"]["ClusterConfiguration"].as_str();
     // of a text that is no YAML, the version is missing
     let configuration = yaml::document(configuration.unwrap_or_default()).unwrap_or_default();

@@ -197,7 +197,7 @@ mod tests {
     use rcgen::{CertifiedKey, generate_simple_self_signed};
 
     use super::*;
-    use crate::client::Config;
+    use crate::client::ApiAccess;
     use support::mutation::mutations;
 
     /// Builds a kubeconfig as kubeadm does, with additional lines in the cluster and in the user.
@@ -221,7 +221,7 @@ mod tests {
         let given = kubeconfig("", "");
         let built = rebuild(given.as_bytes(), "green", "green-admin").unwrap();
         let built = str::from_utf8(built.expose()).unwrap();
-        let config = Config::from_kubeconfig(built, "built", Path::new("/nowhere")).unwrap();
+        let config = ApiAccess::from_kubeconfig(built, "built", Path::new("/nowhere")).unwrap();
         assert_eq!(config.server(), "https://10.0.0.1:6443");
         let (old, new) = (
             yaml::document(&given).unwrap(),

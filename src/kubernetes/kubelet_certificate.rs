@@ -28,7 +28,7 @@ use rustls::sign::SigningKey;
 use zeroize::{Zeroize, Zeroizing};
 
 use super::parameters::NodeName;
-use base::der::{self, Reader};
+use base::der::{self, DerReader};
 use base::file;
 use base::time as instant;
 use base::x509;
@@ -127,7 +127,7 @@ pub fn issue(
     addresses: &[IpAddr],
     now: SystemTime,
 ) -> Result<KubeletCertificate, Error> {
-    let authority = Authority::new(ca_certificate, ca_key)?;
+    let authority = ClusterCa::new(ca_certificate, ca_key)?;
     let key = NewKey::generate()?;
     let certificate = authority.certify(&key.public, node, names, addresses, now)?;
     Ok(KubeletCertificate {
@@ -166,7 +166,7 @@ pub fn issue_client(
     now: SystemTime,
 ) -> Result<Zeroizing<String>, Error> {
     let key = NewKey::generate()?;
-    let authority = Authority::new(ca_certificate, ca_key)?;
+    let authority = ClusterCa::new(ca_certificate, ca_key)?;
     let made = KubeletCertificate {
         certificate: authority.certify_client(&key.public, node, now)?,
         key: key.pem,
@@ -215,7 +215,7 @@ fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
 }
 
 /// The cluster's CA, ready to sign.
-pub struct Authority {
+pub struct ClusterCa {
     key: std::sync::Arc<dyn SigningKey>,
     scheme: SignatureScheme,
     algorithm: &'static [u8],
@@ -230,10 +230,10 @@ pub struct Authority {
 /// the key.
 pub const NO_KEY: &str = "expected a private key in PEM (PKCS #8, PKCS #1 or SEC 1), with its first and last lines on lines of their own";
 
-impl Authority {
+impl ClusterCa {
     /// Loads a CA from its certificate and key, PEM in kubeadm's format: RSA, or ECDSA on P-256 or
     /// P-384.
-    pub fn new(certificate: &[u8], key: &[u8]) -> Result<Authority, Error> {
+    pub fn new(certificate: &[u8], key: &[u8]) -> Result<ClusterCa, Error> {
         let refuse = |why: String| Error::Authority(why);
         let certificate = CertificateDer::from_pem_slice(certificate)
             .map_err(|_| refuse("its certificate is not PEM".into()))?;
@@ -259,7 +259,7 @@ impl Authority {
         let (_, end) = read
             .validity()
             .map_err(|_| refuse("its certificate has no valid end of its validity".into()))?;
-        Ok(Authority {
+        Ok(ClusterCa {
             key,
             scheme,
             algorithm,
@@ -357,7 +357,7 @@ impl Authority {
 /// Returns the subject key identifier of a certificate.
 fn key_identifier(certificate: &x509::Certificate<'_>) -> Option<Vec<u8>> {
     let value = certificate.extension(&SUBJECT_KEY_IDENTIFIER[2..])?;
-    let identifier = Reader::new(value).expect(der::OCTET_STRING);
+    let identifier = DerReader::new(value).expect(der::OCTET_STRING);
     identifier.ok().map(<[u8]>::to_vec)
 }
 
@@ -413,7 +413,7 @@ pub(super) fn client_extensions() -> Vec<u8> {
 }
 
 fn extensions(
-    authority: &Authority,
+    authority: &ClusterCa,
     node: &NodeName,
     names: &[String],
     addresses: &[IpAddr],
@@ -730,7 +730,7 @@ mod tests {
     fn it_ends_with_its_ca_and_a_ca_that_has_ended_signs_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let (ca, key) = authority_of_days("prime256v1", "30");
-        let end = Authority::new(&ca, &key).unwrap().end;
+        let end = ClusterCa::new(&ca, &key).unwrap().end;
         let node = NodeName::from_machine("n").unwrap();
         let day = Duration::from_secs(86_400);
         let left = end.duration_since(SystemTime::now()).unwrap();
@@ -767,10 +767,10 @@ mod tests {
             }
         }
         for mutant in mutations(&ca.0, 2000) {
-            let _ = Authority::new(&mutant, &ca.1);
+            let _ = ClusterCa::new(&mutant, &ca.1);
         }
         for mutant in mutations(&ca.1, 2000) {
-            let _ = Authority::new(&ca.0, &mutant);
+            let _ = ClusterCa::new(&ca.0, &mutant);
         }
     }
 }

@@ -16,7 +16,7 @@ use super::kubelet_certificate::{
     COMMON_NAME, Error, KubeletCertificate, ORGANIZATION, SUBJECT_ALT_NAME, ip_name, pem, subject,
 };
 use super::parameters::NodeName;
-use base::der::{self, Malformed, Reader};
+use base::der::{self, DerReader, Malformed};
 use base::text::hex;
 
 /// The maximum size of a certificate as PEM in bytes. A certificate with an RSA key of 4096 bits
@@ -164,12 +164,12 @@ fn parts(certificate: &CertificateDer<'_>) -> Result<(Vec<u8>, Vec<u8>), Invalid
 /// Returns the organization and common name of a subject that has no other attribute. Accepts every
 /// string type.
 fn subject_of(name: &[u8]) -> Result<(String, String), Malformed> {
-    let mut sets = Reader::new(name);
+    let mut sets = DerReader::new(name);
     let (mut organization, mut common_name) = (None, None);
     while !sets.is_empty() {
-        let mut set = Reader::new(sets.expect(der::SET)?);
+        let mut set = DerReader::new(sets.expect(der::SET)?);
         while !set.is_empty() {
-            let mut attribute = Reader::new(set.expect(der::SEQUENCE)?);
+            let mut attribute = DerReader::new(set.expect(der::SEQUENCE)?);
             let place = match attribute.expect_whole(der::OBJECT_IDENTIFIER)? {
                 ORGANIZATION => &mut organization,
                 COMMON_NAME => &mut common_name,

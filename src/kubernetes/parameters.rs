@@ -59,22 +59,22 @@ fn invalid<T>(why: String) -> Result<T, Invalid> {
 
 /// A supported version of Kubernetes, such as `v1.34.4`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
+pub struct KubernetesVersion {
     /// The minor version, such as 34.
     pub minor: u32,
     /// The patch version, such as 4.
     pub patch: u32,
 }
 
-impl FromStr for Version {
+impl FromStr for KubernetesVersion {
     type Err = Invalid;
 
     /// Parses `v1.MINOR.PATCH`. Refuses labels such as `stable-1`, which kubeadm would look up on
     /// the network, and pre-releases.
-    fn from_str(text: &str) -> Result<Version, Invalid> {
+    fn from_str(text: &str) -> Result<KubernetesVersion, Invalid> {
         let version = || {
             let (minor, patch) = text.strip_prefix("v1.")?.split_once('.')?;
-            Some(Version {
+            Some(KubernetesVersion {
                 minor: number(minor)?,
                 patch: number(patch)?,
             })
@@ -101,7 +101,7 @@ impl FromStr for Version {
     }
 }
 
-impl Version {
+impl KubernetesVersion {
     /// Returns the last day on which its project repairs this minor version, as `2026-10-27`; `None` for an unsupported one.
     fn end_of_life(&self) -> Option<&'static str> {
         let minor = MINORS.iter().find(|(minor, _)| *minor == self.minor);
@@ -126,7 +126,7 @@ impl Version {
     }
 
     /// Refuses an upgrade that kubeadm does not make: to an older version, or past a minor one.
-    pub fn check_upgrade(&self, to: &Version) -> Result<(), Invalid> {
+    pub fn check_upgrade(&self, to: &KubernetesVersion) -> Result<(), Invalid> {
         match *to {
             to if to < *self => invalid(format!(
                 "{to} is older than {self}: Kubernetes cannot be downgraded"
@@ -147,7 +147,7 @@ fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|_| is_plain)
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for KubernetesVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "v1.{}.{}", self.minor, self.patch)
     }
@@ -443,14 +443,17 @@ mod tests {
     fn versions_in_range_are_read_and_others_are_refused_with_the_range() {
         assert_eq!(
             "v1.34.4".parse(),
-            Ok(Version {
+            Ok(KubernetesVersion {
                 minor: 34,
                 patch: 4
             })
         );
-        assert_eq!("v1.31.0".parse::<Version>().unwrap().to_string(), "v1.31.0");
+        assert_eq!(
+            "v1.31.0".parse::<KubernetesVersion>().unwrap().to_string(),
+            "v1.31.0"
+        );
         for text in ["v1.30.14", "v1.38.0", "v1.0.0"] {
-            let error = text.parse::<Version>().unwrap_err().to_string();
+            let error = text.parse::<KubernetesVersion>().unwrap_err().to_string();
             assert!(
                 error.contains(text) && error.contains("v1.31 to v1.37"),
                 "{error}"
@@ -468,7 +471,7 @@ mod tests {
             "v1.34.+4",
         ] {
             assert!(
-                text.parse::<Version>()
+                text.parse::<KubernetesVersion>()
                     .unwrap_err()
                     .to_string()
                     .contains("is not a version"),
@@ -480,7 +483,7 @@ mod tests {
     #[test]
     fn a_version_that_gets_no_more_updates_is_warned_of() {
         let warning = |text: &str, now: &str| {
-            let version: Version = text.parse().unwrap();
+            let version: KubernetesVersion = text.parse().unwrap();
             version.warning(time::parse(now).unwrap())
         };
         assert_eq!(warning("v1.34.9", "2026-10-27T12:00:00Z"), None);
@@ -495,14 +498,14 @@ mod tests {
     /// Fails from the day on which the newest supported version gets no more updates: then add newer ones.
     #[test]
     fn the_newest_version_gets_updates() {
-        let newest: Version = format!("v1.{NEWEST}.0").parse().unwrap();
+        let newest: KubernetesVersion = format!("v1.{NEWEST}.0").parse().unwrap();
         assert_eq!(newest.warning(SystemTime::now()), None);
     }
 
     #[test]
     fn an_upgrade_goes_forward_and_skips_no_minor_version() {
         let check = |from: &str, to: &str| {
-            let [from, to] = [from, to].map(|text| text.parse::<Version>().unwrap());
+            let [from, to] = [from, to].map(|text| text.parse::<KubernetesVersion>().unwrap());
             from.check_upgrade(&to).map_err(|error| error.to_string())
         };
         for (from, to) in [
@@ -649,7 +652,7 @@ mod tests {
                 }
             }
             let _ = (
-                text.parse::<Version>(),
+                text.parse::<KubernetesVersion>(),
                 NodeName::from_machine(&text),
                 alternative_name(&text),
             );

@@ -147,7 +147,7 @@ const CONTROLLER: &str = "system:controller:";
 
 /// An account that may do more than its node should.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Account {
+pub struct PrivilegedAccount {
     /// `NAMESPACE/NAME` of a service account, `user NAME` or `group NAME`.
     pub name: String,
     /// Whether it is of people, whose credentials are on no node.
@@ -162,10 +162,10 @@ pub struct Account {
 
 /// Returns the accounts that these bindings give such rights, by their names. `roles` are ClusterRoles and the Roles of kube-system;
 /// `bindings` are ClusterRoleBindings and the RoleBindings of kube-system.
-pub fn powerful(roles: &[Value], bindings: &[Value]) -> Vec<Account> {
+pub fn powerful(roles: &[Value], bindings: &[Value]) -> Vec<PrivilegedAccount> {
     let known: BTreeMap<_, _> = roles.iter().map(|role| (place(role), role)).collect();
     let controllers: BTreeSet<_> = bindings.iter().filter_map(controller).collect();
-    let mut found: BTreeMap<String, Account> = BTreeMap::new();
+    let mut found: BTreeMap<String, PrivilegedAccount> = BTreeMap::new();
     let mut cloud_controllers = BTreeSet::new();
     for binding in bindings {
         let role = text(binding, "/roleRef/name");

@@ -22,7 +22,7 @@ const MAX_OF_NAME: usize = 16;
 
 /// The last answer of one source.
 #[derive(Default)]
-pub struct Answer(Vec<Name>);
+pub struct HostsAnswer(Vec<Name>);
 
 /// A name or an address that a source listed, and its addresses.
 struct Name {
@@ -30,7 +30,7 @@ struct Name {
     addresses: Vec<IpAddr>,
 }
 
-impl Answer {
+impl HostsAnswer {
     /// Replaces the answer by a new one. `resolve` returns the addresses of a name, or `None` if it
     /// cannot be resolved. If the new answer is not complete, names of the earlier answer are kept
     /// after it.
@@ -146,8 +146,8 @@ mod tests {
     /// A name whose DNS answers change, and the hosts that are asked.
     struct Listed {
         now: Instant,
-        header: Answer,
-        name: Answer,
+        header: HostsAnswer,
+        name: HostsAnswer,
         hosts: Hosts<()>,
     }
 
@@ -155,8 +155,8 @@ mod tests {
         fn new() -> Listed {
             Listed {
                 now: Instant::now(),
-                header: Answer::default(),
-                name: Answer::default(),
+                header: HostsAnswer::default(),
+                name: HostsAnswer::default(),
                 hosts: Hosts::new(),
             }
         }
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn an_incomplete_answer_keeps_the_names_of_the_last_one() {
-        let mut answer = Answer::default();
+        let mut answer = HostsAnswer::default();
         let mut replace = |names: &[&str], is_complete| {
             let names = names.iter().map(|&name| name.into()).collect();
             answer.replace(names, is_complete, |name| Some(vec![name.parse().unwrap()]));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{io, thread};
 
-use attest::{Issuer, Variant, variant};
+use attest::{AttesterVariant, Issuer, variant};
 use base::logger;
 use base::machines::Cloud;
 use base::network;
@@ -122,7 +122,7 @@ pub struct Options {
     record: PathBuf,
     events: Option<PathBuf>,
     /// The settings about join services.
-    pub services: service_trust::Settings,
+    pub services: service_trust::TrustSettings,
     debug: bool,
     log_format: logger::Format,
     /// The options that are given, each with the source that was used.
@@ -152,7 +152,7 @@ impl Options {
             listen: network::any_address(),
             record: RECORD.into(),
             events: None,
-            services: service_trust::Settings::default(),
+            services: service_trust::TrustSettings::default(),
             debug: false,
             log_format: logger::Format::default(),
             given,
@@ -205,7 +205,7 @@ impl Options {
 
     /// Returns the TPM and the issuer that attests this machine with it.
     pub fn attestation(&self) -> Result<(tpm::Location, Arc<dyn Issuer>), String> {
-        let variant = Variant::named(&self.variant).map_err(|error| error.to_string())?;
+        let variant = AttesterVariant::named(&self.variant).map_err(|error| error.to_string())?;
         let location = match &self.tpm {
             Some(location) => location.clone(),
             None => (variant.location)().map_err(|error| error.to_string())?,

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use attest::{Identity, IssueError, Issuer, KeyName, Oid, Request};
+use attest::{DocumentRequest, IssueError, Issuer, KeyName, MachineIdentity, Oid};
 use base::timeline::Timeline;
 use sys::clock;
 
@@ -76,15 +76,15 @@ impl Issuer for Reported {
         self.report(|| self.inner.issue_for_stranger(user_data, nonce))
     }
 
-    fn identity(&self) -> Result<Identity, IssueError> {
+    fn identity(&self) -> Result<MachineIdentity, IssueError> {
         self.inner.identity()
     }
 
-    fn known_identity(&self) -> Option<Identity> {
+    fn known_identity(&self) -> Option<MachineIdentity> {
         self.inner.known_identity()
     }
 
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+    fn prove(&self, request: &DocumentRequest<'_>) -> Result<Vec<u8>, IssueError> {
         self.report(|| self.inner.prove(request))
     }
 

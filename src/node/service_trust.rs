@@ -13,7 +13,7 @@ pub struct ClusterId(pub [u8; CLUSTER_ID_LEN]);
 
 /// The settings about join services.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Settings {
+pub struct TrustSettings {
     /// The only cluster whose services are accepted.
     pub cluster: Option<ClusterId>,
     /// Whether this machine refuses the old form of attested TLS. A fresh node then also refuses
@@ -30,7 +30,7 @@ impl std::str::FromStr for ClusterId {
     }
 }
 
-impl Settings {
+impl TrustSettings {
     /// Returns the register of the cluster ID on members of the cluster that `cluster-id` names;
     /// `None` without the setting.
     pub fn cluster_register(&self) -> Option<ClusterRegister> {

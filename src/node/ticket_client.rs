@@ -13,7 +13,7 @@
 //!      └─────────────────────────────────────────                  └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! The first listing ends at the first [`Source`] that names a host, unless the source goes on. Each
+//! The first listing ends at the first [`HostSource`] that names a host, unless the source goes on. Each
 //! later one uses all sources, because the hosts known so far gave no ticket. A host that no source
 //! names any more is forgotten ([`hosts`](crate::hosts)).
 
@@ -33,8 +33,8 @@ use proto::join::{MAX_TICKET, NODE_PORT};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 
 use crate::ending::Ending;
-use crate::hosts::{Answer, Hosts, MAX_HOSTS};
-use crate::service_trust::Settings;
+use crate::hosts::{Hosts, HostsAnswer, MAX_HOSTS};
+use crate::service_trust::TrustSettings;
 
 /// Time limit for the TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -71,9 +71,9 @@ pub trait TicketRequester: Send + Sync + 'static {
     /// Returns the issuer that attests this machine.
     fn issuer(&self) -> &Arc<dyn Issuer>;
     /// Returns this machine's requirements for a join service.
-    fn demands(&self) -> &Settings;
+    fn demands(&self) -> &TrustSettings;
     /// Requests a ticket from one service. After an error the service is asked again.
-    fn request(&self, service: &JoinService) -> Result<(), Failure>;
+    fn request(&self, service: &JoinServicePeer) -> Result<(), TicketFailure>;
     /// Called if no host of the first listing has given a ticket when the next listing begins.
     fn unanswered(&self) {}
     /// Records that the client starts to ask `source`. The answer may take up to a minute.
@@ -81,20 +81,20 @@ pub trait TicketRequester: Send + Sync + 'static {
     /// Records that `source`, which gives no tickets itself, has answered.
     fn answered(&self, source: &str);
     /// Records why `source` gave no ticket this time.
-    fn note(&self, source: &str, failure: &Failure);
+    fn note(&self, source: &str, failure: &TicketFailure);
     /// Forgets what was recorded about the join service `source`, which is not asked any more.
     fn forget(&self, source: &str);
 }
 
 /// A source of hosts that may have a join service.
 #[derive(Clone)]
-pub struct Source {
+pub struct HostSource {
     /// The name of the source, for people.
     pub name: &'static str,
     /// Whether the first listing also asks the next source if this one names a host.
     pub goes_on: bool,
     /// Lists the hosts.
-    pub list: Arc<dyn Fn() -> Result<Listing, Failure> + Send + Sync>,
+    pub list: Arc<dyn Fn() -> Result<Listing, TicketFailure> + Send + Sync>,
 }
 
 /// The hosts that a source lists.
@@ -107,7 +107,7 @@ pub struct Listing {
 
 /// Why a request gave no ticket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct TicketFailure {
     /// A clause for people.
     pub text: String,
     /// Whether the failure lasts until an operator corrects its cause.
@@ -116,10 +116,10 @@ pub struct Failure {
     pub retry_after: Option<Duration>,
 }
 
-impl From<String> for Failure {
+impl From<String> for TicketFailure {
     /// Makes a failure that may end without an operator.
-    fn from(text: String) -> Failure {
-        Failure {
+    fn from(text: String) -> TicketFailure {
+        TicketFailure {
             text,
             is_lasting: false,
             retry_after: None,
@@ -127,19 +127,19 @@ impl From<String> for Failure {
     }
 }
 
-impl From<base::machines::Error> for Failure {
-    fn from(error: base::machines::Error) -> Failure {
-        Failure::from(error.to_string())
+impl From<base::machines::Error> for TicketFailure {
+    fn from(error: base::machines::Error) -> TicketFailure {
+        TicketFailure::from(error.to_string())
     }
 }
 
-impl From<&atls::Error> for Failure {
+impl From<&atls::Error> for TicketFailure {
     /// A refused attestation is permanent, but the cluster's policy may accept a new image at any
     /// moment, and a join service may get a new image.
-    fn from(error: &atls::Error) -> Failure {
+    fn from(error: &atls::Error) -> TicketFailure {
         let is_refused = error.refused().is_some() || error.is_other_form();
         let is_lasting = is_refused || error.is_attestation_refused_by_peer();
-        Failure {
+        TicketFailure {
             text: error.to_string(),
             is_lasting,
             retry_after: is_lasting.then_some(REFUSED_PAUSE).or(error.retry_after()),
@@ -147,27 +147,27 @@ impl From<&atls::Error> for Failure {
     }
 }
 
-impl Failure {
+impl TicketFailure {
     /// Makes a failure that lasts until an operator corrects its cause.
-    pub fn lasting(text: String) -> Failure {
-        Failure {
+    pub fn lasting(text: String) -> TicketFailure {
+        TicketFailure {
             is_lasting: true,
-            ..Failure::from(text)
+            ..TicketFailure::from(text)
         }
     }
 
-    fn from_status(status: &Status) -> Failure {
+    fn from_status(status: &Status) -> TicketFailure {
         use Code::{FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated};
         // in TLS 1.3 the server's refusal arrives after the client's handshake is complete
         if let Some(error) = tls_error(status)
             && error.is_attestation_refused_by_peer()
         {
-            return Failure {
+            return TicketFailure {
                 text: status.message().to_owned(),
-                ..Failure::from(error)
+                ..TicketFailure::from(error)
             };
         }
-        Failure {
+        TicketFailure {
             text: format!("gave no ticket: {status}"),
             is_lasting: matches!(
                 status.code(),
@@ -196,19 +196,19 @@ fn tls_error(status: &Status) -> Option<&atls::Error> {
 }
 
 /// One join service, or a load balancer in front of several.
-pub struct JoinService {
+pub struct JoinServicePeer {
     address: SocketAddr,
     /// Set when no ticket is needed any more, or no source names the service.
     over: Stop,
 }
 
-impl fmt::Display for JoinService {
+impl fmt::Display for JoinServicePeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "join service {}", self.address)
     }
 }
 
-impl JoinService {
+impl JoinServicePeer {
     /// Connects and attests this machine. The judge judges the evidence of a service in the
     /// strong form of attested TLS; without a judge this machine only proves itself.
     /// [`TicketRequester::finished`] ends the attempt, and later the connection, at once; so does the
@@ -217,7 +217,7 @@ impl JoinService {
         &self,
         requester: &impl TicketRequester,
         judge: Option<Arc<dyn Judge>>,
-    ) -> Result<Connection, Failure> {
+    ) -> Result<TicketConnection, TicketFailure> {
         let socket = sys::net::connect(self.address, Instant::now() + CONNECT_TIMEOUT, &|| {
             self.over.is_stopped()
         })
@@ -232,16 +232,16 @@ impl JoinService {
         }
         let transport = client.connect(socket, Instant::now() + HANDSHAKE_TIMEOUT);
         let transport = transport.map_err(|error| {
-            let mut failure = Failure::from(&error);
+            let mut failure = TicketFailure::from(&error);
             if error.is_other_form() && demands.require_strong {
                 failure.text += "; the setting require=strong refuses such a service";
             }
             failure
         })?;
         let channel = Channel::new(transport, &self.address.to_string())
-            .map_err(|status| Failure::from_status(&status))?
+            .map_err(|status| TicketFailure::from_status(&status))?
             .with_message_bytes(MAX_TICKET);
-        Ok(Connection {
+        Ok(TicketConnection {
             channel,
             _held: held,
         })
@@ -249,24 +249,24 @@ impl JoinService {
 }
 
 /// A connection to a join service.
-pub struct Connection {
+pub struct TicketConnection {
     channel: Channel,
     _held: OnStop,
 }
 
-impl Connection {
+impl TicketConnection {
     /// Calls `method` of the join service.
     pub fn call<Q: Message, R: Message + Default>(
         &self,
         method: &str,
         request: &Q,
-    ) -> Result<R, Failure> {
+    ) -> Result<R, TicketFailure> {
         let options = CallOptions {
             timeout: Some(CALL_TIMEOUT),
             ..CallOptions::default()
         };
         let answer = self.channel.unary(method, request, &options);
-        answer.map_err(|status| Failure::from_status(&status))
+        answer.map_err(|status| TicketFailure::from_status(&status))
     }
 }
 
@@ -276,15 +276,15 @@ impl Connection {
 /// # Errors
 /// If no thread can be created.
 pub fn start<R: TicketRequester>(
-    sources: Vec<Source>,
+    sources: Vec<HostSource>,
     requester: Arc<R>,
 ) -> std::io::Result<Ending> {
     Ending::start("tickets", move || request_from_all(&sources, &requester))
 }
 
-fn request_from_all<R: TicketRequester>(sources: &[Source], requester: &Arc<R>) {
+fn request_from_all<R: TicketRequester>(sources: &[HostSource], requester: &Arc<R>) {
     let finished = requester.finished();
-    let mut answers: Vec<_> = sources.iter().map(|_| Answer::default()).collect();
+    let mut answers: Vec<_> = sources.iter().map(|_| HostsAnswer::default()).collect();
     let mut requests = Requests::new(requester);
     let mut backoff = Backoff::new(FIRST_PAUSE, LIST_INTERVAL);
     let mut is_first = true;
@@ -303,7 +303,7 @@ fn request_from_all<R: TicketRequester>(sources: &[Source], requester: &Arc<R>) 
         if !has_none {
             requester.answered("metadata");
         } else if is_complete {
-            let alone = Failure::from("no other control plane is known".to_owned());
+            let alone = TicketFailure::from("no other control plane is known".to_owned());
             requester.note("metadata", &alone);
         }
         if has_none {
@@ -341,7 +341,7 @@ impl<'a, R: TicketRequester> Requests<'a, R> {
     }
 
     /// Starts threads for the hosts of a source that have none, except for this machine.
-    fn start(&mut self, answer: &Answer, listing: Instant) {
+    fn start(&mut self, answer: &HostsAnswer, listing: Instant) {
         // this machine runs no join service before it has its ticket
         let own = sys::interfaces::addresses().unwrap_or_default();
         for host in answer.addresses() {
@@ -382,7 +382,7 @@ impl<'a, R: TicketRequester> Requests<'a, R> {
 /// Starts the thread that requests tickets from the join service of a host.
 fn start_one<R: TicketRequester>(host: IpAddr, requester: &Arc<R>) -> Option<Request> {
     let (requester, over) = (requester.clone(), Stop::new());
-    let service = JoinService {
+    let service = JoinServicePeer {
         address: SocketAddr::new(host, NODE_PORT),
         over: over.clone(),
     };
@@ -416,7 +416,7 @@ fn wait_for_network(finished: &Stop, pause: Duration) {
 
 /// Requests tickets from one join service until one is accepted, no ticket is needed any more, or no
 /// source names the service.
-fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
+fn request_from<R: TicketRequester>(service: &JoinServicePeer, requester: &R) {
     let (name, over) = (service.to_string(), &service.over);
     let _finished = requester.finished().on_stop({
         let over = over.clone();
@@ -446,7 +446,11 @@ fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
 
 /// Asks a source for its hosts, and returns whether they are all. A name that cannot be resolved does
 /// not hide the others.
-fn resolve_all(source: &Source, answer: &mut Answer, requester: &impl TicketRequester) -> bool {
+fn resolve_all(
+    source: &HostSource,
+    answer: &mut HostsAnswer,
+    requester: &impl TicketRequester,
+) -> bool {
     let is_complete = ask(requester, source.name, || {
         let listing = (source.list)()?;
         let mut failed = None;
@@ -460,7 +464,7 @@ fn resolve_all(source: &Source, answer: &mut Answer, requester: &impl TicketRequ
 }
 
 /// Returns the addresses of a host name.
-pub fn resolve(host: &str) -> Result<Vec<IpAddr>, Failure> {
+pub fn resolve(host: &str) -> Result<Vec<IpAddr>, TicketFailure> {
     let addresses = resolver::resolve(host, Instant::now() + LIST_INTERVAL);
     addresses.map_err(|error| error.to_string().into())
 }
@@ -469,7 +473,7 @@ pub fn resolve(host: &str) -> Result<Vec<IpAddr>, Failure> {
 pub fn ask<T>(
     requester: &impl TicketRequester,
     source: &str,
-    question: impl FnOnce() -> Result<T, Failure>,
+    question: impl FnOnce() -> Result<T, TicketFailure>,
 ) -> Option<T> {
     requester.asked(source);
     match question() {
@@ -489,10 +493,10 @@ mod tests {
     use std::net::TcpListener;
     use std::sync::Mutex;
 
-    use attest::{Identity, IssueError, Oid};
+    use attest::{IssueError, MachineIdentity, Oid};
     use rpc::grpc::{Limits, Router, Server};
     use verifier::refusal::Kind;
-    use verifier::{Challenge, Evidence, Identified, Properties, Refusal, Validator};
+    use verifier::{CredentialChallenge, Evidence, Identified, Properties, Refusal, Validator};
 
     use super::*;
 
@@ -508,7 +512,7 @@ mod tests {
             // the only code that Constellation sends
             (Code::Internal, false),
         ] {
-            let failure = Failure::from_status(&Status::new(code, "why"));
+            let failure = TicketFailure::from_status(&Status::new(code, "why"));
             assert_eq!(
                 (failure.is_lasting, failure.retry_after),
                 (is_lasting, None),
@@ -522,17 +526,21 @@ mod tests {
     fn the_pause_that_a_server_asks_for_is_used_and_limited() {
         const MOST: Duration = Duration::from_secs(60);
         let busy = Status::new(Code::ResourceExhausted, "busy");
-        let pause = |failure: Failure| {
+        let pause = |failure: TicketFailure| {
             failure
                 .pause(&mut Backoff::new(FIRST_PAUSE, FIRST_PAUSE), MOST)
                 .as_millis()
         };
-        let asked = |hint| pause(Failure::from_status(&busy.clone().with_retry_after(hint)));
+        let asked = |hint| {
+            pause(TicketFailure::from_status(
+                &busy.clone().with_retry_after(hint),
+            ))
+        };
         assert!((2812..=3125).contains(&asked(Duration::from_millis(2500))));
         assert!(asked(Duration::from_secs(86_400)) < MOST.as_millis() * 5 / 4 + 1);
         assert!((1000..=1250).contains(&asked(Duration::ZERO)));
-        assert!(pause(Failure::from_status(&busy)) <= 1000);
-        assert!((30_000..=60_000).contains(&pause(Failure::lasting("mend it".into()))));
+        assert!(pause(TicketFailure::from_status(&busy)) <= 1000);
+        assert!((30_000..=60_000).contains(&pause(TicketFailure::lasting("mend it".into()))));
     }
 
     /// Attests with a document that anyone can make.
@@ -562,7 +570,7 @@ mod tests {
             }
         }
 
-        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+        fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
             Ok(None)
         }
 
@@ -578,13 +586,13 @@ mod tests {
     /// 1.3.9900.1.1, Constellation's dummy variant.
     const TEST_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
 
-    struct Requester(Stop, Arc<dyn Issuer>, Settings);
+    struct Requester(Stop, Arc<dyn Issuer>, TrustSettings);
 
     /// Records one listing, and makes no connection.
     #[derive(Default)]
     struct Asking {
         finished: Stop,
-        settings: Settings,
+        settings: TrustSettings,
         asked: Mutex<Vec<String>>,
         notes: Mutex<Vec<String>>,
     }
@@ -601,11 +609,11 @@ mod tests {
             unreachable!("no connection is made")
         }
 
-        fn demands(&self) -> &Settings {
+        fn demands(&self) -> &TrustSettings {
             &self.settings
         }
 
-        fn request(&self, _: &JoinService) -> Result<(), Failure> {
+        fn request(&self, _: &JoinServicePeer) -> Result<(), TicketFailure> {
             Ok(())
         }
 
@@ -625,7 +633,7 @@ mod tests {
             }
         }
 
-        fn note(&self, source: &str, failure: &Failure) {
+        fn note(&self, source: &str, failure: &TicketFailure) {
             let note = format!("{source}: {}", failure.text);
             self.notes.lock().unwrap().push(note);
         }
@@ -641,12 +649,12 @@ mod tests {
     fn list_once(sources: &[TestSource]) -> (Vec<String>, Vec<String>) {
         let source = |&(name, goes_on, answer): &TestSource| {
             let list = move || {
-                let hosts = answer.map_err(|why| Failure::from(why.to_owned()))?;
+                let hosts = answer.map_err(|why| TicketFailure::from(why.to_owned()))?;
                 let hosts = hosts.split_whitespace().map(str::to_owned).collect();
                 let is_complete = true;
                 Ok(Listing { hosts, is_complete })
             };
-            Source {
+            HostSource {
                 name,
                 goes_on,
                 list: Arc::new(list),
@@ -693,11 +701,11 @@ mod tests {
             &self.1
         }
 
-        fn demands(&self) -> &Settings {
+        fn demands(&self) -> &TrustSettings {
             &self.2
         }
 
-        fn request(&self, service: &JoinService) -> Result<(), Failure> {
+        fn request(&self, service: &JoinServicePeer) -> Result<(), TicketFailure> {
             service.connect(self, None)?.call("/test.Test/Ticket", &())
         }
 
@@ -705,14 +713,14 @@ mod tests {
 
         fn answered(&self, _source: &str) {}
 
-        fn note(&self, _source: &str, _failure: &Failure) {}
+        fn note(&self, _source: &str, _failure: &TicketFailure) {}
 
         fn forget(&self, _source: &str) {}
     }
 
-    fn service_at(address: SocketAddr) -> JoinService {
+    fn service_at(address: SocketAddr) -> JoinServicePeer {
         let over = Stop::new();
-        JoinService { address, over }
+        JoinServicePeer { address, over }
     }
 
     #[test]
@@ -726,7 +734,7 @@ mod tests {
             // the client closes the connection
             let _ = std::io::copy(&mut socket, &mut std::io::sink());
         });
-        let failure = Requester(Stop::new(), Arc::new(AnyDocument), Settings::default())
+        let failure = Requester(Stop::new(), Arc::new(AnyDocument), TrustSettings::default())
             .request(&service)
             .unwrap_err();
         let asked = failure.retry_after.map(|pause| pause.as_millis());
@@ -748,7 +756,7 @@ mod tests {
         let transport = Arc::new(server.only_old());
         let (router, limits) = (Router::new(), Limits::default());
         let server = Server::start("test", listener, transport, router, limits).unwrap();
-        let failure = Requester(Stop::new(), Arc::new(AnyDocument), Settings::default())
+        let failure = Requester(Stop::new(), Arc::new(AnyDocument), TrustSettings::default())
             .request(&service)
             .unwrap_err();
         server.stop(Duration::ZERO);
@@ -765,7 +773,7 @@ mod tests {
         // the end of our own error text for such an alert
         let words = "alert AccessDenied: it refused this machine's attestation (its log says why)";
         let status = Status::new(Code::Unavailable, words);
-        let failure = Failure::from_status(&status);
+        let failure = TicketFailure::from_status(&status);
         assert!(!failure.is_lasting, "{failure:?}");
         assert_eq!(failure.retry_after, None);
     }

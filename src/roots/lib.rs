@@ -34,14 +34,14 @@ pub struct Root {
     /// Where the certificates were downloaded.
     pub source: &'static str,
     /// The root.
-    pub root: Certificate,
+    pub root: PinnedCertificate,
     /// The certificates below the root.
-    pub between: &'static [Certificate],
+    pub between: &'static [PinnedCertificate],
 }
 
 /// A certificate.
 #[derive(Debug)]
-pub struct Certificate {
+pub struct PinnedCertificate {
     /// The common name of its subject.
     pub subject: &'static str,
     /// SHA-256 of its bytes in hexadecimal.
@@ -78,20 +78,20 @@ pub const AMD_MILAN: Root = Root {
     vendor: "AMD",
     purpose: Purpose::SnpReports,
     source: AMD,
-    root: Certificate {
+    root: PinnedCertificate {
         subject: "ARK-Milan",
         sha256: "69d063b45344d26a2e94e1f4210de49ef555308287d4c174445c95639a540bcd",
         expires: "2045-10-22",
         der: include_bytes!("amd/ark-milan.der"),
     },
     between: &[
-        Certificate {
+        PinnedCertificate {
             subject: "SEV-Milan",
             sha256: "67d303bd3905fd38db8b20e0793699870e7fa612eaad5dec358293fd8c0bac1b",
             expires: "2045-10-22",
             der: include_bytes!("amd/ask-milan.der"),
         },
-        Certificate {
+        PinnedCertificate {
             subject: "SEV-VLEK-Milan",
             sha256: "c5e081f59b7efab1fe2f8b505e159704e72f29cab7ef7cf628a05a42439082f5",
             expires: "2047-11-16",
@@ -106,20 +106,20 @@ pub const AMD_GENOA: Root = Root {
     vendor: "AMD",
     purpose: Purpose::SnpReports,
     source: AMD,
-    root: Certificate {
+    root: PinnedCertificate {
         subject: "ARK-Genoa",
         sha256: "4c6598d19c18719c5dfd4a7d335f674e5bfe1d8f800cea2cf270c10d103db2f1",
         expires: "2047-01-26",
         der: include_bytes!("amd/ark-genoa.der"),
     },
     between: &[
-        Certificate {
+        PinnedCertificate {
             subject: "SEV-Genoa",
             sha256: "5464738c1546aed5f2cecf1dc98c5c960a92e8913238a61711bc90ec6e828521",
             expires: "2047-10-31",
             der: include_bytes!("amd/ask-genoa.der"),
         },
-        Certificate {
+        PinnedCertificate {
             subject: "SEV-VLEK-Genoa",
             sha256: "197e610743a917d6b9bb982a5a9226ccc0a15b611be0619e626aca9151457372",
             expires: "2047-11-18",
@@ -134,20 +134,20 @@ pub const AMD_TURIN: Root = Root {
     vendor: "AMD",
     purpose: Purpose::SnpReports,
     source: AMD,
-    root: Certificate {
+    root: PinnedCertificate {
         subject: "ARK-Turin",
         sha256: "1f084161a44bb6d93778a904877d4819cafa5d05ef4193b2ded9dd9c73dd3f6a",
         expires: "2048-05-15",
         der: include_bytes!("amd/ark-turin.der"),
     },
     between: &[
-        Certificate {
+        PinnedCertificate {
             subject: "SEV-Turin",
             sha256: "5b77ef5fe7a7a004fd9032668fba9d0fda22f88c4442069a479636a6ae3b3185",
             expires: "2048-05-15",
             der: include_bytes!("amd/ask-turin.der"),
         },
-        Certificate {
+        PinnedCertificate {
             subject: "SEV-VLEK-Turin",
             sha256: "104e10a8bd060a3c20a434261a57d0588fd65a88915b4f65b08bdecaf8df1a3c",
             expires: "2048-05-15",
@@ -162,7 +162,7 @@ pub const AWS_NITRO: Root = Root {
     vendor: "AWS",
     purpose: Purpose::NitroDocuments,
     source: "https://aws-nitro-enclaves.amazonaws.com/AWS_NitroEnclaves_Root-G1.zip",
-    root: Certificate {
+    root: PinnedCertificate {
         subject: "aws.nitro-enclaves",
         sha256: "641a0321a3e244efe456463195d606317ed7cdcc3c1756e09893f3c68f79bb5b",
         expires: "2049-10-28",
@@ -177,20 +177,20 @@ pub const GOOGLE_2018: Root = Root {
     vendor: "Google",
     purpose: Purpose::TpmKeys,
     source: GOOGLE,
-    root: Certificate {
+    root: PinnedCertificate {
         subject: "tpm_ek_v1_cloud_host_root-signer-0-2018-04-06T10:58:26-07:00 K:1, 1:Pw003HsFYO4:0:18",
         sha256: "9bd5285f8fb18502a7947e621ffd470266f49fcd3b73e19a190f690ad32a7caf",
         expires: "2118-04-06",
         der: include_bytes!("google/host-root-2018.der"),
     },
     between: &[
-        Certificate {
+        PinnedCertificate {
             subject: "tpm_ek_v1_cloud_host-signer-0-2020-10-22T14:02:08-07:00 K:1, 2:HBNpA3TPAbM:0:18",
             sha256: "5d8dbcf8c8053dd8ffad711b6219355032b7122c34cac0f90ccb49def69ec504",
             expires: "2120-10-22",
             der: include_bytes!("google/host-signer-2020.der"),
         },
-        Certificate {
+        PinnedCertificate {
             subject: "tpm_ek_v1_cloud_host-signer-0-2021-10-12T04:22:11-07:00 K:1, 3:nbvaGZFLcuc:0:18",
             sha256: "7132b6ea71101f6c51bb58f98c3798c19b65be510eca0344318900510b593178",
             expires: "2121-10-12",
@@ -206,7 +206,7 @@ pub const GOOGLE_2022: Root = Root {
     purpose: Purpose::TpmKeys,
     source: "the Go module github.com/google/go-tpm-tools v0.4.11 (server/ca-certs), and for the authorities of 2024 the \
              URLs in certificates of machines, http://privateca-content-ID.storage.googleapis.com/ID/ca.crt",
-    root: Certificate {
+    root: PinnedCertificate {
         subject: "EK/AK CA Root",
         sha256: "594759594b9b61524f6c8ef668f7177f7b9066bc0674f2f49fe9e052be78beb2",
         expires: "2122-07-08",
@@ -214,7 +214,7 @@ pub const GOOGLE_2022: Root = Root {
     },
     // machines do not send their CA: a verifier fetches a CA that is not in this table
     between: &[
-        Certificate {
+        PinnedCertificate {
             subject: "EK/AK CA Intermediate",
             sha256: "c84de8116dfaf5a908f21e810487791f5437e206d00ad8025050cca6bd2ff627",
             expires: "2122-07-08",
@@ -222,13 +222,13 @@ pub const GOOGLE_2022: Root = Root {
         },
         // since February 2024 a pool of at least three issues the certificates, also those of one machine; these two, and one
         // with the key ID 04:6E:73:58
-        Certificate {
+        PinnedCertificate {
             subject: "EK/AK CA Intermediate",
             sha256: "02f507068014de60d15fee5901513a03040baa922143143bc50288b55b24bceb",
             expires: "2122-07-08",
             der: include_bytes!("google/ek-ak-intermediate-2024-0f21.der"),
         },
-        Certificate {
+        PinnedCertificate {
             subject: "EK/AK CA Intermediate",
             sha256: "890a2385c112b40c1b61229104bc366a79a415891402ffd70f6325f87dcd9d5f",
             expires: "2122-07-08",
@@ -243,7 +243,7 @@ pub const INTEL_SGX: Root = Root {
     vendor: "Intel",
     purpose: Purpose::TdxQuotes,
     source: "https://certificates.trustedservices.intel.com/Intel_SGX_Provisioning_Certification_RootCA.cer",
-    root: Certificate {
+    root: PinnedCertificate {
         subject: "Intel SGX Root CA",
         sha256: "44a0196b2b99f889b8e149e95b807a350e7424964399e885a7cbb8ccfab674d3",
         expires: "2049-12-31",
@@ -258,7 +258,7 @@ pub const AZURE_2023: Root = Root {
     vendor: "Microsoft",
     purpose: Purpose::AttestationKeys,
     source: "https://learn.microsoft.com/en-us/azure/virtual-machines/trusted-launch-faq",
-    root: Certificate {
+    root: PinnedCertificate {
         subject: "Azure Virtual TPM Root Certificate Authority 2023",
         sha256: "e6c596b17f8ffefba5c300f714cfb1260c6028704ecf7becc4ab5018efb00e95",
         expires: "2048-06-01",
@@ -266,14 +266,14 @@ pub const AZURE_2023: Root = Root {
     },
     between: &[
         // the certificates that it issued do not contain its URL
-        Certificate {
+        PinnedCertificate {
             subject: "Global Virtual TPM CA - 03",
             sha256: "fd7c92dabce4dcec9feaa30f8b087ada0598413189182152b881f5564064a29c",
             expires: "2027-04-24",
             der: include_bytes!("microsoft/global-virtual-tpm-ca-03.der"),
         },
         // the CAs of the regions are below it
-        Certificate {
+        PinnedCertificate {
             subject: "Azure Cloud Virtual TPM CA 2025",
             sha256: "41a1675dc1b7df8a5c59c8101c697ce500d0fa5f09bcdaa431bc4a3652363b14",
             expires: "2031-08-05",
@@ -288,7 +288,7 @@ pub const MICROSOFT_2021: Root = Root {
     vendor: "Microsoft",
     purpose: Purpose::AttestationKeys,
     source: "http://www.microsoft.com/pkiops/certs/Microsoft%20RSA%20Devices%20Root%20CA%202021.crt",
-    root: Certificate {
+    root: PinnedCertificate {
         subject: "Microsoft RSA Devices Root CA 2021",
         sha256: "8c2bb9144d4970c94fb8105cc5d860a58e2e675eb360fdd8c14b30833aaaec1d",
         expires: "2046-08-26",
@@ -310,7 +310,7 @@ pub fn certifying(purpose: Purpose) -> impl Iterator<Item = &'static Root> {
 
 impl Root {
     /// Returns the certificates, the root first.
-    pub fn certificates(&self) -> impl Iterator<Item = &Certificate> {
+    pub fn certificates(&self) -> impl Iterator<Item = &PinnedCertificate> {
         std::iter::once(&self.root).chain(self.between)
     }
 }
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn each_root_signs_what_is_below_it() {
         let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, certificate: &Certificate| {
+        let write = |name: &str, certificate: &PinnedCertificate| {
             fs::write(folder.path().join("one.der"), certificate.der).unwrap();
             openssl(
                 folder.path(),

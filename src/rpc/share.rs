@@ -16,7 +16,7 @@ pub struct SharedLimit {
 }
 
 /// The part of a [`SharedLimit`] that one peer has taken.
-pub struct Share {
+pub struct LimitShare {
     limit: Arc<SharedLimit>,
     used: AtomicUsize,
 }
@@ -38,10 +38,10 @@ impl SharedLimit {
     }
 }
 
-impl Share {
+impl LimitShare {
     /// Creates the share of a peer that has taken nothing yet.
-    pub fn of(limit: &Arc<SharedLimit>) -> Share {
-        Share {
+    pub fn of(limit: &Arc<SharedLimit>) -> LimitShare {
+        LimitShare {
             limit: limit.clone(),
             used: AtomicUsize::new(0),
         }
@@ -90,14 +90,14 @@ impl Share {
 
 /// The resources that the connections of one peer use together.
 pub struct PeerShare {
-    pub(crate) handlers: Share,
-    pub(crate) memory: Share,
+    pub(crate) handlers: LimitShare,
+    pub(crate) memory: LimitShare,
 }
 
 impl PeerShare {
     /// Creates a share without limits.
     pub(crate) fn unlimited() -> Arc<PeerShare> {
-        let share = || Share::of(&SharedLimit::new(usize::MAX, 0));
+        let share = || LimitShare::of(&SharedLimit::new(usize::MAX, 0));
         Arc::new(PeerShare {
             handlers: share(),
             memory: share(),
@@ -158,12 +158,12 @@ mod tests {
     #[test]
     fn one_peer_leaves_the_last_quarter_to_others_and_the_limit_holds_for_all() {
         let limit = SharedLimit::new(128, 0);
-        let greedy = Share::of(&limit);
+        let greedy = LimitShare::of(&limit);
         assert_eq!((0..200).filter(|_| greedy.take(1)).count(), 96);
         assert!(greedy.is_scarce());
-        let modest = Share::of(&limit);
+        let modest = LimitShare::of(&limit);
         assert!(modest.take(15) && modest.take(1));
-        assert!(!modest.take(1) && Share::of(&limit).take(1));
+        assert!(!modest.take(1) && LimitShare::of(&limit).take(1));
         assert_eq!(limit.used(), 113);
         greedy.give_back(96);
         assert!(!greedy.is_scarce());
@@ -176,11 +176,11 @@ mod tests {
     fn many_greedy_peers_leave_something_for_another() {
         let limit = SharedLimit::new(1 << 20, 0);
         for peers in 1..20 {
-            let greedy: Vec<Share> = (0..peers).map(|_| Share::of(&limit)).collect();
+            let greedy: Vec<LimitShare> = (0..peers).map(|_| LimitShare::of(&limit)).collect();
             while greedy.iter().filter(|share| share.take(1 << 10)).count() > 0 {}
             let left = (1 << 20) - limit.used();
             assert!(left >= (1 << 20) / (peers + 2).max(4), "{peers}: {left}");
-            assert!(Share::of(&limit).take(1 << 10));
+            assert!(LimitShare::of(&limit).take(1 << 10));
             limit.used.store(0, Ordering::Relaxed);
         }
     }
@@ -188,8 +188,8 @@ mod tests {
     #[test]
     fn a_peer_gets_its_least_part_when_others_have_taken_more_than_all() {
         let limit = SharedLimit::new(64, 4);
-        assert!(!Share::of(&limit).force(100));
-        let modest = Share::of(&limit);
+        assert!(!LimitShare::of(&limit).force(100));
+        let modest = LimitShare::of(&limit);
         assert!(modest.take(4) && !modest.take(1));
         modest.give_back(4);
         assert!(modest.take(1));
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn one_peer_may_take_all_of_a_tiny_limit() {
-        let share = Share::of(&SharedLimit::new(2, 0));
+        let share = LimitShare::of(&SharedLimit::new(2, 0));
         assert!(share.take(1) && share.take(1) && !share.take(1));
     }
 }

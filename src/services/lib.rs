@@ -67,10 +67,10 @@ pub fn has_cluster(kubeconfig: Option<&Path>) -> bool {
 }
 
 /// Returns the access to the Kubernetes API: by this file, else that of the pod; `None` if there is none.
-pub fn kubernetes(kubeconfig: Option<&Path>) -> Result<Option<client::Config>, Failure> {
+pub fn kubernetes(kubeconfig: Option<&Path>) -> Result<Option<client::ApiAccess>, Failure> {
     let config = match kubeconfig {
-        Some(file) => client::Config::from_kubeconfig_file(file),
-        None if has_cluster(None) => client::Config::in_cluster(),
+        Some(file) => client::ApiAccess::from_kubeconfig_file(file),
+        None if has_cluster(None) => client::ApiAccess::in_cluster(),
         None => return Ok(None),
     };
     config.map(Some).map_err(Failure::failed)

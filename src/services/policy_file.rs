@@ -17,7 +17,7 @@ pub const NAME: &str = "attestationConfig";
 const MAX_LEN: u64 = 1 << 20;
 
 /// Creates the validator of a policy from the text of its file.
-pub type Parse = Box<dyn Fn(&str) -> Result<Arc<dyn Validator>, Fault> + Send>;
+pub type Parse = Box<dyn Fn(&str) -> Result<Arc<dyn Validator>, PolicyFileFault> + Send>;
 
 /// The policy in force, and the present fault of its file.
 pub struct Loaded {
@@ -60,7 +60,7 @@ impl Loaded {
                 Ok(Some(((self.parse)(&text)?, text)))
             }
         });
-        let fault = read.as_ref().err().map(Fault::to_string);
+        let fault = read.as_ref().err().map(PolicyFileFault::to_string);
         if let Some(fault) = fault.as_ref().filter(|_| fault != self.fault) {
             log::error!("attestation policy {path}: the old policy stays in force: {fault}");
         }
@@ -108,13 +108,13 @@ fn digest_of(text: &str) -> Arc<str> {
     hex(digest(&SHA256, text.as_bytes()).as_ref()).into()
 }
 
-fn read(path: &Path) -> Result<String, Fault> {
+fn read(path: &Path) -> Result<String, PolicyFileFault> {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| file.take(MAX_LEN + 1).read_to_string(&mut text));
-    read.map_err(Fault::Read)?;
+    read.map_err(PolicyFileFault::Read)?;
     match text.len() as u64 {
         0..=MAX_LEN => Ok(text),
-        _ => Err(Fault::TooLarge),
+        _ => Err(PolicyFileFault::TooLarge),
     }
 }
 
@@ -123,7 +123,7 @@ fn read(path: &Path) -> Result<String, Fault> {
 pub struct Error {
     path: PathBuf,
     /// What is wrong with it.
-    pub fault: Fault,
+    pub fault: PolicyFileFault,
 }
 
 impl fmt::Display for Error {
@@ -141,7 +141,7 @@ impl std::error::Error for Error {}
 
 /// What is wrong with a policy file.
 #[derive(Debug)]
-pub enum Fault {
+pub enum PolicyFileFault {
     /// It cannot be read.
     Read(io::Error),
     /// It is larger than any ConfigMap.
@@ -150,18 +150,18 @@ pub enum Fault {
     Policy(PolicyError),
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for PolicyFileFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Read(error) => write!(f, "cannot read it: {error}"),
-            Fault::TooLarge => write!(f, "it is larger than {MAX_LEN} bytes"),
-            Fault::Policy(error) => error.fmt(f),
+            PolicyFileFault::Read(error) => write!(f, "cannot read it: {error}"),
+            PolicyFileFault::TooLarge => write!(f, "it is larger than {MAX_LEN} bytes"),
+            PolicyFileFault::Policy(error) => error.fmt(f),
         }
     }
 }
 
-impl From<PolicyError> for Fault {
-    fn from(error: PolicyError) -> Fault {
-        Fault::Policy(error)
+impl From<PolicyError> for PolicyFileFault {
+    fn from(error: PolicyError) -> PolicyFileFault {
+        PolicyFileFault::Policy(error)
     }
 }

@@ -12,7 +12,7 @@ use rpc::grpc::{Limits, Router, Server};
 use transport::Accept;
 
 /// An address on which no server can listen, and why.
-pub type Refused = (SocketAddr, io::Error);
+pub type CannotListen = (SocketAddr, io::Error);
 
 /// The addresses of a service. The first is open, so a service whose address is taken fails before it starts anything.
 pub struct Addresses {
@@ -28,7 +28,7 @@ impl Addresses {
         listen: SocketAddr,
         health: Option<SocketAddr>,
         metrics: Option<SocketAddr>,
-    ) -> Result<Addresses, Refused> {
+    ) -> Result<Addresses, CannotListen> {
         let listener = TcpListener::bind(listen).map_err(|error| (listen, error))?;
         Ok(Addresses {
             listen,
@@ -62,7 +62,7 @@ impl Beside {
         metrics: Option<SocketAddr>,
         ready: impl Fn() -> bool + Send + Sync + 'static,
         registry: &Registry,
-    ) -> Result<Beside, Refused> {
+    ) -> Result<Beside, CannotListen> {
         let health = health
             .map(|address| probe::serve_health(address, ready).map_err(|error| (address, error)));
         let health = health.transpose()?;
@@ -102,7 +102,7 @@ impl Serving {
         api: Api,
         ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
         registry: &Registry,
-    ) -> Result<Serving, Refused> {
+    ) -> Result<Serving, CannotListen> {
         let router = api.router.ready_when(ready.clone());
         let server = Server::start(name, addresses.listener, api.accept, router, api.limits)
             .map_err(|error| (addresses.listen, error))?;

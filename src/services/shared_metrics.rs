@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::metrics::Registry;
-use collateral::{Fetching, Statistics as Fetches};
+use collateral::{FetchStatistics as Fetches, Fetching};
 use rpc::grpc::{Server, Statistics};
 use verifier::Validator;
 use verifier::sources::{Sources, offline};

@@ -10,7 +10,7 @@ use ring::signature::{ED25519, UnparsedPublicKey};
 use base::time;
 
 use super::key::{self, PublicKey};
-use super::wire::{Malformed, Reader};
+use super::wire::{WireError, WireReader};
 use super::{TYPE_USER, seconds};
 
 /// Maximum length in bytes of a certificate: one of an RSA key with 16 384 bits has less than 4 KiB.
@@ -52,7 +52,7 @@ impl UserCertificate {
         if blob.len() > MAX_CERTIFICATE {
             return Err(Error::Malformed);
         }
-        let mut reader = Reader::new(blob);
+        let mut reader = WireReader::new(blob);
         let name = reader.string()?;
         let _nonce = reader.string()?;
         let key = PublicKey::from_certificate(name, &mut reader)?;
@@ -98,7 +98,7 @@ impl UserCertificate {
 }
 
 fn principals(list: &[u8]) -> Result<Vec<String>, Error> {
-    let (mut reader, mut all) = (Reader::new(list), vec![]);
+    let (mut reader, mut all) = (WireReader::new(list), vec![]);
     while !reader.rest().is_empty() {
         if all.len() == MAX_PRINCIPALS {
             return Err(Error::Malformed);
@@ -109,7 +109,10 @@ fn principals(list: &[u8]) -> Result<Vec<String>, Error> {
 }
 
 fn verify_signature(authority: &PublicKey, signed: &[u8], signature: &[u8]) -> Result<(), Error> {
-    let (mut key, mut signature) = (Reader::new(authority.fields()), Reader::new(signature));
+    let (mut key, mut signature) = (
+        WireReader::new(authority.fields()),
+        WireReader::new(signature),
+    );
     if authority.kind() != key::ED25519 || signature.string()? != key::ED25519.as_bytes() {
         return Err(Error::Signature);
     }
@@ -146,8 +149,8 @@ pub enum Error {
     },
 }
 
-impl From<Malformed> for Error {
-    fn from(_: Malformed) -> Error {
+impl From<WireError> for Error {
+    fn from(_: WireError) -> Error {
         Error::Malformed
     }
 }

@@ -22,7 +22,7 @@ use zeroize::Zeroizing;
 
 use super::key::{self, PublicKey};
 use super::{Authority, Error as Refused};
-use base::child_process::{self, Cause};
+use base::child_process::{self, ChildFailure};
 use base::file;
 use base::stop::Stop;
 use sys::interfaces;
@@ -245,7 +245,7 @@ pub fn reload_sshd(stop: &Stop) {
         match result {
             Ok(()) => log::info!("{unit}: reloaded if it is running"),
             // a distribution has only one of the units
-            Err(error) if matches!(error.cause, Cause::Failed(_)) => log::debug!("{error}"),
+            Err(error) if matches!(error.cause, ChildFailure::Failed(_)) => log::debug!("{error}"),
             Err(error) => {
                 log::warn!("sshd offers its new host certificate only after a restart: {error}")
             }

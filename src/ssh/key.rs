@@ -8,7 +8,7 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use zeroize::Zeroizing;
 
-use super::wire::{Malformed, Reader, Writer};
+use super::wire::{WireError, WireReader, Writer};
 use base::crypto::{self, Secret};
 
 /// Name of the kind of key that this program makes (RFC 8709 §4).
@@ -98,7 +98,7 @@ impl PublicKey {
 
     /// Parses the bytes that SSH sends (RFC 4253 §6.6).
     pub fn from_blob(blob: &[u8]) -> Result<PublicKey, Error> {
-        let mut reader = Reader::new(blob);
+        let mut reader = WireReader::new(blob);
         let name = reader.string()?;
         let kind = KINDS.iter().find(|kind| kind.name.as_bytes() == name);
         let kind = kind.ok_or_else(|| Error::Kind(String::from_utf8_lossy(name).into_owned()))?;
@@ -119,7 +119,7 @@ impl PublicKey {
     /// Parses the name of a certificate and the fields of the key in it (PROTOCOL.certkeys). `reader` is at the fields.
     pub(super) fn from_certificate(
         name: &[u8],
-        reader: &mut Reader<'_>,
+        reader: &mut WireReader<'_>,
     ) -> Result<PublicKey, Error> {
         let kind = KINDS
             .iter()
@@ -190,7 +190,7 @@ impl PublicKey {
             .decode_slice(compact.as_bytes(), &mut bytes)
             .map_err(|_| Error::Malformed)?;
         let body = bytes[..len].strip_prefix(MAGIC).ok_or(Error::Malformed)?;
-        let mut reader = Reader::new(body);
+        let mut reader = WireReader::new(body);
         let (_cipher, _kdf, _kdf_options) = (reader.string()?, reader.string()?, reader.string()?);
         match reader.u32()? {
             1 => Self::from_blob(reader.string()?),
@@ -214,7 +214,7 @@ impl PublicKey {
         let certified = || {
             let (name, rest) = line.split_once(' ')?;
             let blob = STANDARD.decode(rest.split(' ').next()?).ok()?;
-            let mut reader = Reader::new(&blob);
+            let mut reader = WireReader::new(&blob);
             let is_named =
                 reader.string().ok()? == name.as_bytes() && name == self.kind.certificate;
             let nonce = reader.string().ok()?.len();
@@ -307,8 +307,8 @@ pub enum Error {
     Kind(String),
 }
 
-impl From<Malformed> for Error {
-    fn from(_: Malformed) -> Error {
+impl From<WireError> for Error {
+    fn from(_: WireError) -> Error {
         Error::Malformed
     }
 }

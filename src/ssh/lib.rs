@@ -239,7 +239,7 @@ mod tests {
     use super::*;
     use base::crypto::{Dek, KEY_LEN, SSH_USER_CA_SEED_ID};
     use base::kms::ClusterKms;
-    use wire::Reader;
+    use wire::WireReader;
 
     /// Returns the user authority of Constellation's test vectors: master key 01.., salt 02..
     fn authority() -> Authority {
@@ -315,7 +315,7 @@ mod tests {
             .unwrap();
         // "ssh-ed25519" and 64 bytes, each with its length, in a string
         let (body, signature) = blob.split_at(blob.len() - (4 + 4 + 11 + 4 + 64));
-        let mut reader = Reader::new(Reader::new(signature).string().unwrap());
+        let mut reader = WireReader::new(WireReader::new(signature).string().unwrap());
         assert_eq!(reader.string().unwrap(), ED25519.as_bytes());
         let public = &authority.public.fields()[4..];
         let public = ring::signature::UnparsedPublicKey::new(&ring::signature::ED25519, public);

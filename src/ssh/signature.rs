@@ -11,7 +11,7 @@ use ring::signature::{
 };
 
 use super::key::{self, PublicKey};
-use super::wire::{Malformed, Reader, Writer};
+use super::wire::{WireError, WireReader, Writer};
 use base::crypto::Secret;
 
 /// Maximum length in bytes of a signature: one of an RSA key with 16 384 bits has 4.2 KiB.
@@ -93,7 +93,7 @@ pub fn verify(blob: &[u8], key: &PublicKey, namespace: &str, message: &[u8]) -> 
         return Err(Error::Malformed);
     }
     let body = blob.strip_prefix(MAGIC).ok_or(Error::Malformed)?;
-    let mut reader = Reader::new(body);
+    let mut reader = WireReader::new(body);
     if reader.u32()? != VERSION {
         return Err(Error::Malformed);
     }
@@ -125,7 +125,7 @@ pub fn check_kind(key: &PublicKey) -> Result<(), Error> {
 
 /// Checks the signature of the key itself (RFC 4253 §6.6 and the documents of each kind of key).
 fn by_key(key: &PublicKey, signed: &[u8], signature: &[u8]) -> Result<(), Error> {
-    let (mut fields, mut reader) = (Reader::new(key.fields()), Reader::new(signature));
+    let (mut fields, mut reader) = (WireReader::new(key.fields()), WireReader::new(signature));
     let name = reader.string()?;
     let bytes = reader.string()?;
     match (key.kind(), name) {
@@ -204,7 +204,7 @@ fn check(
 
 fn by_rsa(
     algorithm: &'static signature::RsaParameters,
-    mut fields: Reader<'_>,
+    mut fields: WireReader<'_>,
     signed: &[u8],
     signature: &[u8],
 ) -> Result<(), Error> {
@@ -217,7 +217,11 @@ fn by_rsa(
 
 /// Returns what a FIDO2 token signs (PROTOCOL.u2f): the digest of the application, flags and counter, the digest of the message.
 /// `reader` is after the token's signature.
-fn by_token(application: &[u8], message: &[u8], mut reader: Reader<'_>) -> Result<Vec<u8>, Error> {
+fn by_token(
+    application: &[u8],
+    message: &[u8],
+    mut reader: WireReader<'_>,
+) -> Result<Vec<u8>, Error> {
     let (flags, counter) = (reader.byte()?, reader.u32()?);
     reader.end()?;
     if flags & USER_PRESENT == 0 {
@@ -235,7 +239,7 @@ fn by_token(application: &[u8], message: &[u8], mut reader: Reader<'_>) -> Resul
 
 /// Returns both numbers of an ECDSA signature (RFC 5656 §3.1.2) one after the other, each with `N` bytes.
 fn fixed<const N: usize>(signature: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut reader = Reader::new(signature);
+    let mut reader = WireReader::new(signature);
     let mut all = vec![];
     for _ in 0..2 {
         let number = positive(reader.string()?)?;
@@ -274,8 +278,8 @@ pub enum Error {
     Signature,
 }
 
-impl From<Malformed> for Error {
-    fn from(_: Malformed) -> Error {
+impl From<WireError> for Error {
+    fn from(_: WireError) -> Error {
         Error::Malformed
     }
 }

@@ -36,30 +36,30 @@ impl Writer {
 
 /// The input is too short or has extra bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Malformed;
+pub struct WireError;
 
 /// Reads values one after the other.
-pub struct Reader<'a>(&'a [u8]);
+pub struct WireReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> WireReader<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
-        Reader(bytes)
+        WireReader(bytes)
     }
 
-    pub fn u32(&mut self) -> Result<u32, Malformed> {
-        let (number, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+    pub fn u32(&mut self) -> Result<u32, WireError> {
+        let (number, rest) = self.0.split_first_chunk().ok_or(WireError)?;
         self.0 = rest;
         Ok(u32::from_be_bytes(*number))
     }
 
-    pub fn u64(&mut self) -> Result<u64, Malformed> {
-        let (number, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+    pub fn u64(&mut self) -> Result<u64, WireError> {
+        let (number, rest) = self.0.split_first_chunk().ok_or(WireError)?;
         self.0 = rest;
         Ok(u64::from_be_bytes(*number))
     }
 
-    pub fn byte(&mut self) -> Result<u8, Malformed> {
-        let (byte, rest) = self.0.split_first().ok_or(Malformed)?;
+    pub fn byte(&mut self) -> Result<u8, WireError> {
+        let (byte, rest) = self.0.split_first().ok_or(WireError)?;
         self.0 = rest;
         Ok(*byte)
     }
@@ -69,19 +69,19 @@ impl<'a> Reader<'a> {
         self.0
     }
 
-    pub fn string(&mut self) -> Result<&'a [u8], Malformed> {
-        let len = usize::try_from(self.u32()?).map_err(|_| Malformed)?;
-        let (bytes, rest) = self.0.split_at_checked(len).ok_or(Malformed)?;
+    pub fn string(&mut self) -> Result<&'a [u8], WireError> {
+        let len = usize::try_from(self.u32()?).map_err(|_| WireError)?;
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or(WireError)?;
         self.0 = rest;
         Ok(bytes)
     }
 
     /// Returns an error if bytes follow.
-    pub fn end(self) -> Result<(), Malformed> {
+    pub fn end(self) -> Result<(), WireError> {
         if self.0.is_empty() {
             Ok(())
         } else {
-            Err(Malformed)
+            Err(WireError)
         }
     }
 }

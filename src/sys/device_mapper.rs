@@ -17,7 +17,7 @@ pub const DATA_SIZE_AT: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
-pub enum Command {
+pub enum DmCommand {
     DevCreate = 3,
     DevRemove = 4,
     DevSuspend = 6,
@@ -31,7 +31,7 @@ pub enum Command {
 ///
 /// # Panics
 /// If `buffer` is shorter than the header. This is a mistake of the caller; no input can cause it.
-pub fn command(control: &File, command: Command, buffer: &mut [u8]) -> io::Result<()> {
+pub fn command(control: &File, command: DmCommand, buffer: &mut [u8]) -> io::Result<()> {
     assert!(
         buffer.len() >= HEADER_LEN,
         "a device-mapper buffer starts with a whole struct dm_ioctl"

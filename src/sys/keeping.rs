@@ -31,17 +31,17 @@ const OF_LARGE: usize = 13 << 18;
 const ALIGN: usize = 16;
 
 /// It is for `#[global_allocator]` in a program's `main.rs`.
-pub struct Keeping {
+pub struct WipingAllocator {
     kept: [[AtomicPtr<u8>; EACH]; CLASSES],
     /// Number of bytes in the kept blocks of more than [`OF_SIZE`].
     large: AtomicUsize,
 }
 
-impl Keeping {
+impl WipingAllocator {
     /// Keeps nothing yet.
     #[allow(clippy::new_without_default)] // a default is not const
-    pub const fn new() -> Keeping {
-        Keeping {
+    pub const fn new() -> WipingAllocator {
+        WipingAllocator {
             kept: [const { [const { AtomicPtr::new(ptr::null_mut()) }; EACH] }; CLASSES],
             large: AtomicUsize::new(0),
         }
@@ -134,7 +134,7 @@ impl Class {
 // caller. It has at least the size and alignment of the caller's layout, and goes back to `System`
 // with the layout of its class, with which it was allocated. The class depends only on the layout,
 // so `dealloc` finds the same class as `alloc`.
-unsafe impl GlobalAlloc for Keeping {
+unsafe impl GlobalAlloc for WipingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = Class::of(layout) else {
             // SAFETY: the caller's promises are those that `Wiping` needs.
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn a_freed_block_is_kept_wiped_and_used_again() {
         for size in [18, 384, 2 << 10, 17 << 10, 1 << 20, LARGEST] {
-            let allocator = Keeping::new();
+            let allocator = WipingAllocator::new();
             // SAFETY: the layout is the one of the allocation.
             unsafe {
                 let first = allocator.alloc_zeroed(layout(size));
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn zeroed_memory_is_zero_also_where_the_former_owner_had_no_part() {
-        let allocator = Keeping::new();
+        let allocator = WipingAllocator::new();
         let class = Class::of(layout(29 << 10)).unwrap();
         // SAFETY: each layout is the one of the allocation.
         unsafe {
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_block_grows_in_its_place_or_moves_with_its_content_and_leaves_zeros() {
-        let allocator = Keeping::new();
+        let allocator = WipingAllocator::new();
         // SAFETY: each layout is the one of the last allocation, and kept blocks stay allocated.
         unsafe {
             let small = allocator.alloc(layout(100));
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn only_so_many_bytes_are_kept_and_large_blocks_take_no_place_of_small_ones() {
-        let allocator = Keeping::new();
+        let allocator = WipingAllocator::new();
         let mut small = 0;
         for size in [
             LARGEST,
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn threads_never_get_the_same_block() {
-        let allocator = Keeping::new();
+        let allocator = WipingAllocator::new();
         thread::scope(|scope| {
             for own in 1..=4_u8 {
                 let allocator = &allocator;
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(allocator.large.load(Ordering::Relaxed), 0);
     }
 
-    impl Keeping {
+    impl WipingAllocator {
         /// Returns the number of bytes in all kept blocks.
         fn bytes(&self) -> usize {
             let of = |class| {

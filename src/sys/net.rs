@@ -157,7 +157,7 @@ fn start_connect(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
 
 /// A version of IP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
+pub enum IpVersion {
     /// IPv4: records of type A.
     V4,
     /// IPv6: records of type AAAA.
@@ -179,14 +179,14 @@ pub enum LookupError {
 /// library waits for name servers.
 ///
 /// musl fails if the answer for one of two versions is wrong, so each version needs a call of its own.
-pub fn lookup(host: &str, version: Version) -> Result<Vec<SocketAddr>, LookupError> {
+pub fn lookup(host: &str, version: IpVersion) -> Result<Vec<SocketAddr>, LookupError> {
     let name = CString::new(host.as_bytes().to_vec()).map_err(|_| LookupError::Invalid)?;
     // SAFETY: addrinfo is integers and pointers, for all of which zero is valid.
     let mut hints: libc::addrinfo = unsafe { std::mem::zeroed() };
     hints.ai_socktype = libc::SOCK_STREAM;
     hints.ai_family = match version {
-        Version::V4 => libc::AF_INET,
-        Version::V6 => libc::AF_INET6,
+        IpVersion::V4 => libc::AF_INET,
+        IpVersion::V6 => libc::AF_INET6,
     };
     let mut list = std::ptr::null_mut();
     // SAFETY: `name` and `hints` are valid and outlive the call, which sets `list` if it returns 0.
@@ -214,14 +214,14 @@ pub fn lookup(host: &str, version: Version) -> Result<Vec<SocketAddr>, LookupErr
 /// # Safety
 ///
 /// `address` points to a sockaddr_in or a sockaddr_in6, as `version` says.
-unsafe fn socket_address(address: *const libc::sockaddr, version: Version) -> SocketAddr {
+unsafe fn socket_address(address: *const libc::sockaddr, version: IpVersion) -> SocketAddr {
     match version {
-        Version::V4 => {
+        IpVersion::V4 => {
             // SAFETY: the caller passes a sockaddr_in.
             let name = unsafe { &*address.cast::<libc::sockaddr_in>() };
             (Ipv4Addr::from(name.sin_addr.s_addr.to_ne_bytes()), 0).into()
         }
-        Version::V6 => {
+        IpVersion::V6 => {
             // SAFETY: the caller passes a sockaddr_in6.
             let name = unsafe { &*address.cast::<libc::sockaddr_in6>() };
             let address = Ipv6Addr::from(name.sin6_addr.s6_addr);
@@ -264,13 +264,13 @@ mod tests {
     #[test]
     fn one_address_has_one_form() {
         let v4 = Ok(vec!["192.0.2.1:0".parse().unwrap()]);
-        assert_eq!(lookup("192.0.2.1", Version::V4), v4);
+        assert_eq!(lookup("192.0.2.1", IpVersion::V4), v4);
         for mapped in ["::ffff:192.0.2.1", "::ffff:c000:201"] {
-            assert_eq!(lookup(mapped, Version::V6), v4);
+            assert_eq!(lookup(mapped, IpVersion::V6), v4);
         }
         let v6 = Ok(vec!["[2001:db8::1]:0".parse().unwrap()]);
-        assert_eq!(lookup("2001:db8::1", Version::V6), v6);
-        assert_eq!(lookup("a\0b", Version::V4), Err(LookupError::Invalid));
+        assert_eq!(lookup("2001:db8::1", IpVersion::V6), v6);
+        assert_eq!(lookup("a\0b", IpVersion::V4), Err(LookupError::Invalid));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde_json::Value;
 /// other tools write, too. A derived parser would be 4 KB of `unlock`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Value")]
-pub struct Collateral {
+pub struct TdxCollateral {
     /// The levels of the platform: the exact bytes that Intel signed.
     pub tcb_info: String,
     /// The signature, r ‖ s, in hexadecimal digits.
@@ -40,7 +40,7 @@ impl Serialize for Hex {
     }
 }
 
-impl TryFrom<Value> for Collateral {
+impl TryFrom<Value> for TdxCollateral {
     type Error = String;
 
     fn try_from(json: Value) -> Result<Self, Self::Error> {
@@ -49,7 +49,7 @@ impl TryFrom<Value> for Collateral {
         };
         let bytes =
             |name: &str| Hex::deserialize(&json[name]).map_err(|error| format!("{name}: {error}"));
-        Ok(Collateral {
+        Ok(TdxCollateral {
             tcb_info: text("tcb_info")?,
             tcb_info_signature: bytes("tcb_info_signature")?,
             tcb_info_issuer_chain: text("tcb_info_issuer_chain")?,

@@ -20,23 +20,23 @@ const DEVICE: &str = "/dev/sev-guest";
 
 /// The key that signs a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Signer {
+pub enum ReportSigner {
     /// The versioned chip endorsement key.
     Vcek,
     /// The versioned loaded endorsement key, which a cloud gives to its machines.
     Vlek,
 }
 
-impl Signer {
+impl ReportSigner {
     /// Returns the key that the signer info of a report names.
-    pub fn of(info: u32) -> Result<Signer, Error> {
+    pub fn of(info: u32) -> Result<ReportSigner, Error> {
         if info & 2 != 0 {
             let text = "the host masked the key of the chip, so the report is not signed";
             return Err(Error::Malformed(text.into()));
         }
         let unsigned = match info >> 2 & 7 {
-            0 => return Ok(Signer::Vcek),
-            1 => return Ok(Signer::Vlek),
+            0 => return Ok(ReportSigner::Vcek),
+            1 => return Ok(ReportSigner::Vlek),
             7 => "the report is not signed".into(),
             other => format!("the report is signed by the unknown key {other}"),
         };
@@ -44,21 +44,21 @@ impl Signer {
     }
 
     /// Returns the key that signed a report of this machine.
-    pub fn of_report(report: &[u8]) -> Result<Signer, Error> {
+    pub fn of_report(report: &[u8]) -> Result<ReportSigner, Error> {
         let info = report
             .get(SIGNER_INFO)
             .and_then(|info| info.try_into().ok());
         let missing = || Error::Malformed("the report has no signer info".into());
         let info = info.ok_or_else(missing)?;
-        Signer::of(u32::from_le_bytes(info))
+        ReportSigner::of(u32::from_le_bytes(info))
     }
 }
 
-impl fmt::Display for Signer {
+impl fmt::Display for ReportSigner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Signer::Vcek => "VCEK",
-            Signer::Vlek => "VLEK",
+            ReportSigner::Vcek => "VCEK",
+            ReportSigner::Vlek => "VLEK",
         })
     }
 }

@@ -11,7 +11,7 @@
 //! An earlier version of this program made its key with noDA. Such a key is kept if it is
 //! persistent, because it names the machine.
 
-use super::channel::{Channel, Result};
+use super::channel::{Result, TpmChannel};
 use super::commands::{ENDORSEMENT, OWNER, sized};
 use super::response_code;
 
@@ -37,7 +37,7 @@ pub enum KeySource {
 
 /// Returns the attestation key of this source: its handle, which is valid until the channel is
 /// closed, and TPMT_PUBLIC.
-pub fn load(tpm: &mut Channel, source: KeySource) -> Result<(u32, Vec<u8>)> {
+pub fn load(tpm: &mut TpmChannel, source: KeySource) -> Result<(u32, Vec<u8>)> {
     match source {
         KeySource::Own => load_own(tpm),
         KeySource::Persistent(handle) => Ok((handle, tpm.read_public(handle)?)),
@@ -51,7 +51,7 @@ pub fn load(tpm: &mut Channel, source: KeySource) -> Result<(u32, Vec<u8>)> {
 
 /// Returns the key at its handle if it matches the template; else creates the key and makes it
 /// persistent.
-fn load_own(tpm: &mut Channel) -> Result<(u32, Vec<u8>)> {
+fn load_own(tpm: &mut TpmChannel) -> Result<(u32, Vec<u8>)> {
     match tpm.read_public(HANDLE) {
         Ok(public) if fits(&public, 0) || fits(&public, NO_DA) => return Ok((HANDLE, public)),
         Ok(_) => {
@@ -81,7 +81,7 @@ fn load_own(tpm: &mut Channel) -> Result<(u32, Vec<u8>)> {
 
 /// Must be called after the last use of the key: an orderly shutdown (TPM2_Shutdown, part 3 §9.4).
 /// A later power failure does not count as a wrong password. The TPM remains usable.
-pub fn used(tpm: &mut Channel, public: &[u8]) {
+pub fn used(tpm: &mut TpmChannel, public: &[u8]) {
     let attributes = public.get(4..8).and_then(|four| four.try_into().ok());
     if attributes.is_some_and(|attributes| u32::from_be_bytes(attributes) & NO_DA != 0) {
         return;

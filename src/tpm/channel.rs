@@ -112,7 +112,7 @@ pub fn parse_response(response: &[u8]) -> std::result::Result<(u32, &[u8]), &'st
 
 /// A connection to a TPM. On drop it removes the keys that it created and did not flush, since a
 /// device without a resource manager keeps them.
-pub struct Channel {
+pub struct TpmChannel {
     stream: Stream,
     /// The handles of the keys and sessions that the TPM has created on this connection.
     pub created: Vec<u32>,
@@ -127,9 +127,9 @@ enum Stream {
     Network(TcpStream),
 }
 
-impl Channel {
+impl TpmChannel {
     /// Connects to the TPM.
-    pub fn open(location: &Location) -> io::Result<Channel> {
+    pub fn open(location: &Location) -> io::Result<TpmChannel> {
         let stream = match location {
             Location::Device(path) => Stream::Device(open_when_free(|| {
                 File::options().read(true).write(true).open(path)
@@ -143,7 +143,7 @@ impl Channel {
             }
             Location::Tdx(_) | Location::Snp(_) => return Err(io::ErrorKind::Unsupported.into()),
         };
-        Ok(Channel {
+        Ok(TpmChannel {
             stream,
             created: vec![],
             has_answered: false,
@@ -208,7 +208,7 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for TpmChannel {
     fn drop(&mut self) {
         for handle in std::mem::take(&mut self.created) {
             if let Err(why) = self.flush(handle) {

@@ -6,7 +6,7 @@ use base::crypto::{Secret, random};
 
 use super::answers::{self, NvPublic};
 use super::bank::Bank;
-use super::channel::{Channel, CommandError, Result, Tag};
+use super::channel::{CommandError, Result, Tag, TpmChannel};
 
 /// TPM_RH_OWNER, TPM_RH_ENDORSEMENT, TPM_RH_NULL, TPM_RS_PW (part 2 §7.4).
 pub const OWNER: u32 = 0x4000_0001;
@@ -69,7 +69,7 @@ impl Authorization<'_> {
 /// The empty password.
 const NO_PASSWORD: &[Authorization<'_>] = &[Authorization::of(PASSWORD, &[])];
 
-impl Channel {
+impl TpmChannel {
     /// Runs a command without authorization, and reads the parameters of its response.
     fn plain<T>(
         &mut self,

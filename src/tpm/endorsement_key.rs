@@ -6,11 +6,11 @@
 //! The seed of the endorsement hierarchy and the template always give the same key, so the EK is
 //! made for each use, and needs no persistent handle.
 
-use super::channel::{Channel, CommandError, Result};
+use super::channel::{CommandError, Result, TpmChannel};
 use super::commands::{ENDORSEMENT, sized};
 use super::{Error, KeySource, Tpm, attestation_key};
 use base::crypto::Secret;
-use base::der::{Reader, SEQUENCE};
+use base::der::{DerReader, SEQUENCE};
 
 /// The NV indices of the CA certificates for the endorsement keys ("TCG EK Credential Profile",
 /// §2.2.1.5.2).
@@ -115,7 +115,7 @@ impl EndorsementKind {
 /// Returns the template (TPMT_PUBLIC) of an endorsement key of this TPM: that of the profile, unless the
 /// vendor wrote another one into the NV index behind the certificate. In the low range the vendor's nonce
 /// may be between the two; without a template it has no meaning (§2.2.1).
-fn template(tpm: &mut Channel, kind: EndorsementKind) -> Result<Vec<u8>> {
+fn template(tpm: &mut TpmChannel, kind: EndorsementKind) -> Result<Vec<u8>> {
     let next = kind as u32 + 1;
     let there = tpm.handles(next, 2)?;
     let mut written = |index| {
@@ -157,7 +157,7 @@ fn with_nonce(kind: EndorsementKind, mut template: Vec<u8>, mut nonce: Vec<u8>) 
 
 /// A TPM's statement about one of its endorsement keys. Nothing in it is verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endorsement {
+pub struct KeyEndorsement {
     /// The template of the key.
     pub kind: EndorsementKind,
     /// The certificate of the key: X.509, DER.
@@ -178,7 +178,7 @@ pub struct Credential {
 impl Tpm {
     /// Returns the endorsement keys whose certificates the TPM holds. A TPM without certificates,
     /// as clouds offer them, gives none.
-    pub fn endorsements(&mut self) -> std::result::Result<Vec<Endorsement>, Error> {
+    pub fn endorsements(&mut self) -> std::result::Result<Vec<KeyEndorsement>, Error> {
         self.run("reading the certificates of the endorsement key", read_all)
     }
 
@@ -207,7 +207,7 @@ impl Tpm {
     }
 }
 
-fn read_all(tpm: &mut Channel) -> Result<Vec<Endorsement>> {
+fn read_all(tpm: &mut TpmChannel) -> Result<Vec<KeyEndorsement>> {
     let indices = tpm.handles(FIRST, HANDLES_A_READ)?;
     let mut chain = vec![];
     for index in indices.iter().filter(|index| CHAIN.contains(index)) {
@@ -220,7 +220,7 @@ fn read_all(tpm: &mut Channel) -> Result<Vec<Endorsement>> {
             continue;
         }
         match split(&tpm.nv_read(kind as u32, &[])?).into_iter().next() {
-            Some(certificate) => endorsements.push(Endorsement {
+            Some(certificate) => endorsements.push(KeyEndorsement {
                 kind,
                 certificate,
                 chain: chain.clone(),
@@ -242,13 +242,13 @@ pub(super) fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     if let [0x10, 0x01, 0x00, _, _, rest @ ..] = bytes {
         bytes = rest.strip_prefix(&[0x10, 0x02]).unwrap_or(rest);
     }
-    let mut reader = Reader::new(bytes);
+    let mut reader = DerReader::new(bytes);
     let certificates = std::iter::from_fn(|| reader.expect_whole(SEQUENCE).ok());
     certificates.map(<[u8]>::to_vec).collect()
 }
 
 fn activate(
-    tpm: &mut Channel,
+    tpm: &mut TpmChannel,
     key: u32,
     kind: EndorsementKind,
     credential: &Credential,

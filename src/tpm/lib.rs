@@ -23,7 +23,7 @@ mod watch;
 pub use attestation_key::KeySource;
 pub use bank::Bank;
 pub use channel::parse_response;
-pub use endorsement_key::{Credential, Endorsement, EndorsementKind};
+pub use endorsement_key::{Credential, EndorsementKind, KeyEndorsement};
 pub use error::Error;
 pub use location::Location;
 pub use nsm::MESSAGE_SIZE;
@@ -35,9 +35,9 @@ use std::thread;
 
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::hex;
-use channel::{Channel, CommandError, PAUSES, open_when_free};
+use channel::{CommandError, PAUSES, TpmChannel, open_when_free};
 use ring::digest;
-use turn::{For, Turn};
+use turn::{For, TpmUse};
 
 /// The PCR that a node extends with its cluster ID.
 pub const CLUSTER_ID_PCR: u32 = 15;
@@ -65,7 +65,7 @@ impl Location {
 }
 
 /// The quote of one bank.
-pub struct Quote {
+pub struct TpmQuote {
     /// The bank.
     pub bank: Bank,
     /// The TPMS_ATTEST structure, big endian.
@@ -79,9 +79,9 @@ pub struct Quote {
 /// An open TPM.
 pub struct Tpm {
     /// `None` after it was closed for another connection, until the next command.
-    channel: Option<Channel>,
+    channel: Option<TpmChannel>,
     location: Location,
-    _turn: Turn,
+    _turn: TpmUse,
 }
 
 impl Tpm {
@@ -96,7 +96,7 @@ impl Tpm {
         Tpm::open_in_turn(location, turn::take(For::Stranger))
     }
 
-    fn open_in_turn(location: &Location, turn: Turn) -> Result<Tpm, Error> {
+    fn open_in_turn(location: &Location, turn: TpmUse) -> Result<Tpm, Error> {
         Ok(Tpm {
             channel: Some(open_channel(location)?),
             location: location.clone(),
@@ -105,7 +105,7 @@ impl Tpm {
     }
 
     /// Returns the channel; opens it again if it was closed.
-    fn channel(&mut self) -> Result<&mut Channel, Error> {
+    fn channel(&mut self) -> Result<&mut TpmChannel, Error> {
         match &mut self.channel {
             Some(channel) => Ok(channel),
             closed => Ok(closed.insert(open_channel(&self.location)?)),
@@ -185,7 +185,7 @@ impl Tpm {
         source: KeySource,
         nonce: &[u8],
         wanted: &[Bank],
-    ) -> Result<(Vec<u8>, Vec<Quote>), Error> {
+    ) -> Result<(Vec<u8>, Vec<TpmQuote>), Error> {
         let (key, public) = self.load_key(source)?;
         let quotes = self.banks().and_then(|banks| {
             banks
@@ -209,7 +209,13 @@ impl Tpm {
         })
     }
 
-    fn quote(&mut self, key: u32, nonce: &[u8], bank: Bank, slots: &[u32]) -> Result<Quote, Error> {
+    fn quote(
+        &mut self,
+        key: u32,
+        nonce: &[u8],
+        bank: Bank,
+        slots: &[u32],
+    ) -> Result<TpmQuote, Error> {
         for _ in 0..QUOTE_TRIES {
             let (attest, signature) =
                 self.run("Quote", |tpm| tpm.quote(key, nonce, bank, slots))?;
@@ -221,7 +227,7 @@ impl Tpm {
                 .iter()
                 .any(|bank| attest.ends_with(digest::digest(bank.hash(), &values).as_ref()));
             if is_of_these {
-                return Ok(Quote {
+                return Ok(TpmQuote {
                     bank,
                     attest,
                     signature,
@@ -235,7 +241,7 @@ impl Tpm {
 
     /// Returns the allocated banks in the order of the TPM, with their PCRs.
     fn banks(&mut self) -> Result<Vec<(Bank, Vec<u32>)>, Error> {
-        self.ask("GetCapability", Channel::banks)
+        self.ask("GetCapability", TpmChannel::banks)
     }
 
     /// Runs a command, or several that may be repeated together. While the TPM is busy with
@@ -244,7 +250,7 @@ impl Tpm {
     fn run<T>(
         &mut self,
         what: &'static str,
-        mut commands: impl FnMut(&mut Channel) -> channel::Result<T>,
+        mut commands: impl FnMut(&mut TpmChannel) -> channel::Result<T>,
     ) -> Result<T, Error> {
         let _watch = watch::begin(&self.location, what);
         let result = repeat(what, || Ok(commands(self.channel()?)))?;
@@ -256,7 +262,7 @@ impl Tpm {
     fn ask<T>(
         &mut self,
         what: &'static str,
-        mut command: impl FnMut(&mut Channel) -> channel::Result<T>,
+        mut command: impl FnMut(&mut TpmChannel) -> channel::Result<T>,
     ) -> Result<T, Error> {
         for _ in 1..READ_TRIES {
             let result = self.run(what, &mut command);
@@ -290,12 +296,13 @@ fn repeat<T>(
     commands()
 }
 
-fn open_channel(location: &Location) -> Result<Channel, Error> {
+fn open_channel(location: &Location) -> Result<TpmChannel, Error> {
     if let Location::Tdx(_) | Location::Snp(_) = location {
         let why = "a machine of this variant has no TPM";
         return Err(Error::Open(location.clone(), why.into()));
     }
-    Channel::open(location).map_err(|error| Error::Open(location.clone(), error::of_device(&error)))
+    TpmChannel::open(location)
+        .map_err(|error| Error::Open(location.clone(), error::of_device(&error)))
 }
 
 fn open_device(location: &Location, path: &Path) -> Result<fs::File, Error> {

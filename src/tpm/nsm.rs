@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use base::crypto::{Secret, random};
 use ring::{digest, hmac};
 
-use super::channel::{Channel, Result};
+use super::channel::{Result, TpmChannel};
 use super::commands::Authorization;
 use super::response_code;
 use super::{Bank, Error, Location, Tpm, open_channel, open_device, repeat, watch};
@@ -148,7 +148,7 @@ fn ask(location: &Location, name: &[u8], auth: &Secret) -> std::result::Result<(
 
 /// Makes the TPM answer the request in the index, whose Name is `name`. The session proves that the
 /// caller knows the authorization value of the index.
-fn request(channel: &mut Channel, name: &[u8], auth: &Secret) -> Result<()> {
+fn request(channel: &mut TpmChannel, name: &[u8], auth: &Secret) -> Result<()> {
     let (session, nonce_tpm) = channel.start_session(SE_HMAC, Bank::Sha512, &random::<NONCE>())?;
     let nonce = random::<NONCE>();
     // part 1 §18.7 and §19.6.5

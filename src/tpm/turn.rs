@@ -22,11 +22,11 @@ pub enum For {
 }
 
 /// One use of the TPM. It ends on drop.
-pub struct Turn(&'static Queue);
+pub struct TpmUse(&'static Queue);
 
 /// Waits until no other thread uses the TPM. For a stranger, also waits while the node itself waits
 /// for it.
-pub fn take(whom: For) -> Turn {
+pub fn take(whom: For) -> TpmUse {
     TPM.take(whom)
 }
 
@@ -42,7 +42,7 @@ struct State {
 }
 
 impl Queue {
-    fn take(&'static self, whom: For) -> Turn {
+    fn take(&'static self, whom: For) -> TpmUse {
         let mut state = self.lock();
         let own = usize::from(whom == For::Own);
         state.own += own;
@@ -52,7 +52,7 @@ impl Queue {
         }
         state.own -= own;
         state.is_taken = true;
-        Turn(self)
+        TpmUse(self)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -60,7 +60,7 @@ impl Queue {
     }
 }
 
-impl Drop for Turn {
+impl Drop for TpmUse {
     fn drop(&mut self) {
         self.0.lock().is_taken = false;
         self.0.changed.notify_all();

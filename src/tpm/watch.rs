@@ -12,13 +12,13 @@ use super::location::Location;
 const SLOW: Duration = Duration::from_secs(15);
 
 /// The watch over one command. It ends on drop.
-pub struct Watch {
+pub struct CommandWatch {
     /// The thread waits for the end of the channel.
     _end: Sender<()>,
 }
 
 /// Starts to watch a command, whose name is shown in the log.
-pub fn begin(location: &Location, what: &'static str) -> Watch {
+pub fn begin(location: &Location, what: &'static str) -> CommandWatch {
     let location = location.clone();
     watch(SLOW, move |time| {
         let seconds = time.as_secs();
@@ -27,7 +27,7 @@ pub fn begin(location: &Location, what: &'static str) -> Watch {
 }
 
 /// Reports the time since the beginning, again after each further period.
-fn watch(period: Duration, report: impl Fn(Duration) + Send + 'static) -> Watch {
+fn watch(period: Duration, report: impl Fn(Duration) + Send + 'static) -> CommandWatch {
     let (sender, end) = mpsc::channel();
     let began = Instant::now();
     let thread = thread::Builder::new().name("tpm-watch".into());
@@ -37,7 +37,7 @@ fn watch(period: Duration, report: impl Fn(Duration) + Send + 'static) -> Watch 
             report(began.elapsed());
         }
     });
-    Watch { _end: sender }
+    CommandWatch { _end: sender }
 }
 
 #[cfg(test)]

@@ -86,10 +86,12 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 use disk::device_mapper::{self, FirstUse, Mapping};
 use disk::luks::{self, ClusterToken, VOLUME_KEY_LEN};
-use disk::state_disk::{self, Disk, MAPPING, NodeState, device, filesystem, handover, node_state};
-use node::service_trust::Settings;
+use disk::state_disk::{
+    self, DiskKind, MAPPING, NodeState, device, filesystem, handover, node_state,
+};
+use node::service_trust::TrustSettings;
 use node::{quotes, ticket_client};
-use peers::Sources;
+use peers::PeerSources;
 use recovery::RecoveryServer;
 use rejoin::Rejoin;
 use waiting::{Opened, Waiting};
@@ -111,11 +113,11 @@ pub struct Unlock {
     /// How long to wait for the key; `None`: without end.
     pub timeout: Option<Duration>,
     /// The sources of join services other than the disk's header.
-    pub sources: Sources,
+    pub sources: PeerSources,
     /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
     /// The settings about join services.
-    pub demands: Settings,
+    pub demands: TrustSettings,
     /// The TPM whose PCR 15 is extended with the cluster ID.
     pub tpm: tpm::Location,
     /// Ends every wait.
@@ -145,12 +147,12 @@ impl Unlock {
             format_args!("{}: {}", device.display(), describe(&disk)),
         );
         match disk {
-            Disk::New(_) => self.first_boot(&device),
-            Disk::Interrupted(header) => {
+            DiskKind::New(_) => self.first_boot(&device),
+            DiskKind::Interrupted(header) => {
                 self.mark(&device, *header)?;
                 self.first_boot(&device)
             }
-            Disk::Initialized(header) => self.reboot(&device, *header),
+            DiskKind::Initialized(header) => self.reboot(&device, *header),
         }
     }
 
@@ -438,14 +440,14 @@ fn unmap() -> Result<bool, Error> {
     }
 }
 
-fn describe(disk: &Disk) -> String {
+fn describe(disk: &DiskKind) -> String {
     match disk {
-        Disk::New(why) => format!("{why}: formatting it"),
-        Disk::Interrupted(_) => {
+        DiskKind::New(why) => format!("{why}: formatting it"),
+        DiskKind::Interrupted(_) => {
             "a format by Constellation was interrupted, and no data was written since: formatting it"
                 .into()
         }
-        Disk::Initialized(header) => format!("state disk {} of a cluster's node", header.uuid()),
+        DiskKind::Initialized(header) => format!("state disk {} of a cluster's node", header.uuid()),
     }
 }
 

@@ -18,7 +18,7 @@ use proto::recoverproto;
 use sys::wiping::Wiping;
 use unlock::Unlock;
 use unlock::options::{OPTIONS, Settings};
-use unlock::peers::Sources;
+use unlock::peers::PeerSources;
 
 /// Wipes freed memory, because libraries copy secrets into their buffers.
 #[global_allocator]
@@ -114,7 +114,7 @@ fn unlock(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<(), Str
     let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
     let cloud = options.cloud()?;
-    let sources = Sources::new(&settings.peers, cloud, options.metadata.as_deref());
+    let sources = PeerSources::new(&settings.peers, cloud, options.metadata.as_deref());
     let unlock = Unlock {
         cloud,
         sources: sources.map_err(|error| error.to_string())?,

@@ -16,42 +16,46 @@ use std::sync::Arc;
 
 use base::machines::{Cloud, Error};
 use cloud::Own;
-use disk::luks::{Fault, Header, Peers};
-use node::ticket_client::{Failure, Listing, Source};
+use disk::luks::{Header, HeaderFault, Peers};
+use node::ticket_client::{HostSource, Listing, TicketFailure};
 
 /// Advice for a node whose sources lead to no join service.
 pub const MOVED: &str = "if all control planes have moved, name one of them by the setting peers or in the machine's tag \
                          firstlight-peers, or run `firstlight recover`";
 
 /// The sources other than the header.
-pub struct Sources {
-    before: Vec<Source>,
-    after: Vec<Source>,
+pub struct PeerSources {
+    before: Vec<HostSource>,
+    after: Vec<HostSource>,
 }
 
-impl Sources {
+impl PeerSources {
     /// Returns the sources of a machine in this cloud: the hosts in the setting `peers`, and the
     /// metadata at this location. Sends no request.
-    pub fn new(setting: &[String], cloud: Cloud, place: Option<&str>) -> Result<Sources, Error> {
+    pub fn new(
+        setting: &[String],
+        cloud: Cloud,
+        place: Option<&str>,
+    ) -> Result<PeerSources, Error> {
         let (mut before, mut after) = (fixed("setting peers", setting), vec![]);
         let Own { is_local, lists } = cloud::own(cloud, place)?;
         let group = if is_local { &mut before } else { &mut after };
-        group.extend(lists.into_iter().map(|(name, hosts)| Source {
+        group.extend(lists.into_iter().map(|(name, hosts)| HostSource {
             goes_on: !is_local,
             ..source(name, move || Ok(hosts()?))
         }));
-        Ok(Sources { before, after })
+        Ok(PeerSources { before, after })
     }
 
     /// Returns all sources of a machine whose disk has this header.
-    pub fn with(&self, header: &Header) -> Vec<Source> {
+    pub fn with(&self, header: &Header) -> Vec<HostSource> {
         let of_header = in_header(header.peers());
         [&self.before[..], &of_header, &self.after].concat()
     }
 }
 
 /// Returns the sources that a header contains.
-fn in_header(peers: Result<Option<Peers>, Fault>) -> Vec<Source> {
+fn in_header(peers: Result<Option<Peers>, HeaderFault>) -> Vec<HostSource> {
     const NAME: &str = "disk header";
     let known = peers.map(Option::unwrap_or_default);
     match known {
@@ -71,7 +75,7 @@ fn in_header(peers: Result<Option<Peers>, Fault>) -> Vec<Source> {
 
 /// Returns these hosts as sources. Addresses come before names: a DNS server that does not answer
 /// then delays no request to them.
-fn fixed(name: &'static str, hosts: &[String]) -> Vec<Source> {
+fn fixed(name: &'static str, hosts: &[String]) -> Vec<HostSource> {
     let is_address = |host: &&String| host.parse::<IpAddr>().is_ok();
     let (addresses, names): (Vec<_>, Vec<_>) = hosts.iter().partition(is_address);
     let parts = [addresses, names].into_iter();
@@ -86,13 +90,13 @@ fn fixed(name: &'static str, hosts: &[String]) -> Vec<Source> {
 
 fn source(
     name: &'static str,
-    list: impl Fn() -> Result<Vec<String>, Failure> + Send + Sync + 'static,
-) -> Source {
+    list: impl Fn() -> Result<Vec<String>, TicketFailure> + Send + Sync + 'static,
+) -> HostSource {
     let list = move || {
         let (hosts, is_complete) = (list()?, true);
         Ok(Listing { hosts, is_complete })
     };
-    Source {
+    HostSource {
         name,
         goes_on: false,
         list: Arc::new(list),
@@ -103,8 +107,8 @@ fn source(
 mod tests {
     use super::*;
 
-    fn listed(sources: &[Source]) -> Vec<(&str, Result<Vec<String>, Failure>)> {
-        let listed = |source: &Source| (source.list)().map(|listing| listing.hosts);
+    fn listed(sources: &[HostSource]) -> Vec<(&str, Result<Vec<String>, TicketFailure>)> {
+        let listed = |source: &HostSource| (source.list)().map(|listing| listing.hosts);
         let hosts = sources.iter().map(|source| (source.name, listed(source)));
         hosts.collect()
     }
@@ -149,7 +153,7 @@ mod tests {
     fn each_cloud_has_its_sources_around_the_header() {
         let setting = ["a.example".to_owned(), "10.0.0.1".into()];
         for cloud in base::machines::ALL {
-            let sources = Sources::new(&setting, cloud, None).unwrap();
+            let sources = PeerSources::new(&setting, cloud, None).unwrap();
             let count = (sources.before.len(), sources.after.len());
             let expected = match cloud {
                 Cloud::Static => (3, 0),
@@ -160,6 +164,6 @@ mod tests {
             assert!(sources.before.iter().all(|source| !source.goes_on));
             assert!(sources.after.iter().all(|source| source.goes_on));
         }
-        assert!(Sources::new(&[], Cloud::Aws, Some("10.0.0.1")).is_err());
+        assert!(PeerSources::new(&[], Cloud::Aws, Some("10.0.0.1")).is_err());
     }
 }

@@ -6,19 +6,19 @@
 //! master secret, tries it, and answers OK only if the key opens the disk. A wrong secret changes
 //! nothing on the disk. Anybody may call, so an answer says only whether the key opened the disk,
 //! or what the node waits for. One try may take seconds and much memory: after a wrong secret,
-//! further callers of the same network are delayed ([`Turns`]).
+//! further callers of the same network are delayed ([`Semaphore`]).
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::rejoin::{migration_salt, wrong_salt};
-use super::waiting::{Candidate, Refused, Waiting};
+use super::waiting::{Candidate, KeyRefused, Waiting};
 use attest::{ClusterRegister, Issuer};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use base::kms::ClusterKms;
 use base::timeline::Timeline;
-use base::turns::Turns;
+use base::turns::Semaphore;
 use node::record;
 use proto::recoverproto::{
     MAX_REQUEST, RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
@@ -69,7 +69,7 @@ impl RecoveryServer {
         waiting: Arc<Waiting>,
         timeline: Timeline,
     ) -> std::io::Result<Self> {
-        let (disk, turns) = (waiting.clone(), Turns::new(1, PLACES));
+        let (disk, turns) = (waiting.clone(), Semaphore::new(1, PLACES));
         let recover = move |call: &Call, message: RecoverMessage| {
             recover(call, &message, cluster.as_ref(), &disk, &turns)
         };
@@ -95,7 +95,7 @@ fn recover(
     message: &RecoverMessage,
     cluster: Option<&ClusterRegister>,
     waiting: &Waiting,
-    turns: &Turns,
+    turns: &Semaphore,
 ) -> Result<RecoverResponse, Status> {
     let name = call
         .peer()
@@ -108,7 +108,7 @@ fn recover(
         .map_err(|busy| Status::busy(busy.retry_after))?;
     match waiting.offer(candidate) {
         Ok(()) => Ok(RecoverResponse {}),
-        Err(Refused::WrongKey) => {
+        Err(KeyRefused::WrongKey) => {
             turn.wrong();
             let uuid = waiting.uuid();
             Err(Status::new(
@@ -116,11 +116,14 @@ fn recover(
                 format!("this master secret does not open disk {uuid}"),
             ))
         }
-        Err(Refused::TooLate) => Err(Status::new(Code::Unavailable, Refused::TooLate.to_string())),
-        Err(refused @ (Refused::OtherCluster | Refused::OtherMember | Refused::NoCluster)) => {
-            Err(Status::new(Code::FailedPrecondition, refused.to_string()))
-        }
-        Err(Refused::Disk(_)) => Err(Status::new(
+        Err(KeyRefused::TooLate) => Err(Status::new(
+            Code::Unavailable,
+            KeyRefused::TooLate.to_string(),
+        )),
+        Err(
+            refused @ (KeyRefused::OtherCluster | KeyRefused::OtherMember | KeyRefused::NoCluster),
+        ) => Err(Status::new(Code::FailedPrecondition, refused.to_string())),
+        Err(KeyRefused::Disk(_)) => Err(Status::new(
             Code::Internal,
             "the node could not read its disk; its console gives the reason",
         )),

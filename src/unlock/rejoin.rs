@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::peers::MOVED;
-use super::waiting::{Candidate, Refused, Waiting};
+use super::waiting::{Candidate, KeyRefused, Waiting};
 use attest::Issuer;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{KEY_LEN, Secret};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use node::service_trust::Settings;
-use node::ticket_client::{Failure, JoinService, TicketRequester};
+use node::service_trust::TrustSettings;
+use node::ticket_client::{JoinServicePeer, TicketFailure, TicketRequester};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 
@@ -28,7 +28,7 @@ pub struct Rejoin {
     /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
     /// The settings about join services.
-    pub demands: Settings,
+    pub demands: TrustSettings,
     /// Receives the events for the console.
     pub timeline: Timeline,
 }
@@ -45,11 +45,11 @@ impl TicketRequester for Rejoin {
         &self.issuer
     }
 
-    fn demands(&self) -> &Settings {
+    fn demands(&self) -> &TrustSettings {
         &self.demands
     }
 
-    fn request(&self, service: &JoinService) -> Result<(), Failure> {
+    fn request(&self, service: &JoinServicePeer) -> Result<(), TicketFailure> {
         let request = IssueRejoinTicketRequest {
             disk_uuid: self.waiting.uuid(),
         };
@@ -60,7 +60,7 @@ impl TicketRequester for Rejoin {
         self.timeline
             .event("ticket", format_args!("from {service}"));
         match self.waiting.offer(candidate) {
-            Ok(()) | Err(Refused::TooLate) => Ok(()),
+            Ok(()) | Err(KeyRefused::TooLate) => Ok(()),
             Err(refused) => Err(format!("sent a key that was not accepted: {refused}").into()),
         }
     }
@@ -77,7 +77,7 @@ impl TicketRequester for Rejoin {
         self.waiting.forget(source);
     }
 
-    fn note(&self, source: &str, failure: &Failure) {
+    fn note(&self, source: &str, failure: &TicketFailure) {
         self.waiting.note(source, failure.text.as_str());
     }
 
@@ -89,7 +89,10 @@ impl TicketRequester for Rejoin {
 /// Returns the keys of a ticket, or an error that says which length is wrong. The length of the
 /// measurement secret is checked because the disk cannot show that the secret is right, and a
 /// cluster ID can be derived even from an empty one.
-fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candidate, Failure> {
+fn candidate(
+    mut ticket: IssueRejoinTicketResponse,
+    name: &str,
+) -> Result<Candidate, TicketFailure> {
     let candidate = Candidate {
         disk_key: Secret::new(std::mem::take(&mut ticket.state_disk_key)),
         measurement_secret: Secret::new(std::mem::take(&mut ticket.measurement_secret)),
@@ -101,7 +104,7 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
     };
     match (candidate.disk_key.len(), candidate.measurement_secret.len()) {
         (KEY_LEN, KEY_LEN) => Ok(candidate),
-        (key, secret) => Err(Failure::from(format!(
+        (key, secret) => Err(TicketFailure::from(format!(
             "sent a disk key of {key} bytes and a measurement secret of {secret} bytes, expected {KEY_LEN} each"
         ))),
     }

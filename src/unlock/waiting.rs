@@ -53,7 +53,7 @@ pub struct Opened {
 
 /// Why a key was not accepted.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum KeyRefused {
     /// The key does not open the disk.
     WrongKey,
     /// The key opens the disk, but the header does not belong to the cluster of this measurement
@@ -138,10 +138,10 @@ impl Waiting {
     /// Tries a key. Only one key is tried at a time, because a keyslot may require much memory. A
     /// try may take seconds; meanwhile the node still reports what it waits for, and it can be
     /// stopped.
-    pub fn offer(&self, candidate: Candidate) -> Result<(), Refused> {
+    pub fn offer(&self, candidate: Candidate) -> Result<(), KeyRefused> {
         let _turn = lock(&self.trying);
         if self.lock().done || self.finished.is_stopped() {
-            return Err(Refused::TooLate);
+            return Err(KeyRefused::TooLate);
         }
         let unlocked = self
             .unlock(&candidate.disk_key)
@@ -154,7 +154,7 @@ impl Waiting {
                 );
                 let mut state = self.lock();
                 if state.done {
-                    return Err(Refused::TooLate); // stopped during the try
+                    return Err(KeyRefused::TooLate); // stopped during the try
                 }
                 state.opened = Some(Opened {
                     volume_key,
@@ -177,15 +177,15 @@ impl Waiting {
         }
     }
 
-    fn unlock(&self, disk_key: &Secret) -> Result<Secret, Refused> {
+    fn unlock(&self, disk_key: &Secret) -> Result<Secret, KeyRefused> {
         let failed = |error: &dyn std::fmt::Display| {
-            Refused::Disk(format!("{}: {error}", self.device.display()))
+            KeyRefused::Disk(format!("{}: {error}", self.device.display()))
         };
         let mut device = File::open(&self.device).map_err(|error| failed(&error))?;
         self.header
             .unlock(&mut device, disk_key)
             .map_err(|error| match error {
-                luks::Error::WrongPassphrase { .. } => Refused::WrongKey,
+                luks::Error::WrongPassphrase { .. } => KeyRefused::WrongKey,
                 error => failed(&error),
             })
     }
@@ -196,16 +196,16 @@ impl Waiting {
     fn measurement_salt(
         &self,
         candidate: &Candidate,
-    ) -> Result<[u8; MEASUREMENT_SALT_LEN], Refused> {
+    ) -> Result<[u8; MEASUREMENT_SALT_LEN], KeyRefused> {
         let token = self
             .header
             .cluster_token()
-            .map_err(|error| Refused::Disk(error.to_string()))?;
+            .map_err(|error| KeyRefused::Disk(error.to_string()))?;
         let salt = match token {
             Some(token) => token
                 .verified_salt(&self.uuid(), &candidate.measurement_secret)
-                .ok_or(Refused::OtherCluster),
-            None => candidate.migration_salt.ok_or(Refused::NoCluster),
+                .ok_or(KeyRefused::OtherCluster),
+            None => candidate.migration_salt.ok_or(KeyRefused::NoCluster),
         }?;
         let id = cluster_id(&candidate.measurement_secret, &salt);
         if candidate
@@ -215,7 +215,7 @@ impl Waiting {
         {
             Ok(salt)
         } else {
-            Err(Refused::OtherMember)
+            Err(KeyRefused::OtherMember)
         }
     }
 
@@ -301,29 +301,29 @@ impl Waiting {
     }
 }
 
-impl std::fmt::Display for Refused {
+impl std::fmt::Display for KeyRefused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Refused::WrongKey => f.write_str("the key does not open this disk"),
-            Refused::OtherCluster => f.write_str(
+            KeyRefused::WrongKey => f.write_str("the key does not open this disk"),
+            KeyRefused::OtherCluster => f.write_str(
                 "the key opens this disk, but the disk's header does not belong to the cluster of this measurement secret; check that this is a state disk",
             ),
-            Refused::OtherMember => f.write_str(
+            KeyRefused::OtherMember => f.write_str(
                 "the key opens this disk, but the disk belongs to another cluster than the one that the setting cluster-id \
                  names (PCR 15)",
             ),
-            Refused::NoCluster => f.write_str(
+            KeyRefused::NoCluster => f.write_str(
                 "the key opens this disk, but the disk's header names no cluster, as on state disks of Constellation and on \
                  storage volumes; if this is a state disk of Constellation, enable migration: --migrate-until of the join \
                  service, --migrate of firstlight recover",
             ),
-            Refused::TooLate => f.write_str("another key has opened the disk, or the node is stopping"),
-            Refused::Disk(why) => f.write_str(why),
+            KeyRefused::TooLate => f.write_str("another key has opened the disk, or the node is stopping"),
+            KeyRefused::Disk(why) => f.write_str(why),
         }
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for KeyRefused {}
 
 #[cfg(test)]
 mod tests {
@@ -393,7 +393,7 @@ mod tests {
         assert!(waiting.wait(&node, None).is_none());
 
         drop(File::options().write(true).open(&slow).unwrap());
-        assert!(matches!(trying.join().unwrap(), Err(Refused::Disk(_))));
-        assert_eq!(waiting.offer(key()), Err(Refused::TooLate));
+        assert!(matches!(trying.join().unwrap(), Err(KeyRefused::Disk(_))));
+        assert_eq!(waiting.offer(key()), Err(KeyRefused::TooLate));
     }
 }

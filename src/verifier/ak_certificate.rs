@@ -33,26 +33,26 @@ const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[
 
 /// A root, with the intermediate certificates that machines do not send.
 #[derive(Debug)]
-pub struct Root {
+pub struct AkRoot {
     name: String,
     anchor: TrustAnchor<'static>,
     between: Vec<CertificateDer<'static>>,
 }
 
-impl Root {
+impl AkRoot {
     /// Returns the root in a list of certificates, which starts with it. Without a name, its
     /// fingerprint becomes the name.
     fn of(
         name: Option<&str>,
         certificates: Vec<CertificateDer<'static>>,
-    ) -> Result<Root, PolicyError> {
+    ) -> Result<AkRoot, PolicyError> {
         let (root, between) = certificates
             .split_first()
             .ok_or_else(|| wrong("it contains no certificate"))?;
         let anchor = webpki::anchor_from_trusted_cert(root);
         let anchor = anchor.map_err(|error| wrong(&in_words(&error)))?;
         let fingerprint = || hex(&super::sha256(&[root]));
-        Ok(Root {
+        Ok(AkRoot {
             name: name.map_or_else(fingerprint, str::to_owned),
             anchor: anchor.to_owned(),
             between: between.to_vec(),
@@ -60,25 +60,25 @@ impl Root {
     }
 
     /// Returns a root that the programs have built in.
-    fn known(root: &roots::Root) -> Result<Root, PolicyError> {
+    fn known(root: &roots::Root) -> Result<AkRoot, PolicyError> {
         let certificates = root.certificates().map(|one| CertificateDer::from(one.der));
-        Root::of(Some(root.name), certificates.collect())
+        AkRoot::of(Some(root.name), certificates.collect())
     }
 
     /// Returns the roots that a policy names; without names, all of `known`.
     pub fn demanded(
         demands: &CloudRequirements,
         known: &[&roots::Root],
-    ) -> Result<Vec<Root>, PolicyError> {
+    ) -> Result<Vec<AkRoot>, PolicyError> {
         if demands.roots.is_empty() {
-            let all = known.iter().map(|root| Root::known(root));
+            let all = known.iter().map(|root| AkRoot::known(root));
             return all.collect();
         }
         let one = |entry: &String| {
             if entry.trim_start().starts_with(PEM) {
                 let read = CertificateDer::pem_slice_iter(entry.as_bytes());
                 let certificates = read.collect::<Result<_, _>>();
-                return Root::of(None, certificates.map_err(|_| wrong("it is not PEM"))?);
+                return AkRoot::of(None, certificates.map_err(|_| wrong("it is not PEM"))?);
             }
             let named = known.iter().find(|root| root.name == entry);
             let root = named.ok_or_else(|| {
@@ -89,7 +89,7 @@ impl Root {
                     text::quoted(entry, 80)
                 ))
             })?;
-            Root::known(root)
+            AkRoot::known(root)
         };
         let roots = demands
             .roots
@@ -131,7 +131,7 @@ pub fn of_key<'a>(certificate: &'a [u8], spki: &[u8]) -> Result<Certificate<'a>,
 pub fn verify<'a>(
     certificate: &[u8],
     chain: &[Vec<u8>],
-    roots: &'a [Root],
+    roots: &'a [AkRoot],
     usage: KeyUsage,
     now: UnixTime,
 ) -> Result<&'a str, Refusal> {
@@ -144,7 +144,7 @@ pub fn verify<'a>(
 pub fn root_of<'a>(
     certificate: &[u8],
     chain: &[Vec<u8>],
-    roots: &'a [Root],
+    roots: &'a [AkRoot],
     usage: KeyUsage,
     now: UnixTime,
 ) -> Result<&'a str, Refusal> {

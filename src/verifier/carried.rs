@@ -6,9 +6,9 @@
 use std::sync::{Arc, OnceLock};
 
 use hardware::snp::chain::Fetched;
-use hardware::snp::report::{Report, Signer};
+use hardware::snp::report::{Report, ReportSigner};
 use hardware::snp::tcb::Product;
-use hardware::tdx::{Collateral, Quote};
+use hardware::tdx::{TdxCollateral, TdxQuote};
 use hardware::{Cause, Unavailable};
 use proto::attested;
 
@@ -49,7 +49,7 @@ impl Carried {
 }
 
 impl Sources for Carried {
-    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
+    fn tdx_collateral(&self, _quote: &TdxQuote<'_>) -> Result<Arc<TdxCollateral>, Unavailable> {
         let brought = self.0.get().filter(|it| !it.intel.is_empty());
         let brought = brought.ok_or_else(|| Cause::Offline.because(
             "the peer sent no collateral of its TDX platform, and this program fetches none: the peer may still be fetching it, or failed \
@@ -79,7 +79,7 @@ impl Sources for Carried {
     fn snp_authority(
         &self,
         _product: Product,
-        _signer: Signer,
+        _signer: ReportSigner,
     ) -> Result<Arc<Fetched>, Unavailable> {
         self.of_amd(None)
     }

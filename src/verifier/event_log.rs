@@ -22,7 +22,7 @@ const SHOWN_TEXT: usize = 48;
 
 /// Returns the digest with which an event of a log extended a bank; `None` if the log does not have
 /// it.
-pub fn digest_of<'a>(log: &Log<'a>, event: &Event<'a>, bank: u16) -> Option<&'a [u8]> {
+pub fn digest_of<'a>(log: &EventLog<'a>, event: &LogEntry<'a>, bank: u16) -> Option<&'a [u8]> {
     if !log.is_agile {
         return (bank == SHA1).then_some(event.digests);
     }
@@ -113,7 +113,7 @@ fn compare(pcr: u32, value: &[u8], expected: &[u8]) -> Option<String> {
 
 /// Returns the locality at which PCR 0 starts, if an event contains it
 /// (TCG_EfiStartupLocalityEvent). It counts only before the first extension of PCR 0.
-pub fn startup_locality(event: &Event<'_>) -> Option<u8> {
+pub fn startup_locality(event: &LogEntry<'_>) -> Option<u8> {
     let is_of_start = event.kind == EV_NO_ACTION && event.pcr == 0;
     match event.data.strip_prefix(STARTUP_LOCALITY) {
         Some([locality]) if is_of_start => Some(*locality),
@@ -146,20 +146,20 @@ fn list_words(words: &[&str]) -> String {
     }
 }
 
-fn events_of(log: &[u8], pcr: u32) -> Vec<Event<'_>> {
+fn events_of(log: &[u8], pcr: u32) -> Vec<LogEntry<'_>> {
     let mut events = parse(log).events;
     events.retain(|event| event.pcr == pcr);
     events
 }
 
 /// Returns the events of a PCR if their replay gives this SHA-256 value.
-pub fn replayed<'a>(log: &'a [u8], pcr: u32, value: &[u8]) -> Option<Vec<Event<'a>>> {
+pub fn replayed<'a>(log: &'a [u8], pcr: u32, value: &[u8]) -> Option<Vec<LogEntry<'a>>> {
     let events = events_of(log, pcr);
     let is_value = replay(pcr, &events).is_some_and(|replayed| replayed == value);
     is_value.then_some(events)
 }
 
-fn explain_entries(events: &[Event<'_>], explained: bool) -> String {
+fn explain_entries(events: &[LogEntry<'_>], explained: bool) -> String {
     let measured: Vec<_> = events
         .iter()
         .filter(|event| event.kind != EV_NO_ACTION && !is_only_name(event))
@@ -177,12 +177,12 @@ fn explain_entries(events: &[Event<'_>], explained: bool) -> String {
 
 /// Returns whether an entry only announces another one: systemd-stub measures the name of a section
 /// before its content.
-fn is_only_name(event: &Event) -> bool {
+fn is_only_name(event: &LogEntry) -> bool {
     let name: Vec<u8> = event.data.iter().step_by(2).copied().collect();
     name.len() > 1 && event.sha256 == Some(&sha256(&[&name]))
 }
 
-fn list(events: &[&Event]) -> String {
+fn list(events: &[&LogEntry]) -> String {
     let mut text = String::new();
     for (number, event) in events.iter().take(SHOWN_ENTRIES).enumerate() {
         let digest = event.sha256.map_or("?".into(), |digest| hex(&digest[..4]));
@@ -203,7 +203,7 @@ fn list(events: &[&Event]) -> String {
 
 /// Returns the SHA-256 value after a replay of the entries of a PCR; `None` if an entry lacks the
 /// digest.
-fn replay(pcr: u32, events: &[Event]) -> Option<[u8; 32]> {
+fn replay(pcr: u32, events: &[LogEntry]) -> Option<[u8; 32]> {
     let mut value = if DYNAMIC.contains(&pcr) {
         [0xff; 32]
     } else {
@@ -252,7 +252,7 @@ pub fn kind_name(kind: u32) -> Cow<'static, str> {
 
 /// Returns the longest run of printable ASCII in the data of an entry, or in the name of its
 /// variable, as single bytes or UTF-16; empty if it is too short.
-fn describe(event: &Event) -> String {
+fn describe(event: &LogEntry) -> String {
     let (data, len) = event.uncut();
     let end = if len > data.len() { " (cut)" } else { "" };
     let variable = variable_name(event.kind, data);
@@ -407,7 +407,7 @@ mod tests {
     fn registers_start_where_the_platform_starts_them() {
         assert_eq!(replay(17, &[]), Some([0xff; 32]));
         assert_eq!(replay(16, &[]), Some([0; 32]));
-        let locality = Event {
+        let locality = LogEntry {
             pcr: 0,
             kind: EV_NO_ACTION,
             sha256: None,
@@ -416,12 +416,12 @@ mod tests {
         };
         assert_eq!(replay(0, std::slice::from_ref(&locality)).unwrap()[31], 3);
         // no other PCR starts with a locality, and it cannot change later
-        let elsewhere = Event {
+        let elsewhere = LogEntry {
             pcr: 9,
             ..locality.clone()
         };
         assert_eq!(replay(9, &[elsewhere]), Some([0; 32]));
-        let extension = Event {
+        let extension = LogEntry {
             kind: 0xd,
             sha256: Some(&[7; 32]),
             ..locality.clone()

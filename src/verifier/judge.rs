@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use attest::session;
-use attest::{Accepted, ConnectionJudge, Form, Judge, KeyName, Presented, Refused, Role};
+use attest::{Accepted, ConnectionJudge, Form, Judge, KeyName, PeerRole, Presented, Refused};
 use base::der::Malformed;
 use base::text::hex;
 use base::x509;
@@ -12,7 +12,7 @@ use proto::attested;
 use tpm::Bank;
 
 use crate::refusal::{Kind, Refusal};
-use crate::validator::{Challenge, Claims, Evidence, Identified, Session, Validator};
+use crate::validator::{Claims, CredentialChallenge, Evidence, Identified, Session, Validator};
 use crate::{self_signed, sha256, wire};
 
 /// The field in the refusal of a peer that proves itself by another attestation variant than the verifier expects.
@@ -53,7 +53,7 @@ impl Judge for Validators {
         self.no_document_of(&[]).into()
     }
 
-    fn connection(&self, peers: &'static [Role]) -> Box<dyn ConnectionJudge> {
+    fn connection(&self, peers: &'static [PeerRole]) -> Box<dyn ConnectionJudge> {
         Box::new(OfConnection {
             validators: self.of_connection(),
             peers,
@@ -152,9 +152,9 @@ impl Validators {
 struct OfConnection {
     validators: Validators,
     /// The roles in which the peer may prove itself.
-    peers: &'static [Role],
+    peers: &'static [PeerRole],
     /// The credential challenge that this end sent.
-    challenge: Option<Challenge>,
+    challenge: Option<CredentialChallenge>,
 }
 
 impl ConnectionJudge for OfConnection {
@@ -186,7 +186,7 @@ impl ConnectionJudge for OfConnection {
 impl OfConnection {
     fn verify(&self, presented: &Presented<'_>) -> Result<Identified, Refusal> {
         let Some(identity) = presented.identity else {
-            let why = if self.peers.contains(&Role::JoinService) {
+            let why = if self.peers.contains(&PeerRole::JoinService) {
                 "it sent no evidence: if it is a join service, its host may give it none (its log says why)"
             } else {
                 "it sent no attestation document"
@@ -223,9 +223,9 @@ impl OfConnection {
 
 /// Returns the role that these user data name for this connection; `None` if they belong to another
 /// connection.
-pub fn role_of(user_data: &[u8], session: &[u8; 32], secret: &[u8]) -> Option<Role> {
-    let names = |role: &Role| session::user_data(*role, session, secret) == user_data;
-    let roles = [Role::Client, Role::Server, Role::JoinService];
+pub fn role_of(user_data: &[u8], session: &[u8; 32], secret: &[u8]) -> Option<PeerRole> {
+    let names = |role: &PeerRole| session::user_data(*role, session, secret) == user_data;
+    let roles = [PeerRole::Client, PeerRole::Server, PeerRole::JoinService];
     roles.into_iter().find(names)
 }
 
@@ -233,7 +233,7 @@ pub fn role_of(user_data: &[u8], session: &[u8; 32], secret: &[u8]) -> Option<Ro
 mod tests {
     use super::*;
     use crate::validator::Properties;
-    use attest::Identity;
+    use attest::MachineIdentity;
 
     /// A validator whose policy has changed since the connection began, from the policy `before`.
     struct Changed {
@@ -252,7 +252,7 @@ mod tests {
             }
         }
 
-        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+        fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
             Ok(None)
         }
 
@@ -276,7 +276,7 @@ mod tests {
             before: Some(Arc::new(before)),
         };
         let validators = Validators(vec![Arc::new(changed)]);
-        let connection = validators.connection(&[Role::Client]);
+        let connection = validators.connection(&[PeerRole::Client]);
         assert!(!connection.demand().challenges);
         // both forms of attested TLS use these
         let fixed = validators.of_connection();

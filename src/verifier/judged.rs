@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use attest::Variant as Attester;
+use attest::AttesterVariant as Attester;
 use base::text::quoted;
 use proto::attested::Collateral;
 

@@ -50,6 +50,8 @@ pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
 pub use policy::{Image, Measurement, Policy, PolicyError};
 pub use policy::{instance, old_snp, old_tdx};
 pub use register_names::{NamedRegister, RegisterNames};
-pub use validator::{Challenge, Claims, Evidence, Identified, Properties, Session, Validator};
+pub use validator::{
+    Claims, CredentialChallenge, Evidence, Identified, Properties, Session, Validator,
+};
 
 use base::text::{hex, printable};

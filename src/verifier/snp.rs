@@ -7,8 +7,8 @@ pub use attest::snp::*;
 use hardware::refusal::{Kind, Refusal};
 use hardware::snp::certificate::ChipCertificate;
 use hardware::snp::chain::{Chain, Fetched, check_list};
-use hardware::snp::report::{Report, Signer};
-use hardware::snp::requirements::{RevocationList, SnpRequirements};
+use hardware::snp::report::{Report, ReportSigner};
+use hardware::snp::requirements::{RevocationCheck, SnpRequirements};
 use hardware::snp::tcb::Product;
 use hardware::{Unavailable, snp};
 use roots::chain::in_words;
@@ -38,7 +38,7 @@ struct Needed {
     /// The certificate of the chip's or the cloud's key that the machine sent.
     sent: Option<Vec<u8>>,
     product: Product,
-    signer: Signer,
+    signer: ReportSigner,
 }
 
 impl Needed {
@@ -138,7 +138,7 @@ impl Collected {
 }
 
 /// Judges reports of chips.
-pub struct Hardware {
+pub struct ReportJudge {
     authorities: Vec<Authority>,
     demands: SnpRequirements,
     policy: Arc<Policy>,
@@ -147,11 +147,14 @@ pub struct Hardware {
     fetches: bool,
 }
 
-impl Hardware {
+impl ReportJudge {
     /// Makes a judge by a policy. Trusts AMD's roots; with `amdRootKey` only this root, which may
     /// be another one, with `amdSigningKey` below it.
-    pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
-        Ok(Hardware {
+    pub fn new(
+        policy: &Arc<Policy>,
+        sources: &Arc<dyn Sources>,
+    ) -> Result<ReportJudge, PolicyError> {
+        Ok(ReportJudge {
             authorities: authorities(policy)?,
             demands: policy.snp().of_report(),
             policy: policy.clone(),
@@ -289,7 +292,7 @@ impl Hardware {
     /// report that names a chip, so its certificate is fetched only if the machine would be
     /// accepted with it.
     fn check_before_fetching(&self, report: &Report, needed: &Needed) -> Result<(), Refusal> {
-        if needed.signer == Signer::Vlek {
+        if needed.signer == ReportSigner::Vlek {
             return Err(Kind::Unproven.because(
                 "the document lacks the certificate of the VLEK, which only the cloud has",
             ));
@@ -305,9 +308,9 @@ impl Hardware {
     /// list.
     fn accept_without_list(&self, why: &Unavailable) -> Result<(), Refusal> {
         let is_demanded = match self.demands.revocation_list {
-            RevocationList::Required => true,
-            RevocationList::Unsaid => self.fetches,
-            RevocationList::Optional => false,
+            RevocationCheck::Required => true,
+            RevocationCheck::Unsaid => self.fetches,
+            RevocationCheck::Optional => false,
         };
         if is_demanded {
             return Err(Kind::Collateral.because(format!(

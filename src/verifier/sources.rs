@@ -6,11 +6,11 @@ use std::sync::Arc;
 use hardware::Cause;
 pub use hardware::Unavailable;
 use hardware::snp::chain::Fetched;
-use hardware::snp::report::{Report, Signer};
+use hardware::snp::report::{Report, ReportSigner};
 use hardware::snp::tcb::Product;
-use hardware::tdx::{Collateral, Quote};
+use hardware::tdx::{TdxCollateral, TdxQuote};
 
-use super::instance::Instance;
+use super::instance::CloudInstance;
 use super::maa::{Question, Word};
 
 /// Gets the data that evidence does not contain. Each method uses its cache if it can, and never
@@ -25,7 +25,7 @@ pub trait Sources: Send + Sync {
     /// Returns Intel's collateral of the platform in a quote. If the sources fetch, the validator
     /// has first verified that this platform signed the quote: otherwise anybody could cause
     /// requests.
-    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
+    fn tdx_collateral(&self, _quote: &TdxQuote<'_>) -> Result<Arc<TdxCollateral>, Unavailable> {
         Err(Cause::Offline.because(
             "this program fetches no collateral of TDX platforms, and the machine sent none: put Intel's collateral into its file \
              /etc/firstlight/tdx-collateral.json",
@@ -34,7 +34,7 @@ pub trait Sources: Send + Sync {
 
     /// Returns what [`Sources::tdx_collateral`] returns without a request, for a quote that is not
     /// verified yet. Without network access both methods return the same.
-    fn tdx_collateral_at_hand(&self, _quote: &Quote<'_>) -> Option<Arc<Collateral>> {
+    fn tdx_collateral_at_hand(&self, _quote: &TdxQuote<'_>) -> Option<Arc<TdxCollateral>> {
         None
     }
 
@@ -58,7 +58,7 @@ pub trait Sources: Send + Sync {
     fn snp_authority(
         &self,
         product: Product,
-        _signer: Signer,
+        _signer: ReportSigner,
     ) -> Result<Arc<Fetched>, Unavailable> {
         Err(Cause::Offline.because(format!(
             "this program fetches no revocation list of AMD for {product}"
@@ -88,7 +88,7 @@ pub trait Sources: Send + Sync {
 
     /// Returns EC2's description of an instance: its account and its zone. The caller has verified
     /// that the instance has this ID, and everything else: an invented ID must not cause a request.
-    fn ec2_instance(&self, _id: &str) -> Result<Arc<Instance>, Unavailable> {
+    fn ec2_instance(&self, _id: &str) -> Result<Arc<CloudInstance>, Unavailable> {
         Err(Cause::Offline.because(
             "this program does not ask EC2, so it cannot judge a machine of AWS by a policy with accounts or zones: only the services and \
              firstlight can",

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::policy::PolicyError;
 use super::sources::Sources;
 use super::{
-    Challenge, Evidence, Identified, Identity, Policy, Properties, Refusal, Stage, Validator,
-    Variant,
+    CredentialChallenge, Evidence, Identified, MachineIdentity, Policy, Properties, Refusal, Stage,
+    Validator, Variant,
 };
 
 /// Returns the validator of a policy for machines at any stage. It reports the stage
@@ -39,7 +39,7 @@ impl Validator for AtAnyStage {
         self.booted.properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         self.booted.challenge(peer)
     }
 

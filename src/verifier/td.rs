@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 pub use attest::td::*;
-use hardware::tdx::{Collateral, Quote, Verifier};
+use hardware::tdx::{TdxCollateral, TdxQuote, Verifier};
 use rustls::pki_types::UnixTime;
 
 use super::policy::{Fault, PolicyError};
@@ -13,20 +13,23 @@ use super::{PlatformClaims, Policy};
 use proto::attested::Collateral as Brought;
 
 /// Judges quotes of the hardware.
-pub struct Hardware {
+pub struct QuoteJudge {
     verifier: Verifier,
     policy: Arc<Policy>,
     sources: Arc<dyn Sources>,
 }
 
-impl Hardware {
+impl QuoteJudge {
     /// Makes a judge by a policy. Trusts Intel's root; with `intelRootKey` only that root instead.
-    pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
+    pub fn new(
+        policy: &Arc<Policy>,
+        sources: &Arc<dyn Sources>,
+    ) -> Result<QuoteJudge, PolicyError> {
         let verifier = match policy.old_tdx().root()? {
             Some(root) => root,
             None => Verifier::of_intel().map_err(|why| Fault::Requirement.because(why))?,
         };
-        Ok(Hardware {
+        Ok(QuoteJudge {
             verifier,
             policy: policy.clone(),
             sources: sources.clone(),
@@ -34,16 +37,16 @@ impl Hardware {
     }
 
     /// Judges under another root.
-    pub fn with_root(self, verifier: Verifier) -> Hardware {
-        Hardware { verifier, ..self }
+    pub fn with_root(self, verifier: Verifier) -> QuoteJudge {
+        QuoteJudge { verifier, ..self }
     }
 
     /// Returns what a quote proves. `sent` is the collateral that the machine sent; the collateral
     /// of the sources has priority.
     pub fn judge(
         &self,
-        quote: Quote<'_>,
-        sent: Option<&Collateral>,
+        quote: TdxQuote<'_>,
+        sent: Option<&TdxCollateral>,
         now: UnixTime,
     ) -> Result<PlatformClaims, Refusal> {
         let (now, policy) = (now.as_secs(), &self.policy);
@@ -65,7 +68,7 @@ impl Hardware {
 
     /// Returns collateral that is not cached. A stranger's quote must not cause a request, so
     /// checks that need no collateral come first.
-    fn fetch(&self, quote: &Quote<'_>, now: u64) -> Result<Arc<Collateral>, Refusal> {
+    fn fetch(&self, quote: &TdxQuote<'_>, now: u64) -> Result<Arc<TdxCollateral>, Refusal> {
         if self.sources.fetches() {
             let signer = self.verifier.signed_platform(quote, now)?;
             self.policy.tdx().check(quote, &signer)?;
@@ -77,7 +80,7 @@ impl Hardware {
 /// Returns Intel's collateral for the platform of a quote in the form in which a peer sends it, or
 /// `None` if these sources do not have it.
 pub(super) fn collateral_of(quote: &[u8], sources: &dyn Sources) -> Option<Brought> {
-    let quote = Quote::parse(quote).ok()?;
+    let quote = TdxQuote::parse(quote).ok()?;
     let collateral = sources.tdx_collateral(&quote).ok()?;
     Some(Brought {
         intel: serde_json::to_vec(&*collateral).ok()?,

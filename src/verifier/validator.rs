@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use attest::{ClusterRegister, Form, Identity, KeyName, Oid};
+use attest::{ClusterRegister, Form, KeyName, MachineIdentity, Oid};
 use base::stage::Stage;
 use hardware::claims::PlatformClaims;
 use proto::attested::Collateral;
@@ -21,7 +21,7 @@ pub trait Validator: Send + Sync {
     /// Returns a challenge, which the TPM of a peer must decrypt to prove that its attestation key
     /// is certified; `None` if the policy does not require this of the key. At this time nothing in
     /// the peer's endorsements is verified.
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal>;
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal>;
     /// Judges evidence: its document must be genuine, fresh for the nonce and accepted by the
     /// policy. Attested TLS checks to which connection the returned user data bind it.
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal>;
@@ -48,7 +48,7 @@ pub struct Properties {
 }
 
 /// A secret that only a TPM with the given endorsement key and attestation key can decrypt.
-pub struct Challenge {
+pub struct CredentialChallenge {
     /// The template of the endorsement key.
     pub kind: EndorsementKind,
     /// The encrypted secret.
@@ -119,7 +119,7 @@ pub struct Session<'a> {
     /// The secret of the challenge; empty if there is none.
     pub secret: &'a [u8],
     /// The identity that the peer sent in its offer.
-    pub peer: &'a Identity,
+    pub peer: &'a MachineIdentity,
     /// The collateral that the peer sent with the document. The document does not cover it.
     pub collateral: Option<&'a Collateral>,
 }

@@ -10,15 +10,16 @@ use rustls::pki_types::UnixTime;
 use serde::de::DeserializeOwned;
 
 use attest::vtpm::{EVENT_LOG, extra_data, tpm_nonce};
-pub use attest::vtpm::{Issuer, Machine};
+pub use attest::vtpm::{TpmIssuer, VariantData};
 
 use super::document::{Document, Pcrs};
 use super::judged::Measured;
 use super::quote::{Attest, Key, Signed};
 use super::refusal::Kind;
 use super::{
-    Challenge, ClusterRegister, Evidence, Identified, Identity, KeyName, Measurement, Oid,
-    PlatformClaims, Policy, Properties, Refusal, Stage, event_log, hex, json, role_of,
+    ClusterRegister, CredentialChallenge, Evidence, Identified, KeyName, MachineIdentity,
+    Measurement, Oid, PlatformClaims, Policy, Properties, Refusal, Stage, event_log, hex, json,
+    role_of,
 };
 use tpm::{Bank, CLUSTER_ID_PCR, Tpm};
 
@@ -95,15 +96,15 @@ impl Quoted<'_> {
 }
 
 /// Validates documents against a policy.
-pub struct Validator {
+pub struct VtpmValidator {
     policy: Arc<Policy>,
     verifier: Arc<dyn PlatformVerifier>,
 }
 
-impl Validator {
+impl VtpmValidator {
     /// Makes a validator that accepts documents that meet `policy`.
-    pub fn new(policy: Arc<Policy>, verifier: Arc<dyn PlatformVerifier>) -> Validator {
-        Validator { policy, verifier }
+    pub fn new(policy: Arc<Policy>, verifier: Arc<dyn PlatformVerifier>) -> VtpmValidator {
+        VtpmValidator { policy, verifier }
     }
 
     /// Judges evidence. A refusal of what the machine has signed for this connection names the machine. In the old form of
@@ -215,7 +216,7 @@ impl Validator {
     }
 }
 
-impl super::Validator for Validator {
+impl super::Validator for VtpmValidator {
     fn properties(&self) -> Properties {
         Properties {
             oid: self.verifier.oid(),
@@ -228,7 +229,7 @@ impl super::Validator for Validator {
 
     /// If the policy names roots, refuses every key that it does not list: the crate `endorsement`
     /// verifies certificates, and not every program has it.
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         let needs_none = self.policy.endorsement_roots().is_empty()
             || self.policy.believes(&KeyName::of(&peer.key));
         if needs_none {

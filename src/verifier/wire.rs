@@ -1,20 +1,20 @@
 //! The verifier's side of the messages of `proto/attested.proto`; [`attest::wire`] has the other.
 
-use attest::Identity;
+use attest::MachineIdentity;
 use proto::attested;
-use tpm::{Credential, Endorsement, EndorsementKind};
+use tpm::{Credential, EndorsementKind, KeyEndorsement};
 
 /// Returns the identity of a message. Leaves out endorsement keys with templates that this program
 /// does not know.
-pub fn read_identity(message: &attested::Identity) -> Identity {
+pub fn read_identity(message: &attested::Identity) -> MachineIdentity {
     let known = message.endorsements.iter().filter_map(|endorsement| {
-        Some(Endorsement {
+        Some(KeyEndorsement {
             kind: EndorsementKind::with_index(endorsement.template)?,
             certificate: endorsement.certificate.clone(),
             chain: endorsement.chain.clone(),
         })
     });
-    Identity {
+    MachineIdentity {
         key: message.key.clone(),
         endorsements: known.collect(),
     }

@@ -10,8 +10,10 @@ use base::stop::Stop;
 use base::sync::lock;
 use base::text::hex;
 use base::uuid::Uuid;
-use node::service_trust::{ClusterId, Settings};
-use node::ticket_client::{self, Failure, JoinService, Listing, Source, TicketRequester};
+use node::service_trust::{ClusterId, TrustSettings};
+use node::ticket_client::{
+    self, HostSource, JoinServicePeer, Listing, TicketFailure, TicketRequester,
+};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 
@@ -22,14 +24,14 @@ use super::settings::Volume;
 const TICK: Duration = Duration::from_millis(100);
 
 /// Checks a key on the volume. The error says why the key is not used.
-pub type Check = Box<dyn Fn(&Secret) -> Result<(), Error> + Send + Sync>;
+pub type CheckKey = Box<dyn Fn(&Secret) -> Result<(), Error> + Send + Sync>;
 
 struct Asking {
     uuid: Uuid,
     cluster: ClusterId,
-    settings: Settings,
+    settings: TrustSettings,
     issuer: Arc<dyn Issuer>,
-    check: Check,
+    check: CheckKey,
     /// Set when a key was accepted, or nobody waits for one any more.
     finished: Stop,
     key: Mutex<Option<Secret>>,
@@ -38,7 +40,7 @@ struct Asking {
 }
 
 /// Asks all hosts of the key broker, again and again, until one sends a key that `check` accepts.
-pub fn key(volume: &Volume, check: Check, stop: &Stop) -> Result<Secret, Error> {
+pub fn key(volume: &Volume, check: CheckKey, stop: &Stop) -> Result<Secret, Error> {
     volume.check()?;
     let (Some(uuid), Some(cluster)) = (volume.uuid.clone(), volume.cluster) else {
         return Err(Error::Setting("uuid or cluster-id is missing".into()));
@@ -56,7 +58,7 @@ pub fn key(volume: &Volume, check: Check, stop: &Stop) -> Result<Secret, Error> 
         failures: Mutex::default(),
     });
     let hosts = volume.brokers.clone();
-    let source = Source {
+    let source = HostSource {
         name: "the settings of the volume",
         goes_on: false,
         list: Arc::new(move || {
@@ -107,12 +109,12 @@ impl Asking {
     }
 
     /// Returns the key of a ticket, which must be from the broker with this ID.
-    fn key_of(&self, mut ticket: IssueRejoinTicketResponse) -> Result<Secret, Failure> {
+    fn key_of(&self, mut ticket: IssueRejoinTicketResponse) -> Result<Secret, TicketFailure> {
         let key = Secret::new(std::mem::take(&mut ticket.state_disk_key));
         let secret = Secret::new(std::mem::take(&mut ticket.measurement_secret));
         let salt = &ticket.measurement_salt;
         if (key.len(), secret.len(), salt.len()) != (KEY_LEN, KEY_LEN, MEASUREMENT_SALT_LEN) {
-            return Err(Failure::lasting(format!(
+            return Err(TicketFailure::lasting(format!(
                 "sent a key of {} bytes, a measurement secret of {} bytes and a salt of {} bytes, expected {KEY_LEN}, {KEY_LEN} and \
                  {MEASUREMENT_SALT_LEN}: it is not the join service of a key broker",
                 key.len(),
@@ -124,7 +126,7 @@ impl Asking {
         if id == self.cluster.0 {
             Ok(key)
         } else {
-            Err(Failure::lasting(format!(
+            Err(TicketFailure::lasting(format!(
                 "is another key broker: expected the cluster-id {}, got {}",
                 hex(&self.cluster.0),
                 hex(&id)
@@ -145,11 +147,11 @@ impl TicketRequester for Asking {
         &self.issuer
     }
 
-    fn demands(&self) -> &Settings {
+    fn demands(&self) -> &TrustSettings {
         &self.settings
     }
 
-    fn request(&self, service: &JoinService) -> Result<(), Failure> {
+    fn request(&self, service: &JoinServicePeer) -> Result<(), TicketFailure> {
         let request = IssueRejoinTicketRequest {
             disk_uuid: self.uuid.to_string(),
         };
@@ -172,7 +174,7 @@ impl TicketRequester for Asking {
 
     fn answered(&self, _: &str) {}
 
-    fn note(&self, source: &str, failure: &Failure) {
+    fn note(&self, source: &str, failure: &TicketFailure) {
         let before = lock(&self.failures).insert(source.into(), failure.text.clone());
         if before.as_ref() != Some(&failure.text) {
             log::warn!("{source} {}; asking again", failure.text);

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::error::Error;
 use super::header::{CIPHERS, decimal, weakness};
-use base::child_process::{self, Cause};
+use base::child_process::{self, ChildFailure};
 use base::crypto::{KEY_LEN, Secret};
 use base::stop::Stop;
 use base::uuid::Uuid;
@@ -348,7 +348,7 @@ impl Luks {
     ) -> Result<String, child_process::Error> {
         let stdin = pipe(input).map_err(|error| child_process::Error {
             program: child_process::name(&command),
-            cause: Cause::Start(error),
+            cause: ChildFailure::Start(error),
             last_lines: vec![],
         })?;
         let mut said = String::new();
@@ -455,7 +455,7 @@ fn pipe(parts: &[&[u8]]) -> io::Result<Stdio> {
 /// Returns the exit code of a program that failed.
 fn code(error: &child_process::Error) -> Option<i32> {
     match &error.cause {
-        Cause::Failed(status) => status.code(),
+        ChildFailure::Failed(status) => status.code(),
         _ => None,
     }
 }

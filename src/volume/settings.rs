@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use attest::{Issuer, Variant, variant};
+use attest::{AttesterVariant, Issuer, variant};
 use base::options::{Opt, Table, put, take};
 use base::program::{Failure, parsed, text};
 use base::uuid::Uuid;
@@ -15,7 +15,7 @@ use cloud::peers::parse_hosts;
 use lexopt::{Arg, Parser};
 
 use super::error::Error;
-use node::service_trust::{ClusterId, Settings};
+use node::service_trust::{ClusterId, TrustSettings};
 
 /// The folder of the files of volumes.
 pub const FOLDER: &str = "/etc/firstlight/volumes";
@@ -260,7 +260,7 @@ impl Volume {
     /// Returns the issuer that attests this machine.
     pub fn issuer(&self) -> Result<Arc<dyn Issuer>, Error> {
         let name = self.variant.as_deref().unwrap_or(variant::DEFAULT);
-        let variant = Variant::named(name);
+        let variant = AttesterVariant::named(name);
         let variant = variant.map_err(|error| Error::Attestation(error.to_string()))?;
         let location = match &self.tpm {
             Some(location) => location.clone(),
@@ -270,8 +270,8 @@ impl Volume {
     }
 
     /// Returns what this machine requires of a key broker.
-    pub fn demands(&self) -> Settings {
-        Settings {
+    pub fn demands(&self) -> TrustSettings {
+        TrustSettings {
             cluster: self.cluster,
             require_strong: true,
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use collateral::{Ec2Caller, Fetching, Settings};
+use collateral::{Ec2Caller, FetchSettings, Fetching};
 use common::cloud_server::{self, Answer};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};
 use ring::rand::SystemRandom;
@@ -20,7 +20,7 @@ use support::foreign::rust_crate;
 use support::mutation::mutations;
 use support::random::Random;
 use tpm::Tpm;
-use verifier::ak_certificate::Root;
+use verifier::ak_certificate::AkRoot;
 use verifier::aws_hypervisor::{Documents, ROOTS};
 use verifier::aws_nitro_tpm::{AwsMachine, VARIANT};
 use verifier::instance::CloudRequirements;
@@ -185,7 +185,7 @@ pub fn host() -> Host {
 fn issuer(cloud: &CloudTpm, host: &Host, documents: Option<Hypervisor>) -> Arc<dyn Issuer> {
     let documents = documents.map(|documents| Arc::new(documents) as Arc<dyn Documents>);
     let machine = Arc::new(AwsMachine::new(host.url(), documents));
-    Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
+    Arc::new(vtpm::TpmIssuer::new(cloud.location(), None, machine))
 }
 
 /// Returns requirements for the root of the tests and a value of PCR 4.
@@ -317,7 +317,7 @@ pub fn api(owner: &'static str, key: &'static str) -> (String, Arc<AtomicUsize>)
 /// Starts EC2. Returns the sources of a verifier that asks it, and the number of its requests.
 pub fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
     let (api, requests) = api(owner, OF_OPERATOR);
-    let sources = Fetching::new(Settings {
+    let sources = Fetching::new(FetchSettings {
         kds: None,
         pcs: None,
         ec2: Some(Ec2Caller {
@@ -329,7 +329,7 @@ pub fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
                 _ => None,
             },
         }),
-        ..Settings::default()
+        ..FetchSettings::default()
     });
     (sources.unwrap(), requests)
 }
@@ -820,7 +820,7 @@ fn a_document_of_indefinite_lengths_says_the_same() {
         roots: vec![authority.root_pem().to_owned()],
         ..CloudRequirements::default()
     };
-    let roots = Root::demanded(&roots, &[]).unwrap();
+    let roots = AkRoot::demanded(&roots, &[]).unwrap();
     for document in [document, definite] {
         document.verify(&roots, UnixTime::now()).unwrap();
     }
@@ -832,7 +832,7 @@ fn a_document_of_indefinite_lengths_says_the_same() {
 fn a_genuine_document_of_a_nitro_tpm_is_accepted_and_no_altered_one() {
     let bytes = include_bytes!("../data/nitro-tpm-document");
     assert_eq!(bytes[10], 0xbf, "the payload is a map of indefinite length");
-    let roots = Root::demanded(&CloudRequirements::default(), ROOTS).unwrap();
+    let roots = AkRoot::demanded(&CloudRequirements::default(), ROOTS).unwrap();
     let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
     let document = NitroDocument::parse(bytes).unwrap();
     let made = document.timestamp / 1000;

@@ -36,7 +36,11 @@ fn signed(authority: &Authority, alter: fn(&mut Draft)) -> Option<Arc<dyn Docume
 
 fn issuer(nitro: &NitroTpm) -> Arc<dyn Issuer> {
     let machine = AwsSnpMachine::new(Chip::new(|_| ()), Some(Arc::new(OfTpm::default())));
-    Arc::new(vtpm::Issuer::new(nitro.location(), None, Arc::new(machine)))
+    Arc::new(vtpm::TpmIssuer::new(
+        nitro.location(),
+        None,
+        Arc::new(machine),
+    ))
 }
 
 #[test]
@@ -322,7 +326,7 @@ fn the_longest_log_and_document_fit_attested_tls() {
         draft.set("user_data", bytes(&[7; 6000]));
     });
     let machine = AwsSnpMachine::new(Chip::new(|_| ()), documents);
-    let issuer = vtpm::Issuer::new(cloud.location(), Some(path.into()), Arc::new(machine));
+    let issuer = vtpm::TpmIssuer::new(cloud.location(), Some(path.into()), Arc::new(machine));
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
     let sent = sent(&document).unwrap();
     NitroDocument::parse(&sent).unwrap();

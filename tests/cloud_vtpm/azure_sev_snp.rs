@@ -66,7 +66,7 @@ impl Machine {
 
     pub fn issuer(&self) -> Arc<dyn Issuer> {
         let machine = Arc::new(Prepared::new(AzureSnpMachine::new(self.host.url())));
-        Arc::new(vtpm::Issuer::new(self.cloud.location(), None, machine))
+        Arc::new(vtpm::TpmIssuer::new(self.cloud.location(), None, machine))
     }
 
     fn refusal(&self, further: &Value) -> String {

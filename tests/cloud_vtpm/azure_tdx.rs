@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use common::at::At;
-use hardware::tdx::Collateral;
-use hardware::tdx::quote::Quote;
+use hardware::tdx::TdxCollateral;
+use hardware::tdx::quote::TdxQuote;
 use hardware::{Cause, Unavailable};
 use serde_json::{Value, json};
 use support::mutation::mutations;
@@ -28,18 +28,18 @@ const JULY_2025: u64 = 1_751_328_000;
 const REPORT_DATA: usize = 32 + 128;
 
 /// Returns the collateral of the tests.
-struct Collected(Arc<Collateral>);
+struct Collected(Arc<TdxCollateral>);
 
 impl Sources for Collected {
     fn fetches(&self) -> bool {
         true
     }
 
-    fn tdx_collateral_at_hand(&self, _quote: &Quote<'_>) -> Option<Arc<Collateral>> {
+    fn tdx_collateral_at_hand(&self, _quote: &TdxQuote<'_>) -> Option<Arc<TdxCollateral>> {
         Some(self.0.clone())
     }
 
-    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
+    fn tdx_collateral(&self, _quote: &TdxQuote<'_>) -> Result<Arc<TdxCollateral>, Unavailable> {
         Ok(self.0.clone())
     }
 }
@@ -81,7 +81,7 @@ impl Machine {
 
     pub fn issuer(&self) -> Arc<dyn Issuer> {
         let machine = Arc::new(Prepared::new(AzureTdxMachine::new(self.host.url())));
-        Arc::new(vtpm::Issuer::new(self.cloud.location(), None, machine))
+        Arc::new(vtpm::TpmIssuer::new(self.cloud.location(), None, machine))
     }
 
     fn validator(&self, further: &Value) -> Arc<dyn Validator> {
@@ -111,7 +111,7 @@ impl Machine {
 /// Returns the validator of a policy at a time at which the collateral of the tests is valid.
 fn judge_with(policy: Policy, sources: Arc<dyn Sources>) -> Arc<dyn Validator> {
     let policy = Arc::new(policy);
-    let hardware = td::Hardware::new(&policy, &sources).unwrap();
+    let hardware = td::QuoteJudge::new(&policy, &sources).unwrap();
     Arc::new(At(JULY_2025, Arc::new(validator(policy, hardware))))
 }
 
@@ -247,7 +247,7 @@ impl Sources for Asked {
         true
     }
 
-    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
+    fn tdx_collateral(&self, _quote: &TdxQuote<'_>) -> Result<Arc<TdxCollateral>, Unavailable> {
         self.0.store(true, Ordering::SeqCst);
         Err(Cause::Unreachable.because("nothing is here"))
     }
@@ -295,7 +295,7 @@ fn a_machine_of_another_variant_of_azure_says_so() {
     assert!(error.contains("not of TDX"), "{error}");
     let cloud = CloudTpm::azure_key();
     let nowhere = Arc::new(Prepared::new(AzureTdxMachine::new(machine.host.url())));
-    let issuer = vtpm::Issuer::new(cloud.location(), None, nowhere);
+    let issuer = vtpm::TpmIssuer::new(cloud.location(), None, nowhere);
     let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
     assert!(
         error.contains("no HCL report at the NV index 0x1400001"),
@@ -331,7 +331,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
     let [read, written] = [&text, &written].map(|it| serde_json::from_str::<Value>(it).unwrap());
     assert_eq!(written, read);
     let machine = Machine::start(&Parts::default(), |_| ());
-    let quote = Quote::parse(&machine.signed.quote).unwrap();
+    let quote = TdxQuote::parse(&machine.signed.quote).unwrap();
     let digits = |bytes: &[u8]| {
         bytes
             .iter()

@@ -48,7 +48,7 @@ fn issuer(cloud: &CloudTpm) -> Arc<dyn Issuer> {
 
 fn issuer_that_asks(cloud: &CloudTpm, is_allowed: fn(&str) -> bool) -> Arc<dyn Issuer> {
     let machine = Arc::new(Prepared::new(AzureMachine(is_allowed)));
-    Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
+    Arc::new(vtpm::TpmIssuer::new(cloud.location(), None, machine))
 }
 
 fn roots(authority: &Authority) -> Value {

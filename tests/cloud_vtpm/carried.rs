@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bootstrapper::trust::evidence::Attester;
 use bootstrapper::trust::service_trust::{self, ServiceTrust};
-use collateral::{Fetching, Settings};
+use collateral::{FetchSettings, Fetching};
 use common::evidence::{self, Bringing};
 use kubernetes::services::migration::Migration;
 use proto::attested::Collateral;
@@ -185,12 +185,12 @@ fn amd_that(list: Vec<u8>, before: impl Fn() + Send + Sync + 'static) -> Server 
     })
 }
 
-fn settings(amd: &Server) -> Settings {
-    Settings {
+fn settings(amd: &Server) -> FetchSettings {
+    FetchSettings {
         kds: Some(amd.url()),
         pcs: None,
         ca: Some(amd.ca()),
-        ..Settings::default()
+        ..FetchSettings::default()
     }
 }
 
@@ -265,7 +265,7 @@ fn a_join_service_that_has_no_list_yet_does_not_wait_for_it() {
             thread::sleep(Duration::from_millis(20));
         }
     });
-    let fetching = Fetching::new(Settings {
+    let fetching = Fetching::new(FetchSettings {
         // longer than a node waits
         time: Duration::from_secs(600),
         ..settings(&server)

@@ -8,7 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::json;
 use support::swtpm::Swtpm;
 use tpm::{KeySource, Location, Tpm};
-use verifier::vtpm::{self, Machine};
+use verifier::vtpm::{self, VariantData};
 use verifier::{Issuer, hcl};
 
 pub const USER_DATA: &[u8] = b"the hash of a certificate's key.";
@@ -113,8 +113,8 @@ impl CloudTpm {
         self.tpm.location().parse().unwrap()
     }
 
-    pub fn issue(&self, machine: impl Machine + 'static) -> Vec<u8> {
-        vtpm::Issuer::new(self.location(), None, Arc::new(machine))
+    pub fn issue(&self, machine: impl VariantData + 'static) -> Vec<u8> {
+        vtpm::TpmIssuer::new(self.location(), None, Arc::new(machine))
             .issue(USER_DATA, NONCE)
             .unwrap()
     }

@@ -22,8 +22,10 @@ use serde_json::{Value, json};
 use services::join_service::evidence::RemoteIssuer;
 use support::foreign::go_module;
 use tpm::{KeySource, Tpm};
-use verifier::ak_certificate::{self, Root};
-use verifier::gcp_sev_es::{CERTIFICATE_INDEX, Firmware, GoogleMachine, ROOTS, VARIANT, instance};
+use verifier::ak_certificate::{self, AkRoot};
+use verifier::gcp_sev_es::{
+    CERTIFICATE_INDEX, GoogleFirmware, GoogleMachine, ROOTS, VARIANT, instance,
+};
 use verifier::instance::CloudRequirements;
 use verifier::quote::Attest;
 use verifier::sources::Sources;
@@ -120,7 +122,7 @@ impl Machine {
     pub fn issuer(&self) -> Arc<dyn Issuer> {
         let machine = Arc::new(GoogleMachine::new(self.host.url()));
         let log = Some(PathBuf::from(self.cloud.path("log")));
-        Arc::new(vtpm::Issuer::new(self.cloud.location(), log, machine))
+        Arc::new(vtpm::TpmIssuer::new(self.cloud.location(), log, machine))
     }
 }
 
@@ -416,7 +418,7 @@ fn a_log_with_other_types_does_not_change_what_google_measured() {
         events.collect::<Vec<_>>()
     };
     let value = pcr_0(&all);
-    let judge = |kinds: &[u32]| Firmware::measured(&log_of(&typed(kinds)), &value);
+    let judge = |kinds: &[u32]| GoogleFirmware::measured(&log_of(&typed(kinds)), &value);
     for kinds in [
         [8, 0x11, 4, 0x11],
         [8, EV_IPL, 4, 0x11],
@@ -441,7 +443,7 @@ fn a_log_with_other_types_does_not_change_what_google_measured() {
     let mut added = genuine.clone();
     added.insert(1, silent(1, &events("1", 4)));
     added.insert(0, silent(2, &genuine));
-    let firmware = Firmware::measured(&log_of(&added), &pcr_0(&added)).unwrap();
+    let firmware = GoogleFirmware::measured(&log_of(&added), &pcr_0(&added)).unwrap();
     assert_eq!((firmware.version, firmware.technology), (1, 0));
 
     // each separator of the specification ends the firmware's part, and no other event does
@@ -454,7 +456,7 @@ fn a_log_with_other_types_does_not_change_what_google_measured() {
         for kind in [4, EV_IPL] {
             let mut events = all.clone();
             events[2] = (kind, separator.to_vec());
-            let firmware = Firmware::measured(&log_of(&events), &pcr_0(&events));
+            let firmware = GoogleFirmware::measured(&log_of(&events), &pcr_0(&events));
             let is_accepted = firmware.as_ref().is_ok_and(|it| it.technology == 0);
             assert_eq!(
                 is_accepted,
@@ -464,14 +466,14 @@ fn a_log_with_other_types_does_not_change_what_google_measured() {
             assert!(is_accepted || firmware.is_err());
         }
     }
-    let error = Firmware::measured(&log_of(&all[..2]), &pcr_0(&all[..2])).unwrap_err();
+    let error = GoogleFirmware::measured(&log_of(&all[..2]), &pcr_0(&all[..2])).unwrap_err();
     assert!(error.text.contains("no separator"), "{error}");
 
     // the data of an event is accepted only if its hash is the measured digest
     let mut log = log_of(&genuine);
     let at = log.windows(16).position(|it| it == b"GCE NonHostInfo\0");
     log[at.unwrap() + 16] = 4;
-    let error = Firmware::measured(&log, &pcr_0(&genuine)).unwrap_err();
+    let error = GoogleFirmware::measured(&log, &pcr_0(&genuine)).unwrap_err();
     assert!(error.text.contains("does not show"), "{error}");
 }
 
@@ -480,7 +482,7 @@ fn a_machine_without_metadata_says_so() {
     let cloud = CloudTpm::gce();
     let host = Host::start();
     let machine = Arc::new(GoogleMachine::new(host.url()));
-    let issuer = vtpm::Issuer::new(cloud.location(), None, machine);
+    let issuer = vtpm::TpmIssuer::new(cloud.location(), None, machine);
     let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
     assert!(
         error.contains("/computeMetadata/v1/instance/zone: expected status 200, got 404"),
@@ -555,8 +557,8 @@ fn go_tpm_tools() -> PathBuf {
     go_module("event_logs_go", "github.com/google/go-tpm-tools").join("internal/test")
 }
 
-fn of_google() -> Vec<Root> {
-    Root::demanded(&CloudRequirements::default(), ROOTS).unwrap()
+fn of_google() -> Vec<AkRoot> {
+    AkRoot::demanded(&CloudRequirements::default(), ROOTS).unwrap()
 }
 
 /// Certificates of shielded VMs, of 2022. Those of endorsement keys differ in their key usage only.
@@ -762,7 +764,7 @@ fn genuine_attestations_of_google_have_the_certified_key_and_googles_firmware() 
             .unwrap();
         let is_0 = |entry: &Vec<u8>| fields(entry, 1).first().is_none_or(|index| index[0] == 0);
         let pcr_0 = fields(&sha256, 2).into_iter().find(is_0).unwrap();
-        let firmware = Firmware::measured(&log, &fields(&pcr_0, 2)[0]).unwrap();
+        let firmware = GoogleFirmware::measured(&log, &fields(&pcr_0, 2)[0]).unwrap();
         assert!(firmware.version >= 1, "{firmware:?}");
     }
 }
@@ -784,9 +786,9 @@ fn genuine_logs_of_google_say_what_encrypts_the_memory() {
                 pcr_0 = sha256(&[&pcr_0, event.sha256.unwrap()]);
             }
         }
-        let firmware = Firmware::measured(&log, &pcr_0).unwrap();
+        let firmware = GoogleFirmware::measured(&log, &pcr_0).unwrap();
         assert_eq!(firmware.technology, technology, "{file}");
         pcr_0[0] ^= 1;
-        assert!(Firmware::measured(&log, &pcr_0).is_err());
+        assert!(GoogleFirmware::measured(&log, &pcr_0).is_err());
     }
 }

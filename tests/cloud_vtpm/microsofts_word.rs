@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use collateral::{Fetching, Microsoft, Settings};
+use collateral::{FetchSettings, Fetching, Microsoft};
 use hardware::snp::report::Report;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -62,14 +62,14 @@ impl Maa {
         Fetching::new(self.settings()).unwrap()
     }
 
-    fn settings(&self) -> Settings {
-        Settings {
+    fn settings(&self) -> FetchSettings {
+        FetchSettings {
             kds: None,
             pcs: None,
             maa: Some(Microsoft {
                 ca: Some(self.server.ca()),
             }),
-            ..Settings::default()
+            ..FetchSettings::default()
         }
     }
 
@@ -386,7 +386,7 @@ fn the_authorities_of_other_servers_do_not_count_for_microsofts() {
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     let maa = Maa::vouching_for(&document);
     let another = Server::start(|_| Answer::status("404 Not Found"));
-    let sources: Arc<dyn Sources> = Fetching::new(Settings {
+    let sources: Arc<dyn Sources> = Fetching::new(FetchSettings {
         ca: Some(maa.server.ca()),
         maa: Some(Microsoft {
             ca: Some(another.ca()),
@@ -496,7 +496,7 @@ fn a_service_that_is_away_is_named_however_often_a_machine_tries_and_its_return_
     claims.lock().unwrap()["iss"] = server.url().into();
     let maa = Maa { server, claims };
     // shorter than the pause that the service demands, so that no call repeats its request
-    let settings = Settings {
+    let settings = FetchSettings {
         time: Duration::from_millis(1900),
         ..maa.settings()
     };
@@ -529,7 +529,7 @@ fn a_wrong_list_of_authorities_matters_to_those_alone_who_ask_microsoft() {
     let machine = Machine::start(|_| (), |_| ());
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     let maa = Maa::vouching_for(&document);
-    let sources: Arc<dyn Sources> = Fetching::new(Settings {
+    let sources: Arc<dyn Sources> = Fetching::new(FetchSettings {
         maa: Some(Microsoft {
             ca: Some("/no-cert-file.crt".into()),
         }),

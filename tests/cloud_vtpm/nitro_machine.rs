@@ -57,7 +57,7 @@ impl Setting {
     /// The issuer of the variant, with the TPM at this location and the metadata service of the tests.
     fn issuer_at(&self, location: Location) -> Arc<dyn Issuer> {
         let machine = AwsMachine::new(self.host.url(), Some(Arc::new(Documents::default())));
-        Arc::new(vtpm::Issuer::new(location, None, Arc::new(machine)))
+        Arc::new(vtpm::TpmIssuer::new(location, None, Arc::new(machine)))
     }
 
     /// A policy that requires the value of PCR 4 that the TPM has.

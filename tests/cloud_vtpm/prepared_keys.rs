@@ -18,7 +18,7 @@ use tpm::{Bank, KeySource, Tpm};
 use verifier::hcl::{self, HardwareReport, HclReport, RuntimeData};
 use verifier::quote::{Attest, Key};
 use verifier::refusal::Kind;
-use verifier::vtpm::{self, Machine, PlatformVerifier, Quoted};
+use verifier::vtpm::{self, PlatformVerifier, Quoted, VariantData};
 use verifier::{
     Identified, IssueError, KeyName, Measurement, Oid, PlatformClaims, Policy, Refusal, Validator,
 };
@@ -26,7 +26,7 @@ use verifier::{
 /// A machine with a prepared key and nothing that endorses it.
 struct Prepared(KeySource);
 
-impl Machine for Prepared {
+impl VariantData for Prepared {
     fn oid(&self) -> Oid {
         &[]
     }
@@ -39,7 +39,7 @@ impl Machine for Prepared {
 /// A machine of Azure: its instance info is the report of the paravisor.
 struct Azure;
 
-impl Machine for Azure {
+impl VariantData for Azure {
     fn oid(&self) -> Oid {
         &[]
     }
@@ -105,7 +105,7 @@ fn identify(
         warn_only: false,
     };
     let policy = Policy::new(BTreeMap::from([(15, zero)])).unwrap();
-    vtpm::Validator::new(Arc::new(policy), Arc::new(verifier))
+    vtpm::VtpmValidator::new(Arc::new(policy), Arc::new(verifier))
         .judge(&verifier::Evidence::new(document, nonce))
         .map_err(|error| error.to_string())
 }

@@ -4,8 +4,8 @@ use common::long_certificate::with_long_algorithm;
 use rcgen::KeyPair;
 use rustls::pki_types::UnixTime;
 use serde_json::json;
-use tpm::{Endorsement, EndorsementKind};
-use verifier::ak_certificate::{self, Root};
+use tpm::{EndorsementKind, KeyEndorsement};
+use verifier::ak_certificate::{self, AkRoot};
 use verifier::gcp_sev_es::{ROOTS, usage};
 use verifier::instance::CloudRequirements;
 use verifier::nitro_document::NitroDocument;
@@ -20,8 +20,8 @@ fn a_refusal_is_short_whatever_a_certificate_has() {
     let authority = Authority::new();
     let demands: CloudRequirements =
         serde_json::from_value(json!({"roots": [authority.root_pem()]})).unwrap();
-    let roots = Root::demanded(&demands, ROOTS).unwrap();
-    let of_vendor = [endorsement::roots::Root::parse(authority.root_pem()).unwrap()];
+    let roots = AkRoot::demanded(&demands, ROOTS).unwrap();
+    let of_vendor = [endorsement::roots::TpmRoot::parse(authority.root_pem()).unwrap()];
     let pair = KeyPair::generate().unwrap();
     let key = PublicKey::of_pair(&pair);
     let now = UnixTime::now();
@@ -39,7 +39,7 @@ fn a_refusal_is_short_whatever_a_certificate_has() {
         assert_eq!(error.kind, Kind::Certificate, "{what}");
         let error = error.to_string();
         assert!(error.contains(why) && error.len() < 1000, "{what}: {error}");
-        let endorsement = Endorsement {
+        let endorsement = KeyEndorsement {
             kind: EndorsementKind::P256,
             certificate,
             chain: vec![],

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hardware::snp::chain::Fetched;
-use hardware::snp::report::{Report, Signer};
+use hardware::snp::report::{Report, ReportSigner};
 use hardware::snp::tcb::Product;
 use hardware::{Cause, Unavailable};
 use serde_json::{Value, json};
@@ -77,14 +77,14 @@ pub fn aws_with(
     documents: Option<Arc<dyn Documents>>,
 ) -> Arc<dyn Issuer> {
     let machine = Arc::new(AwsSnpMachine::new(chip, documents));
-    Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
+    Arc::new(vtpm::TpmIssuer::new(cloud.location(), None, machine))
 }
 
 fn google(machine: &gcp_sev_es::Machine, chip: Arc<Chip>) -> Arc<dyn Issuer> {
     let log = Some(machine.cloud.path("log").into());
     let location = machine.cloud.location();
     let machine = Arc::new(GoogleSnpMachine::new(machine.host.url(), chip));
-    Arc::new(vtpm::Issuer::new(location, log, machine))
+    Arc::new(vtpm::TpmIssuer::new(location, log, machine))
 }
 
 /// The root of the tests, as a policy of Constellation names one.
@@ -243,7 +243,7 @@ impl Sources for OfAmd {
         true
     }
 
-    fn snp_authority(&self, _: Product, _: Signer) -> Result<Arc<Fetched>, Unavailable> {
+    fn snp_authority(&self, _: Product, _: ReportSigner) -> Result<Arc<Fetched>, Unavailable> {
         Ok(Arc::new(Fetched {
             leaf: None,
             intermediate: Hierarchy::get().certificate("ask").to_vec(),

@@ -5,9 +5,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use bootstrapper::trust::platform;
-use bootstrapper::trust::service_trust::{self, Proof, ServiceTrust};
+use bootstrapper::trust::service_trust::{self, ServiceProof, ServiceTrust};
 use common::evidence::{self, Bringing};
-use node::service_trust::{ClusterId, Settings};
+use node::service_trust::{ClusterId, TrustSettings};
 use proto::attested::Collateral;
 use serde_json::{Value, json};
 use tpm::{Location, Tpm};
@@ -59,7 +59,7 @@ fn trust_with(
         members,
     );
     std::fs::write(&file, policy.to_string()).unwrap();
-    let settings = Settings {
+    let settings = TrustSettings {
         require_strong: true,
         cluster,
     };
@@ -69,7 +69,7 @@ fn trust_with(
 }
 
 /// Connects the node to a join service; returns what the service proved, or why it is refused.
-fn join(trust: &ServiceTrust, service: Arc<dyn Issuer>) -> Result<Proof, String> {
+fn join(trust: &ServiceTrust, service: Arc<dyn Issuer>) -> Result<ServiceProof, String> {
     let judge = trust.judge().unwrap();
     let client = atls::Client::new(None, None)
         .verify_strong(Some(verifier::judge(judge.clone())))
@@ -87,7 +87,7 @@ fn boot(tpm: &Location, is_member: bool) {
     }
 }
 
-fn expect_refused(joined: Result<Proof, String>, why: &str) {
+fn expect_refused(joined: Result<ServiceProof, String>, why: &str) {
     let refused = joined.unwrap_err();
     assert!(refused.contains(why), "{refused}, expected {why}");
 }
@@ -110,7 +110,7 @@ impl Nitro {
     fn issuer(&self) -> Arc<dyn Issuer> {
         let machine = AwsMachine::new(self.host.url(), Some(Arc::new(Documents::default())));
         let location = self.tpm.location();
-        Arc::new(vtpm::Issuer::new(location, None, Arc::new(machine)))
+        Arc::new(vtpm::TpmIssuer::new(location, None, Arc::new(machine)))
     }
 
     /// Claims the image: the SHA-256 register is right, as in a quote by another key, and the one that AWS signs is not.
@@ -148,7 +148,7 @@ fn a_node_at_aws_demands_the_sha_384_registers_that_it_has_itself() {
     let program = CloudTpm::start();
     boot(&program.location(), true);
     let of_program = Arc::new(AwsMachine::new(member.host.url(), None));
-    let of_program = vtpm::Issuer::new(program.location(), None, of_program);
+    let of_program = vtpm::TpmIssuer::new(program.location(), None, of_program);
 
     let strict = trust(&aws_nitro_tpm::VARIANT, &tpm, &roots).unwrap();
     let proof = join(&strict, member.issuer()).unwrap();
@@ -174,7 +174,7 @@ fn a_node_at_aws_with_sev_snp_demands_the_same() {
     let member = Nitro::start(&authority);
     boot(&member.tpm.location(), true);
     let machine = AwsSnpMachine::new(Chip::new(|_| ()), Some(Arc::new(Documents::default())));
-    let issuer = vtpm::Issuer::new(member.tpm.location(), None, Arc::new(machine));
+    let issuer = vtpm::TpmIssuer::new(member.tpm.location(), None, Arc::new(machine));
     join(&strict, Arc::new(issuer)).unwrap();
     // this hypervisor signs a bank of zeros, as for a machine with another image
     let other = CloudTpm::start();

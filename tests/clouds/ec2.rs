@@ -6,8 +6,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use collateral::{Cause, Ec2Caller, Fetching, Settings, Unavailable};
-use verifier::instance::Instance;
+use collateral::{Cause, Ec2Caller, FetchSettings, Fetching, Unavailable};
+use verifier::instance::CloudInstance;
 use verifier::sources::{Sources, offline};
 
 use super::aws::{refusal, xml};
@@ -24,12 +24,12 @@ fn sources(
     time: Duration,
 ) -> Arc<Fetching> {
     let place = place.map(str::to_owned);
-    Fetching::new(Settings {
+    Fetching::new(FetchSettings {
         kds: None,
         pcs: None,
         ec2: Some(Ec2Caller { place, variables }),
         time,
-        ..Settings::default()
+        ..FetchSettings::default()
     })
     .unwrap()
 }
@@ -78,12 +78,12 @@ fn ec2_says_account_zone_and_image_of_a_machine_in_moto() {
     for machine in moto.cluster["machines"].as_array().unwrap() {
         let text = |name: &str| machine[name].as_str().unwrap().to_owned();
         let got = sources.ec2_instance(&text("instanceId")).unwrap();
-        let expected = Instance {
+        let expected = CloudInstance {
             id: Some(text("instanceId")),
             account: Some("123456789012".into()),
             zone: Some(text("availabilityZone")),
             image: moto.cluster["image"].as_str().map(str::to_owned),
-            ..Instance::default()
+            ..CloudInstance::default()
         };
         assert_eq!(*got, expected);
     }
@@ -391,11 +391,11 @@ fn who_does_not_ask_says_so() {
     assert_eq!(error.cause, Cause::Unreachable);
     let about = "cannot ask EC2 about";
     assert!(error.to_string().contains(about), "{error}");
-    let closed = Settings {
+    let closed = FetchSettings {
         kds: None,
         pcs: None,
         ec2: None,
-        ..Settings::default()
+        ..FetchSettings::default()
     };
     let error = refused(&Fetching::new(closed).unwrap(), ID);
     assert_eq!(error.cause, Cause::Offline, "{error}");

@@ -16,14 +16,14 @@ use base::der::{OBJECT_IDENTIFIER, SEQUENCE, element};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use collateral::parsers::{self, Item};
-use collateral::{Cause, Fetching, Kept, Settings, Unavailable, Update};
+use collateral::{Cause, FetchSettings, Fetching, Kept, Unavailable, Update};
 use hardware::snp;
 use hardware::snp::chain::{Chain, Fetched};
-use hardware::snp::report::{Report, Signer};
+use hardware::snp::report::{Report, ReportSigner};
 use hardware::snp::requirements::SnpRequirements;
 use hardware::snp::tcb::Product;
 use hardware::tdx::tcb::TcbStatus;
-use hardware::tdx::{Collateral, Quote, Verifier};
+use hardware::tdx::{TdxCollateral, TdxQuote, Verifier};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CustomExtension, DnType,
     IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, SerialNumber,
@@ -143,7 +143,7 @@ fn snp_hex(bytes: &[u8]) -> String {
 }
 
 /// A genuine quote with its collateral, from the package `dcap-qvl`.
-fn tdx() -> (Vec<u8>, Collateral) {
+fn tdx() -> (Vec<u8>, TdxCollateral) {
     let samples = rust_crate("dcap_qvl", "dcap-qvl").join("sample");
     let collateral = fs::read(samples.join("tdx_quote_collateral.json")).unwrap();
     let quote = fs::read(samples.join("tdx_quote")).unwrap();
@@ -208,37 +208,37 @@ fn pcs(target: &str) -> Answer {
 }
 
 /// Returns settings that use one server for everything.
-fn settings(server: &Server) -> Settings {
-    Settings {
+fn settings(server: &Server) -> FetchSettings {
+    FetchSettings {
         kds: Some(server.url()),
         pcs: Some(server.url()),
         issuers: Some(server.url()),
         ca: Some(server.ca()),
         time: Duration::from_secs(60),
         clock: || JULY_2025,
-        ..Settings::default()
+        ..FetchSettings::default()
     }
 }
 
-fn kept(server: &Server, folder: &Path) -> Settings {
-    Settings {
+fn kept(server: &Server, folder: &Path) -> FetchSettings {
+    FetchSettings {
         kept: Kept::Directory(folder.into()),
         ..settings(server)
     }
 }
 
-fn offline(kept: Kept) -> Settings {
-    Settings {
+fn offline(kept: Kept) -> FetchSettings {
+    FetchSettings {
         kds: None,
         pcs: None,
         issuers: None,
         kept,
         clock: || JULY_2025,
-        ..Settings::default()
+        ..FetchSettings::default()
     }
 }
 
-fn fetching(settings: Settings) -> Arc<Fetching> {
+fn fetching(settings: FetchSettings) -> Arc<Fetching> {
     Fetching::new(settings).unwrap()
 }
 
@@ -257,9 +257,9 @@ fn verify_milan(fetched: &Fetched) {
     let _ = snp::verify(&report, &chain, &SnpRequirements::default(), now);
 }
 
-fn tdx_collateral(sources: &Fetching) -> Result<Arc<Collateral>, Unavailable> {
+fn tdx_collateral(sources: &Fetching) -> Result<Arc<TdxCollateral>, Unavailable> {
     let (quote, _) = tdx();
-    sources.tdx_collateral(&Quote::parse(&quote).unwrap())
+    sources.tdx_collateral(&TdxQuote::parse(&quote).unwrap())
 }
 
 /// Waits until a condition holds; the limit is long enough for a machine under load.
@@ -435,18 +435,18 @@ fn the_requests_to_a_pccs_are_those_that_intel_publishes() {
         (Update::Standard, "update=standard"),
     ] {
         let server = Server::start(pcs);
-        let sources = fetching(Settings {
+        let sources = fetching(FetchSettings {
             pcs: Some(server.url() + "/sgx/certification/v4/"),
             update,
             ..settings(&server)
         });
         let (bytes, genuine) = tdx();
-        let quote = Quote::parse(&bytes).unwrap();
+        let quote = TdxQuote::parse(&bytes).unwrap();
         let fetched = sources.tdx_collateral(&quote).unwrap();
         assert_eq!(fetched.tcb_info, genuine.tcb_info);
         assert_eq!(fetched.root_ca_crl, genuine.root_ca_crl);
         let verified = Verifier::of_intel().unwrap().verify(
-            Quote::parse(&bytes).unwrap(),
+            TdxQuote::parse(&bytes).unwrap(),
             &fetched,
             JULY_2025,
         );
@@ -635,7 +635,7 @@ fn collateral_that_is_not_what_was_asked_for_is_refused_by_name() {
         assert!(error.to_string().contains(why), "{why}: {error}");
     }
     let server = Server::start(pcs);
-    let late = Settings {
+    let late = FetchSettings {
         clock: || AUGUST_2025,
         ..settings(&server)
     };
@@ -655,7 +655,7 @@ fn replaced(body: Vec<u8>, old: &str, new: &str) -> Vec<u8> {
 #[test]
 fn a_server_whose_certificate_is_not_trusted_gets_no_request() {
     let (server, other) = (Server::start(kds), Server::start(kds));
-    let sources = fetching(Settings {
+    let sources = fetching(FetchSettings {
         ca: Some(other.ca()),
         time: Duration::from_secs(1),
         ..settings(&server)
@@ -715,12 +715,12 @@ fn shared_flag() -> (Arc<AtomicBool>, Arc<AtomicBool>) {
 }
 
 /// Returns settings for two servers, and the folder of the file with the certificates of both.
-fn amd_and_intel(amd: &Server, intel: &Server) -> (Settings, tempfile::TempDir) {
+fn amd_and_intel(amd: &Server, intel: &Server) -> (FetchSettings, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let ca = folder.path().join("ca.pem");
     let read = |server: &Server| fs::read_to_string(server.ca()).unwrap();
     fs::write(&ca, read(amd) + &read(intel)).unwrap();
-    let settings = Settings {
+    let settings = FetchSettings {
         kds: Some(amd.url()),
         pcs: Some(intel.url()),
         ca: Some(ca),
@@ -750,7 +750,7 @@ fn a_slow_answer_delays_the_validations_of_its_chip_only() {
     wait_until("the slow request arrives", || server.count("?blSPL") == 1);
     verify_milan(&sources.snp_certificates(&milan(), Product::Milan).unwrap());
     assert!(!waiting.is_finished());
-    let hurried = fetching(Settings {
+    let hurried = fetching(FetchSettings {
         time: Duration::from_millis(200),
         ..settings(&server)
     });
@@ -825,7 +825,9 @@ fn unknown_chips_hold_up_a_few_validations_and_no_known_chip() {
     };
     wait_until("8 of 24 are refused", || refused(&waiting) == 8);
     verify_milan(&sources.snp_certificates(&milan(), Product::Milan).unwrap());
-    let list = sources.snp_authority(Product::Turin, Signer::Vcek).unwrap();
+    let list = sources
+        .snp_authority(Product::Turin, ReportSigner::Vcek)
+        .unwrap();
     assert!(list.revoked.is_ok());
     let (done, still): (Vec<_>, Vec<_>) = waiting.drain(..).partition(|it| it.is_finished());
     assert_eq!((done.len(), still.len()), (8, 16));
@@ -880,7 +882,7 @@ fn an_unknown_authority_holds_up_a_few_validations_and_no_known_chip() {
 fn requests_for_chips_are_limited_and_nothing_else_is() {
     let (amd_server, intel) = (Server::start(kds), Server::start(pcs));
     let (settings, folder) = amd_and_intel(&amd_server, &intel);
-    let settings = Settings {
+    let settings = FetchSettings {
         kept: Kept::Directory(folder.path().join("cache")),
         ..settings
     };
@@ -897,7 +899,9 @@ fn requests_for_chips_are_limited_and_nothing_else_is() {
     assert!(amd_server.count("?blSPL") < 250);
     // a chip that is kept, a list, and the items of other publishers
     verify_milan(&sources.snp_certificates(&milan(), Product::Milan).unwrap());
-    let list = sources.snp_authority(Product::Turin, Signer::Vcek).unwrap();
+    let list = sources
+        .snp_authority(Product::Turin, ReportSigner::Vcek)
+        .unwrap();
     assert!(list.revoked.is_ok());
     tdx_collateral(&sources).unwrap();
 }
@@ -913,7 +917,9 @@ fn a_pause_for_chips_is_none_for_lists() {
         .snp_certificates(&milan(), Product::Milan)
         .unwrap_err();
     assert_eq!(error.cause, Cause::Busy, "{error}");
-    let list = sources.snp_authority(Product::Milan, Signer::Vcek).unwrap();
+    let list = sources
+        .snp_authority(Product::Milan, ReportSigner::Vcek)
+        .unwrap();
     assert!(list.revoked.is_ok());
 }
 
@@ -923,16 +929,20 @@ fn the_authority_is_there_and_a_kept_list_counts_while_the_server_is_away() {
     let genuine = list("Milan");
     fs::write(folder.path().join("vcek-milan.crl"), &genuine).unwrap();
     let server = Server::start(kds);
-    let sources = fetching(Settings {
+    let sources = fetching(FetchSettings {
         kds: Some("https://localhost:1".into()),
         time: Duration::from_secs(2),
         ..kept(&server, folder.path())
     });
-    let of_milan = sources.snp_authority(Product::Milan, Signer::Vcek).unwrap();
+    let of_milan = sources
+        .snp_authority(Product::Milan, ReportSigner::Vcek)
+        .unwrap();
     assert_eq!(of_milan.intermediate, amd_der("milan", "ask"));
     assert_eq!(of_milan.revoked.as_ref(), Ok(&genuine));
     // no item of Turin is kept
-    let of_turin = sources.snp_authority(Product::Turin, Signer::Vcek).unwrap();
+    let of_turin = sources
+        .snp_authority(Product::Turin, ReportSigner::Vcek)
+        .unwrap();
     assert_eq!(of_turin.intermediate, amd_der("turin", "ask"));
     assert!(of_turin.revoked.is_err());
     for (product, name) in [
@@ -940,9 +950,9 @@ fn the_authority_is_there_and_a_kept_list_counts_while_the_server_is_away() {
         (Product::Genoa, "genoa"),
         (Product::Turin, "turin"),
     ] {
-        let ask = snp::chain::authority(product, Signer::Vcek).unwrap();
+        let ask = snp::chain::authority(product, ReportSigner::Vcek).unwrap();
         assert_eq!(ask, amd_der(name, "ask"));
-        assert!(snp::chain::authority(product, Signer::Vlek).is_some_and(|asvk| asvk != ask));
+        assert!(snp::chain::authority(product, ReportSigner::Vlek).is_some_and(|asvk| asvk != ask));
     }
 }
 
@@ -952,7 +962,7 @@ fn a_list_that_cannot_be_had_delays_one_validation_at_most() {
         true => Answer::status("500 Internal Server Error"),
         false => kds(target),
     });
-    let sources = fetching(Settings {
+    let sources = fetching(FetchSettings {
         time: Duration::from_secs(2),
         ..settings(&server)
     });
@@ -977,12 +987,12 @@ fn only_the_first_validation_waits_for_a_list_that_does_not_come() {
         drop(changed.wait_while(guard, |open| !*open).unwrap());
         kds(target)
     });
-    let sources = fetching(Settings {
+    let sources = fetching(FetchSettings {
         time: Duration::from_secs(2),
         ..settings(&server)
     });
     let has_list = || {
-        let of_milan = sources.snp_authority(Product::Milan, Signer::Vcek);
+        let of_milan = sources.snp_authority(Product::Milan, ReportSigner::Vcek);
         of_milan.unwrap().revoked.is_ok()
     };
     assert!(!has_list());
@@ -1005,13 +1015,17 @@ fn no_report_keeps_a_validator_from_the_list_of_a_machine_that_sends_its_certifi
         false => Answer::status("404 Not Found"),
     });
     let sources = fetching(settings(&server));
-    let fetched = sources.snp_authority(Product::Milan, Signer::Vcek).unwrap();
+    let fetched = sources
+        .snp_authority(Product::Milan, ReportSigner::Vcek)
+        .unwrap();
     assert_eq!(fetched.leaf, None);
     assert!(fetched.revoked.is_ok());
     assert_eq!(server.targets().len(), 1, "{:?}", server.targets());
     // known now
     assert_eq!(
-        sources.snp_authority(Product::Milan, Signer::Vcek).unwrap(),
+        sources
+            .snp_authority(Product::Milan, ReportSigner::Vcek)
+            .unwrap(),
         fetched
     );
     assert_eq!(server.targets().len(), 1, "{:?}", server.targets());
@@ -1023,7 +1037,7 @@ fn what_was_fetched_outlives_the_program_and_the_servers() {
     let cache = folder.path().join("cache");
     let (amd_server, intel) = (Server::start(kds), Server::start(pcs));
     let (settings, _ca) = amd_and_intel(&amd_server, &intel);
-    let sources = fetching(Settings {
+    let sources = fetching(FetchSettings {
         kept: Kept::Directory(cache.clone()),
         ..settings
     });
@@ -1048,7 +1062,7 @@ fn what_was_fetched_outlives_the_program_and_the_servers() {
     );
     // with the list of revoked certificates, which is valid still
     assert!(fetched.revoked.is_ok());
-    let list = sources.snp_authority(Product::Milan, Signer::Vcek);
+    let list = sources.snp_authority(Product::Milan, ReportSigner::Vcek);
     assert_eq!(list.unwrap().revoked, fetched.revoked);
     assert_eq!(tdx_collateral(&sources).unwrap(), collateral);
     let error = sources
@@ -1109,7 +1123,7 @@ fn old_collateral_is_used_while_it_is_valid_and_renewed_in_the_background() {
     // the server does not answer: the old item is used until it ends, and no longer
     set_age(2 * 86_400);
     let away = |clock| {
-        fetching(Settings {
+        fetching(FetchSettings {
             pcs: Some("https://localhost:1".into()),
             time: Duration::from_secs(1),
             clock,
@@ -1130,12 +1144,12 @@ fn old_collateral_is_used_while_it_is_valid_and_renewed_in_the_background() {
 fn collateral_at_hand_makes_no_request_but_that_of_its_renewal() {
     static NOW: AtomicU64 = AtomicU64::new(JULY_2025);
     let server = Server::start(pcs);
-    let sources = fetching(Settings {
+    let sources = fetching(FetchSettings {
         clock: || NOW.load(Ordering::SeqCst),
         ..settings(&server)
     });
     let (quote, _) = tdx();
-    let at_hand = || sources.tdx_collateral_at_hand(&Quote::parse(&quote).unwrap());
+    let at_hand = || sources.tdx_collateral_at_hand(&TdxQuote::parse(&quote).unwrap());
     assert_eq!(at_hand(), None);
     let fetched = tdx_collateral(&sources).unwrap();
     assert_eq!(at_hand(), Some(fetched.clone()));
@@ -1191,7 +1205,10 @@ fn altered_contents_are_refused_or_are_what_was_asked_for() {
     };
     for (item, genuine) in [
         (vcek, amd("vcek_milan.der")),
-        (Item::Revoked(Product::Milan, Signer::Vcek), list("Milan")),
+        (
+            Item::Revoked(Product::Milan, ReportSigner::Vcek),
+            list("Milan"),
+        ),
         (of_platform, json),
     ] {
         item.read(&genuine).unwrap();

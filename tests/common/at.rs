@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use attest::Identity;
+use attest::MachineIdentity;
 use rustls::pki_types::UnixTime;
 use verifier::refusal::Refusal;
-use verifier::{Challenge, Evidence, Identified, Properties, Validator};
+use verifier::{CredentialChallenge, Evidence, Identified, Properties, Validator};
 
 /// A validator that judges each peer at this time, in seconds since 1970.
 pub struct At(pub u64, pub Arc<dyn Validator>);
@@ -16,7 +16,7 @@ impl Validator for At {
         self.1.properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         self.1.challenge(peer)
     }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rpc::grpc::{CallOptions, Channel};
 use verifier::refusal::Kind;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
-    Validator,
+    CredentialChallenge, Evidence, Identified, IssueError, Issuer, MachineIdentity, Oid,
+    Properties, Refusal, Validator,
 };
 
 /// A dummy attestation that any peer can issue. A peer that has it is accepted; a peer without it is refused.
@@ -38,7 +38,7 @@ impl Validator for Anybody {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         Ok(None)
     }
 

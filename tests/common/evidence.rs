@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bootstrapper::trust::evidence::{self, Attester};
 use proto::attested::Collateral;
-use verifier::{Identity, IssueError, Issuer, Oid, Request};
+use verifier::{DocumentRequest, IssueError, Issuer, MachineIdentity, Oid};
 
 /// Starts a host that gives this evidence at a socket until the process ends. It replaces an earlier host at the socket.
 pub fn give(evidence: Attester, socket: &Path) {
@@ -49,11 +49,11 @@ impl Issuer for Bringing {
         self.issuer.issue(user_data, nonce)
     }
 
-    fn identity(&self) -> Result<Identity, IssueError> {
+    fn identity(&self) -> Result<MachineIdentity, IssueError> {
         self.issuer.identity()
     }
 
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+    fn prove(&self, request: &DocumentRequest<'_>) -> Result<Vec<u8>, IssueError> {
         self.issuer.prove(request)
     }
 

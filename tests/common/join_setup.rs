@@ -122,9 +122,9 @@ impl Setup {
     }
 
     /// Returns the access that the join service's account has, or that of the member controller.
-    pub fn account(&self, cluster: &Cluster, name: &str) -> client::Config {
+    pub fn account(&self, cluster: &Cluster, name: &str) -> client::ApiAccess {
         let folder = self.dir.path().join(folder_of(name));
-        client::Config::of_service_account(&cluster.server(), &folder).unwrap()
+        client::ApiAccess::of_service_account(&cluster.server(), &folder).unwrap()
     }
 
     /// Returns what the member controller needs. It asks no members.
@@ -190,7 +190,7 @@ impl Setup {
 
     /// Gives it those that it has if it also publishes results as this issuer.
     pub fn permit_watch_of(&self, issuer: &str) {
-        let settings = services::Settings {
+        let settings = services::ServiceSettings {
             watch: Some("600".into()),
             watch_issuer: Some(issuer.into()),
             ..settings(POLICY)

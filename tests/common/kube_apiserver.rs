@@ -11,7 +11,7 @@ use std::time::Duration;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kubernetes::client::{Client, Config, DAEMON_SETS};
+use kubernetes::client::{ApiAccess, Client, DAEMON_SETS};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -579,8 +579,8 @@ fn start_etcd(folder: &Path, programs: &Path, [client, peer, _]: [u16; 3]) -> Pr
     )
 }
 
-pub fn config(kubeconfig: &str) -> Config {
-    Config::from_kubeconfig(kubeconfig, "admin.conf", Path::new("/nowhere")).unwrap()
+pub fn config(kubeconfig: &str) -> ApiAccess {
+    ApiAccess::from_kubeconfig(kubeconfig, "admin.conf", Path::new("/nowhere")).unwrap()
 }
 
 fn programs() -> PathBuf {

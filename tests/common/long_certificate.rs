@@ -1,11 +1,11 @@
 //! Certificates that make the errors of libraries long.
 
-use base::der::{self, Reader, element};
+use base::der::{self, DerReader, element};
 
 /// Returns a certificate with an algorithm of this many bytes in place of its own. Its signature is wrong.
 pub fn with_long_algorithm(certificate: &[u8], len: usize) -> Vec<u8> {
-    let mut parts = Reader::new(Reader::new(certificate).expect(der::SEQUENCE).unwrap());
-    let mut fields = Reader::new(parts.expect(der::SEQUENCE).unwrap());
+    let mut parts = DerReader::new(DerReader::new(certificate).expect(der::SEQUENCE).unwrap());
+    let mut fields = DerReader::new(parts.expect(der::SEQUENCE).unwrap());
     parts.expect(der::SEQUENCE).unwrap();
     let signature = element(der::BIT_STRING, &[parts.expect(der::BIT_STRING).unwrap()]);
     let identifier = element(der::OBJECT_IDENTIFIER, &[&vec![0x2a; len]]);

@@ -2,18 +2,18 @@
 
 use base::crypto::Secret;
 use base::kms::ClusterKms;
-use kubernetes::services::Settings;
-use kubernetes::services::master_secret::Keeping;
+use kubernetes::services::ServiceSettings;
+use kubernetes::services::master_secret::MasterSecretStorage;
 
 /// Returns the chart's default settings with this policy, and with a master secret and a salt of zeros.
-pub fn settings(policy: &str) -> Settings {
-    Settings {
+pub fn settings(policy: &str) -> ServiceSettings {
+    ServiceSettings {
         image: "example.com/firstlight:1".into(),
         variant: "qemu-vtpm".into(),
         policy: policy.into(),
         measurement_salt: vec![7; 32],
         kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
-        keeping: Keeping::default(),
+        keeping: MasterSecretStorage::default(),
         node_port: None,
         migrate_until: None,
         old_clients_until: None,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hardware::snp::chain::Chain;
-use hardware::snp::report::Signer;
+use hardware::snp::report::ReportSigner;
 use hardware::snp::requirements::SnpRequirements;
 use rustls_pki_types::UnixTime;
 use serde_json::{Value, json};
@@ -127,7 +127,7 @@ fn each_certificate_counts_in_its_time_alone() {
         };
         let now = UnixTime::now().as_secs().checked_add_signed(days * DAY);
         let now = UnixTime::since_unix_epoch(Duration::from_secs(now.unwrap()));
-        let verified = chain.verify(Signer::Vcek, now).map(drop);
+        let verified = chain.verify(ReportSigner::Vcek, now).map(drop);
         verified.map_err(|refusal| refusal.to_string())
     };
     for names in [

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use bootstrapper::trust::evidence::Attester;
 use bootstrapper::trust::service_trust::{ServiceTrust, read_policy};
 use common::evidence;
-use node::service_trust::{ClusterId, Settings};
+use node::service_trust::{ClusterId, TrustSettings};
 use serde_json::{Value, json};
 use services::join_service::evidence::RemoteIssuer;
 use tpm::Location;
@@ -442,7 +442,7 @@ static OF_AA: Variant = qemu_snp::VARIANT.launched_as(|| Ok([0xaa; 48]));
 
 /// Connects a fresh node to a join service on this machine, whose host gives the evidence; the file is the setting `service-policy`.
 fn join(variant: &'static Variant, file: &Path, service: &Machine) -> Result<(), String> {
-    let settings = Settings {
+    let settings = TrustSettings {
         cluster: Some(ClusterId(CLUSTER)),
         require_strong: true,
     };

@@ -17,7 +17,7 @@ use hardware::json::{Digits, Number};
 use hardware::refusal::{Kind, Refusal};
 use hardware::snp::certificate::ChipCertificate;
 use hardware::snp::chain::Chain;
-use hardware::snp::report::{Report, Signer};
+use hardware::snp::report::{Report, ReportSigner};
 use hardware::snp::requirements::{Chip, Floor, SnpRequirements};
 use hardware::snp::tcb::{Product, Tcb};
 use hardware::snp::verify;
@@ -102,7 +102,7 @@ fn the_genuine_key_of_a_turin_leads_to_amd_and_not_to_another_product() {
             root: ark,
             revoked: None,
         };
-        chain.verify(Signer::Vcek, now)
+        chain.verify(ReportSigner::Vcek, now)
     };
     let (ark, ask) = chain(Product::Turin);
     let certificate = check(&ark, &ask, now()).unwrap();

@@ -1,8 +1,8 @@
 //! AMD's list of revoked certificates, which the root of the tests signs here.
 
-use base::der::{BOOLEAN, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, context};
+use base::der::{BOOLEAN, DerReader, OBJECT_IDENTIFIER, OCTET_STRING, SEQUENCE, context};
 use hardware::snp::chain::{Chain, check_list};
-use hardware::snp::report::Signer;
+use hardware::snp::report::ReportSigner;
 use rustls_pki_types::UnixTime;
 use support::mutation::mutations;
 
@@ -20,7 +20,7 @@ fn verify(list: &[u8]) -> Result<(), String> {
         root: &ark,
         revoked: Some(list),
     };
-    let verified = chain.verify(Signer::Vcek, UnixTime::now()).map(drop);
+    let verified = chain.verify(ReportSigner::Vcek, UnixTime::now()).map(drop);
     verified.map_err(|refusal| refusal.to_string())
 }
 
@@ -104,14 +104,14 @@ fn a_list_that_says_that_it_is_for_other_certificates_counts_only_if_the_root_si
     let oid = [OBJECT_IDENTIFIER, 3, 0x55, 0x1d, 0x1c, BOOLEAN, 1, 0xff];
     let value = base::der::element(OCTET_STRING, &[&scope]);
     let scope = base::der::element(SEQUENCE, &[&oid, &value]);
-    let mut whole = Reader::new(Reader::new(&list).expect(SEQUENCE).unwrap());
-    let mut tbs = Reader::new(whole.expect(SEQUENCE).unwrap());
+    let mut whole = DerReader::new(DerReader::new(&list).expect(SEQUENCE).unwrap());
+    let mut tbs = DerReader::new(whole.expect(SEQUENCE).unwrap());
     let (mut parts, mut rest) = (vec![], vec![]);
     while let Ok((tag, content)) = tbs.read() {
         // the extensions come last
         let content = match tag == context(0) {
             true => {
-                let all = Reader::new(content).expect(SEQUENCE).unwrap();
+                let all = DerReader::new(content).expect(SEQUENCE).unwrap();
                 base::der::element(SEQUENCE, &[all, &scope])
             }
             false => content.to_vec(),

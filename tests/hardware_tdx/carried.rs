@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use bootstrapper::trust::evidence::Attester;
 use bootstrapper::trust::service_trust::ServiceTrust;
-use collateral::{Fetching, Kept, Settings};
+use collateral::{FetchSettings, Fetching, Kept};
 use common::at::At;
 use common::evidence::{self, Bringing};
-use hardware::snp::report::Signer;
+use hardware::snp::report::ReportSigner;
 use hardware::snp::tcb::Product;
 use prost::Message;
 use proto::attested;
@@ -43,7 +43,7 @@ static MEMBER: LazyLock<Parts> = LazyLock::new(|| {
 static VARIANT: Variant = qemu_tdx::VARIANT.judged_by(|policy, sources| {
     let policy = Arc::new(policy);
     // a policy that accepts any image has no JSON, so it cannot name the root
-    let hardware = td::Hardware::new(&policy, sources)?;
+    let hardware = td::QuoteJudge::new(&policy, sources)?;
     let hardware = hardware.with_root(MEMBER.sign(&[0; 64]).verifier());
     let validator = qemu_tdx::TdValidator::new(policy, hardware)?;
     Ok(Arc::new(At(JULY_2025, Arc::new(validator))))
@@ -59,7 +59,7 @@ impl qemu_tdx::Quoter for Quoter {
 }
 
 /// Returns Intel's collateral of the member, after a change of the texts that Intel signs.
-fn collateral_with(change: impl FnOnce(&mut Parts)) -> Collateral {
+fn collateral_with(change: impl FnOnce(&mut Parts)) -> TdxCollateral {
     let mut parts = MEMBER.clone();
     change(&mut parts);
     parts.sign(&[0; 64]).collateral
@@ -89,7 +89,7 @@ impl Meeting {
     fn issuer(&self, file: Option<PathBuf>) -> RemoteIssuer {
         let socket = self.dir.path().join("evidence");
         let host = Attester {
-            issuer: Arc::new(qemu_tdx::Issuer::new(Arc::new(Quoter), file, None)),
+            issuer: Arc::new(qemu_tdx::TdIssuer::new(Arc::new(Quoter), file, None)),
             tpm: location(&self.member),
         };
         evidence::give(host, &socket);
@@ -113,12 +113,12 @@ fn a_service_whose_host_has_no_file_is_accepted_with_what_the_service_brings() {
     let file = meeting.dir.path().join("kept.json");
     let kept = serde_json::to_vec(&collateral_with(|_| ())).unwrap();
     fs::write(&file, kept).unwrap();
-    let fetching = Fetching::new(Settings {
+    let fetching = Fetching::new(FetchSettings {
         kds: None,
         pcs: None,
         kept: Kept::File(file),
         clock: || JULY_2025,
-        ..Settings::default()
+        ..FetchSettings::default()
     });
     let issuer = Arc::new(meeting.issuer(None).with_collateral(&fetching.unwrap()));
     // the service looks for it in the background, and the node asks again
@@ -154,7 +154,7 @@ fn collateral_that_is_wrong_in_one_thing_is_refused_by_its_name() {
             },
         }))
     };
-    let json = |collateral: Collateral| serde_json::to_vec(&collateral).unwrap();
+    let json = |collateral: TdxCollateral| serde_json::to_vec(&collateral).unwrap();
     let with = |change: fn(&mut Parts)| json(collateral_with(change));
     join(with(|_| ())).unwrap();
     // more than fits into a buffer of TLS, and more than a proof may have
@@ -208,8 +208,8 @@ fn an_altered_message_of_collateral_changes_nothing_that_intel_signed() {
         };
         let carried = Carried::default();
         carried.take(&message);
-        let quote = || Quote::parse(&signed.quote).unwrap();
-        let authority = carried.snp_authority(Product::Milan, Signer::Vcek);
+        let quote = || TdxQuote::parse(&signed.quote).unwrap();
+        let authority = carried.snp_authority(Product::Milan, ReportSigner::Vcek);
         assert_eq!(authority.is_ok(), !message.amd_authority.is_empty());
         let collateral = match carried.tdx_collateral(&quote()) {
             Ok(collateral) => collateral,
@@ -220,7 +220,7 @@ fn an_altered_message_of_collateral_changes_nothing_that_intel_signed() {
         };
         read += 1;
         if verifier.verify(quote(), &collateral, JULY_2025).is_ok() {
-            let of = |it: &Collateral| {
+            let of = |it: &TdxCollateral| {
                 let lists = [&it.root_ca_crl, &it.pck_crl].map(|list| list.0.clone());
                 (it.tcb_info.clone(), it.qe_identity.clone(), lists)
             };

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use base::time;
 use hardware::tdx::dcap::Hex;
-use hardware::tdx::{Collateral, Verifier};
+use hardware::tdx::{TdxCollateral, Verifier};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer,
     CustomExtension, DnType, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
@@ -358,7 +358,7 @@ impl Parts {
         let list = |params: &CertificateRevocationListParams, issuer| {
             Hex(params.signed_by(issuer).unwrap().der().to_vec())
         };
-        let collateral = Collateral {
+        let collateral = TdxCollateral {
             tcb_info_signature: hex(&info),
             tcb_info: info,
             tcb_info_issuer_chain: chain(&self.chain_of_signer),
@@ -383,7 +383,7 @@ pub struct Signed {
     root: CertificateDer<'static>,
     pub root_in_pem: String,
     pub quote: Vec<u8>,
-    pub collateral: Collateral,
+    pub collateral: TdxCollateral,
 }
 
 impl Signed {

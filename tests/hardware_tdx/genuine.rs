@@ -26,7 +26,7 @@ fn samples() -> PathBuf {
     rust_crate("dcap_qvl", "dcap-qvl").join("sample")
 }
 
-fn sample(name: &str) -> (Vec<u8>, Collateral) {
+fn sample(name: &str) -> (Vec<u8>, TdxCollateral) {
     let quote = fs::read(samples().join(name)).unwrap();
     let collateral = fs::read_to_string(samples().join(format!("{name}_collateral.json"))).unwrap();
     (quote, serde_json::from_str(&collateral).unwrap())
@@ -66,9 +66,9 @@ fn intels_own_root_has_its_name_in_claims_also_if_the_policy_names_it() {
     for root in ["", root] {
         let policy = json!({"measurements": {"1": "00".repeat(48)}, "intelRootKey": root});
         let policy = Policy::from_json(&policy.to_string()).unwrap();
-        let hardware = td::Hardware::new(&Arc::new(policy), &offline()).unwrap();
+        let hardware = td::QuoteJudge::new(&Arc::new(policy), &offline()).unwrap();
         let now = UnixTime::since_unix_epoch(Duration::from_secs(OCTOBER_2026));
-        let quote = Quote::parse(&quote).unwrap();
+        let quote = TdxQuote::parse(&quote).unwrap();
         let claims = hardware.judge(quote, Some(&collateral), now).unwrap();
         assert_eq!(claims.signed_by, "Intel SGX Root CA, PCK, quoting enclave");
     }
@@ -98,7 +98,7 @@ fn both_generations_of_azures_machines_meet_one_policy() {
     of_azure.body[120..136].copy_from_slice(&of_td);
     let judged = |parts: &forged::Parts, demands: &str| {
         let signed = parts.sign(&[7; 64]);
-        let quote = Quote::parse(&signed.quote).unwrap();
+        let quote = TdxQuote::parse(&signed.quote).unwrap();
         let verifier = signed.verifier();
         let verified = verifier.verify(quote, &signed.collateral, JULY_2025);
         let demands: TdxRequirements = serde_json::from_str(demands).unwrap();
@@ -137,7 +137,7 @@ fn collateral_is_valid_for_its_time_and_its_platform_only() {
         let error = verify(&quote, collateral, now).unwrap_err();
         assert!(error.text.contains(why), "{error}");
     }
-    let swap = |change: fn(&mut Collateral, Collateral)| {
+    let swap = |change: fn(&mut TdxCollateral, TdxCollateral)| {
         let mut changed = collateral.clone();
         change(&mut changed, collateral.clone());
         verify(&quote, &changed, JULY_2025).unwrap_err()
@@ -213,12 +213,12 @@ fn each_changed_byte_of_a_genuine_quote_is_refused() {
 fn junk_after_a_quote_is_refused_and_padding_is_not() {
     let (mut quote, _) = sample("tdx_quote");
     assert!(quote.ends_with(&[0; 16]));
-    assert!(Quote::parse(&quote).is_ok());
+    assert!(TdxQuote::parse(&quote).is_ok());
     quote.push(1);
-    let error = Quote::parse(&quote).unwrap_err();
+    let error = TdxQuote::parse(&quote).unwrap_err();
     assert!(error.text.contains("follow the quote"), "{error}");
     let sgx = fs::read(samples().join("sgx_quote")).unwrap();
-    let error = Quote::parse(&sgx).unwrap_err();
+    let error = TdxQuote::parse(&sgx).unwrap_err();
     assert!(error.text.contains("version 3, expected 4 or 5"), "{error}");
 }
 
@@ -241,7 +241,7 @@ fn mutated_quotes_and_collateral_prove_nothing_else_and_end_without_a_panic() {
         }
         let text = serde_json::to_vec(&collateral).unwrap();
         for changed in mutations(&text, 1000) {
-            if let Ok(changed) = serde_json::from_slice::<Collateral>(&changed)
+            if let Ok(changed) = serde_json::from_slice::<TdxCollateral>(&changed)
                 && let Ok(verified) = verify(&quote, &changed, now)
             {
                 is_same(verified);
@@ -485,7 +485,7 @@ fn we_accept_nothing_that_dcap_qvl_refuses() {
     let (mut both, mut stricter, mut unexplained) = (0, 0, vec![]);
     // the only part that we do not read: the quote has these certificates too
     let without_issuers = |text: &[u8]| {
-        let mut collateral: Collateral = serde_json::from_slice(text).unwrap();
+        let mut collateral: TdxCollateral = serde_json::from_slice(text).unwrap();
         collateral.pck_crl_issuer_chain.clear();
         collateral
     };

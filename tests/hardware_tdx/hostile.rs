@@ -17,7 +17,7 @@ type Change<'a> = &'a dyn Fn(&mut Parts);
 
 /// Returns the verdict on a signed quote under these requirements: the status, and how long the collateral has been valid in days.
 fn verdict(signed: &Signed, demands: &TdxRequirements) -> Result<(TcbStatus, u64), Refusal> {
-    let quote = Quote::parse(&signed.quote)?;
+    let quote = TdxQuote::parse(&signed.quote)?;
     let verified = signed
         .verifier()
         .verify(quote, &signed.collateral, JULY_2025)?;
@@ -132,8 +132,8 @@ fn a_certificate_that_a_list_revokes_is_refused() {
     }
     // lists of the same names, signed by other keys
     for change in [
-        |it: &mut Signed, other: Collateral| it.collateral.pck_crl = other.pck_crl,
-        |it: &mut Signed, other: Collateral| it.collateral.root_ca_crl = other.root_ca_crl,
+        |it: &mut Signed, other: TdxCollateral| it.collateral.pck_crl = other.pck_crl,
+        |it: &mut Signed, other: TdxCollateral| it.collateral.root_ca_crl = other.root_ca_crl,
     ] {
         let mut signed = Parts::default().sign(&[7; 64]);
         change(&mut signed, other());
@@ -192,7 +192,7 @@ fn a_refusal_is_short_whatever_a_machine_sends() {
     }
 
     let good = Parts::default().sign(&[7; 64]);
-    let chain = Quote::parse(&good.quote).unwrap().pck_chain;
+    let chain = TdxQuote::parse(&good.quote).unwrap().pck_chain;
     let chain: Vec<_> = CertificateDer::pem_slice_iter(chain)
         .map(Result::unwrap)
         .collect();
@@ -207,7 +207,7 @@ fn a_refusal_is_short_whatever_a_machine_sends() {
         algorithm,
     ] {
         let start = &text[..text.len().min(40)];
-        let mut quote = Quote::parse(&good.quote).unwrap();
+        let mut quote = TdxQuote::parse(&good.quote).unwrap();
         quote.pck_chain = text.as_bytes();
         // the algorithm is not read
         if let Err(why) = named_platform(&quote) {
@@ -216,14 +216,14 @@ fn a_refusal_is_short_whatever_a_machine_sends() {
         let error = good.verifier().verify(quote, &good.collateral, JULY_2025);
         check(start, error.unwrap_err());
         for change in [
-            |it: &mut Collateral, text: String| it.tcb_info_issuer_chain = text,
-            |it: &mut Collateral, text: String| it.qe_identity_issuer_chain = text,
-            |it: &mut Collateral, text: String| it.root_ca_crl.0 = text.into(),
-            |it: &mut Collateral, text: String| it.pck_crl.0 = text.into(),
+            |it: &mut TdxCollateral, text: String| it.tcb_info_issuer_chain = text,
+            |it: &mut TdxCollateral, text: String| it.qe_identity_issuer_chain = text,
+            |it: &mut TdxCollateral, text: String| it.root_ca_crl.0 = text.into(),
+            |it: &mut TdxCollateral, text: String| it.pck_crl.0 = text.into(),
         ] {
             let mut collateral = good.collateral.clone();
             change(&mut collateral, text.clone());
-            let quote = Quote::parse(&good.quote).unwrap();
+            let quote = TdxQuote::parse(&good.quote).unwrap();
             let error = good.verifier().verify(quote, &collateral, JULY_2025);
             check(start, error.unwrap_err());
         }

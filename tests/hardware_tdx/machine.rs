@@ -54,7 +54,7 @@ fn issued(change: fn(&mut Parts), policy: &str, user_data: &[u8]) -> (Vec<u8>, A
         file: file.path().into(),
         last: Mutex::new(None),
     });
-    let issuer = qemu_tdx::Issuer::new(machine.clone(), Some(file.path().into()), None);
+    let issuer = qemu_tdx::TdIssuer::new(machine.clone(), Some(file.path().into()), None);
     let document = issuer.issue(user_data, b"nonce").unwrap();
     let last = machine.last.lock().unwrap();
     let policy = Policy::from_json(policy).unwrap();
@@ -65,7 +65,7 @@ fn issued(change: fn(&mut Parts), policy: &str, user_data: &[u8]) -> (Vec<u8>, A
 /// Returns the validator of a policy at a time at which the collateral of the tests is valid.
 fn validator(policy: Policy, sources: Arc<dyn Sources>) -> At {
     let policy = Arc::new(policy);
-    let hardware = td::Hardware::new(&policy, &sources).unwrap();
+    let hardware = td::QuoteJudge::new(&policy, &sources).unwrap();
     let validator = qemu_tdx::TdValidator::new(policy, hardware).unwrap();
     At(JULY_2025, Arc::new(validator))
 }
@@ -116,7 +116,7 @@ fn firstlight_verify_shows_the_registers_and_the_platform() {
     });
 
     let verify = |sent: Option<PathBuf>, more: &[&str]| {
-        let issuer = Arc::new(qemu_tdx::Issuer::new(machine.clone(), sent, None));
+        let issuer = Arc::new(qemu_tdx::TdIssuer::new(machine.clone(), sent, None));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let serving = thread::spawn(move || {
@@ -220,7 +220,7 @@ fn a_machine_that_is_wrong_in_one_thing_is_refused_by_its_name() {
 
 /// Returns the collateral of a hierarchy, and counts the requests for it.
 struct Asked {
-    collateral: Arc<Collateral>,
+    collateral: Arc<TdxCollateral>,
     times: AtomicUsize,
 }
 
@@ -229,7 +229,7 @@ impl Sources for Asked {
         true
     }
 
-    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
+    fn tdx_collateral(&self, _quote: &TdxQuote<'_>) -> Result<Arc<TdxCollateral>, Unavailable> {
         self.times.fetch_add(1, Ordering::SeqCst);
         Ok(self.collateral.clone())
     }
@@ -346,7 +346,7 @@ fn a_document_has_the_log_and_the_events_of_each_register_are_shown() {
             last: Mutex::new(None),
         });
         let collateral = Some(file.path().into());
-        let issuer = qemu_tdx::Issuer::new(machine, collateral, Some(log.clone()));
+        let issuer = qemu_tdx::TdIssuer::new(machine, collateral, Some(log.clone()));
         issuer.issue(b"key", b"nonce").unwrap()
     };
     let document = issued(parts.clone());

@@ -9,15 +9,19 @@ mod json;
 mod machine;
 
 use hardware::Refusal;
-use hardware::tdx::quote::Quote;
+use hardware::tdx::quote::TdxQuote;
 use hardware::tdx::tcb::TcbStatus;
-use hardware::tdx::{Collateral, TdxRequirements, Verified, Verifier};
+use hardware::tdx::{TdxCollateral, TdxRequirements, Verified, Verifier};
 
 /// A time at which the collateral of `tdx_quote`, and of our own hierarchy, was valid: 2025-07-01.
 const JULY_2025: u64 = 1_751_328_000;
 
 /// Verifies a quote under Intel's root.
-fn verify<'q>(quote: &'q [u8], collateral: &Collateral, now: u64) -> Result<Verified<'q>, Refusal> {
-    let quote = Quote::parse(quote)?;
+fn verify<'q>(
+    quote: &'q [u8],
+    collateral: &TdxCollateral,
+    now: u64,
+) -> Result<Verified<'q>, Refusal> {
+    let quote = TdxQuote::parse(quote)?;
     Verifier::of_intel().unwrap().verify(quote, collateral, now)
 }

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use image::{Bank, Conditions, Given, Image, Loader, Platform, RTMR_1, RTMR_2, Units};
+use image::{
+    Conditions, Image, KnownConditions, Loader, Platform, RTMR_1, RTMR_2, RegisterBank, Units,
+};
 use machine::initramfs::{self, Overlay};
 use machine::vm::{Firmware, Machine, Source, kernel};
 use machine::{Context, Failure, Result};
@@ -63,7 +65,7 @@ fn new_machine(name: &str) -> Result<Machine> {
 /// Source the machine; each of these registers must have the computed value.
 fn boot_and_compare(machine: &mut Machine, image: &Image, registers: &[u32]) -> Result<()> {
     let has_failed_option = matches!(machine.source, Source::SecondDisk(_));
-    let given = Given {
+    let given = KnownConditions {
         secure_boot: Some(machine.firmware == Firmware::SecureUefi),
         units: Some(Units::None),
         stage: None,
@@ -73,7 +75,7 @@ fn boot_and_compare(machine: &mut Machine, image: &Image, registers: &[u32]) -> 
         .iter()
         .find(|it| it.failed_option == has_failed_option);
     let conditions = conditions.ok_or_else(|| Failure("no such boot".to_owned()))?;
-    let log = image.log(Platform::Tpm(Bank::Sha256), conditions);
+    let log = image.log(Platform::Tpm(RegisterBank::Sha256), conditions);
     let mut vm = machine.boot()?;
     vm.console.wait_for("END of case", PATIENCE)?;
     let lines = vm.console.lines();
@@ -118,11 +120,11 @@ fn compare_sha_384(
 ) -> Result<()> {
     let logged = event_log::parse(logged);
     let digests = |pcrs: &[u32]| -> Vec<Vec<u8>> {
-        let of_tpm_alone = |event: &event_log::Event<'_>| {
+        let of_tpm_alone = |event: &event_log::LogEntry<'_>| {
             let kinds = [EV_SEPARATOR, EV_EVENT_TAG];
             pcrs.len() > 1 && event.pcr == 5 && kinds.contains(&event.kind)
         };
-        let wanted = |event: &&event_log::Event<'_>| {
+        let wanted = |event: &&event_log::LogEntry<'_>| {
             pcrs.contains(&event.pcr) && event.kind != EV_NO_ACTION && !of_tpm_alone(event)
         };
         let events = logged.events.iter().filter(|event| wanted(event));
@@ -141,12 +143,14 @@ fn compare_sha_384(
         ))),
     };
     for pcr in registers {
-        let expected = predicted(Platform::Tpm(Bank::Sha384), *pcr);
+        let expected = predicted(Platform::Tpm(RegisterBank::Sha384), *pcr);
         compare(&format!("PCR {pcr}"), digests(&[*pcr]), expected)?;
     }
     let value = |platform, register| image.log(platform, conditions).value(register);
     // RTMR 2 has the events of PCR 9, which can be unknown
-    if value(Platform::Tpm(Bank::Sha384), 9).is_err() && value(Platform::Tdx, RTMR_2).is_ok() {
+    if value(Platform::Tpm(RegisterBank::Sha384), 9).is_err()
+        && value(Platform::Tdx, RTMR_2).is_ok()
+    {
         let text = "PCR 9 cannot be computed, but RTMR 2 has a value".to_owned();
         return Err(Failure(text));
     }
@@ -290,7 +294,11 @@ fn a_credential_on_the_partition_changes_only_pcr_12_and_the_initrd() -> Result<
         if texts != ["Global credentials initrd"] {
             return Err(Failure(format!("events of PCR 12: {texts:?}")));
         }
-        match after.value(Platform::Tpm(Bank::Sha256), 12, &Given::default()) {
+        match after.value(
+            Platform::Tpm(RegisterBank::Sha256),
+            12,
+            &KnownConditions::default(),
+        ) {
             Ok(value) => return Err(Failure(format!("PCR 12 is computed: {value:02x?}"))),
             Err(cases) => println!("{cases:?}"),
         }

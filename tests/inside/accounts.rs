@@ -1,7 +1,7 @@
 //! `firstlight doctor` names the accounts of agents that may take over the cluster.
 
 use kubernetes::client::{CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, Selector};
-use kubernetes::rbac::{self, Account};
+use kubernetes::rbac::{self, PrivilegedAccount};
 use serde_json::{Value, json};
 
 use crate::agents::{agents, install};
@@ -10,7 +10,7 @@ use crate::attacker::{Inside, settings};
 const NAMESPACE: &str = "kube-system";
 
 /// Reads roles and bindings as the command does.
-fn powerful(inside: &Inside) -> Vec<Account> {
+fn powerful(inside: &Inside) -> Vec<PrivilegedAccount> {
     let list = |collection| {
         let all = inside.admin.list(&collection, &Selector::default());
         all.unwrap().items

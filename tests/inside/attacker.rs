@@ -12,7 +12,7 @@ use kubernetes::client::{
     CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, Error, NAMESPACES, NODES, Object,
     PODS, ROLE_BINDINGS, SERVICE_ACCOUNTS, Selector,
 };
-use kubernetes::services::{self, Options, Settings};
+use kubernetes::services::{self, Options, ServiceSettings};
 use serde_json::{Value, json};
 
 const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
@@ -42,12 +42,12 @@ impl Inside {
     }
 
     /// Starts a separate cluster with these settings of the services.
-    pub fn start(settings: &Settings) -> Inside {
+    pub fn start(settings: &ServiceSettings) -> Inside {
         Inside::start_on(Cluster::start_with(PLUGINS, &[]), settings)
     }
 
     /// Makes a separate cluster of this one.
-    pub fn start_on(cluster: Cluster, settings: &Settings) -> Inside {
+    pub fn start_on(cluster: Cluster, settings: &ServiceSettings) -> Inside {
         let admin = cluster.client(&Stop::new()).within(PATIENCE);
         admin.wait_ready(&mut |_| {}).unwrap();
         let inside = Inside {
@@ -108,7 +108,7 @@ impl Inside {
     }
 
     /// Does what `firstlight apply` does without a wait for pods.
-    pub fn apply(&self, settings: &Settings) {
+    pub fn apply(&self, settings: &ServiceSettings) {
         let dir = tempfile::tempdir().unwrap();
         let options = Options {
             skip: &[],
@@ -373,8 +373,8 @@ pub fn token_volume(audiences: &[&str]) -> Value {
 }
 
 /// The services with everything on that gives them rights.
-pub fn settings() -> Settings {
-    Settings {
+pub fn settings() -> ServiceSettings {
+    ServiceSettings {
         watch: Some("60".into()),
         watch_action: Some("taint".into()),
         watch_issuer: Some("https://results.example.com".into()),

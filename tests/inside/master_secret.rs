@@ -10,7 +10,7 @@ use base::kms::ClusterKms;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kubernetes::client::{NODES, PODS, SECRETS, Selector, VALIDATING_ADMISSION_POLICY_BINDINGS};
-use kubernetes::services::{Settings, master_secret};
+use kubernetes::services::{ServiceSettings, master_secret};
 use kubernetes::wrapping_key;
 use serde_json::json;
 
@@ -23,7 +23,7 @@ fn kms() -> ClusterKms {
 }
 
 fn inside() -> Inside {
-    Inside::start(&Settings {
+    Inside::start(&ServiceSettings {
         kms: kms(),
         ..settings()
     })

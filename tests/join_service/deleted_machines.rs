@@ -1,7 +1,7 @@
 //! The records of machines that no longer exist.
 
 use ::services::key_service::disks::Disks;
-use ::services::member_controller::deleted_machines::{self, Outcome};
+use ::services::member_controller::deleted_machines::{self, RecordOutcome};
 use base::stop::Stop;
 use base::uuid::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client};
@@ -29,7 +29,7 @@ fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
         ..record.clone()
     };
     let delete = |record| deleted_machines::delete(&account, record, false).unwrap();
-    assert_eq!(delete(&earlier), Outcome::Changed);
+    assert_eq!(delete(&earlier), RecordOutcome::Changed);
     assert!(
         setup
             .admin
@@ -40,7 +40,7 @@ fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
 
     let written = setup.admin.get(&maps.named(&record.name)).unwrap();
     let written = MachineRecord::read(&written).unwrap();
-    assert_eq!(delete(&written), Outcome::Deleted);
+    assert_eq!(delete(&written), RecordOutcome::Deleted);
     assert_eq!(setup.admin.find(&maps.named(&record.name)).unwrap(), None);
     let closed = format!("join-disk-{uuid}");
     let map = setup.admin.get(&maps.named(&closed)).unwrap();
@@ -60,7 +60,7 @@ fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
     let written = setup.admin.get(&maps.named(&record.name)).unwrap();
     let written = MachineRecord::read(&written).unwrap();
     for _ in 0..2 {
-        assert_eq!(delete(&written), Outcome::Kept);
+        assert_eq!(delete(&written), RecordOutcome::Kept);
         let kept = setup.admin.get(&maps.named(&record.name)).unwrap();
         assert_eq!(kept["data"]["machine"], "m");
         let closed = setup.admin.find(&maps.named(&format!("join-disk-{uuid}")));

@@ -15,7 +15,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use ::services::join_service::cleaner::{Cleaner, Task};
+use ::services::join_service::cleaner::{Cleaner, CleanerTask};
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
 use base::time;
@@ -430,16 +430,19 @@ fn the_cleanup_of_a_ticket_does_not_affect_a_later_one() {
     let account = setup.account(cluster, JOIN_SERVICE);
     let (cleaner, running) = Cleaner::start(&Client::new(account, &stop)).unwrap();
     let name = "join-node-worker-0".to_owned();
-    cleaner.add(Task::MachineRecord(name.clone(), id(&first)));
-    cleaner.add(Task::MachineRecord("join-node-worker-9".into(), id(&first)));
-    cleaner.add(Task::Token(id(&first)));
+    cleaner.add(CleanerTask::MachineRecord(name.clone(), id(&first)));
+    cleaner.add(CleanerTask::MachineRecord(
+        "join-node-worker-9".into(),
+        id(&first),
+    ));
+    cleaner.add(CleanerTask::Token(id(&first)));
     cleaner.finish(MINUTE);
     assert_eq!(
         (setup.records(), setup.tokens()),
         (vec![name.clone()], vec![id(&second)])
     );
-    cleaner.add(Task::MachineRecord(name, id(&second)));
-    cleaner.add(Task::Token(id(&second)));
+    cleaner.add(CleanerTask::MachineRecord(name, id(&second)));
+    cleaner.add(CleanerTask::Token(id(&second)));
     cleaner.finish(MINUTE);
     assert!(setup.records().is_empty() && setup.tokens().is_empty());
     stop.stop();

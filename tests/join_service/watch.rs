@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use ::services::member_controller::watch::{Action, ElectionTimes, Options, Rules};
+use ::services::member_controller::watch::{ElectionTimes, Options, Rules, WatchAction};
 use ::services::member_controller::{self, MemberController};
 use base::crypto::{Secret, cluster_id};
 use base::machines::Cloud;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use bootstrapper::members::member;
-use bootstrapper::members::operator::{Machine, OperatorService};
+use bootstrapper::members::operator::{MemberMachine, OperatorService};
 use bootstrapper::state::generation::Generations;
 use kubernetes::client::{CONFIG_MAPS, EVENTS, LEASES, NODES, Selector};
 use kubernetes::machine_record::MachineRecord;
@@ -34,7 +34,7 @@ pub fn options() -> Options {
     Options {
         interval: Duration::from_secs(2),
         rules: Rules {
-            action: Action::Cordon,
+            action: WatchAction::Cordon,
             silence: Some(Duration::from_secs(20)),
             share: 60,
             close_disks: true,
@@ -70,7 +70,7 @@ impl Member {
         let stopped = stop.clone();
         let address = SocketAddr::new(address.into(), 9000);
         let timeline = Timeline::new("member");
-        let operators = OperatorService::new(Machine {
+        let operators = OperatorService::new(MemberMachine {
             update_keys: vec![],
             root: root.into(),
             files: root.into(),

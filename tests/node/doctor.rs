@@ -23,7 +23,7 @@ use kubernetes::client::{
     Collection, DAEMON_SETS, NODES, PODS, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
 use kubernetes::machine_record::MachineRecord;
-use kubernetes::services::{self, Options, Settings};
+use kubernetes::services::{self, Options, ServiceSettings};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::pem::PemObject;
@@ -43,11 +43,11 @@ fn in_system(resource: &kubernetes::client::Resource) -> Collection {
 }
 
 /// Installs the services as `firstlight apply` does.
-fn install(client: &Client, setting: &Setting, changed: impl FnOnce(&mut Settings)) {
+fn install(client: &Client, setting: &Setting, changed: impl FnOnce(&mut ServiceSettings)) {
     let state: Value =
         serde_json::from_slice(&fs::read(setting.path("firstlight-state.json")).unwrap()).unwrap();
     let salt = BASE64_STANDARD.decode(state["measurementSalt"].as_str().unwrap());
-    let mut settings = Settings {
+    let mut settings = ServiceSettings {
         image: "example.com/a:1".into(),
         measurement_salt: salt.unwrap(),
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),

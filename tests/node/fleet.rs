@@ -10,7 +10,7 @@ use base::machines::Cloud;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use base64::Engine;
-use bootstrapper::members::operator::{Machine, OperatorService};
+use bootstrapper::members::operator::{MemberMachine, OperatorService};
 use bootstrapper::state::generation::Generations;
 use proto::recoverproto::{
     RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
@@ -51,7 +51,7 @@ pub fn boots(node: &Setting) -> Member {
     let (stop, address) = (Stop::new(), node.node(9000));
     let issuer = Arc::new(qemu_vtpm::issuer(location, None));
     let (until, timeline) = (stop.clone(), Timeline::new("run"));
-    let operators = OperatorService::new(Machine {
+    let operators = OperatorService::new(MemberMachine {
         update_keys: vec![],
         root: node.path("mount"),
         files: node.path("files"),

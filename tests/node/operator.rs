@@ -629,7 +629,7 @@ fn a_control_plane_makes_kubeconfigs_while_no_api_server_runs() {
         "{out}"
     );
     let shown = cluster.node.path("anna.conf");
-    let config = kubernetes::client::Config::from_kubeconfig_file(&shown).unwrap();
+    let config = kubernetes::client::ApiAccess::from_kubeconfig_file(&shown).unwrap();
     assert_eq!(config.server(), "https://10.0.0.1:6443");
     let text = fs::read_to_string(&shown).unwrap();
     let data = text.split("client-certificate-data: ").nth(1).unwrap();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ring::digest::{SHA256, digest};
 use tpm::Tpm;
-use verifier::session::{Role, user_data};
-use verifier::{IssueError, Issuer, Oid, Request, qemu_vtpm};
+use verifier::session::{PeerRole, user_data};
+use verifier::{DocumentRequest, IssueError, Issuer, Oid, qemu_vtpm};
 
 use crate::forger::Forger;
 use crate::joining::{Cluster, JoinService, MEASUREMENT_SECRET};
@@ -34,8 +34,8 @@ impl Issuer for Liar {
     }
 
     /// Claims the role of a join service, like the evidence of a real one.
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
-        let user_data = user_data(Role::JoinService, request.session, &[]);
+    fn prove(&self, request: &DocumentRequest<'_>) -> Result<Vec<u8>, IssueError> {
+        let user_data = user_data(PeerRole::JoinService, request.session, &[]);
         self.issue(&user_data, request.nonce)
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use firstlight_fuzz::{NOW, quote, short};
 use hardware::snp::chain::check_list;
-use hardware::snp::report::Signer;
+use hardware::snp::report::ReportSigner;
 use hardware::snp::tcb::Product;
 use hardware::tdx::Verifier;
 use libfuzzer_sys::fuzz_target;
@@ -24,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
         carried.take(collateral);
     }
     let now = UnixTime::since_unix_epoch(Duration::from_secs(NOW));
-    if let Ok(fetched) = carried.snp_authority(Product::Milan, Signer::Vcek)
+    if let Ok(fetched) = carried.snp_authority(Product::Milan, ReportSigner::Vcek)
         && let Ok(list) = &fetched.revoked
     {
         short(&check_list(list, roots::AMD_MILAN.root.der, now).unwrap_err());

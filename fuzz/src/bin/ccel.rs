@@ -4,7 +4,7 @@
 
 use cli::trust::explain::explained;
 use libfuzzer_sys::fuzz_target;
-use verifier::event_log::{Event, Log, digest_of, parse};
+use verifier::event_log::{EventLog, LogEntry, digest_of, parse};
 use verifier::excerpt::excerpt;
 
 /// TPM_ALG_ID.
@@ -28,7 +28,7 @@ fuzz_target!(|log: &[u8]| {
 });
 
 /// Returns register and digest of each event except the header.
-fn digests<'a>(log: &'a Log<'a>) -> impl Iterator<Item = (u32, Option<&'a [u8]>)> {
+fn digests<'a>(log: &'a EventLog<'a>) -> impl Iterator<Item = (u32, Option<&'a [u8]>)> {
     let events = log.events.iter().skip(1);
-    events.map(|event: &Event| (event.pcr, digest_of(log, event, SHA_384)))
+    events.map(|event: &LogEntry| (event.pcr, digest_of(log, event, SHA_384)))
 }

@@ -20,7 +20,8 @@ mod atls {
     use base::der;
     use verifier::refusal::Kind;
     use verifier::{
-        Challenge, Evidence, Identified, Identity, Oid, Properties, Refusal, Refused, Validator,
+        CredentialChallenge, Evidence, Identified, MachineIdentity, Oid, Properties, Refusal,
+        Refused, Validator,
     };
 
     /// Accepts the document `ok` for [`KEY`]'s certificates.
@@ -51,7 +52,7 @@ mod atls {
             }
         }
 
-        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+        fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
             Ok(None)
         }
 

@@ -29,7 +29,13 @@ fuzz_target!(|bytes: &[u8]| {
     let (Ok(table), Ok(sent)) = (table, sent) else {
         return;
     };
-    for kind in [EntryKind::VCEK, EntryKind::VLEK, EntryKind::ASK, EntryKind::ARK, EntryKind::CRL] {
+    for kind in [
+        EntryKind::VCEK,
+        EntryKind::VLEK,
+        EntryKind::ASK,
+        EntryKind::ARK,
+        EntryKind::CRL,
+    ] {
         if let Some(content) = table.get(kind) {
             assert!(bytes.as_ptr_range().contains(&content.as_ptr()) || content.is_empty());
             let _ = ChipCertificate::parse(content);

@@ -2,8 +2,8 @@
 #![no_main]
 
 use cloud_api::aws::credentials::parse_credentials;
-use cloud_api::aws::{parse_error, parse_identity};
 use cloud_api::aws::{parse_aliases, parse_arn, parse_dns_name, parse_instances};
+use cloud_api::aws::{parse_error, parse_identity};
 use collateral::parsers::parse_described;
 use libfuzzer_sys::fuzz_target;
 

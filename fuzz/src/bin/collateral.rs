@@ -9,7 +9,7 @@ use collateral::parsers::{
     Item, PckAuthority, chip_of, config_map, der_or_digits, issuer, issuer_chain, retry_after,
     signed,
 };
-use hardware::snp::report::Signer;
+use hardware::snp::report::ReportSigner;
 use hardware::snp::tcb::{Product, Tcb};
 use libfuzzer_sys::fuzz_target;
 
@@ -26,8 +26,8 @@ fuzz_target!(|bytes: &[u8]| {
     let item = match kind % 12 {
         0 => of_chip(Product::Milan, 64),
         1 => of_chip(Product::Turin, 8),
-        2 => Item::Revoked(Product::Milan, Signer::Vcek),
-        3 => Item::Revoked(Product::Milan, Signer::Vlek),
+        2 => Item::Revoked(Product::Milan, ReportSigner::Vcek),
+        3 => Item::Revoked(Product::Milan, ReportSigner::Vlek),
         4 => Item::Tdx {
             fmspc: [0xb0, 0xc0, 0x6f, 0, 0, 0],
             authority: PckAuthority::Platform,

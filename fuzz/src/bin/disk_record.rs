@@ -7,9 +7,8 @@ use base::uuid::Uuid;
 use libfuzzer_sys::fuzz_target;
 use services::join_service::file_records::fields;
 
-static DISK: LazyLock<Uuid> = LazyLock::new(|| {
-    Uuid::parse("0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22").expect("a UUID")
-});
+static DISK: LazyLock<Uuid> =
+    LazyLock::new(|| Uuid::parse("0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22").expect("a UUID"));
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(fields) = fields(bytes, &DISK) {

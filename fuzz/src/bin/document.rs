@@ -7,17 +7,17 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
+use verifier::qemu_vtpm::validator;
 use verifier::sources::offline;
 use verifier::variant::{self, ALL};
-use verifier::qemu_vtpm::validator;
-use verifier::vtpm::Validator;
+use verifier::vtpm::VtpmValidator;
 use verifier::{Evidence, Measurement, Policy, Validator as _};
 
 const NONCE: &[u8] = b"the verifier's own random number";
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
 
 /// Policies that accept the seed's register 15. Both expect a wrong value of register 9: one only warns about it, the other enforces it.
-static POLICIES: LazyLock<[Validator; 2]> = LazyLock::new(|| {
+static POLICIES: LazyLock<[VtpmValidator; 2]> = LazyLock::new(|| {
     [true, false].map(|warn_only| {
         let zero = Measurement {
             expected: vec![0; 32],
@@ -41,8 +41,13 @@ static LAUNCHED: LazyLock<Arc<dyn verifier::Validator>> = LazyLock::new(|| {
         r#"{{"measurements":{{"15":"{register}"}},"snp":{{"launchMeasurements":["{digest}"]}}}}"#
     );
     let policy = Policy::from_json(&json).expect("it is correct");
-    let variant = ALL.iter().find(|it| it.launch.is_some()).expect("there is one");
-    variant.validator_for(policy, &offline()).expect("it pins the launch")
+    let variant = ALL
+        .iter()
+        .find(|it| it.launch.is_some())
+        .expect("there is one");
+    variant
+        .validator_for(policy, &offline())
+        .expect("it pins the launch")
 });
 
 /// Returns the user data of a document that the first policy accepts.

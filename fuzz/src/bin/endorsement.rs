@@ -7,13 +7,13 @@ use std::time::Duration;
 use endorsement::attestation_key::check;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
-use endorsement::roots::{Root, names};
+use endorsement::roots::{TpmRoot, names};
 use libfuzzer_sys::fuzz_target;
 use rustls::pki_types::UnixTime;
-use tpm::{Endorsement, EndorsementKind};
+use tpm::{EndorsementKind, KeyEndorsement};
 
-static ROOTS: LazyLock<Vec<Root>> = LazyLock::new(|| {
-    let parse = |name| Root::parse(name).expect("it is built in");
+static ROOTS: LazyLock<Vec<TpmRoot>> = LazyLock::new(|| {
+    let parse = |name| TpmRoot::parse(name).expect("it is built in");
     names().map(parse).collect()
 });
 
@@ -23,7 +23,7 @@ fuzz_target!(|input: &[u8]| {
     let (certificate, chain) = input.split_at(input.len() / 2);
     for kind in EndorsementKind::ALL {
         for (certificate, chain) in [(input, vec![]), (certificate, vec![chain.to_vec()])] {
-            let endorsement = Endorsement {
+            let endorsement = KeyEndorsement {
                 kind,
                 certificate: certificate.to_vec(),
                 chain,
@@ -39,6 +39,6 @@ fuzz_target!(|input: &[u8]| {
     }
     let _ = check(input);
     if let Ok(text) = std::str::from_utf8(input) {
-        let _ = Root::parse(text);
+        let _ = TpmRoot::parse(text);
     }
 });

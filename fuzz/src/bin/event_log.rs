@@ -39,7 +39,7 @@ fuzz_target!(|log: &[u8]| {
         let bytes = excerpt(log, max);
         let short = parse(&bytes);
         assert!(bytes.len() <= max && of_whole_registers(log, max).len() <= max);
-        let digests = |log: &[verifier::event_log::Event]| -> Vec<_> {
+        let digests = |log: &[verifier::event_log::LogEntry]| -> Vec<_> {
             let digests = log.iter().skip(1);
             digests
                 .map(|event| (event.pcr, event.sha256.copied()))

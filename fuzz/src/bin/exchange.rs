@@ -37,11 +37,11 @@ mod atls {
 
     use self::exchange::End;
     use self::handshake::Timed;
-    use verifier::{
-        Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Request,
-        Role, Refusal, Validator,
-    };
     use tpm::{Credential, EndorsementKind};
+    use verifier::{
+        CredentialChallenge, DocumentRequest, Evidence, Identified, IssueError, Issuer,
+        MachineIdentity, Oid, PeerRole, Properties, Refusal, Validator,
+    };
 
     /// The items of `src/atls/lib.rs` that the files use.
     const ALPN_H2: &[u8] = b"h2";
@@ -61,7 +61,7 @@ mod atls {
             Ok(user_data.to_vec())
         }
 
-        fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        fn prove(&self, request: &DocumentRequest<'_>) -> Result<Vec<u8>, IssueError> {
             let secret: &[u8] = if request.challenge.is_some() {
                 &SECRET
             } else {
@@ -82,12 +82,15 @@ mod atls {
             }
         }
 
-        fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+        fn challenge(
+            &self,
+            peer: &MachineIdentity,
+        ) -> Result<Option<CredentialChallenge>, Refusal> {
             let kind = peer
                 .endorsements
                 .first()
                 .map(|endorsement| endorsement.kind);
-            Ok(kind.map(|kind| Challenge {
+            Ok(kind.map(|kind| CredentialChallenge {
                 kind,
                 credential: Credential {
                     blob: vec![1; 66],
@@ -152,8 +155,8 @@ mod atls {
         let (role, validates, proves) = (choice & 1 == 0, choice & 2 == 0, choice & 4 == 0);
         let [client, server] = connected();
         let (mut connection, mut peer, role) = match role {
-            true => (client, server, Role::Client),
-            false => (server, client, Role::Server),
+            true => (client, server, PeerRole::Client),
+            false => (server, client, PeerRole::Server),
         };
         let [near, mut far] = sockets();
         peer.writer().write_all(sent).expect("it fits the buffer");
@@ -169,7 +172,9 @@ mod atls {
         let end = End {
             role,
             issuer,
-            judge: verifier::judge_of_any(validators).map(|judge| judge.connection(&[Role::Client, Role::Server, Role::JoinService])),
+            judge: verifier::judge_of_any(validators).map(|judge| {
+                judge.connection(&[PeerRole::Client, PeerRole::Server, PeerRole::JoinService])
+            }),
             certificate: &KEY.cert[0],
         };
         let mut timed = Timed {

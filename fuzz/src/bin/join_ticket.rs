@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use bootstrapper::trust::ticket::{Expected, Ticket};
-use kubernetes::components::Policy;
+use kubernetes::components::ComponentPolicy;
 use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::parameters::NodeName;
 use libfuzzer_sys::fuzz_target;
@@ -28,7 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok(ticket) = IssueJoinTicketResponse::decode(bytes) else {
         return;
     };
-    let policy = Policy::default();
+    let policy = ComponentPolicy::default();
     for control_plane in [true, false] {
         let expected = Expected {
             control_plane,

@@ -4,14 +4,14 @@
 
 use std::path::Path;
 
-use kubernetes::client::Config;
+use kubernetes::client::ApiAccess;
 use kubernetes::kubeconfig::rebuild;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &[u8]| {
     let read = |text: &[u8]| {
         let text = String::from_utf8_lossy(text);
-        Config::from_kubeconfig(&text, "config", Path::new("/nowhere"))
+        ApiAccess::from_kubeconfig(&text, "config", Path::new("/nowhere"))
     };
     let _ = read(text);
     if let Ok(built) = rebuild(text, "cluster", "user") {

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use image::launch_endorsement::{LaunchEndorsement, Root};
+use image::launch_endorsement::{LaunchEndorsement, SignerRoot};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some((len, files)) = bytes.split_first() else {
@@ -13,7 +13,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some((root, file)) = files.split_at_checked(usize::from(*len) * 16) else {
         return;
     };
-    let (root, endorsement) = (Root::parse(root), LaunchEndorsement::parse(file));
+    let (root, endorsement) = (SignerRoot::parse(root), LaunchEndorsement::parse(file));
     if let (Ok(root), Ok(endorsement)) = (root, endorsement) {
         // in 2026
         let now = UNIX_EPOCH + Duration::from_secs(1_795_000_000);

@@ -2,13 +2,13 @@
 #![no_main]
 
 use tpm::MESSAGE_SIZE;
-use verifier::nsm::Answer;
+use verifier::nsm::NsmResponse;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let bytes = &bytes[..bytes.len().min(MESSAGE_SIZE)];
-    match Answer::parse(bytes) {
-        Ok(Answer::Document(document)) => assert!(document.len() < bytes.len()),
-        Ok(Answer::Error(name)) => assert!(name.len() <= 40),
+    match NsmResponse::parse(bytes) {
+        Ok(NsmResponse::Document(document)) => assert!(document.len() < bytes.len()),
+        Ok(NsmResponse::Error(name)) => assert!(name.len() <= 40),
         Err(why) => assert!(why.to_string().len() < 450),
     }
 });

@@ -23,7 +23,10 @@ fuzz_target!(|bytes: &[u8]| {
     let authority = AUTHORITY.public();
     assert!(UserCertificate::verify(bytes, authority, SystemTime::UNIX_EPOCH).is_err());
     assert!(signature::verify(bytes, authority, "operator@firstlight", b"").is_err());
-    let _ = (UserCertificate::blob_of_line(&text), signature::blob_of_file(&text));
+    let _ = (
+        UserCertificate::blob_of_line(&text),
+        signature::blob_of_file(&text),
+    );
     for key in keys.into_iter().flatten() {
         assert_eq!(PublicKey::from_blob(key.blob()).as_ref(), Ok(&key));
         assert_eq!(PublicKey::from_line(&key.line()).as_ref(), Ok(&key));

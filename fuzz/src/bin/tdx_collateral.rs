@@ -2,11 +2,11 @@
 #![no_main]
 
 use firstlight_fuzz::{NOW, quote, short};
-use hardware::tdx::{Collateral, Verifier};
+use hardware::tdx::{TdxCollateral, Verifier};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(collateral) = serde_json::from_slice::<Collateral>(bytes) else {
+    let Ok(collateral) = serde_json::from_slice::<TdxCollateral>(bytes) else {
         return;
     };
     let verifier = Verifier::of_intel().unwrap();

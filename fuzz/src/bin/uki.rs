@@ -1,7 +1,7 @@
 //! Unified kernel images and kernels: the registers of any file are computed, or the file is refused.
 #![no_main]
 
-use image::{Bank, Given, Image, Loader, Platform};
+use image::{Image, KnownConditions, Loader, Platform, RegisterBank};
 use libfuzzer_sys::fuzz_target;
 
 fn direct_linux(kernel: &[u8], loader: Loader) -> Result<Image, image::Error> {
@@ -23,8 +23,8 @@ fuzz_target!(|bytes: &[u8]| {
                 .bytes()
                 .all(|byte| byte == b' ' || byte.is_ascii_graphic())
         );
-        let given = Given::default();
-        let of_tpm = image.registers(Platform::Tpm(Bank::Sha256), &given);
+        let given = KnownConditions::default();
+        let of_tpm = image.registers(Platform::Tpm(RegisterBank::Sha256), &given);
         assert_eq!(of_tpm.len(), 8);
         assert_eq!(image.registers(Platform::Tdx, &given).len(), 2);
     }

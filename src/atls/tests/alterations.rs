@@ -24,22 +24,22 @@ use crate::exchange::End;
 use crate::handshake::{self, Timed};
 use crate::{Error, certificate, nonce};
 use proto::attested::{Demand, Offer, Proof};
-use tpm::{Credential, Endorsement, EndorsementKind};
+use tpm::{Credential, EndorsementKind, KeyEndorsement};
 use transport::half_open::PeersTurn;
 use verifier::refusal::Kind;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, IssueError, Issuer, KeyName, Oid, Properties,
-    Refusal, Request, Role, Validator, judge_of_any,
+    CredentialChallenge, DocumentRequest, Evidence, Identified, IssueError, Issuer, KeyName,
+    MachineIdentity, Oid, PeerRole, Properties, Refusal, Validator, judge_of_any,
 };
 
 /// Alters a message, which is behind its length, of this end with this number. It is called once
 /// for each message.
-type Alteration = Arc<Mutex<dyn FnMut(Role, usize, &[u8]) -> Vec<u8> + Send>>;
+type Alteration = Arc<Mutex<dyn FnMut(PeerRole, usize, &[u8]) -> Vec<u8> + Send>>;
 
 /// A cipher that encrypts something else.
 struct AlteringCipher {
     cipher: &'static dyn Tls13AeadAlgorithm,
-    sender: Role,
+    sender: PeerRole,
     alteration: Alteration,
 }
 
@@ -73,7 +73,7 @@ impl Tls13AeadAlgorithm for AlteringCipher {
 
 struct AlteringEncrypter {
     encrypter: Box<dyn MessageEncrypter>,
-    sender: Role,
+    sender: PeerRole,
     alteration: Alteration,
     /// The bytes that were sent of an incomplete message.
     pending: Vec<u8>,
@@ -114,7 +114,7 @@ impl MessageEncrypter for AlteringEncrypter {
 }
 
 /// Returns a provider with one cipher suite. ML-KEM would take most of the time.
-fn altering(sender: Role, alteration: &Alteration) -> Arc<CryptoProvider> {
+fn altering(sender: PeerRole, alteration: &Alteration) -> Arc<CryptoProvider> {
     let mut provider = rustls::crypto::ring::default_provider();
     provider.cipher_suites.truncate(1);
     for suite in &mut provider.cipher_suites {
@@ -136,7 +136,7 @@ fn altering(sender: Role, alteration: &Alteration) -> Arc<CryptoProvider> {
 }
 
 const SECRET: [u8; 32] = [3; 32];
-const ROLES: [Role; 3] = [Role::Client, Role::Server, Role::JoinService];
+const ROLES: [PeerRole; 3] = [PeerRole::Client, PeerRole::Server, PeerRole::JoinService];
 const ENDORSEMENT: EndorsementKind = EndorsementKind::P256;
 
 fn credential() -> Credential {
@@ -152,8 +152,8 @@ struct Certified;
 impl Certified {
     const KEY: &[u8] = b"a key";
 
-    fn endorsement() -> Endorsement {
-        Endorsement {
+    fn endorsement() -> KeyEndorsement {
+        KeyEndorsement {
             kind: ENDORSEMENT,
             certificate: b"a leaf".to_vec(),
             chain: vec![b"above".to_vec()],
@@ -170,14 +170,14 @@ impl Issuer for Certified {
         Dummy(OID).issue(user_data, nonce)
     }
 
-    fn identity(&self) -> Result<Identity, IssueError> {
-        Ok(Identity {
+    fn identity(&self) -> Result<MachineIdentity, IssueError> {
+        Ok(MachineIdentity {
             key: Certified::KEY.to_vec(),
             endorsements: vec![Certified::endorsement()],
         })
     }
 
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+    fn prove(&self, request: &DocumentRequest<'_>) -> Result<Vec<u8>, IssueError> {
         let genuine = credential();
         let secret = match request.challenge {
             Some((kind, credential))
@@ -202,11 +202,11 @@ impl Validator for Certified {
         }
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         if peer.key != Certified::KEY || peer.endorsements != [Certified::endorsement()] {
             return Err(Kind::Unproven.because("no certified key"));
         }
-        Ok(Some(Challenge {
+        Ok(Some(CredentialChallenge {
             kind: ENDORSEMENT,
             credential: credential(),
             secret: SECRET.into(),
@@ -236,20 +236,20 @@ enum Proving {
 impl Proving {
     const ALL: [Proving; 3] = [Proving::Both, Proving::Server, Proving::Client];
 
-    fn issuer(self, role: Role) -> Option<Box<dyn Issuer>> {
+    fn issuer(self, role: PeerRole) -> Option<Box<dyn Issuer>> {
         match (self, role) {
             (Proving::Both, _) => Some(Box::new(Certified)),
-            (Proving::Server, Role::Server) | (Proving::Client, Role::Client) => {
+            (Proving::Server, PeerRole::Server) | (Proving::Client, PeerRole::Client) => {
                 Some(Box::new(Dummy(OID)))
             }
             _ => None,
         }
     }
 
-    fn validators(self, role: Role) -> Vec<Arc<dyn Validator>> {
+    fn validators(self, role: PeerRole) -> Vec<Arc<dyn Validator>> {
         match (self, role) {
             (Proving::Both, _) => vec![Arc::new(Certified)],
-            (Proving::Server, Role::Client) | (Proving::Client, Role::Server) => {
+            (Proving::Server, PeerRole::Client) | (Proving::Client, PeerRole::Server) => {
                 vec![Arc::new(Dummy(OID))]
             }
             _ => vec![],
@@ -271,12 +271,12 @@ type Accepted = Result<Option<verifier::Accepted>, Error>;
 /// Makes an exchange between two genuine ends. Returns what the client and the server accept.
 fn exchange(proving: Proving, alteration: Alteration, time: Duration) -> [Accepted; 2] {
     let own = certificate::issue(None, &[], false).unwrap();
-    let server = ServerConfig::builder_with_provider(altering(Role::Server, &alteration))
+    let server = ServerConfig::builder_with_provider(altering(PeerRole::Server, &alteration))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(CertifiedKey::clone(&own))));
-    let client = ClientConfig::builder_with_provider(altering(Role::Client, &alteration))
+    let client = ClientConfig::builder_with_provider(altering(PeerRole::Client, &alteration))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .dangerous()
@@ -285,8 +285,8 @@ fn exchange(proving: Proving, alteration: Alteration, time: Duration) -> [Accept
     let client = ClientConnection::new(Arc::new(client), nonce::client().1).unwrap();
     let server = ServerConnection::new(Arc::new(server)).unwrap();
     let ends = [
-        (Role::Client, Connection::from(client)),
-        (Role::Server, server.into()),
+        (PeerRole::Client, Connection::from(client)),
+        (PeerRole::Server, server.into()),
     ];
     let (near, far) = sockets();
     let threads = ends
@@ -325,7 +325,7 @@ const AMPLE: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(200);
 
 /// Returns all messages of an exchange that nobody alters, in their order.
-fn genuine(proving: Proving) -> Vec<(Role, usize, Vec<u8>)> {
+fn genuine(proving: Proving) -> Vec<(PeerRole, usize, Vec<u8>)> {
     let messages = Arc::new(Mutex::new(vec![]));
     let seen = messages.clone();
     let record = move |role, number, message: &[u8]| {
@@ -343,14 +343,14 @@ fn genuine(proving: Proving) -> Vec<(Role, usize, Vec<u8>)> {
 fn refused(
     what: &str,
     proving: Proving,
-    sender: Role,
+    sender: PeerRole,
     number: usize,
     time: Duration,
     mut alter: impl FnMut(&[u8], &[Vec<u8>]) -> Option<Vec<u8>> + Send + 'static,
 ) -> bool {
     let is_last = match proving {
-        Proving::Server => (sender, number) == (Role::Client, 1),
-        _ => (sender, number) == (Role::Server, 2),
+        Proving::Server => (sender, number) == (PeerRole::Client, 1),
+        _ => (sender, number) == (PeerRole::Server, 2),
     };
     let is_altered = Arc::new(Mutex::new(false));
     let (done, mut earlier) = (is_altered.clone(), vec![]);
@@ -367,7 +367,7 @@ fn refused(
     };
     let [client, server] = exchange(proving, Arc::new(Mutex::new(alteration)), time);
     let is_altered = *is_altered.lock().unwrap();
-    for (role, accepted) in [(Role::Client, client), (Role::Server, server)] {
+    for (role, accepted) in [(PeerRole::Client, client), (PeerRole::Server, server)] {
         // the sender of the last message does not learn whether the peer accepted it, nor does the sender of a complete message
         let is_done = role == sender && (is_last || what == "twice");
         let validates = !proving.validators(role).is_empty();
@@ -380,7 +380,7 @@ fn refused(
 }
 
 /// Calls `case` for each message of each kind of exchange.
-fn each_message(mut case: impl FnMut(Proving, Role, usize, &[u8])) {
+fn each_message(mut case: impl FnMut(Proving, PeerRole, usize, &[u8])) {
     for proving in Proving::ALL {
         for (sender, number, message) in genuine(proving) {
             case(proving, sender, number, &message);
@@ -438,8 +438,8 @@ fn no_message_can_be_dropped_repeated_or_taken_from_elsewhere() {
             // what follows the last message belongs to HTTP/2, and an empty message repeats as the
             // server's last one
             let last = match (proving, sender) {
-                (Proving::Client, Role::Server) => 1,
-                (_, Role::Client) => client - 1,
+                (Proving::Client, PeerRole::Server) => 1,
+                (_, PeerRole::Client) => client - 1,
                 _ => server - 1,
             };
             if number < last {

@@ -365,10 +365,10 @@ fn a_proof_cannot_be_reflected() {
     assert!(refusal(victim).starts_with("not JSON"));
     // and the roles differ in the user data
     let session = [1; 32];
-    use attest::{Role, session::user_data};
+    use attest::{PeerRole, session::user_data};
     assert_ne!(
-        user_data(Role::Client, &session, b""),
-        user_data(Role::Server, &session, b"")
+        user_data(PeerRole::Client, &session, b""),
+        user_data(PeerRole::Server, &session, b"")
     );
 }
 

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use super::dummy::{Dummy, OID};
 use super::*;
 use proto::attested::Collateral;
-use verifier::{Challenge, Evidence, Identified, Identity, MAX_COLLATERAL, Properties};
+use verifier::{
+    CredentialChallenge, Evidence, Identified, MAX_COLLATERAL, MachineIdentity, Properties,
+};
 
 /// Accepts the same as [`Dummy`], and keeps the collateral that came with it.
 pub struct Taking {
@@ -29,7 +31,7 @@ impl Validator for Taking {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         Ok(None)
     }
 

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use verifier::refusal::Kind;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
-    Validator,
+    CredentialChallenge, Evidence, Identified, IssueError, Issuer, MachineIdentity, Oid,
+    Properties, Refusal, Validator,
 };
 
 /// OID 1.3.9900.1.1.
@@ -46,7 +46,7 @@ impl Validator for Dummy {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         Ok(None)
     }
 

@@ -17,7 +17,7 @@ use super::exchange::End;
 use super::handshake::{self, Timed};
 use super::*;
 use super::{issuer, sockets, soon, validators};
-use attest::{Form, Issuer, Role};
+use attest::{Form, Issuer, PeerRole};
 use base::network::Network;
 use proto::attested::ALPN as ALPN_STRONG;
 use transport::half_open::PeersTurn;
@@ -214,7 +214,7 @@ impl TwoFaced {
         if form == Form::Strong {
             let certificate = connection.peer_certificates().unwrap()[0].clone();
             let end = End {
-                role: Role::Client,
+                role: PeerRole::Client,
                 issuer: self.issuer.as_deref(),
                 judge: None,
                 certificate: &certificate,

@@ -5,7 +5,7 @@
 //!   ─► API: version, annotation, kubeadm's bindings, this machine's record
 //! ```
 //!
-//! [`Plan::new`] refuses every invalid value of the operator or the metadata service before
+//! [`ClusterPlan::new`] refuses every invalid value of the operator or the metadata service before
 //! anything is changed.
 
 use std::fs;
@@ -15,19 +15,19 @@ use std::time::{Duration, SystemTime};
 use serde_json::json;
 
 use crate::steps::{
-    error::{Error, Refused},
+    error::{Error, SetupRefused},
     etcd,
     job::Job,
     kubelet,
-    setup::{self, Kubeadm, Node},
+    setup::{self, Kubeadm, NodeParts},
 };
 use base::backoff::Backoff;
-use base::child_process::Cause;
+use base::child_process::ChildFailure;
 use base::crypto::Secret;
 use base::stop::Stop;
 use base::uuid::Uuid;
-use kubernetes::client::{CONFIG_MAPS, Client, Config, NODES};
-use kubernetes::components::{self, Component};
+use kubernetes::client::{ApiAccess, CONFIG_MAPS, Client, NODES};
+use kubernetes::components::{self, KubernetesComponent};
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::parameters::{self, Networks};
 use kubernetes::services::kubeadm_bindings;
@@ -57,10 +57,10 @@ const RECORD: Duration = Duration::from_secs(30);
 const COMPONENTS: &str = "constellation.edgeless.systems/kubernetes-components";
 
 /// A valid cluster: kubeadm's configuration, and the components.
-pub struct Plan {
+pub struct ClusterPlan {
     cluster: kubeadm::ClusterSettings,
     node: kubeadm::NodeSettings,
-    components: Vec<Component>,
+    components: Vec<KubernetesComponent>,
     /// The components as the request has them; they are published in the cluster.
     wire: Vec<Wire>,
     skip_phases: Vec<&'static str>,
@@ -72,14 +72,14 @@ pub fn none() -> Secret {
     Secret::new(Vec::new())
 }
 
-impl Plan {
+impl ClusterPlan {
     /// Checks the request for this `node`, and the load balancer's host.
     pub fn new(
         request: &InitRequest,
         node: kubeadm::NodeSettings,
         endpoint: &str,
-        policy: &components::Policy,
-    ) -> Result<Plan, Refused> {
+        policy: &components::ComponentPolicy,
+    ) -> Result<ClusterPlan, SetupRefused> {
         let alternative_names = request
             .apiserver_cert_sans
             .iter()
@@ -96,9 +96,9 @@ impl Plan {
         let wire = request.kubernetes_components.clone();
         let components = wire
             .iter()
-            .map(|wire| Component::parse(wire, policy))
+            .map(|wire| KubernetesComponent::parse(wire, policy))
             .collect::<Result<_, _>>();
-        let components = components.map_err(Refused::Component)?;
+        let components = components.map_err(SetupRefused::Component)?;
         // the operator's tool of Constellation installs its own add-ons, except kube-proxy, which
         // Constellation's conformance tests need
         let mut skip_phases = vec!["preflight", "certs"];
@@ -108,7 +108,7 @@ impl Plan {
         if !request.kubeadm_addons && !request.conformance_mode {
             skip_phases.push("addon/kube-proxy");
         }
-        Ok(Plan {
+        Ok(ClusterPlan {
             cluster,
             node,
             components,
@@ -121,7 +121,7 @@ impl Plan {
     /// `principals` are the names in the SSH host certificate.
     pub fn run<T: Clone + Send>(
         &self,
-        node: &Node,
+        node: &NodeParts,
         disk: &str,
         principals: &[String],
         stop: &Stop,
@@ -169,7 +169,7 @@ impl Plan {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         for _ in 1..PREFLIGHT_TRIES {
             match KUBEADM.run(&["init", "phase", "preflight"], &[], PREFLIGHT, stop, job) {
-                Err(Error::Command(error)) if matches!(error.cause, Cause::Failed(_)) => {}
+                Err(Error::Command(error)) if matches!(error.cause, ChildFailure::Failed(_)) => {}
                 ended => return ended,
             }
             let pause = backoff.pause();
@@ -207,7 +207,7 @@ impl Plan {
     }
 }
 
-impl Plan {
+impl ClusterPlan {
     fn connect<T: Clone>(
         &self,
         kubeconfig: &Secret,
@@ -215,7 +215,8 @@ impl Plan {
         job: &Job<T>,
     ) -> Result<Client, Error> {
         let kubeconfig = std::str::from_utf8(kubeconfig.expose()).unwrap_or_default();
-        let config = Config::from_kubeconfig(kubeconfig, "kubeadm's kubeconfig", Path::new("/"))?;
+        let config =
+            ApiAccess::from_kubeconfig(kubeconfig, "kubeadm's kubeconfig", Path::new("/"))?;
         let client = Client::new(config, stop).within(API + self.more_time());
         client.wait_ready(&mut |line| job.line(line))?;
         Ok(client)
@@ -247,7 +248,7 @@ impl Plan {
     fn record(
         &self,
         client: &Client,
-        node: &Node,
+        node: &NodeParts,
         disk: &str,
         principals: &[String],
     ) -> Result<(), Box<dyn std::error::Error>> {

@@ -5,11 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::first::cluster::{self, Plan};
+use crate::first::cluster::{self, ClusterPlan};
 use crate::steps::{
     error::{self, Error},
     job::Job,
-    setup::{self, Node},
+    setup::{self, NodeParts},
 };
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{
@@ -38,7 +38,7 @@ pub struct Done {
 
 /// Why an init is refused. Nothing on the node has changed.
 #[derive(Debug)]
-pub enum Refused {
+pub enum InitRefused {
     /// The init secret is wrong.
     Secret,
     /// The init secret was not checked: when to try again.
@@ -54,7 +54,7 @@ pub enum Refused {
     /// The machine of this name is a worker.
     Worker(String),
     /// The machine cannot become the node that the request describes.
-    Node(error::Refused),
+    Node(error::SetupRefused),
     /// The request is for another cluster than the setting `cluster-id` names: the ID of each.
     OtherCluster {
         /// The request's.
@@ -68,103 +68,111 @@ pub enum Refused {
     Stopping,
 }
 
-impl Refused {
+impl InitRefused {
     /// Returns the code for the operator's program.
     pub fn code(&self) -> Code {
         match self {
-            Refused::Secret => Code::PermissionDenied,
-            Refused::MasterSecret(_) | Refused::Salt(_) | Refused::Node(_) => Code::InvalidArgument,
-            Refused::Worker(_) | Refused::Locked | Refused::OtherCluster { .. } => {
+            InitRefused::Secret => Code::PermissionDenied,
+            InitRefused::MasterSecret(_) | InitRefused::Salt(_) | InitRefused::Node(_) => {
+                Code::InvalidArgument
+            }
+            InitRefused::Worker(_) | InitRefused::Locked | InitRefused::OtherCluster { .. } => {
                 Code::FailedPrecondition
             }
-            Refused::Busy(_) | Refused::NoIdentity(_) | Refused::Stopping => Code::Unavailable,
-            Refused::Derivation(_) => Code::Internal,
+            InitRefused::Busy(_) | InitRefused::NoIdentity(_) | InitRefused::Stopping => {
+                Code::Unavailable
+            }
+            InitRefused::Derivation(_) => Code::Internal,
         }
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for InitRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refused::Secret => f.write_str("invalid init secret"),
-            Refused::Busy(pause) => f.write_str(Status::busy(*pause).message()),
-            Refused::MasterSecret(error) | Refused::Derivation(error) => error.fmt(f),
-            Refused::Salt(length) => write!(
+            InitRefused::Secret => f.write_str("invalid init secret"),
+            InitRefused::Busy(pause) => f.write_str(Status::busy(*pause).message()),
+            InitRefused::MasterSecret(error) | InitRefused::Derivation(error) => error.fmt(f),
+            InitRefused::Salt(length) => write!(
                 f,
                 "measurement_salt has {length} bytes, expected {MEASUREMENT_SALT_LEN}"
             ),
-            Refused::NoIdentity(error) => {
+            InitRefused::NoIdentity(error) => {
                 write!(f, "this node does not know its own identity: {error}")
             }
-            Refused::Worker(name) => write!(
+            InitRefused::Worker(name) => write!(
                 f,
                 "this machine ({name}) is a worker: init a control plane instead"
             ),
-            Refused::Node(refused) => refused.fmt(f),
-            Refused::OtherCluster { got, expected } => write!(
+            InitRefused::Node(refused) => refused.fmt(f),
+            InitRefused::OtherCluster { got, expected } => write!(
                 f,
                 "this machine's image is for the cluster {} (setting cluster-id), but this master secret and state file make the cluster \
                  {}: use those of the first cluster",
                 hex(expected),
                 hex(got)
             ),
-            Refused::Locked => f.write_str(
+            InitRefused::Locked => f.write_str(
                 "node is already being activated: it joins a cluster that gave it a ticket, or it accepted another \
                  operator's init",
             ),
-            Refused::Stopping => f.write_str("this node is stopping"),
+            InitRefused::Stopping => f.write_str("this node is stopping"),
         }
     }
 }
 
 /// The secrets of a request, and the ID of the cluster that they define.
-pub struct Keys {
+pub struct InitSecrets {
     kms: ClusterKms,
     salt: [u8; MEASUREMENT_SALT_LEN],
     /// The cluster's ID.
     pub cluster: [u8; CLUSTER_ID_LEN],
 }
 
-impl Keys {
+impl InitSecrets {
     /// Takes the secrets from a request; checks nothing else.
-    pub fn new(request: &InitRequest) -> Result<Keys, Refused> {
+    pub fn new(request: &InitRequest) -> Result<InitSecrets, InitRefused> {
         let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri)
-            .map_err(Refused::MasterSecret)?;
+            .map_err(InitRefused::MasterSecret)?;
         let salt = request.measurement_salt.as_slice();
         let salt: [u8; MEASUREMENT_SALT_LEN] =
-            salt.try_into().map_err(|_| Refused::Salt(salt.len()))?;
+            salt.try_into().map_err(|_| InitRefused::Salt(salt.len()))?;
         let measurement_secret =
-            derive(&kms, &Dek::named(MEASUREMENT_SECRET_ID)).map_err(Refused::Derivation)?;
+            derive(&kms, &Dek::named(MEASUREMENT_SECRET_ID)).map_err(InitRefused::Derivation)?;
         let cluster = cluster_id(&measurement_secret, &salt);
-        Ok(Keys { kms, salt, cluster })
+        Ok(InitSecrets { kms, salt, cluster })
     }
 }
 
 /// A request that passed every check that is possible before the lock.
 pub struct Init {
-    keys: Keys,
+    keys: InitSecrets,
     /// Additional names under which clients reach the node.
     names: Vec<String>,
-    plan: Option<Plan>,
+    plan: Option<ClusterPlan>,
 }
 
 impl Init {
     /// Checks the whole request; changes nothing on the node.
-    pub fn new(keys: Keys, request: &InitRequest, node: &Node) -> Result<Init, Refused> {
+    pub fn new(
+        keys: InitSecrets,
+        request: &InitRequest,
+        node: &NodeParts,
+    ) -> Result<Init, InitRefused> {
         if let Some(ClusterId(expected)) = node.trust.settings.cluster
             && expected != keys.cluster
         {
             let got = keys.cluster;
-            return Err(Refused::OtherCluster { got, expected });
+            return Err(InitRefused::OtherCluster { got, expected });
         }
         let timeline = node.timeline;
         let me = timeline
             .waiting_for("the metadata service to name this machine", || {
                 node.metadata.own_instance()
             })
-            .map_err(Refused::NoIdentity)?;
+            .map_err(InitRefused::NoIdentity)?;
         if me.role == Role::Worker {
-            return Err(Refused::Worker(me.name));
+            return Err(InitRefused::Worker(me.name));
         }
         let plan = if request.kubernetes_version.is_empty() {
             None
@@ -173,12 +181,12 @@ impl Init {
                 .waiting_for("the metadata service to name the load balancer", || {
                     node.metadata.load_balancer_endpoint()
                 })
-                .map_err(Refused::NoIdentity)?;
+                .map_err(InitRefused::NoIdentity)?;
             let kubernetes =
                 setup::kubernetes_node(node.has_cloud_controller, &me, node.kubeadm_timeout);
-            let plan =
-                kubernetes.and_then(|machine| Plan::new(request, machine, &endpoint, &node.policy));
-            Some(plan.map_err(Refused::Node)?)
+            let plan = kubernetes
+                .and_then(|machine| ClusterPlan::new(request, machine, &endpoint, &node.policy));
+            Some(plan.map_err(InitRefused::Node)?)
         };
         Ok(Init {
             keys,
@@ -194,7 +202,7 @@ impl Init {
 
     /// Runs the steps after the lock. Each step survives power loss; the mark of completion is the
     /// last one.
-    pub fn run(&self, node: &Node, stop: &Stop, job: &Job<Done>) -> Result<Done, Error> {
+    pub fn run(&self, node: &NodeParts, stop: &Stop, job: &Job<Done>) -> Result<Done, Error> {
         job.phase("state disk");
         let state = NodeState {
             role: Role::ControlPlane,
@@ -222,7 +230,7 @@ impl Init {
 
     /// Sets up emergency SSH: the holder of the master secret can log in, and recognizes the node
     /// by the names returned here.
-    fn certify_host(&self, node: &Node, stop: &Stop) -> Result<Vec<String>, Error> {
+    fn certify_host(&self, node: &NodeParts, stop: &Stop) -> Result<Vec<String>, Error> {
         let authority = |id| {
             let seed = derive(&self.keys.kms, &Dek::named(id))?;
             ssh::Authority::from_seed(&seed)
@@ -263,12 +271,15 @@ mod tests {
             request.kms_uri = kms.into();
             request.storage_uri = "storage://no-store".into();
             request.measurement_salt = vec![1; salt];
-            let refused = Keys::new(&request).err().unwrap();
+            let refused = InitSecrets::new(&request).err().unwrap();
             assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
             refused
         };
         let sound = "kms://cluster-kms?key=AAAAAAAAAAAAAAAAAAAAAA&salt=AAAAAAAAAAAAAAAAAAAAAA";
-        assert!(matches!(refused(sound, 31), Refused::Salt(31)));
-        assert!(matches!(refused("kms://", 32), Refused::MasterSecret(_)));
+        assert!(matches!(refused(sound, 31), InitRefused::Salt(31)));
+        assert!(matches!(
+            refused("kms://", 32),
+            InitRefused::MasterSecret(_)
+        ));
     }
 }

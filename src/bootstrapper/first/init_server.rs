@@ -21,17 +21,17 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::first::init::{Done, Init, Keys, Refused};
+use crate::first::init::{Done, Init, InitRefused, InitSecrets};
 use crate::lock::{
     node_lock::Locking,
     race::Entrant,
-    secret_guard::{SecretGuard, Verdict},
+    secret_guard::{GuardOutcome, SecretGuard},
 };
 use crate::steps::{
     clock,
     error::Error,
-    job::{Ending, Event, Job},
-    setup::{Node, Outcome},
+    job::{Job, JobEvent, JobResult},
+    setup::{NodeParts, SetupOutcome},
 };
 use attest::Issuer;
 use node::record;
@@ -59,7 +59,7 @@ pub struct InitServer {
 struct Shared {
     guard: SecretGuard,
     entrant: Entrant,
-    node: Arc<Node>,
+    node: Arc<NodeParts>,
     job: Job<Done>,
     worker: Mutex<Option<JoinHandle<()>>>,
     is_delivered: AtomicBool,
@@ -72,7 +72,7 @@ impl InitServer {
         issuer: Arc<dyn Issuer>,
         guard: SecretGuard,
         entrant: Entrant,
-        node: Arc<Node>,
+        node: Arc<NodeParts>,
     ) -> std::io::Result<InitServer> {
         let timeline = node.timeline;
         let job = Job::new(timeline);
@@ -93,7 +93,7 @@ impl InitServer {
             ) {
                 Ok(()) => watch(call, answer, &handler),
                 // the status says after how much time the operator's tool should retry
-                Err(Refused::Busy(pause)) => Err(Status::busy(pause)),
+                Err(InitRefused::Busy(pause)) => Err(Status::busy(pause)),
                 Err(refused) => answer.send(&failure(refused.code(), &refused)),
             },
         );
@@ -108,7 +108,7 @@ impl InitServer {
     }
 
     /// Waits until an init has ended and the operator has the result, or until the node is stopped.
-    pub fn wait(self) -> Outcome {
+    pub fn wait(self) -> SetupOutcome {
         let (job, stop) = (&self.shared.job, self.shared.entrant.stop());
         while job.ending().is_none() && (job.has_begun() || !stop.is_stopped()) {
             thread::sleep(TICK);
@@ -127,33 +127,33 @@ impl InitServer {
         }
         match job.ending() {
             // the node was stopped after the lock and before the set-up
-            None if self.shared.entrant.has_won() => Outcome::Failed(Arc::new(Error::Stopped)),
-            None => Outcome::None,
-            Some(Ok(_)) => Outcome::Done,
-            Some(Err(why)) => Outcome::Failed(why),
+            None if self.shared.entrant.has_won() => SetupOutcome::Failed(Arc::new(Error::Stopped)),
+            None => SetupOutcome::None,
+            Some(Ok(_)) => SetupOutcome::Done,
+            Some(Err(why)) => SetupOutcome::Failed(why),
         }
     }
 }
 
 /// Checks the request and starts the set-up. Returns when a set-up exists that this caller may
 /// watch.
-fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(), Refused> {
+fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(), InitRefused> {
     let Shared {
         entrant, node, job, ..
     } = &**shared;
     check_secret(call, request, &shared.guard)?;
-    let keys = Keys::new(request)?;
+    let keys = InitSecrets::new(request)?;
     if entrant.cluster() == Some(keys.cluster) && job.has_begun() {
         return Ok(());
     }
     let init = Init::new(keys, request, node)?;
     match node
         .lock(entrant, init.cluster())
-        .ok_or(Refused::Stopping)?
+        .ok_or(InitRefused::Stopping)?
     {
         Locking::Taken => {}
         Locking::Already(id) if id == init.cluster() && job.has_begun() => return Ok(()),
-        Locking::Already(_) => return Err(Refused::Locked),
+        Locking::Already(_) => return Err(InitRefused::Locked),
         Locking::Failed(error) => {
             job.begin();
             job.end(Err(Error::Lock(error)));
@@ -201,21 +201,25 @@ fn watch(call: &Call, answer: &mut Sender<InitResponse>, shared: &Shared) -> Res
     }
 }
 
-fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Result<(), Refused> {
+fn check_secret(
+    call: &Call,
+    request: &InitRequest,
+    guard: &SecretGuard,
+) -> Result<(), InitRefused> {
     match guard.check(call.network(), &request.init_secret, || call.is_cancelled()) {
-        Verdict::Right => Ok(()),
-        Verdict::Wrong => {
+        GuardOutcome::Right => Ok(()),
+        GuardOutcome::Wrong => {
             let peer = call
                 .peer()
                 .map_or("an unknown address".into(), |peer| peer.ip().to_string());
             log::warn!("refused an init from {peer}: wrong init secret");
-            Err(Refused::Secret)
+            Err(InitRefused::Secret)
         }
-        Verdict::Busy(busy) => Err(Refused::Busy(busy.retry_after)),
+        GuardOutcome::Busy(busy) => Err(InitRefused::Busy(busy.retry_after)),
     }
 }
 
-fn response(ending: Ending<Done>) -> InitResponse {
+fn response(ending: JobResult<Done>) -> InitResponse {
     match ending {
         Ok(Done {
             cluster,
@@ -245,7 +249,7 @@ fn failure(code: Code, why: impl Display) -> InitResponse {
     }
 }
 
-fn progress(event: &Event) -> InitResponse {
+fn progress(event: &JobEvent) -> InitResponse {
     let elapsed_millis = u64::try_from(event.elapsed.as_millis()).unwrap_or(u64::MAX);
     let progress = ProgressResponse {
         phase: event.phase.into(),

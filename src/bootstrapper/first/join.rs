@@ -18,11 +18,11 @@ use crate::steps::{
     etcd,
     job::Job,
     kubelet,
-    setup::{self, Kubeadm, Node, install_components, program},
+    setup::{self, Kubeadm, NodeParts, install_components, program},
 };
 use crate::trust::ticket::Ticket;
 use base::backoff::Backoff;
-use base::child_process::Cause;
+use base::child_process::ChildFailure;
 use base::crypto::CLUSTER_ID_LEN;
 use base::file;
 use base::machines::Role;
@@ -121,7 +121,7 @@ impl Join {
 
     /// Runs the steps after the lock. Each step survives power loss; the mark of completion is the
     /// last one.
-    pub fn run(&self, node: &Node, stop: &Stop, job: &Job<()>) -> Result<(), Error> {
+    pub fn run(&self, node: &NodeParts, stop: &Stop, job: &Job<()>) -> Result<(), Error> {
         job.phase("state disk");
         let state = NodeState {
             role: self.role,
@@ -148,7 +148,7 @@ impl Join {
         node.complete()
     }
 
-    fn certify_host(&self, node: &Node, stop: &Stop) -> Result<(), Error> {
+    fn certify_host(&self, node: &NodeParts, stop: &Stop) -> Result<(), Error> {
         let (authority, certificate) = (&self.ticket.ssh_authority, &self.ticket.ssh_certificate);
         ssh::host::install(&node.root, authority, certificate)
             .map_err(|error| Error::Ssh("the SSH host certificate", error.into()))?;
@@ -237,8 +237,8 @@ fn may_pass(error: &Error) -> bool {
         return false;
     };
     match &error.cause {
-        Cause::Late(_) => true,
-        Cause::Failed(status) => match status.code() {
+        ChildFailure::Late(_) => true,
+        ChildFailure::Failed(status) => match status.code() {
             // the container runtime may still be starting, or a registry may be unavailable for a
             // moment
             Some(PREFLIGHT_FAILED) => true,
@@ -257,7 +257,7 @@ fn may_pass(error: &Error) -> bool {
 /// reported; the next try may still succeed.
 fn clean_up(error: &Error, stop: &Stop, job: &Job<()>) {
     if let Error::Command(error) = error
-        && let Cause::Failed(status) = &error.cause
+        && let ChildFailure::Failed(status) = &error.cause
         && status.code() == Some(PREFLIGHT_FAILED)
     {
         return; // nothing was changed
@@ -291,7 +291,7 @@ mod tests {
     use super::*;
     use base::child_process;
 
-    fn ended(cause: Cause, line: &str) -> Error {
+    fn ended(cause: ChildFailure, line: &str) -> Error {
         Error::Command(child_process::Error {
             program: "kubeadm join".into(),
             cause,
@@ -300,7 +300,7 @@ mod tests {
     }
 
     fn failed(code: i32, line: &str) -> Error {
-        ended(Cause::Failed(ExitStatus::from_raw(code << 8)), line)
+        ended(ChildFailure::Failed(ExitStatus::from_raw(code << 8)), line)
     }
 
     #[test]
@@ -324,8 +324,8 @@ mod tests {
             assert!(!may_pass(&failed(1, line)), "{line}");
         }
         assert!(may_pass(&failed(2, "[ERROR CRI]")) && !may_pass(&failed(3, "timeout")));
-        assert!(may_pass(&ended(Cause::Late(JOIN), "")) && !may_pass(&Error::Stopped));
-        let killed = Cause::Failed(ExitStatus::from_raw(9));
+        assert!(may_pass(&ended(ChildFailure::Late(JOIN), "")) && !may_pass(&Error::Stopped));
+        let killed = ChildFailure::Failed(ExitStatus::from_raw(9));
         assert!(!may_pass(&ended(killed, "timeout")));
     }
 

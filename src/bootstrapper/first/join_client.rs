@@ -23,12 +23,12 @@ use crate::first::join::Join;
 use crate::lock::{node_lock::Locking, race::Entrant, turn::Turns};
 use crate::state::state_disk::NewDisk;
 use crate::steps::{
-    error::{Error, Refused},
+    error::{Error, SetupRefused},
     job::Job,
-    setup::{self, Node, Outcome},
+    setup::{self, NodeParts, SetupOutcome},
 };
 use crate::trust::{
-    service_trust::Proof,
+    service_trust::ServiceProof,
     ticket::{Expected, Ticket},
 };
 use attest::Issuer;
@@ -38,8 +38,10 @@ use base::sync::lock;
 use base::timeline::Timeline;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
-use node::service_trust::Settings;
-use node::ticket_client::{self, Failure, JoinService, Listing, Source, TicketRequester};
+use node::service_trust::TrustSettings;
+use node::ticket_client::{
+    self, HostSource, JoinServicePeer, Listing, TicketFailure, TicketRequester,
+};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::IssueJoinTicketRequest;
 
@@ -55,7 +57,7 @@ const MAX_NOTES: usize = 128;
 
 /// A running JoinClient; dropping it stops its thread and waits for it.
 pub struct JoinClient {
-    thread: Option<JoinHandle<Outcome>>,
+    thread: Option<JoinHandle<SetupOutcome>>,
     stop: Stop,
 }
 
@@ -64,7 +66,7 @@ impl JoinClient {
     pub fn start(
         issuer: Arc<dyn Issuer>,
         entrant: Entrant,
-        node: Arc<Node>,
+        node: Arc<NodeParts>,
     ) -> std::io::Result<JoinClient> {
         let stop = entrant.stop().clone();
         let thread = thread::Builder::new()
@@ -77,13 +79,13 @@ impl JoinClient {
     }
 
     /// Waits until the JoinClient has been stopped, or a join has ended.
-    pub fn wait(mut self) -> Outcome {
+    pub fn wait(mut self) -> SetupOutcome {
         self.join()
     }
 
-    fn join(&mut self) -> Outcome {
-        let defect = || Outcome::Failed(Arc::new(Error::Defect));
-        self.thread.take().map_or(Outcome::None, |thread| {
+    fn join(&mut self) -> SetupOutcome {
+        let defect = || SetupOutcome::Failed(Arc::new(Error::Defect));
+        self.thread.take().map_or(SetupOutcome::None, |thread| {
             thread.join().unwrap_or_else(|_| defect())
         })
     }
@@ -97,27 +99,27 @@ impl Drop for JoinClient {
 }
 
 /// Runs all steps: the ticket, the lock, the set-up.
-fn run(issuer: Arc<dyn Issuer>, entrant: &Entrant, node: &Arc<Node>) -> Outcome {
+fn run(issuer: Arc<dyn Issuer>, entrant: &Entrant, node: &Arc<NodeParts>) -> SetupOutcome {
     let Some(join) = ask(issuer, entrant.stop(), node) else {
-        return Outcome::None;
+        return SetupOutcome::None;
     };
     match node.lock(entrant, join.cluster()) {
         Some(Locking::Taken) => {}
         // an init came first, or the node is stopping
-        Some(Locking::Already(_)) | None => return Outcome::None,
-        Some(Locking::Failed(error)) => return Outcome::Failed(Arc::new(Error::Lock(error))),
+        Some(Locking::Already(_)) | None => return SetupOutcome::None,
+        Some(Locking::Failed(error)) => return SetupOutcome::Failed(Arc::new(Error::Lock(error))),
     }
     let job = Job::new(node.timeline);
     job.begin();
     match catch_unwind(AssertUnwindSafe(|| join.run(node, entrant.stop(), &job))) {
-        Ok(Ok(())) => Outcome::Done,
-        Ok(Err(error)) => Outcome::Failed(Arc::new(error)),
-        Err(_) => Outcome::Failed(Arc::new(Error::Defect)),
+        Ok(Ok(())) => SetupOutcome::Done,
+        Ok(Err(error)) => SetupOutcome::Failed(Arc::new(error)),
+        Err(_) => SetupOutcome::Failed(Arc::new(Error::Defect)),
     }
 }
 
 /// Asks until there is a valid ticket; `None` when stopped.
-fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
+fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<NodeParts>) -> Option<Join> {
     let seeker = Arc::new(Seeker {
         issuer,
         node: node.clone(),
@@ -128,7 +130,7 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     });
     let over = seeker.over.clone();
     let _stopped = stop.on_stop(move || over.stop());
-    let source = Source {
+    let source = HostSource {
         name: "list of machines",
         goes_on: false,
         list: Arc::new({
@@ -142,7 +144,7 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
             Ok(client) => break client,
             Err(error) => seeker.note(
                 "this machine",
-                &Failure::from(format!("cannot start a thread: {error}")),
+                &TicketFailure::from(format!("cannot start a thread: {error}")),
             ),
         }
         if stop.wait(REMIND_EVERY) {
@@ -161,7 +163,7 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
 /// Asks for a join ticket. The threads of all join services share this value.
 struct Seeker {
     issuer: Arc<dyn Issuer>,
-    node: Arc<Node>,
+    node: Arc<NodeParts>,
     over: Stop,
     since: Instant,
     turns: Turns,
@@ -173,7 +175,7 @@ struct Findings {
     me: Option<Arc<Identity>>,
     won: Option<Join>,
     /// The last failure of each source.
-    notes: BTreeMap<String, Failure>,
+    notes: BTreeMap<String, TicketFailure>,
 }
 
 /// This machine's identity, and the request that it sends.
@@ -241,7 +243,7 @@ impl Seeker {
                 state.me = Some(Arc::new(identity));
                 state.notes.remove("this machine");
             }
-            Err(refused) => self.note("this machine", &Failure::lasting(refused.to_string())),
+            Err(refused) => self.note("this machine", &TicketFailure::lasting(refused.to_string())),
         }
     }
 }
@@ -258,11 +260,11 @@ impl TicketRequester for Seeker {
         &self.issuer
     }
 
-    fn demands(&self) -> &Settings {
+    fn demands(&self) -> &TrustSettings {
         &self.node.trust.settings
     }
 
-    fn request(&self, service: &JoinService) -> Result<(), Failure> {
+    fn request(&self, service: &JoinServicePeer) -> Result<(), TicketFailure> {
         let identity = self.state().me.clone().ok_or_else(|| {
             "not asked: this machine does not know its own name, role and address yet".to_owned()
         })?;
@@ -279,8 +281,9 @@ impl TicketRequester for Seeker {
             host_key: &identity.host_key,
             policy: &self.node.policy,
         };
-        let ticket = Ticket::check(answer, &expected)
-            .map_err(|refused| Failure::lasting(format!("sent an invalid ticket, {refused}")))?;
+        let ticket = Ticket::check(answer, &expected).map_err(|refused| {
+            TicketFailure::lasting(format!("sent an invalid ticket, {refused}"))
+        })?;
         judge.check_cluster(&ticket.cluster())?;
         let mut state = self.state();
         if state.won.is_none() && !self.over.is_stopped() {
@@ -299,7 +302,7 @@ impl TicketRequester for Seeker {
     }
 
     fn asked(&self, source: &str) {
-        let unanswered = || Failure::from("asked, no answer yet".to_owned());
+        let unanswered = || TicketFailure::from("asked, no answer yet".to_owned());
         let mut state = self.state();
         if state.notes.len() < MAX_NOTES {
             state
@@ -323,7 +326,7 @@ impl TicketRequester for Seeker {
     }
 
     /// Stores a source's failure, and prints it on the console if it is new.
-    fn note(&self, source: &str, failure: &Failure) {
+    fn note(&self, source: &str, failure: &TicketFailure) {
         let mut state = self.state();
         let is_new = state.notes.get(source) != Some(failure);
         if state.notes.len() < MAX_NOTES || state.notes.contains_key(source) {
@@ -337,7 +340,7 @@ impl TicketRequester for Seeker {
 }
 
 impl Seeker {
-    fn tell(&self, source: &str, failure: &Failure) {
+    fn tell(&self, source: &str, failure: &TicketFailure) {
         let text = &failure.text;
         if failure.is_lasting {
             self.node.timeline.event(
@@ -369,17 +372,21 @@ impl Seeker {
 }
 
 impl Identity {
-    fn new(me: Instance, load_balancer: Option<String>, node: &Node) -> Result<Identity, Refused> {
+    fn new(
+        me: Instance,
+        load_balancer: Option<String>,
+        node: &NodeParts,
+    ) -> Result<Identity, SetupRefused> {
         if me.role == Role::Unknown {
-            return Err(Refused::NoRole(me.name));
+            return Err(SetupRefused::NoRole(me.name));
         }
         let kubernetes =
             setup::kubernetes_node(node.has_cloud_controller, &me, node.kubeadm_timeout)?;
         let kubelet =
-            KubeletRequest::new(&kubernetes.name, kubernetes.ip).map_err(Refused::Kubelet)?;
-        let host_key = ssh::host::host_key(&node.root).map_err(Refused::HostKey)?;
-        let principals = ssh::host::principals(&[]).map_err(Refused::Addresses)?;
-        let disk = NewDisk::open(&node.disk).map_err(Refused::Disk)?;
+            KubeletRequest::new(&kubernetes.name, kubernetes.ip).map_err(SetupRefused::Kubelet)?;
+        let host_key = ssh::host::host_key(&node.root).map_err(SetupRefused::HostKey)?;
+        let principals = ssh::host::principals(&[]).map_err(SetupRefused::Addresses)?;
+        let disk = NewDisk::open(&node.disk).map_err(SetupRefused::Disk)?;
         let request = IssueJoinTicketRequest {
             disk_uuid: disk.uuid(),
             certificate_request: kubelet.der().to_vec(),
@@ -400,7 +407,7 @@ impl Identity {
     }
 }
 /// Reports a ticket on the console, with what the join service's evidence proved.
-fn report_ticket(timeline: &Timeline, service: &JoinService, proof: Option<&Proof>) {
+fn report_ticket(timeline: &Timeline, service: &JoinServicePeer, proof: Option<&ServiceProof>) {
     let Some(proof) = proof else {
         timeline.event("ticket", format_args!("from {service}"));
         timeline.event(

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use base::network::Network;
-use base::turns::{Busy, Turns};
+use base::turns::{Busy, Semaphore};
 
 /// Maximum bytes of a secret: bcrypt ignores the rest (its specification). Constellation's secrets
 /// have 32 characters.
@@ -22,12 +22,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(90);
 /// Checks secrets against one hash.
 pub struct SecretGuard {
     hash: String,
-    turns: Turns,
+    turns: Semaphore,
 }
 
 /// How a check ended.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum GuardOutcome {
     /// The secret is right.
     Right,
     /// The secret is wrong.
@@ -71,27 +71,32 @@ impl SecretGuard {
         }
         Ok(SecretGuard {
             hash: hash.into(),
-            turns: Turns::new(1, PLACES),
+            turns: Semaphore::new(1, PLACES),
         })
     }
 
     /// Checks a secret that came from `network`. While `is_over` returns false, waits for the delay
     /// of the caller's network after its last wrong secret, and for the checks of other callers. So
     /// a right secret is accepted even if it comes soon after a wrong one.
-    pub fn check(&self, network: Network, secret: &[u8], is_over: impl Fn() -> bool) -> Verdict {
+    pub fn check(
+        &self,
+        network: Network,
+        secret: &[u8],
+        is_over: impl Fn() -> bool,
+    ) -> GuardOutcome {
         let turn = match self
             .turns
             .take(network, Instant::now() + LONGEST_WAIT, is_over)
         {
             Ok(turn) => turn,
-            Err(busy) => return Verdict::Busy(busy),
+            Err(busy) => return GuardOutcome::Busy(busy),
         };
         if secret.len() <= MAX_SECRET && bcrypt::verify(secret, &self.hash).unwrap_or(false) {
             turn.right();
-            Verdict::Right
+            GuardOutcome::Right
         } else {
             turn.wrong();
-            Verdict::Wrong
+            GuardOutcome::Wrong
         }
     }
 }
@@ -109,20 +114,20 @@ mod tests {
     #[test]
     fn the_right_secret_passes_and_a_wrong_one_does_not() {
         let guard = guard();
-        assert_eq!(guard.check(PEER, b"correct", || false), Verdict::Right);
-        assert_eq!(guard.check(PEER, b"wrong", || false), Verdict::Wrong);
+        assert_eq!(guard.check(PEER, b"correct", || false), GuardOutcome::Right);
+        assert_eq!(guard.check(PEER, b"wrong", || false), GuardOutcome::Wrong);
     }
 
     #[test]
     fn the_right_secret_passes_a_moment_after_a_wrong_one_and_not_before_the_delay_is_over() {
         let (guard, started) = (guard(), Instant::now());
-        assert_eq!(guard.check(PEER, b"wrong", || false), Verdict::Wrong);
+        assert_eq!(guard.check(PEER, b"wrong", || false), GuardOutcome::Wrong);
         let gone = Instant::now() + Duration::from_millis(200);
         assert!(matches!(
             guard.check(PEER, b"correct", || Instant::now() > gone),
-            Verdict::Busy(_)
+            GuardOutcome::Busy(_)
         ));
-        assert_eq!(guard.check(PEER, b"correct", || false), Verdict::Right);
+        assert_eq!(guard.check(PEER, b"correct", || false), GuardOutcome::Right);
         assert!(started.elapsed() >= Duration::from_secs(1));
     }
 

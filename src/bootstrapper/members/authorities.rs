@@ -22,7 +22,7 @@ use crate::steps::{error::Error as Step, job::Job, kubelet};
 use base::crypto::Secret;
 use base::file;
 use base::stop::Stop;
-use kubernetes::client::{self, CONFIG_MAPS, Client, Config};
+use kubernetes::client::{self, ApiAccess, CONFIG_MAPS, Client};
 use kubernetes::{NAMESPACE, authority, kubelet_certificate};
 
 /// A node asks for a new certificate of its cluster's authority if it has less than this left.
@@ -116,7 +116,7 @@ fn tell_machines_that_join(client: &Client, certificate: &[u8]) -> Result<(), Er
 }
 
 fn client(kubeconfig: &Path, stop: &Stop) -> Result<Client, Error> {
-    let config = Config::from_kubeconfig_file(kubeconfig).map_err(Error::Api)?;
+    let config = ApiAccess::from_kubeconfig_file(kubeconfig).map_err(Error::Api)?;
     Ok(Client::new(config, stop).within(ANSWER))
 }
 

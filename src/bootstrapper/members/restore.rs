@@ -19,8 +19,8 @@
 pub mod changes;
 mod checks;
 pub mod database;
+pub mod failed_check;
 mod manifest;
-pub mod objection;
 mod place;
 mod snapshot;
 mod voucher;
@@ -38,7 +38,7 @@ use base::options::{Opt, Table, put};
 use base::program::{self, Failure};
 use base::stop::Stop;
 use disk::state_disk::node_state::NodeState;
-use kubernetes::client::{Client, Config, NAMESPACES, Selector};
+use kubernetes::client::{ApiAccess, Client, NAMESPACES, Selector};
 use lexopt::Parser;
 use node::options;
 use serde_json::Value;
@@ -46,10 +46,10 @@ use serde_json::Value;
 use crate::members::renew;
 use crate::steps::{error::Error as Step, job::Job, setup};
 use changes::Changes;
-use checks::{Others, State};
-use manifest::{Etcd, shown};
-use objection::{Objection, objection};
-use place::{Data, PODS, Place, Record};
+use checks::{EtcdState, Others};
+use failed_check::{FailedCheck, failed_check};
+use manifest::{EtcdManifest, shown};
+use place::{Data, PODS, RestoreFolders, RestoreRecord};
 use snapshot::{PrivateCopy, Snapshot};
 use voucher::Voucher;
 
@@ -160,7 +160,7 @@ fn act(
     stop: &Stop,
     job: &Job<()>,
     tell: &dyn Fn(&str),
-    ask: Ask<'_>,
+    ask: AskOperator<'_>,
 ) -> Result<(), Error> {
     let etcdutl = if options.etcdutl.as_os_str().is_empty() {
         Path::new(ETCDUTL_OF_IMAGE)
@@ -168,7 +168,7 @@ fn act(
         &options.etcdutl
     };
     if !options.is_undo && !etcdutl.exists() {
-        return Err(Error::Refused(objection!(
+        return Err(Error::Refused(failed_check!(
             "there is no {}: this image has no etcdutl, so name one by --etcdutl",
             etcdutl.display()
         )));
@@ -196,10 +196,10 @@ fn act(
 }
 
 /// Asks the operator; the error is a sentence.
-pub type Ask<'a> = &'a dyn Fn(&str) -> Result<(), Objection>;
+pub type AskOperator<'a> = &'a dyn Fn(&str) -> Result<(), FailedCheck>;
 
 /// The request of an operator's call.
-pub struct Asked<'a> {
+pub struct RestoreCall<'a> {
     /// Where the state disk is mounted.
     pub root: &'a Path,
     /// The snapshot, with its signature beside it.
@@ -214,11 +214,11 @@ pub struct Asked<'a> {
 
 /// Like [`main`], for an operator's call. `tell` and `ask` reach the caller.
 pub fn by_call(
-    asked: &Asked<'_>,
+    asked: &RestoreCall<'_>,
     stop: &Stop,
     job: &Job<()>,
     tell: &dyn Fn(&str),
-    ask: Ask<'_>,
+    ask: AskOperator<'_>,
 ) -> Result<(), Error> {
     let mut options = Options {
         is_dry_run: asked.is_dry_run,
@@ -242,7 +242,7 @@ pub struct NoRevision {
 fn revision(stop: &Stop) -> Result<u64, NoRevision> {
     let path = Path::new(renew::KUBERNETES).join("admin.conf");
     let answer = || {
-        let client = Client::new(Config::from_kubeconfig_file(&path)?, stop);
+        let client = Client::new(ApiAccess::from_kubeconfig_file(&path)?, stop);
         client
             .within(ANSWER)
             .list(&NAMESPACES.all(), &Selector::default())
@@ -284,11 +284,11 @@ pub fn etcdutl_arguments(
 #[derive(Debug)]
 pub enum Error {
     /// It is not safe, or not possible: nothing was changed.
-    Refused(Objection),
+    Refused(FailedCheck),
     /// Failed before etcd got other data, for this reason. Both pods run as before, or why they do not.
-    Back(Objection, Result<(), Step>),
+    Back(FailedCheck, Result<(), Step>),
     /// Failed when etcd had other data, or in part.
-    Between(Objection),
+    Between(FailedCheck),
 }
 
 impl fmt::Display for Error {
@@ -337,24 +337,24 @@ pub struct Restore<'a> {
     /// Tells the operator.
     pub tell: &'a dyn Fn(&str),
     /// Asks the operator.
-    pub ask: Ask<'a>,
+    pub ask: AskOperator<'a>,
     /// Is called after each step.
     pub reached: &'a dyn Fn(&str),
 }
 
 /// What the checks have found.
 struct Plan {
-    etcd: Etcd,
-    place: Place,
+    etcd: EtcdManifest,
+    place: RestoreFolders,
     api_server: String,
     snapshot: Snapshot,
     copy: PrivateCopy,
     voucher: Voucher,
-    changes: Result<Changes, Objection>,
-    state: Option<State>,
+    changes: Result<Changes, FailedCheck>,
+    state: Option<EtcdState>,
     others: Others,
     silent: Vec<String>,
-    record: Record,
+    record: RestoreRecord,
     /// The restoration has begun before.
     has_begun: bool,
 }
@@ -407,7 +407,7 @@ impl Restore<'_> {
         let record = begun.ok_or_else(|| Error::Refused("no restoration has begun".into()))?;
         let folder = place.of(&record, "");
         if !folder.exists() {
-            return Err(Error::Refused(objection!(
+            return Err(Error::Refused(failed_check!(
                 "{} is gone, and with it the old data: if the cluster works, delete {}",
                 folder.display(),
                 place.folder().display()
@@ -466,19 +466,19 @@ impl Restore<'_> {
         (self.reached)(step);
     }
 
-    fn manifests(&self) -> Result<(Etcd, Place, String), Objection> {
+    fn manifests(&self) -> Result<(EtcdManifest, RestoreFolders, String), FailedCheck> {
         let [api_server, etcd] = PODS.map(|pod| {
             let path = place::manifest(self.kubernetes, pod)?;
             let text = fs::read_to_string(&path);
             let text = text.map_err(|error| format!("{}: {error}", path.display()))?;
-            Ok::<_, Objection>((path, text))
+            Ok::<_, FailedCheck>((path, text))
         });
-        let named = |path: &Path, why: Objection| objection!("{}: {why}", path.display());
+        let named = |path: &Path, why: FailedCheck| failed_check!("{}: {why}", path.display());
         let (path, text) = etcd?;
-        let etcd = Etcd::parse(&text).map_err(|why| named(&path, why))?;
+        let etcd = EtcdManifest::parse(&text).map_err(|why| named(&path, why))?;
         let (path, text) = api_server?;
         let api_server = manifest::api_server(&text).map_err(|why| named(&path, why))?;
-        let place = Place {
+        let place = RestoreFolders {
             kubernetes: self.kubernetes.into(),
             data: etcd.data.clone(),
         };
@@ -486,10 +486,10 @@ impl Restore<'_> {
     }
 
     /// Refuses what is not safe. The error is a sentence.
-    fn check(&self, options: &Options) -> Result<Plan, Objection> {
+    fn check(&self, options: &Options) -> Result<Plan, FailedCheck> {
         let (etcd, place, api_server) = self.manifests()?;
         let salt = NodeState::read(self.root).map_err(|error| error.to_string())?;
-        let named = |why: Objection| objection!("{}: {why}", self.snapshot.display());
+        let named = |why: FailedCheck| failed_check!("{}: {why}", self.snapshot.display());
         let copy = PrivateCopy::new(self.snapshot, &place.data).map_err(named)?;
         let snapshot = snapshot::read(&copy, &salt.measurement_salt).map_err(named)?;
         if !snapshot.is_of_cluster {
@@ -506,7 +506,7 @@ impl Restore<'_> {
         }
         let (state, others) = match (&begun, data) {
             (_, Data::Unclear) => {
-                return Err(objection!(
+                return Err(failed_check!(
                     "`bootstrapper restore-etcd --undo` was interrupted, or another program has changed {}: only --undo can continue",
                     place.data.display()
                 ));
@@ -532,7 +532,7 @@ impl Restore<'_> {
         let has_begun = begun.is_some();
         let record = match begun {
             Some(record) => record,
-            None => Record {
+            None => RestoreRecord {
                 hash: snapshot.hash.clone(),
                 revision: self.revision(&copy)? + BUMP,
                 time: SystemTime::UNIX_EPOCH
@@ -563,14 +563,14 @@ impl Restore<'_> {
     }
 
     /// Refuses if the API server answers, at the address of the cluster. The error is a sentence.
-    fn check_api(&self) -> Result<(), Objection> {
+    fn check_api(&self) -> Result<(), FailedCheck> {
         match (self.api)() {
             Err(error) if error.is_silent => Ok(()),
             Ok(_) => Err(
                 "the API server answers, so etcd has a majority: there is nothing to restore"
                     .into(),
             ),
-            Err(error) => Err(objection!(
+            Err(error) => Err(failed_check!(
                 "an API server answers, so etcd may have a majority: {}",
                 error.why
             )),
@@ -578,7 +578,7 @@ impl Restore<'_> {
     }
 
     /// Refuses an etcdutl of another minor version than etcd's.
-    fn check_version(&self, etcd: &Etcd) -> Result<(), Objection> {
+    fn check_version(&self, etcd: &EtcdManifest) -> Result<(), FailedCheck> {
         let said = self.etcdutl(&["version"])?;
         let version = said
             .lines()
@@ -594,7 +594,7 @@ impl Restore<'_> {
             (Some(tool), Some(etcd)) if tool == etcd => Ok(()),
             // an image of the user's own
             (Some(_), None) => Ok(()),
-            _ => Err(objection!(
+            _ => Err(failed_check!(
                 "{} is etcdutl {}, but etcd of this node is {}: use the etcdutl of the same release",
                 self.etcdutl.display(),
                 shown(version.unwrap_or("of no known version")),
@@ -604,7 +604,7 @@ impl Restore<'_> {
     }
 
     /// Returns the revision of the snapshot.
-    fn revision(&self, copy: &PrivateCopy) -> Result<u64, Objection> {
+    fn revision(&self, copy: &PrivateCopy) -> Result<u64, FailedCheck> {
         let snapshot = copy.path().display().to_string();
         let said = self.etcdutl(&["snapshot", "status", &snapshot, "--write-out", "json"])?;
         let status = said
@@ -617,7 +617,7 @@ impl Restore<'_> {
     }
 
     /// Runs etcdutl; returns what it prints.
-    fn etcdutl(&self, arguments: &[&str]) -> Result<String, Objection> {
+    fn etcdutl(&self, arguments: &[&str]) -> Result<String, FailedCheck> {
         let mut command = Command::new(self.etcdutl);
         command.args(arguments).current_dir("/");
         let said = child_output::output(&mut command, ETCDUTL, self.stop, &mut |line| {
@@ -680,7 +680,11 @@ impl Restore<'_> {
     }
 
     /// Lets the kubelet stop both pods. Returns the lock of etcd's database, if there is one. The error is a sentence.
-    fn stop_pods(&self, place: &Place, etcd: &Etcd) -> Result<Option<fs::File>, Objection> {
+    fn stop_pods(
+        &self,
+        place: &RestoreFolders,
+        etcd: &EtcdManifest,
+    ) -> Result<Option<fs::File>, FailedCheck> {
         let api_server = manifest::api_server(&self.read(place, PODS[0])?)?;
         let arguments = [
             format!("--advertise-address={api_server}"),
@@ -719,7 +723,7 @@ impl Restore<'_> {
                 return Err("stopped by a signal".into());
             }
             if Instant::now() > end {
-                return Err(objection!(
+                return Err(failed_check!(
                     "{} still runs {} min after its manifest was moved: does the kubelet run? firstlight logs NODE --unit kubelet",
                     running.map_or(PODS[1], |(pod, _)| *pod),
                     STOPPED.as_secs() / 60
@@ -728,13 +732,13 @@ impl Restore<'_> {
         }
     }
 
-    fn read(&self, place: &Place, pod: &str) -> Result<String, Objection> {
+    fn read(&self, place: &RestoreFolders, pod: &str) -> Result<String, FailedCheck> {
         let path = place::manifest(&place.kubernetes, pod)?;
-        fs::read_to_string(&path).map_err(|error| objection!("{}: {error}", path.display()))
+        fs::read_to_string(&path).map_err(|error| failed_check!("{}: {error}", path.display()))
     }
 
     /// Lets the kubelet start both pods.
-    fn start(&self, place: &Place) -> Result<(), Step> {
+    fn start(&self, place: &RestoreFolders) -> Result<(), Step> {
         for pod in PODS.into_iter().rev() {
             place.set_running(pod, true)?;
             self.reached(pod);
@@ -743,7 +747,7 @@ impl Restore<'_> {
     }
 
     /// Waits until the API server has the objects of the snapshot.
-    fn wait_for_api(&self, record: &Record) -> Result<(), Error> {
+    fn wait_for_api(&self, record: &RestoreRecord) -> Result<(), Error> {
         self.job
             .line("waiting until the API server has the objects of the snapshot");
         let end = Instant::now() + STARTED;
@@ -765,7 +769,7 @@ impl Restore<'_> {
                 return Err(Error::Between("stopped by a signal".into()));
             }
             if Instant::now() > end {
-                return Err(Error::Between(objection!(
+                return Err(Error::Between(failed_check!(
                     "the API server does not have the objects of the snapshot after {} min: {why}; see the logs of etcd and of the API \
                      server below /var/log/pods/",
                     STARTED.as_secs() / 60
@@ -821,8 +825,10 @@ impl fmt::Display for Plan {
             etcd.data.display()
         )?;
         let state = match self.state {
-            Some(State::Leaderless) => "it runs and has no leader; the API server does not answer",
-            Some(State::Stopped) => {
+            Some(EtcdState::Leaderless) => {
+                "it runs and has no leader; the API server does not answer"
+            }
+            Some(EtcdState::Stopped) => {
                 "it does not run, and its data are there; the API server does not answer"
             }
             None => {
@@ -880,7 +886,7 @@ fn print(text: &str) {
 }
 
 /// Asks the operator at the terminal. The error is a sentence.
-fn ask(question: &str) -> Result<(), Objection> {
+fn ask(question: &str) -> Result<(), FailedCheck> {
     if !io::stdin().is_terminal() {
         let text =
             "standard input is not a terminal, so the command cannot ask: give --yes or --dry-run";

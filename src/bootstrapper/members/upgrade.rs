@@ -37,10 +37,10 @@ use base::child_output;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{CONFIG_MAPS, Client, Config};
-use kubernetes::components::{self, Component};
+use kubernetes::client::{ApiAccess, CONFIG_MAPS, Client};
+use kubernetes::components::{self, KubernetesComponent};
 use kubernetes::kubeadm;
-use kubernetes::parameters::Version;
+use kubernetes::parameters::KubernetesVersion;
 use kubernetes::services::kubeadm_bindings;
 
 /// The kubeconfig of the kubelet, which each node has.
@@ -71,12 +71,12 @@ const HEALTH: ([u8; 4], u16) = ([127, 0, 0, 1], 10248);
 /// and after the upgrade.
 pub fn run(
     list: impl Read,
-    policy: &components::Policy,
-    settings: &components::Settings,
+    policy: &components::ComponentPolicy,
+    settings: &components::InstallSettings,
     kubeadm_timeout: Option<Duration>,
     stop: &Stop,
     timeline: Timeline,
-) -> Result<(Version, Version), Error> {
+) -> Result<(KubernetesVersion, KubernetesVersion), Error> {
     if !Path::new(KUBELET_CONFIG).exists() {
         return Err(Error::NoNode);
     }
@@ -110,10 +110,10 @@ pub enum Error {
     /// Components were not installed. The node runs the same programs as before.
     Components(Step),
     /// kubeadm failed, and the kubelet still has this version.
-    Kubeadm(Step, Version),
+    Kubeadm(Step, KubernetesVersion),
     /// The new kubelet exits or is not healthy: the reason, and the version of the previous one,
     /// which runs again, or why it does not.
-    Kubelet(Box<Error>, Result<Version, Box<Error>>),
+    Kubelet(Box<Error>, Result<KubernetesVersion, Box<Error>>),
 }
 
 impl fmt::Display for Error {
@@ -158,13 +158,13 @@ impl From<Step> for Error {
 
 /// The components in the order of their installation.
 struct Components {
-    kubeadm: Component,
-    others: Vec<Component>,
-    kubelet: Component,
+    kubeadm: KubernetesComponent,
+    others: Vec<KubernetesComponent>,
+    kubelet: KubernetesComponent,
 }
 
 impl Components {
-    fn read(list: impl Read, policy: &components::Policy) -> Result<Components, Error> {
+    fn read(list: impl Read, policy: &components::ComponentPolicy) -> Result<Components, Error> {
         let mut json = String::new();
         list.take(MAX_LIST)
             .read_to_string(&mut json)
@@ -176,9 +176,9 @@ impl Components {
                 "the file has no list of components, as `firstlight components` makes it: {error}"
             ))
         })?;
-        let mut others: Vec<Component> = wire
+        let mut others: Vec<KubernetesComponent> = wire
             .iter()
-            .map(|wire| Component::parse(wire, policy))
+            .map(|wire| KubernetesComponent::parse(wire, policy))
             .collect::<Result<_, _>>()
             .map_err(|error| Error::List(error.to_string()))?;
         let mut take = |name: &str| {
@@ -199,14 +199,14 @@ impl Components {
 
 struct Upgrade<'a> {
     list: Components,
-    settings: &'a components::Settings,
+    settings: &'a components::InstallSettings,
     kubeadm_timeout: Option<Duration>,
     stop: &'a Stop,
     job: Job<()>,
 }
 
 impl Upgrade<'_> {
-    fn run(&self) -> Result<(Version, Version), Error> {
+    fn run(&self) -> Result<(KubernetesVersion, KubernetesVersion), Error> {
         self.job.phase("versions");
         let from = self.version("kubelet", &["--version"])?;
         self.install(std::slice::from_ref(&self.list.kubeadm))?;
@@ -227,13 +227,13 @@ impl Upgrade<'_> {
         Ok((from, to))
     }
 
-    fn install(&self, components: &[Component]) -> Result<(), Error> {
+    fn install(&self, components: &[KubernetesComponent]) -> Result<(), Error> {
         setup::install_components(components, self.settings, self.stop, &self.job)
             .map_err(Error::Components)
     }
 
     /// Returns the version that a program prints as its last word.
-    fn version(&self, name: &str, arguments: &[&str]) -> Result<Version, Error> {
+    fn version(&self, name: &str, arguments: &[&str]) -> Result<KubernetesVersion, Error> {
         let mut command = setup::program(name);
         let said = child_output::output(command.args(arguments), ANSWER, self.stop, &mut |line| {
             self.job.line(line);
@@ -248,7 +248,7 @@ impl Upgrade<'_> {
 
     /// Refuses a version that does not fit the cluster's: on a control plane an older one, which
     /// kubeadm would accept; on a worker a newer one.
-    fn check_cluster(&self, is_control_plane: bool, to: &Version) -> Result<(), Error> {
+    fn check_cluster(&self, is_control_plane: bool, to: &KubernetesVersion) -> Result<(), Error> {
         let unknown = |error: &dyn fmt::Display| {
             Error::Version(format!(
                 "the cluster's version, in the ConfigMap {NAMESPACE}/{}, is unknown: {error}",
@@ -258,7 +258,7 @@ impl Upgrade<'_> {
         let map = CONFIG_MAPS
             .in_namespace(NAMESPACE)
             .named(kubeadm::CONFIG_MAP);
-        let map = Config::from_kubeconfig_file(Path::new(KUBELET_CONFIG))
+        let map = ApiAccess::from_kubeconfig_file(Path::new(KUBELET_CONFIG))
             .and_then(|config| {
                 let client = Client::new(config, self.stop).within(ANSWER);
                 // an interrupted upgrade may have just replaced the API server
@@ -279,7 +279,7 @@ impl Upgrade<'_> {
         )))
     }
 
-    fn kubeadm(&self, is_control_plane: bool, to: &Version) -> Result<(), Step> {
+    fn kubeadm(&self, is_control_plane: bool, to: &KubernetesVersion) -> Result<(), Step> {
         let to = to.to_string();
         let words: &[&str] = if is_control_plane {
             &["upgrade", "apply", &to, "--yes"]
@@ -302,7 +302,7 @@ impl Upgrade<'_> {
     /// Deletes the bindings that kubeadm has made again, by which kube-controller-manager approves certificates of
     /// kubelets without a look at their records.
     fn delete_bindings(&self) -> Result<(), Step> {
-        let config = Config::from_kubeconfig_file(Path::new(ADMIN_CONFIG))?;
+        let config = ApiAccess::from_kubeconfig_file(Path::new(ADMIN_CONFIG))?;
         let client = Client::new(config, self.stop).within(ANSWER);
         // kubeadm has just replaced the API server
         client.wait_ready(&mut |why| self.job.line(why))?;
@@ -316,7 +316,7 @@ impl Upgrade<'_> {
     fn deny_external_ips(&self) -> Result<(), Step> {
         let admin = Path::new(renew::KUBERNETES).join("admin.conf");
         let change = || {
-            let config = Config::from_kubeconfig_file(&admin)?;
+            let config = ApiAccess::from_kubeconfig_file(&admin)?;
             kubeadm::deny_external_ips(&Client::new(config, self.stop).within(ANSWER))
         };
         if change().map_err(Step::Api)? {
@@ -329,7 +329,7 @@ impl Upgrade<'_> {
 
     /// Replaces the kubelet, and restarts it. If the new kubelet does not stay up, the previous one
     /// is restored.
-    fn replace_kubelet(&self, to: &Version) -> Result<(), Error> {
+    fn replace_kubelet(&self, to: &KubernetesVersion) -> Result<(), Error> {
         let place = self.list.kubelet.place();
         let before = before(place);
         let failed = |error| Step::Io(before.clone(), error);
@@ -350,7 +350,7 @@ impl Upgrade<'_> {
     }
 
     /// Starts the installed kubelet, if it has this version.
-    fn start_new_kubelet(&self, expected: &Version) -> Result<(), Error> {
+    fn start_new_kubelet(&self, expected: &KubernetesVersion) -> Result<(), Error> {
         let got = self.version("kubelet", &["--version"])?;
         if got != *expected {
             let why = format!("the list of components has kubelet {got}, but kubeadm {expected}");
@@ -420,7 +420,7 @@ mod tests {
                 })
                 .collect();
             let list = format!("\u{feff}[{}]", entries.join(","));
-            Components::read(list.as_bytes(), &components::Policy::default())
+            Components::read(list.as_bytes(), &components::ComponentPolicy::default())
         };
         let list = read(&["kubelet", "kubectl", "kubeadm"]).unwrap();
         assert_eq!(list.kubelet.place(), Path::new("/run/state/bin/kubelet"));
@@ -436,7 +436,7 @@ mod tests {
             };
             assert!(why.contains(says), "{why}");
         }
-        let read = Components::read(&b"kubelet"[..], &components::Policy::default());
+        let read = Components::read(&b"kubelet"[..], &components::ComponentPolicy::default());
         assert!(matches!(read, Err(Error::List(why)) if why.contains("`firstlight components`")));
     }
 }

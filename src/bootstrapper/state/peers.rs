@@ -14,7 +14,7 @@ use crate::state::{header_lock::HeaderLock, state_disk};
 use base::machines::{Cloud, Role};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud_api::Metadata;
+use cloud_api::CloudMetadata;
 use disk::luks::Peers;
 use disk::state_disk::device;
 use node::ending::Ending;
@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_secs(300);
 const PARTS: usize = 2;
 
 /// The answer of a metadata service about join services.
-pub struct Known {
+pub struct KnownJoinServices {
     /// Their addresses.
     pub peers: Peers,
     /// The errors of the requests that failed.
@@ -36,7 +36,7 @@ pub struct Known {
 
 /// Asks the metadata service for the addresses of the join services. If a request fails, its part
 /// keeps its old value.
-pub fn known(metadata: &dyn Metadata, before: Peers) -> Known {
+pub fn known(metadata: &dyn CloudMetadata, before: Peers) -> KnownJoinServices {
     let (mut peers, mut errors) = (before, vec![]);
     match metadata.load_balancer_endpoint() {
         Ok(host) => peers.load_balancer = Some(host),
@@ -53,13 +53,13 @@ pub fn known(metadata: &dyn Metadata, before: Peers) -> Known {
         }
         Err(error) => errors.push(error),
     }
-    Known { peers, errors }
+    KnownJoinServices { peers, errors }
 }
 
 /// The inputs of the thread.
 pub struct Keeper {
     /// The metadata service.
-    pub metadata: Arc<dyn Metadata>,
+    pub metadata: Arc<dyn CloudMetadata>,
     /// The state disk; `None` finds it by its serial number.
     pub disk: Option<PathBuf>,
     /// The cloud of this machine.
@@ -150,7 +150,7 @@ mod tests {
         Error::Refused("no answer".into())
     }
 
-    impl Metadata for Answers {
+    impl CloudMetadata for Answers {
         fn own_instance(&self) -> Result<Instance, Error> {
             unreachable!("nobody asks")
         }

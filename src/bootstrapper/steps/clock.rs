@@ -161,12 +161,12 @@ impl fmt::Display for Source {
 
 /// The value of the setting `time-servers`: one to [`MAX_SOURCES`] sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sources(Vec<Source>);
+pub struct TimeServers(Vec<Source>);
 
-impl FromStr for Sources {
+impl FromStr for TimeServers {
     type Err = WrongSources;
 
-    fn from_str(text: &str) -> Result<Sources, WrongSources> {
+    fn from_str(text: &str) -> Result<TimeServers, WrongSources> {
         let mut sources: Vec<Source> = vec![];
         for part in text.split(',') {
             let source = Source::parse(part.trim_matches(' '))?;
@@ -182,21 +182,21 @@ impl FromStr for Sources {
             }
             sources.push(source);
         }
-        Ok(Sources(sources))
+        Ok(TimeServers(sources))
     }
 }
 
-impl fmt::Display for Sources {
+impl fmt::Display for TimeServers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: Vec<String> = self.0.iter().map(Source::to_string).collect();
         f.write_str(&all.join(", "))
     }
 }
 
-impl Sources {
+impl TimeServers {
     /// Parses the list of a source that is not trusted, which cannot make the host's clock the node's.
-    fn of_metadata(text: &str) -> Result<Sources, WrongSources> {
-        let sources: Sources = text.parse()?;
+    fn of_metadata(text: &str) -> Result<TimeServers, WrongSources> {
+        let sources: TimeServers = text.parse()?;
         let device = |it: &&Source| matches!(it, Source::Device(_));
         match sources.0.iter().find(device) {
             Some(device) => Err(WrongSources::OfTheHost(device.to_string())),
@@ -205,7 +205,7 @@ impl Sources {
     }
 
     /// Removes the devices that do not exist; the error names them if nothing is left.
-    fn existing(mut self) -> Result<Sources, WrongSources> {
+    fn existing(mut self) -> Result<TimeServers, WrongSources> {
         let missing: Vec<&str> = self.0.iter().filter_map(Source::missing).collect();
         let missing = missing.join(", ");
         if !missing.is_empty() {
@@ -235,19 +235,19 @@ impl Sources {
 
 /// Returns the sources and who named them.
 fn chosen(
-    setting: Option<Sources>,
+    setting: Option<TimeServers>,
     listed: Option<&str>,
     cloud: Option<&str>,
-) -> Result<(Sources, &'static str), WrongSources> {
+) -> Result<(TimeServers, &'static str), WrongSources> {
     if let Some(sources) = setting {
         return Ok((sources.existing()?, "setting time-servers"));
     }
-    match listed.map(Sources::of_metadata) {
+    match listed.map(TimeServers::of_metadata) {
         Some(Ok(sources)) => return Ok((sources, "list of machines")),
         Some(Err(why)) => log::warn!("ignoring timeServers of the list of machines: {why}"),
         None => {}
     }
-    if let Some(Ok(sources)) = cloud.map(Sources::from_str)
+    if let Some(Ok(sources)) = cloud.map(TimeServers::from_str)
         && let Ok(sources) = sources.existing()
     {
         return Ok((sources, "cloud"));
@@ -263,7 +263,7 @@ pub fn is_synchronized() -> Option<bool> {
 /// The time service of this machine.
 pub struct TimeService {
     /// The setting of the image.
-    pub setting: Option<Sources>,
+    pub setting: Option<TimeServers>,
     /// May name time servers.
     pub metadata: Arc<dyn Service>,
     /// The cloud of this machine.

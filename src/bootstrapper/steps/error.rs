@@ -1,4 +1,4 @@
-//! Why this machine does not become a node: [`Refused`] before the node lock, when nothing has
+//! Why this machine does not become a node: [`SetupRefused`] before the node lock, when nothing has
 //! changed, and [`Error`] after it, when the set-up has failed and the node starts over.
 
 use std::fmt;
@@ -13,7 +13,7 @@ use kubernetes::{client, components, kubelet_certificate};
 
 /// Why this machine cannot become a node of a cluster; `Display` is a sentence.
 #[derive(Debug)]
-pub enum Refused {
+pub enum SetupRefused {
     /// A value of the request or the metadata service is invalid.
     Value(Invalid),
     /// A component is invalid.
@@ -32,32 +32,32 @@ pub enum Refused {
     Disk(state_disk::Error),
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for SetupRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refused::Value(error) => error.fmt(f),
-            Refused::Component(error) => error.fmt(f),
-            Refused::NoAddress(name) => write!(
+            SetupRefused::Value(error) => error.fmt(f),
+            SetupRefused::Component(error) => error.fmt(f),
+            SetupRefused::NoAddress(name) => write!(
                 f,
                 "the metadata service does not have the address of this machine ({name}) in the cluster's network yet"
             ),
-            Refused::NoRole(name) => write!(
+            SetupRefused::NoRole(name) => write!(
                 f,
                 "the metadata service does not say whether {name} is a control plane or a worker"
             ),
-            Refused::Kubelet(error) => error.fmt(f),
-            Refused::HostKey(error) => error.fmt(f),
-            Refused::Addresses(error) => write!(f, "this node's addresses: {error}"),
-            Refused::Disk(error) => write!(f, "the state disk: {error}"),
+            SetupRefused::Kubelet(error) => error.fmt(f),
+            SetupRefused::HostKey(error) => error.fmt(f),
+            SetupRefused::Addresses(error) => write!(f, "this node's addresses: {error}"),
+            SetupRefused::Disk(error) => write!(f, "the state disk: {error}"),
         }
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for SetupRefused {}
 
-impl From<Invalid> for Refused {
-    fn from(error: Invalid) -> Refused {
-        Refused::Value(error)
+impl From<Invalid> for SetupRefused {
+    fn from(error: Invalid) -> SetupRefused {
+        SetupRefused::Value(error)
     }
 }
 

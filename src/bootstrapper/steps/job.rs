@@ -20,7 +20,7 @@ const MAX_EVENTS: usize = 4096;
 
 /// One event of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
+pub struct JobEvent {
     /// Time since the job began.
     pub elapsed: Duration,
     /// The phase of the event, such as `components` or `kubeadm init`.
@@ -30,7 +30,7 @@ pub struct Event {
 }
 
 /// The result of a job, or the step that failed.
-pub type Ending<T> = Result<T, Arc<Error>>;
+pub type JobResult<T> = Result<T, Arc<Error>>;
 
 /// One job; `T` is its result.
 pub struct Job<T> {
@@ -42,8 +42,8 @@ pub struct Job<T> {
 struct State<T> {
     begun: Option<Instant>,
     phase: &'static str,
-    events: Vec<Event>,
-    ending: Option<Ending<T>>,
+    events: Vec<JobEvent>,
+    ending: Option<JobResult<T>>,
 }
 
 impl<T: Clone> Job<T> {
@@ -95,7 +95,7 @@ impl<T: Clone> Job<T> {
         let elapsed = state.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
         if state.events.len() < MAX_EVENTS || line.is_empty() {
             let phase = state.phase;
-            state.events.push(Event {
+            state.events.push(JobEvent {
                 elapsed,
                 phase,
                 line,
@@ -114,13 +114,13 @@ impl<T: Clone> Job<T> {
     }
 
     /// Returns how the job ended; `None` while it runs.
-    pub fn ending(&self) -> Option<Ending<T>> {
+    pub fn ending(&self) -> Option<JobResult<T>> {
         self.lock().ending.clone()
     }
 
     /// Returns the events from number `from` on, and the ending if the job has ended. Waits for
     /// either, but at most for `time`.
-    pub fn watch(&self, from: usize, time: Duration) -> (Vec<Event>, Option<Ending<T>>) {
+    pub fn watch(&self, from: usize, time: Duration) -> (Vec<JobEvent>, Option<JobResult<T>>) {
         let deadline = Instant::now() + time;
         let mut state = self.lock();
         loop {

@@ -16,7 +16,7 @@ use crate::state::{
     state_disk::{Handover, NewDisk, mark_begun, mark_complete},
 };
 use crate::steps::{
-    error::{Error, Refused},
+    error::{Error, SetupRefused},
     job::{Job, without_tokens},
 };
 use crate::trust::service_trust::ServiceTrust;
@@ -29,7 +29,7 @@ use base::timeline::Timeline;
 use base::{child_output, file};
 use disk::luks::Peers;
 use disk::state_disk::NodeState;
-use kubernetes::components::{self, Component, Settings, Step};
+use kubernetes::components::{self, InstallSettings, KubernetesComponent, Step};
 use kubernetes::kubeadm;
 use kubernetes::kubelet_certificate::{self, KubeletCertificate};
 use kubernetes::parameters::{self, NodeName};
@@ -42,7 +42,7 @@ const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sb
 const TELL_EVERY: u64 = 16 << 20;
 
 /// The parts of the node that a set-up uses.
-pub struct Node {
+pub struct NodeParts {
     /// Whether a cloud controller manager will initialize the node.
     pub has_cloud_controller: bool,
     /// The metadata service, which describes this machine.
@@ -58,9 +58,9 @@ pub struct Node {
     /// The TPM whose PCR 15 is the node lock.
     pub tpm: tpm::Location,
     /// Limits what components may do.
-    pub policy: components::Policy,
+    pub policy: components::ComponentPolicy,
     /// How components are downloaded.
-    pub settings: components::Settings,
+    pub settings: components::InstallSettings,
     /// How long kubeadm waits for each part of Kubernetes; `None`: as long as kubeadm does by default.
     pub kubeadm_timeout: Option<Duration>,
     /// Prints events on the console.
@@ -69,7 +69,7 @@ pub struct Node {
     pub peers: OnceLock<Peers>,
 }
 
-impl Node {
+impl NodeParts {
     /// Takes the node lock for a cluster, as [`Entrant::lock`] does, and reports it on the console.
     /// Asks the metadata service for the addresses of the join services first: after the lock, the
     /// set-up waits for no server until the disk has its permanent key.
@@ -126,7 +126,7 @@ impl Node {
 }
 
 /// The result of the wait for an init or a join.
-pub enum Outcome {
+pub enum SetupOutcome {
     /// The wait was stopped; nothing has changed.
     None,
     /// The node is a member.
@@ -141,12 +141,12 @@ pub fn kubernetes_node(
     has_cloud_controller: bool,
     me: &Instance,
     kubeadm_timeout: Option<Duration>,
-) -> Result<kubeadm::NodeSettings, Refused> {
+) -> Result<kubeadm::NodeSettings, SetupRefused> {
     Ok(kubeadm::NodeSettings {
         name: NodeName::from_machine(&me.name)?,
         ip: me
             .vpc_ip
-            .ok_or_else(|| Refused::NoAddress(me.name.clone()))?,
+            .ok_or_else(|| SetupRefused::NoAddress(me.name.clone()))?,
         provider_id: parameters::provider_id(&me.provider_id)?,
         external_cloud_provider: has_cloud_controller,
         kubeadm_timeout,
@@ -155,8 +155,8 @@ pub fn kubernetes_node(
 
 /// Installs the components, and reports the progress of each.
 pub fn install_components<T: Clone>(
-    components: &[Component],
-    settings: &Settings,
+    components: &[KubernetesComponent],
+    settings: &InstallSettings,
     stop: &Stop,
     job: &Job<T>,
 ) -> Result<(), Error> {

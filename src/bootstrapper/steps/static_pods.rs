@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::steps::job::Job;
 use base::file;
 use base::stop::Stop;
-use kubernetes::client::{self, Client, Config, PODS, SELF_SUBJECT_REVIEWS};
+use kubernetes::client::{self, ApiAccess, Client, PODS, SELF_SUBJECT_REVIEWS};
 use kubernetes::control_planes::static_pod_name;
 use kubernetes::{NAMESPACE, yaml};
 
@@ -136,7 +136,7 @@ fn annotate(manifest: &str, value: &str) -> Option<String> {
 fn wait(kubernetes: &Path, pod: &'static str, value: &str, stop: &Stop) -> Result<(), Error> {
     let not_ready = |why: String| Error::NotReady(pod, why);
     let client = |file: &str| {
-        let config = Config::from_kubeconfig_file(&kubernetes.join(file));
+        let config = ApiAccess::from_kubeconfig_file(&kubernetes.join(file));
         let config = config.map_err(|error| not_ready(error.to_string()))?;
         Ok(Client::new(config, stop).within(ANSWER))
     };

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 
-use attest::{IssueError, Issuer, Request, Role, wire};
+use attest::{DocumentRequest, IssueError, Issuer, PeerRole, wire};
 use proto::evidence::{EvidenceRequest, EvidenceResponse};
 use proto::verify::USER_DATA;
 use sys::poll::Poller;
@@ -231,8 +231,8 @@ impl Attester {
             .ok_or(Refused::Bank)?;
         let challenge = request.challenge.map(wire::read_credential).transpose();
         let challenge = challenge.map_err(|why| Refused::Malformed(why.to_string()))?;
-        let request = Request {
-            role: Role::JoinService,
+        let request = DocumentRequest {
+            role: PeerRole::JoinService,
             session,
             nonce: &request.nonce,
             banks: &banks,
@@ -339,7 +339,7 @@ mod tests {
         let response = evidence.answer(&request().encode_to_vec()).unwrap();
         assert_eq!(
             response.document,
-            user_data(Role::JoinService, &[2; 32], &[]),
+            user_data(PeerRole::JoinService, &[2; 32], &[]),
             "the role does not come from the caller"
         );
         let verification = EvidenceRequest {

@@ -33,7 +33,7 @@ use cloud::http::GOOGLE;
 use hcl::{HardwareReport, HclReport};
 use tpm::{Bank, Location, Tpm};
 use verifier::sources::offline;
-use verifier::vtpm::Machine;
+use verifier::vtpm::VariantData;
 use verifier::{
     Policy, PolicyError, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, gcp_sev_es,
     gcp_sev_snp, hcl,

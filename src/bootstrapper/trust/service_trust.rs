@@ -31,15 +31,15 @@ use attest::ClusterRegister;
 use base::crypto::CLUSTER_ID_LEN;
 use base::sync::lock;
 use base::text::hex;
-use node::service_trust::{ClusterId, Settings};
-use node::ticket_client::Failure;
+use node::service_trust::{ClusterId, TrustSettings};
+use node::ticket_client::TicketFailure;
 use verifier::carried::Carried;
 use verifier::judged::LaunchDigest;
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, Image, Measurement, NamedRegister, Policy,
-    PolicyError, Properties, Refusal, RegisterNames, Registers, Stage, Validator, Variant,
+    CredentialChallenge, Evidence, Identified, Image, MachineIdentity, Measurement, NamedRegister,
+    Policy, PolicyError, Properties, Refusal, RegisterNames, Registers, Stage, Validator, Variant,
 };
 
 /// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR
@@ -55,7 +55,7 @@ const OWN_IMAGE: &str = "this machine's image";
 /// The requirements of this node on a join service.
 pub struct ServiceTrust {
     /// The settings of the node.
-    pub settings: Settings,
+    pub settings: TrustSettings,
     /// The images that are accepted in addition to the node's own.
     policy: Option<Policy>,
     /// The variant of the node, and of the services.
@@ -138,7 +138,7 @@ impl ServiceTrust {
     /// Makes the requirements of a booted node, whose TPM is at `tpm`. `policy` is the content of
     /// the setting `service-policy`.
     pub fn new(
-        mut settings: Settings,
+        mut settings: TrustSettings,
         policy: Option<Policy>,
         variant: &'static Variant,
         tpm: tpm::Location,
@@ -268,17 +268,17 @@ pub struct ServiceValidator {
     /// the image was wrong.
     any: Arc<dyn Validator>,
     pinned: Option<ClusterId>,
-    proof: OnceLock<Proof>,
+    proof: OnceLock<ServiceProof>,
 }
 
 impl ServiceValidator {
     /// Returns what the service proved; `None` if it sent no evidence.
-    pub fn proof(&self) -> Option<&Proof> {
+    pub fn proof(&self) -> Option<&ServiceProof> {
         self.proof.get()
     }
 
     /// Checks that the ticket's cluster is the sender's, or the one that `cluster-id` names.
-    pub fn check_cluster(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Failure> {
+    pub fn check_cluster(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), TicketFailure> {
         check_cluster(self.pinned, self.proof(), cluster_id)
     }
 
@@ -310,7 +310,7 @@ impl ServiceValidator {
             return Err(refusal.of(name).values(expected, cluster));
         }
         // a connection has exactly one proof of the server
-        let _ = self.proof.set(Proof {
+        let _ = self.proof.set(ServiceProof {
             cluster,
             by_any_key: self.images.properties().believes_any_tpm,
         });
@@ -320,14 +320,14 @@ impl ServiceValidator {
 
 /// The result of verifying a join service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Proof {
+pub struct ServiceProof {
     /// The cluster ID's register on the service's machine; it is not zero.
     pub cluster: ClusterRegister,
     /// Whether any key could have signed the evidence: a program without a TPM can claim the same.
     pub by_any_key: bool,
 }
 
-impl fmt::Display for Proof {
+impl fmt::Display for ServiceProof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = if self.by_any_key {
             "claims (a program without a TPM could, too)"
@@ -345,13 +345,13 @@ impl fmt::Display for Proof {
 /// See [`ServiceValidator::check_cluster`].
 fn check_cluster(
     pinned: Option<ClusterId>,
-    proof: Option<&Proof>,
+    proof: Option<&ServiceProof>,
     cluster_id: &[u8; CLUSTER_ID_LEN],
-) -> Result<(), Failure> {
+) -> Result<(), TicketFailure> {
     let pinned = || pinned.map(|id| Registers::Pcrs.after(&id.0));
     let proved = proof.map(|proof| proof.cluster.clone());
     match proved.or_else(pinned) {
-        Some(expected) if !expected.is_of(cluster_id) => Err(Failure::lasting(format!(
+        Some(expected) if !expected.is_of(cluster_id) => Err(TicketFailure::lasting(format!(
             "sent a ticket of the cluster {}, but {}: expected {} {expected}, got {}",
             hex(cluster_id),
             match proof {
@@ -373,7 +373,7 @@ impl Validator for ServiceValidator {
         }
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         self.images.challenge(peer)
     }
 
@@ -444,7 +444,7 @@ mod tests {
         ));
         let variant = &verifier::variant::ALL[0];
         let tpm = "device:/dev/null".parse().unwrap();
-        let trust = ServiceTrust::new(Settings::default(), strong.ok(), variant, tpm);
+        let trust = ServiceTrust::new(TrustSettings::default(), strong.ok(), variant, tpm);
         assert!(trust.settings.require_strong);
         let warning = format!(
             r#"{{"measurements":{{"4":{{"expected":"{zero}","warnOnly":true}},"15":"{zero}"}}}}"#
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_ticket_is_one_of_the_cluster_of_its_service_or_of_the_settings() {
-        let proof = |id: &[u8; 32]| Proof {
+        let proof = |id: &[u8; 32]| ServiceProof {
             cluster: Registers::Pcrs.after(id),
             by_any_key: false,
         };

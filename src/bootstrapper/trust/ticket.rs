@@ -22,12 +22,12 @@ use zeroize::Zeroizing;
 
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{CLUSTER_ID_LEN, KEY_LEN, Secret, cluster_id};
-use kubernetes::components::{self, Component};
+use kubernetes::components::{self, KubernetesComponent};
 use kubernetes::kubeadm::Trust;
 use kubernetes::kubelet_certificate::KubeletCertificate;
 use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::node_files;
-use kubernetes::parameters::{Version, is_endpoint};
+use kubernetes::parameters::{KubernetesVersion, is_endpoint};
 use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
 
 /// Maximum bytes of a certificate or key of the control plane; an RSA-4096 key has 3 KiB.
@@ -59,7 +59,7 @@ pub struct Expected<'a> {
     /// The SSH host key in the request.
     pub host_key: &'a ssh::PublicKey,
     /// Limits what components may do.
-    pub policy: &'a components::Policy,
+    pub policy: &'a components::ComponentPolicy,
 }
 
 /// A ticket that passed every check that is possible before the lock.
@@ -88,7 +88,7 @@ pub struct Ticket {
     /// The operator's files for this node: the name and content of each.
     pub node_files: Vec<(String, Secret)>,
     /// The components to install.
-    pub components: Vec<Component>,
+    pub components: Vec<KubernetesComponent>,
     /// The line of the SSH authority; empty from a join service of Constellation before v2.21.0.
     pub ssh_authority: Vec<u8>,
     /// The line of the SSH host certificate; empty from a join service of Constellation before v2.24.0.
@@ -97,21 +97,21 @@ pub struct Ticket {
 
 /// The field that is wrong, and the reason; `Display` is a clause.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct TicketMismatch {
     field: &'static str,
     why: String,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for TicketMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.field, self.why)
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for TicketMismatch {}
 
-fn refuse<T>(field: &'static str, why: impl fmt::Display) -> Result<T, Refused> {
-    Err(Refused {
+fn refuse<T>(field: &'static str, why: impl fmt::Display) -> Result<T, TicketMismatch> {
+    Err(TicketMismatch {
         field,
         why: why.to_string(),
     })
@@ -122,7 +122,7 @@ impl Ticket {
     pub fn check(
         mut ticket: IssueJoinTicketResponse,
         expected: &Expected<'_>,
-    ) -> Result<Ticket, Refused> {
+    ) -> Result<Ticket, TicketMismatch> {
         let disk_key = key("state_disk_key", std::mem::take(&mut ticket.state_disk_key))?;
         let measurement_secret = key(
             "measurement_secret",
@@ -197,7 +197,7 @@ impl Ticket {
     }
 }
 
-fn key(field: &'static str, bytes: Vec<u8>) -> Result<Secret, Refused> {
+fn key(field: &'static str, bytes: Vec<u8>) -> Result<Secret, TicketMismatch> {
     let key = Secret::new(bytes);
     match key.len() {
         KEY_LEN => Ok(key),
@@ -218,7 +218,7 @@ fn is_token(text: &str) -> bool {
         .is_some_and(|(id, secret)| is_word(id, 6) && is_word(secret, 16))
 }
 
-fn trust(ticket: &IssueJoinTicketResponse) -> Result<Trust, Refused> {
+fn trust(ticket: &IssueJoinTicketResponse) -> Result<Trust, TicketMismatch> {
     const HASH: &str = "discovery_token_ca_cert_hash";
     let hash = &ticket.discovery_token_ca_cert_hash;
     let is_hash = |hash: &str| {
@@ -265,7 +265,7 @@ fn trust(ticket: &IssueJoinTicketResponse) -> Result<Trust, Refused> {
 fn control_plane_files(
     files: &mut Vec<ControlPlaneCertOrKey>,
     control_plane: bool,
-) -> Result<Vec<(&'static str, bool, Secret)>, Refused> {
+) -> Result<Vec<(&'static str, bool, Secret)>, TicketMismatch> {
     const FIELD: &str = "control_plane_files";
     let mut files: Vec<_> = std::mem::take(files);
     if !control_plane {
@@ -315,7 +315,7 @@ fn control_plane_files(
     }
 }
 
-fn wrapping_key(bytes: Vec<u8>, control_plane: bool) -> Result<Option<Secret>, Refused> {
+fn wrapping_key(bytes: Vec<u8>, control_plane: bool) -> Result<Option<Secret>, TicketMismatch> {
     const FIELD: &str = "wrapping_key";
     match bytes.is_empty() {
         true => Ok(None),
@@ -324,7 +324,9 @@ fn wrapping_key(bytes: Vec<u8>, control_plane: bool) -> Result<Option<Secret>, R
     }
 }
 
-fn node_files(files: &mut Vec<ControlPlaneCertOrKey>) -> Result<Vec<(String, Secret)>, Refused> {
+fn node_files(
+    files: &mut Vec<ControlPlaneCertOrKey>,
+) -> Result<Vec<(String, Secret)>, TicketMismatch> {
     node_files::check(files.iter().map(|file| (&*file.name, file.data.len())))
         .or_else(|why| refuse("node_files", why))?;
     let take = |file: &mut ControlPlaneCertOrKey| {
@@ -336,8 +338,8 @@ fn node_files(files: &mut Vec<ControlPlaneCertOrKey>) -> Result<Vec<(String, Sec
 
 fn components(
     ticket: &IssueJoinTicketResponse,
-    policy: &components::Policy,
-) -> Result<Vec<Component>, Refused> {
+    policy: &components::ComponentPolicy,
+) -> Result<Vec<KubernetesComponent>, TicketMismatch> {
     const FIELD: &str = "kubernetes_components";
     let wire = &ticket.kubernetes_components;
     if wire.len() > MAX_COMPONENTS {
@@ -351,14 +353,14 @@ fn components(
     }
     let parsed = wire
         .iter()
-        .map(|wire| Component::parse(wire, policy))
+        .map(|wire| KubernetesComponent::parse(wire, policy))
         .collect::<Result<_, _>>();
     parsed.or_else(|why| refuse(FIELD, why))
 }
 
 /// Refuses an unsupported version: its kubeadm could not read our configuration and would fail, but
 /// only after the lock.
-fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
+fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), TicketMismatch> {
     let (field, version) = match ticket.kubernetes_version.as_str() {
         "" => (
             "kubernetes_components",
@@ -366,7 +368,7 @@ fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
         ),
         version => ("kubernetes_version", Some(version)),
     };
-    match version.map(str::parse::<Version>) {
+    match version.map(str::parse::<KubernetesVersion>) {
         Some(Err(why)) => refuse(field, why),
         // the version is unknown: a mirror may use any file names
         Some(Ok(_)) | None => Ok(()),
@@ -403,7 +405,7 @@ mod tests {
     struct Case {
         kubelet: KubeletRequest,
         host_key: ssh::PublicKey,
-        policy: components::Policy,
+        policy: components::ComponentPolicy,
         ticket: IssueJoinTicketResponse,
     }
 
@@ -443,12 +445,15 @@ mod tests {
         Case {
             kubelet,
             host_key,
-            policy: components::Policy::default(),
+            policy: components::ComponentPolicy::default(),
             ticket,
         }
     });
 
-    fn check(ticket: IssueJoinTicketResponse, control_plane: bool) -> Result<Ticket, Refused> {
+    fn check(
+        ticket: IssueJoinTicketResponse,
+        control_plane: bool,
+    ) -> Result<Ticket, TicketMismatch> {
         let Case {
             kubelet,
             host_key,

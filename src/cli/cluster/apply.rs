@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use crate::cluster::addons::{self, Addons, How, Stage};
+use crate::cluster::addons::{self, AddonStage, Addons, How};
 use crate::shell::{
     error::Error,
     files, interrupt,
@@ -25,8 +25,8 @@ use kubernetes::client::Client;
 use kubernetes::services::grants::{self, ANYONE, LOCAL, MEMBER};
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{
-    self, Applied, JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MetadataService, OldClients, Phase,
-    Report, Settings, outside,
+    self, Applied, InstallProgress, JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MetadataService,
+    Phase, RefusedOldClients, ServiceSettings, outside,
 };
 use serde_json::{Value, json};
 use verifier::sources::offline;
@@ -344,7 +344,7 @@ pub fn json(applied: &Applied) -> Value {
 }
 
 /// Reads the settings of the services from the operator's files.
-fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Error> {
+fn settings(options: &Options, client: Option<&Client>) -> Result<ServiceSettings, Error> {
     let policy = match &options.policy_text {
         Some(text) => text.clone().into_bytes().into(),
         None => files::read(&options.policy)?,
@@ -374,7 +374,7 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Erro
         endorsement::validator(variant, wanted, &offline()).map_err(|error| unusable(&error))?;
     }
     let keeping = options.wish.keeping(&kms, &state, client)?;
-    Ok(Settings {
+    Ok(ServiceSettings {
         image: options.image.clone(),
         variant: variant.name.into(),
         policy,
@@ -489,14 +489,14 @@ pub fn bring_in(client: &Client, options: &Options, progress: &Progress) -> Resu
         check_old_clients(client, options)?;
         check_network(client, options)?;
     }
-    let mut changed = install(Stage::BeforeServices)?;
+    let mut changed = install(AddonStage::BeforeServices)?;
     let services = if has_services {
         bring_services(client, options, progress)?
     } else {
         Applied::default()
     };
     changed.extend(services.changed);
-    changed.extend(install(Stage::AfterServices)?);
+    changed.extend(install(AddonStage::AfterServices)?);
     if let Some(addons) = &addons {
         for sentence in addons.no_longer_listed().map_err(addon_failed)? {
             progress.line(sentence);
@@ -526,8 +526,8 @@ fn bring_services(
         control_planes: &options.control_planes,
     };
     services::apply(client, &settings, &how, &mut |report| match report {
-        Report::Phase(text) => progress.phase(text),
-        Report::Line(text) => progress.line(text),
+        InstallProgress::Phase(text) => progress.phase(text),
+        InstallProgress::Line(text) => progress.line(text),
     })
     .map_err(Error::from)
 }
@@ -547,11 +547,11 @@ fn check_old_clients(client: &Client, options: &Options) -> Result<(), Error> {
 /// Returns what clients without a token would lose, and which option is missing that decides it; `None` if it is decided, or if there
 /// are no such clients.
 pub fn undecided(
-    clients: &OldClients,
+    clients: &RefusedOldClients,
     until: Option<Migration>,
     grants: Option<&str>,
 ) -> Option<(String, String)> {
-    let OldClients {
+    let RefusedOldClients {
         drivers,
         s3_proxies,
         s3_accounts,

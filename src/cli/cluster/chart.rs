@@ -14,7 +14,7 @@ const WAIT_SHARE: f64 = 0.25;
 
 /// A part of a boot.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Step {
+pub struct BootPart {
     /// The program that ran, or was about to start.
     pub stage: &'static str,
     /// What was done.
@@ -27,7 +27,7 @@ pub struct Step {
     pub is_wait: bool,
 }
 
-impl Step {
+impl BootPart {
     /// Returns the step's length in seconds.
     pub fn took(&self) -> f64 {
         self.to - self.from
@@ -38,16 +38,16 @@ impl Step {
 struct Scale(Vec<(f64, f64)>);
 
 impl Scale {
-    fn of(steps: &[Step]) -> Scale {
+    fn of(steps: &[BootPart]) -> Scale {
         let work: f64 = (steps.iter().filter(|step| !step.is_wait))
-            .map(Step::took)
+            .map(BootPart::took)
             .sum();
         let longest = if work > 0.0 {
             work * WAIT_SHARE
         } else {
             f64::MAX
         };
-        let drawn = |step: &Step| {
+        let drawn = |step: &BootPart| {
             if step.is_wait {
                 step.took().min(longest)
             } else {
@@ -68,7 +68,7 @@ impl Scale {
 
 /// Returns the chart as lines of at most `columns` ASCII characters: when a step ended, how long it
 /// took, a bar, its name.
-pub fn text(steps: &[Step], columns: usize) -> String {
+pub fn text(steps: &[BootPart], columns: usize) -> String {
     let digits = steps.iter().map(|step| format!("{:.3}", step.to).len());
     let digits = digits.max().unwrap_or_default().max(MIN_DIGITS);
     let columns = columns.max(MIN_COLUMNS) - 2 * digits - SPACES;
@@ -97,7 +97,7 @@ pub fn text(steps: &[Step], columns: usize) -> String {
     chart
 }
 
-fn label(step: &Step) -> String {
+fn label(step: &BootPart) -> String {
     format!("{:6} {}", step.stage, step.what)
 }
 
@@ -109,7 +109,7 @@ const AFTER: usize = 470;
 const ROW: usize = 20;
 
 /// Returns the chart as an SVG picture.
-pub fn svg(steps: &[Step]) -> String {
+pub fn svg(steps: &[BootPart]) -> String {
     let height = ROW * (steps.len() + 2);
     let mut picture = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {PICTURE} {height}\" font-family=\"monospace\" \
@@ -162,8 +162,8 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn step(what: &str, from: f64, to: f64, is_wait: bool) -> Step {
-        Step {
+    fn step(what: &str, from: f64, to: f64, is_wait: bool) -> BootPart {
+        BootPart {
             stage: "run",
             what: what.into(),
             from,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use base::stop::Stop;
 use cloud::{Machines, Problem};
 use cloud_api::listed;
-use kubernetes::client::{Client, Config, Resource, Selector};
+use kubernetes::client::{ApiAccess, Client, Resource, Selector};
 use serde_json::{Value, json};
 
 use crate::shell::error::Error;
@@ -35,7 +35,7 @@ pub struct ClusterApi {
 impl ClusterApi {
     /// Makes a client of the management cluster. `init_secret_hash` is a part of the list.
     pub fn new(
-        config: Config,
+        config: ApiAccess,
         namespace: String,
         name: String,
         init_secret_hash: Option<String>,

@@ -10,7 +10,7 @@ use crate::cluster::init::expected_cluster_id;
 use crate::shell::{error::Error, output::Output};
 use crate::workspace::{
     keeping::Wish,
-    master_secret::{self, MASTER_SECRET_FILE, Origin},
+    master_secret::{self, MASTER_SECRET_FILE, SecretOrigin},
     state::{STATE_FILE, State},
 };
 
@@ -55,7 +55,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         None => State::create(state)?,
     };
     let (kms, origin) = master_secret::open_or_create(secret, &wish).map_err(Error::failed)?;
-    if origin == Origin::Created {
+    if origin == SecretOrigin::Created {
         log::warn!(
             "a new master secret is in {}: without it the cluster cannot be recovered",
             secret.display()

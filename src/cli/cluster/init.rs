@@ -14,7 +14,7 @@ use crate::cluster::{addons::Addons, apply};
 use crate::shell::{error::Error, files, interrupt, output::Output, progress::Progress};
 use crate::trust::{components, components::Servers};
 use crate::workspace::{
-    connect::{Endpoint, Node, NodeOption, Reached, Trust, TrustOptions, read_policy},
+    connect::{Endpoint, Node, NodeOption, Reached, TpmTrust, TrustOptions, read_policy},
     keeping::Wish,
     kubeconfig::{self as kubeconfig_file, KUBECONFIG_FILE, default_path, merge},
     master_secret::{self, MASTER_SECRET_FILE, SecretSource},
@@ -29,7 +29,7 @@ use base::machines::Role;
 use base::text::hex;
 use clap::Args;
 use kubernetes::kubeconfig;
-use kubernetes::parameters::{self, Networks, Version};
+use kubernetes::parameters::{self, KubernetesVersion, Networks};
 use kubernetes::services::{self, Phase};
 use proto::components::Component;
 use proto::init;
@@ -210,7 +210,7 @@ pub struct Options {
     /// The attestation variant of the nodes.
     pub variant: &'static Variant,
     /// The TPMs that may get the master secret.
-    pub trust: Trust,
+    pub trust: TpmTrust,
     /// The file of the init secret; `-` is standard input.
     pub init_secret: PathBuf,
     /// The file of the master secret, which is made if it does not exist.
@@ -243,7 +243,7 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Kubernetes {
     /// The version of Kubernetes, as `v1.34.4`.
-    pub version: Version,
+    pub version: KubernetesVersion,
     /// The file with the list of components; if `None`, the list is made from what the servers of Kubernetes publish.
     pub components: Option<PathBuf>,
     /// The services' network; empty for kubeadm's default.
@@ -416,8 +416,8 @@ fn initialize(
     output.say(format_args!(
         "{} {}",
         match origin {
-            master_secret::Origin::Created => "A new master secret is in",
-            master_secret::Origin::Found => "Using the master secret in",
+            master_secret::SecretOrigin::Created => "A new master secret is in",
+            master_secret::SecretOrigin::Found => "Using the master secret in",
         },
         options.master_secret.display()
     ))?;
@@ -1002,7 +1002,7 @@ mod tests {
             variant: Variant::named(variant::DEFAULT).unwrap(),
             endpoint: Endpoint::parse(node, 9000).unwrap(),
             policy: file("none"),
-            trust: Trust::AnyTpm,
+            trust: TpmTrust::AnyTpm,
             init_secret: file("init-secret"),
             wish: Wish::default(),
             master_secret: file("master.json"),

@@ -11,7 +11,7 @@ use base::machines::Instance;
 use base::sync::lock;
 use cloud::{Machines, Problem};
 use cloud_api::listed;
-use http::server::{Limits, Response, Server, TIME};
+use http::server::{HttpServer, ServedResponse, ServerLimits, TIME};
 use serde_json::{Value, json};
 use sys::signal::StopSignals;
 
@@ -26,7 +26,7 @@ use clap::Args;
 /// How long the answer of a management cluster is used.
 const FRESH: Duration = Duration::from_secs(2);
 /// Enough for a rack of machines that all boot at once; each sends a few requests.
-const LIMITS: Limits = Limits {
+const LIMITS: ServerLimits = ServerLimits {
     connections: 128,
     of_peer: 4,
     time: TIME,
@@ -183,7 +183,7 @@ pub fn run(options: Options) -> Result<(), Error> {
 }
 
 /// Starts the server. A file must be valid at the start. A Cluster has no machines before its provider has made some of them.
-fn serve(options: Options) -> Result<Server, Error> {
+fn serve(options: Options) -> Result<HttpServer, Error> {
     let Options { source, listen } = options;
     let valid = match &source {
         Source::File(_) => Some(source.read()?),
@@ -197,11 +197,11 @@ fn serve(options: Options) -> Result<Server, Error> {
     let pages = move |page: &str, peer: IpAddr| {
         let list = lock(&known).current();
         let Some(list) = list else {
-            return Response::status("503 Service Unavailable");
+            return ServedResponse::status("503 Service Unavailable");
         };
-        answer(&list, page, peer).unwrap_or_else(|| Response::status("404 Not Found"))
+        answer(&list, page, peer).unwrap_or_else(|| ServedResponse::status("404 Not Found"))
     };
-    Server::start("metadata", listen, LIMITS, pages)
+    HttpServer::start("metadata", listen, LIMITS, pages)
         .map_err(|error| Error::failed(format!("cannot listen on {listen}: {error}")))
 }
 
@@ -215,8 +215,8 @@ fn read(path: &Path) -> Result<Machines, Error> {
 
 /// Returns the answer to a request; `None` if there is none, such as `/self` for a machine that is
 /// not on the list.
-fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<Response> {
-    let json = |value: Value| Response::ok("application/json", value.to_string());
+fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<ServedResponse> {
+    let json = |value: Value| ServedResponse::ok("application/json", value.to_string());
     match target.split('?').next()? {
         "/self" => {
             let own = listed::at(list, &[peer.to_canonical()]);
@@ -232,9 +232,9 @@ fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<Response> {
     }
 }
 
-fn text(text: &Option<String>) -> Option<Response> {
+fn text(text: &Option<String>) -> Option<ServedResponse> {
     let text = text.as_ref()?.as_str();
-    Some(Response::ok("text/plain; charset=utf-8", text.into()))
+    Some(ServedResponse::ok("text/plain; charset=utf-8", text.into()))
 }
 
 fn wire(instance: &Instance) -> Value {

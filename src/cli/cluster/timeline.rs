@@ -10,7 +10,7 @@ use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-pub use crate::cluster::chart::Step;
+pub use crate::cluster::chart::BootPart;
 use crate::cluster::chart::{svg, text};
 use crate::shell::{
     error::Error,
@@ -83,17 +83,17 @@ pub fn run(options: &Options) -> Result<(), Error> {
 
 /// Returns the events of the last boot in a record, for programs.
 pub fn json(record: &str) -> Value {
-    let event = |event: &Event| json!({"stage": event.stage, "seconds": event.at, "event": event.name, "text": event.text});
+    let event = |event: &BootEvent| json!({"stage": event.stage, "seconds": event.at, "event": event.name, "text": event.text});
     events(record).iter().map(event).collect()
 }
 
 /// Writes a chart as a picture.
-pub fn draw(steps: &[Step], picture: &Path) -> Result<(), Error> {
+pub fn draw(steps: &[BootPart], picture: &Path) -> Result<(), Error> {
     fs::write(picture, svg(steps))
         .map_err(|error| Error::failed(format!("cannot write {}: {error}", picture.display())))
 }
 
-fn steps_of(name: &str, record: &str) -> Result<Vec<Step>, Error> {
+fn steps_of(name: &str, record: &str) -> Result<Vec<BootPart>, Error> {
     let steps = steps(&events(record));
     if !steps.is_empty() {
         Ok(steps)
@@ -125,7 +125,7 @@ fn columns() -> usize {
 
 /// An event of a boot.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Event {
+pub struct BootEvent {
     /// The program: `init`, `unlock` or `run`.
     pub stage: &'static str,
     /// Seconds since the kernel's start.
@@ -138,8 +138,8 @@ pub struct Event {
 
 /// Reads the events of the last boot in a record, a console log or a journal, sorted by time.
 /// Ignores all other lines.
-pub fn events(record: &str) -> Vec<Event> {
-    let mut events: Vec<Event> = vec![];
+pub fn events(record: &str) -> Vec<BootEvent> {
+    let mut events: Vec<BootEvent> = vec![];
     for event in record.lines().filter_map(event) {
         if (events.last()).is_some_and(|last| event.at < last.at - OTHER_BOOT) {
             events.clear();
@@ -153,7 +153,7 @@ pub fn events(record: &str) -> Vec<Event> {
 }
 
 /// Reads a line, with or without the prefix of systemd: `[   30.378931] unlock[230]: `.
-fn event(line: &str) -> Option<Event> {
+fn event(line: &str) -> Option<BootEvent> {
     let line = match line.split_once("]: ") {
         Some((_, rest)) if rest.starts_with("firstlight[") => rest,
         _ => line,
@@ -165,7 +165,7 @@ fn event(line: &str) -> Option<Event> {
     let name = name.trim_end();
     let digits = at.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     let at: f64 = at.parse().ok()?;
-    let event = Event {
+    let event = BootEvent {
         stage: ["init", "unlock", "run"]
             .into_iter()
             .find(|it| *it == stage)?,
@@ -185,7 +185,7 @@ fn plain(text: &str) -> String {
 
 /// Returns the time between the events as steps. An event ends a step, except for a phase, which
 /// begins one. A report of a wait ends a step only if nothing follows it.
-pub fn steps(events: &[Event]) -> Vec<Step> {
+pub fn steps(events: &[BootEvent]) -> Vec<BootPart> {
     let mut steps = vec![];
     let (mut from, mut phase, mut is_wait) = (0.0, None, false);
     for (number, event) in events.iter().enumerate() {
@@ -208,7 +208,7 @@ pub fn steps(events: &[Event]) -> Vec<Step> {
             (None, _, name) if event.text.is_empty() => name.into(),
             (None, _, name) => format!("{name}: {}", event.text),
         };
-        steps.push(Step {
+        steps.push(BootPart {
             stage: event.stage,
             what,
             from,

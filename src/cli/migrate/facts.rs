@@ -7,7 +7,7 @@ use kubernetes::client::{
 use kubernetes::control_planes::is_labelled;
 use kubernetes::node_version::{IMAGE_ANNOTATION, NodeVersion};
 use kubernetes::services::master_secret;
-use kubernetes::services::{self, Maker, OldClients, outside};
+use kubernetes::services::{self, Maker, RefusedOldClients, outside};
 use kubernetes::{NAMESPACE, kubeadm, yaml};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
@@ -48,7 +48,7 @@ pub struct Facts {
     /// The nodes.
     pub nodes: Vec<ClusterNode>,
     /// The clients of the key service that show no token.
-    pub old_clients: OldClients,
+    pub old_clients: RefusedOldClients,
     /// DaemonSets and Deployments.
     pub workloads: Vec<Workload>,
     /// Why an address proves nothing about a client without a token; `None` if Cilium keeps packets from outside away.

@@ -27,12 +27,12 @@ use crate::workspace::{
 use clap::Args;
 use facts::Facts;
 use kubernetes::services::migration::Migration;
-use record::{MoveStep, Record};
+use record::{MigrationRecord, MoveStep};
 pub use record::{MoveStep as Step, progress};
 use serde_json::json;
 use steps::Move;
 pub use steps::{IMAGE_OF_FIRSTLIGHT, moves_nodes};
-use wanted::{Options, PolicyFile, Task, Wanted};
+use wanted::{Options, Task, Wanted, WantedPolicy};
 use workspace::{KUBECONFIG_FILE, MASTER_SECRET_FILE, Workspace};
 
 /// The time limit of a request to the API server.
@@ -128,7 +128,7 @@ impl CommandLine {
         Ok(Options {
             action: self.action,
             wanted: Wanted {
-                policy: self.policy.as_deref().map(PolicyFile::read).transpose()?,
+                policy: self.policy.as_deref().map(WantedPolicy::read).transpose()?,
                 image: self.image,
                 node_image: self.node_image,
                 migration: self.migrate_until,
@@ -181,7 +181,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 /// Returns what comes after the steps that are done.
-fn after(record: &Record) -> &'static str {
+fn after(record: &MigrationRecord) -> &'static str {
     match record.done {
         MoveStep::End => {
             "the move is complete: nothing of the old forms is accepted. `firstlight migrate undo` can still go back, until Kubernetes is \

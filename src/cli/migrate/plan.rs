@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 use std::time::SystemTime;
 
 use kubernetes::node_version::{CLUSTER_VERSION, COMPONENTS, IMAGE, IMAGE_VERSION, NodeVersion};
-use kubernetes::parameters::Version;
+use kubernetes::parameters::KubernetesVersion;
 use kubernetes::services::Maker;
 use serde_json::{Value, json};
 use verifier::sources::offline;
@@ -209,7 +209,7 @@ pub fn blocks(facts: &Facts, workspace: &Workspace, wanted: &Wanted) -> Vec<Bloc
             "this is no cluster of Constellation, or its key service was deleted: check the kubeconfig",
         ),
     }
-    if let Err(error) = facts.version.parse::<Version>() {
+    if let Err(error) = facts.version.parse::<KubernetesVersion>() {
         block(
             format!("Kubernetes: {error}"),
             &format!(
@@ -563,7 +563,7 @@ pub mod tests {
     use crate::migrate::facts::{Group, NodeOperator, Workload};
     use base::crypto::Secret;
     use base::kms::ClusterKms;
-    use kubernetes::services::OldClients;
+    use kubernetes::services::RefusedOldClients;
     use zeroize::Zeroizing;
 
     const POLICY: &str = r#"{"measurements":{"4":{"expected":"1111111111111111111111111111111111111111111111111111111111111111","warnOnly":false},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
@@ -604,7 +604,7 @@ pub mod tests {
                 needs_agent: true,
             }),
             nodes: vec![node("plane-0", true), node("worker-0", false)],
-            old_clients: OldClients::default(),
+            old_clients: RefusedOldClients::default(),
             workloads: vec![],
             open_network: None,
             foreign_files: vec![],

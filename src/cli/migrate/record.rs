@@ -17,7 +17,7 @@ use ring::{hkdf, hmac};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::wanted::{PolicyFile, Wanted};
+use super::wanted::{Wanted, WantedPolicy};
 use crate::shell::{
     error::Error,
     files::{self, FileError},
@@ -98,7 +98,7 @@ impl Seal {
 
 /// The record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct MigrationRecord {
     /// The last step that began.
     pub begun: MoveStep,
     /// The last step that ended.
@@ -148,10 +148,10 @@ pub struct Earlier {
     pub objects: Before,
 }
 
-impl Record {
+impl MigrationRecord {
     /// Returns a new record, which is not saved yet.
-    pub fn new(wanted: Texts, before: Earlier) -> Record {
-        Record {
+    pub fn new(wanted: Texts, before: Earlier) -> MigrationRecord {
+        MigrationRecord {
             begun: MoveStep::Save,
             done: MoveStep::Save,
             is_undone: false,
@@ -162,11 +162,11 @@ impl Record {
     }
 
     /// Returns the record of the move of this cluster; `None` if no move has begun.
-    pub fn find(client: &Client, seal: &Seal) -> Result<Option<Record>, Error> {
+    pub fn find(client: &Client, seal: &Seal) -> Result<Option<MigrationRecord>, Error> {
         let Some(secret) = client.find(&place())? else {
             return Ok(None);
         };
-        let mut record = Record::parse(&content(&secret), seal).map_err(|error| {
+        let mut record = MigrationRecord::parse(&content(&secret), seal).map_err(|error| {
             Error::content(format!(
                 "{}: {error}. If no move of this cluster has begun, delete it",
                 place()
@@ -177,18 +177,18 @@ impl Record {
     }
 
     /// Returns the record in the operator's file, if there is one.
-    pub fn in_file(seal: &Seal) -> Result<Option<Record>, Error> {
+    pub fn in_file(seal: &Seal) -> Result<Option<MigrationRecord>, Error> {
         match files::read_private(Path::new(FILE)) {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
             Err(error) => Err(error.into()),
-            Ok(content) => Record::parse(&content, seal)
+            Ok(content) => MigrationRecord::parse(&content, seal)
                 .map(Some)
                 .map_err(|error| FileError::Content(FILE.into(), error.to_string()).into()),
         }
     }
 
     /// Parses a record, and checks its seal.
-    fn parse(content: &[u8], seal: &Seal) -> Result<Record, Error> {
+    fn parse(content: &[u8], seal: &Seal) -> Result<MigrationRecord, Error> {
         let mut value: Value = serde_json::from_slice(content).map_err(Error::content)?;
         let mac = value.as_object_mut().and_then(|fields| fields.remove(MAC));
         let mac = mac.as_ref().and_then(Value::as_str).and_then(unhex::<32>);
@@ -209,7 +209,7 @@ impl Record {
         let text = |name: &str| before[name].as_str().map(str::to_owned);
         let list = |name: &str| before[name].as_array().cloned().unwrap_or_default();
         let step = |name: &str| serde_json::from_value(value[name].clone()).map_err(Error::content);
-        Ok(Record {
+        Ok(MigrationRecord {
             begun: step("begun")?,
             done: step("done")?,
             is_undone: value["undone"] == true,
@@ -329,7 +329,7 @@ impl Texts {
         let policy = wanted
             .policy
             .as_ref()
-            .map(|file: &PolicyFile| file.text.clone());
+            .map(|file: &WantedPolicy| file.text.clone());
         Texts {
             policy: policy.unwrap_or_default(),
             image: wanted.image.clone().unwrap_or_default(),
@@ -381,7 +381,7 @@ mod tests {
         Seal::new(&kms, &[cluster; 32]).unwrap()
     }
 
-    fn record() -> Record {
+    fn record() -> MigrationRecord {
         let wanted = Texts {
             policy: "{}".into(),
             image: "registry.example/a:1".into(),
@@ -401,23 +401,26 @@ mod tests {
                 absent: vec![json!({"kind": "Role"})],
             },
         };
-        Record {
+        MigrationRecord {
             begun: MoveStep::Nodes,
             done: MoveStep::Policy,
-            ..Record::new(wanted, before)
+            ..MigrationRecord::new(wanted, before)
         }
     }
 
     #[test]
     fn a_record_is_read_as_it_was_written() {
-        let bare = Record {
+        let bare = MigrationRecord {
             is_undone: true,
-            ..Record::new(Texts::default(), Earlier::default())
+            ..MigrationRecord::new(Texts::default(), Earlier::default())
         };
         let seal = seal(1, 2);
         for record in [record(), bare] {
             let text = record.text(&seal);
-            assert_eq!(Record::parse(text.as_bytes(), &seal).unwrap(), record);
+            assert_eq!(
+                MigrationRecord::parse(text.as_bytes(), &seal).unwrap(),
+                record
+            );
         }
     }
 
@@ -425,7 +428,7 @@ mod tests {
     fn a_record_of_somebody_without_the_master_secret_or_of_another_cluster_is_refused() {
         let text = record().text(&seal(1, 2));
         let refused = |text: &str, seal: &Seal| {
-            let error = Record::parse(text.as_bytes(), seal).unwrap_err();
+            let error = MigrationRecord::parse(text.as_bytes(), seal).unwrap_err();
             assert!(
                 error
                     .to_string()
@@ -464,7 +467,7 @@ mod tests {
         let text = record().text(&seal);
         // spaces between the fields have no meaning
         let good = mutations(text.as_bytes(), 20_000)
-            .filter_map(|bytes| Record::parse(&bytes, &seal).ok())
+            .filter_map(|bytes| MigrationRecord::parse(&bytes, &seal).ok())
             .collect::<Vec<_>>();
         assert!(good.iter().all(|it| *it == record()), "{good:?}");
     }

@@ -16,7 +16,7 @@ use serde_json::json;
 use super::facts::{self, Facts};
 use super::nodes;
 use super::plan;
-use super::record::{self, Earlier, FILE, MoveStep, Record, STEPS, Seal, Texts};
+use super::record::{self, Earlier, FILE, MigrationRecord, MoveStep, STEPS, Seal, Texts};
 use super::wanted::Options;
 use super::workspace::Workspace;
 use crate::cluster::{apply, init::expected_cluster_id};
@@ -72,7 +72,7 @@ impl<'a> Move<'a> {
     }
 
     /// Does the steps that are left.
-    pub fn apply(&self) -> Result<Record, Error> {
+    pub fn apply(&self) -> Result<MigrationRecord, Error> {
         let mut record = match self.record()? {
             None => self.begin()?,
             Some(record) => self.go_on(record)?,
@@ -102,7 +102,7 @@ impl<'a> Move<'a> {
     }
 
     /// Takes the options that are given into a move that has begun.
-    fn go_on(&self, mut record: Record) -> Result<Record, Error> {
+    fn go_on(&self, mut record: MigrationRecord) -> Result<MigrationRecord, Error> {
         if record.is_undone {
             return Err(Error::failed(
                 "the move is being undone: run `firstlight migrate undo` until it is done. Nothing was changed",
@@ -131,9 +131,9 @@ impl<'a> Move<'a> {
     }
 
     /// Returns the record of the move: that of the cluster, or else the operator's, if the services have moved.
-    pub fn record(&self) -> Result<Option<Record>, Error> {
-        let own = Record::in_file(&self.seal)?;
-        match (Record::find(self.client, &self.seal)?, own) {
+    pub fn record(&self) -> Result<Option<MigrationRecord>, Error> {
+        let own = MigrationRecord::in_file(&self.seal)?;
+        match (MigrationRecord::find(self.client, &self.seal)?, own) {
             (Some(record), Some(own)) if own.before != record.before => {
                 Err(Error::Content(format!(
                     "{FILE} and {} say different things about what the cluster had before: they are of two moves. Move the file away if it is \
@@ -152,7 +152,7 @@ impl<'a> Move<'a> {
     }
 
     /// Checks that nothing blocks the move, and saves what it changes.
-    fn begin(&self) -> Result<Record, Error> {
+    fn begin(&self) -> Result<MigrationRecord, Error> {
         self.progress.phase("reading the cluster");
         let facts = Facts::read(self.client)?;
         let workspace = Workspace::read(&self.options.master_secret);
@@ -192,7 +192,7 @@ impl<'a> Move<'a> {
                 "another operator has begun to move this cluster: run the same command again",
             ));
         }
-        let mut record = Record::new(texts, before);
+        let mut record = MigrationRecord::new(texts, before);
         record.save(self.client, &self.seal)?;
         self.progress
             .line(format!("saved in {FILE} and in {}", record::place()));
@@ -211,7 +211,7 @@ impl<'a> Move<'a> {
     }
 
     /// Does a step.
-    pub fn step(&self, step: MoveStep, record: &Record) -> Result<(), Error> {
+    pub fn step(&self, step: MoveStep, record: &MigrationRecord) -> Result<(), Error> {
         let (wanted, before) = (&record.wanted, &record.before);
         match step {
             MoveStep::Save => Ok(()),

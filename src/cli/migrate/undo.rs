@@ -1,13 +1,13 @@
 //! Restores what a move has changed, the last step first.
 
 use kubernetes::node_version::{COMPONENTS, NodeVersion};
-use kubernetes::parameters::Version;
-use kubernetes::services::{self, Phase, Report, master_secret};
+use kubernetes::parameters::KubernetesVersion;
+use kubernetes::services::{self, InstallProgress, Phase, master_secret};
 use serde_json::Value;
 
 use super::facts;
 use super::nodes;
-use super::record::{MoveStep, Record, Texts};
+use super::record::{MigrationRecord, MoveStep, Texts};
 use super::steps::{Move, check_day, moves_nodes};
 use crate::cluster::apply;
 use crate::shell::{error::Error, interrupt};
@@ -52,7 +52,7 @@ impl Move<'_> {
             record.save(self.client, &self.seal)?;
         }
         self.restore(&record, &manifests)?;
-        Record::remove(self.client)?;
+        MigrationRecord::remove(self.client)?;
         let mut stays = vec![
             "the Secret firstlight-mastersecret-… with the encrypted master secret, and its key in /etc/kubernetes/firstlight of each \
              control plane, which Constellation ignores",
@@ -68,7 +68,7 @@ impl Move<'_> {
     }
 
     /// Takes the days that are given, and refuses other options: nothing of them would be done.
-    fn take_days(&self, record: &mut Record) -> Result<(), Error> {
+    fn take_days(&self, record: &mut MigrationRecord) -> Result<(), Error> {
         let given = Texts::of(&self.options.wanted);
         let days = Texts {
             migrate_until: given.migrate_until.clone(),
@@ -86,7 +86,7 @@ impl Move<'_> {
     }
 
     /// Refuses to restore what no longer fits the version of Kubernetes.
-    fn check_version(&self, record: &Record) -> Result<(), Error> {
+    fn check_version(&self, record: &MigrationRecord) -> Result<(), Error> {
         let before = &record.before;
         if let Some([.., components]) = &before.node_version {
             let Some(version) = NodeVersion::find(self.client)? else {
@@ -113,7 +113,7 @@ impl Move<'_> {
         if let Some((what, now, before)) = versions.iter().find(|(_, now, before)| now != *before) {
             return Err(too_late(&format!("{what} has {now}, before {before}")));
         }
-        let parsed = |version: &str| version.parse::<Version>().ok();
+        let parsed = |version: &str| version.parse::<KubernetesVersion>().ok();
         let later = facts::nodes(self.client)?;
         let later = later.iter().find(|node| {
             let (kubelet, before) = (parsed(&node.kubelet), parsed(&before.kubernetes));
@@ -129,7 +129,7 @@ impl Move<'_> {
     }
 
     /// Brings the nodes back to Constellation's image.
-    fn move_back(&self, record: &Record) -> Result<(), Error> {
+    fn move_back(&self, record: &MigrationRecord) -> Result<(), Error> {
         let saved = record.before.node_version.as_ref();
         if let (Some([image, version, _]), true) = (saved, moves_nodes(self.client)?) {
             let set = (image.as_str(), version.as_str());
@@ -148,10 +148,10 @@ impl Move<'_> {
         }
     }
 
-    fn restore(&self, record: &Record, manifests: &[Value]) -> Result<(), Error> {
+    fn restore(&self, record: &MigrationRecord, manifests: &[Value]) -> Result<(), Error> {
         let mut report = |report| match report {
-            Report::Phase(text) => self.progress.phase(text),
-            Report::Line(text) => self.progress.line(text),
+            InstallProgress::Phase(text) => self.progress.phase(text),
+            InstallProgress::Line(text) => self.progress.line(text),
         };
         // the last step of a move deletes it
         let secret = self.options.master_secret.read()?;

@@ -46,7 +46,7 @@ pub struct Options {
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
     /// The policy of the new image.
-    pub policy: Option<PolicyFile>,
+    pub policy: Option<WantedPolicy>,
     /// The container image of the services.
     pub image: Option<String>,
     /// The image of the nodes, as the cloud names it.
@@ -61,20 +61,20 @@ pub struct Wanted {
 
 /// A policy in a file.
 #[derive(Debug, Clone)]
-pub struct PolicyFile {
+pub struct WantedPolicy {
     /// The file.
     pub path: PathBuf,
     /// Its content.
     pub text: String,
 }
 
-impl PolicyFile {
+impl WantedPolicy {
     /// Reads the file.
-    pub fn read(path: &Path) -> Result<PolicyFile, Error> {
+    pub fn read(path: &Path) -> Result<WantedPolicy, Error> {
         let content = files::read(path)?;
         let text = str::from_utf8(&content)
             .map_err(|error| Error::content(format!("{}: {error}", path.display())))?;
-        Ok(PolicyFile {
+        Ok(WantedPolicy {
             path: path.into(),
             text: text.into(),
         })

@@ -14,7 +14,7 @@ use kubernetes::control_planes::{ControlPlane, StaticPod};
 use kubernetes::node_version::{
     self, CLUSTER_VERSION, COMPONENTS, COMPONENTS_ANNOTATION, IMAGE_VERSION, NodeVersion,
 };
-use kubernetes::parameters::Version;
+use kubernetes::parameters::KubernetesVersion;
 use kubernetes::{NAMESPACE, kubeadm};
 use serde_json::{Value, json};
 
@@ -94,7 +94,7 @@ impl CommandLine {
 #[derive(Debug)]
 pub struct Options {
     /// The version of Kubernetes.
-    pub version: Version,
+    pub version: KubernetesVersion,
     /// The list of components.
     pub components: PathBuf,
     /// The administrator's kubeconfigs; `$KUBECONFIG` may name several.
@@ -237,7 +237,7 @@ impl Driver {
         self,
         client: &Client,
         name: &str,
-        to: &Version,
+        to: &KubernetesVersion,
         nodes: &[Listed],
     ) -> Result<(), Error> {
         if matches!(self, Driver::Hand | Driver::Planes) {
@@ -262,7 +262,7 @@ impl Driver {
     }
 
     /// Returns what happens to NodeVersion, a sentence; empty if there is none.
-    fn text(self, to: &Version, dry_run: bool) -> String {
+    fn text(self, to: &KubernetesVersion, dry_run: bool) -> String {
         let has = if dry_run { "would have" } else { "has" };
         match self {
             Driver::Hand => String::new(),
@@ -292,7 +292,7 @@ impl Driver {
 }
 
 /// Returns the version of the control plane, as kubeadm has recorded it.
-fn version_of(client: &Client) -> Result<Version, Error> {
+fn version_of(client: &Client) -> Result<KubernetesVersion, Error> {
     let map = CONFIG_MAPS
         .in_namespace(NAMESPACE)
         .named(kubeadm::CONFIG_MAP);
@@ -304,8 +304,8 @@ fn version_of(client: &Client) -> Result<Version, Error> {
     })
 }
 
-fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Error> {
-    let is_old = |node: &&Listed| match node.version.parse::<Version>() {
+fn check_kubelets(nodes: &[Listed], to: &KubernetesVersion) -> Result<(), Error> {
+    let is_old = |node: &&Listed| match node.version.parse::<KubernetesVersion>() {
         Ok(version) => version.minor + KUBELET_SKEW < to.minor,
         // an unsupported version
         Err(_) => true,
@@ -328,7 +328,7 @@ fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Error> {
 
 /// Refuses an upgrade from a version of etcd that must not be followed by etcd 3.6. A version that the
 /// tag of the image does not tell, and an etcd outside of the cluster, are not checked.
-fn check_etcd(client: &Client, nodes: &[Listed], to: &Version) -> Result<(), Error> {
+fn check_etcd(client: &Client, nodes: &[Listed], to: &KubernetesVersion) -> Result<(), Error> {
     if to.minor < WITH_ETCD_3_6 {
         return Ok(());
     }
@@ -381,8 +381,8 @@ pub fn is_before_etcd_3_6(tag: &str) -> bool {
 /// The result of the command.
 pub struct Upgrade {
     /// The version of the control plane.
-    pub from: Version,
-    to: Version,
+    pub from: KubernetesVersion,
+    to: KubernetesVersion,
     /// The name of the ConfigMap.
     pub name: String,
     is_new: bool,

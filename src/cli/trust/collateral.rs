@@ -17,11 +17,11 @@ use crate::workspace::sources::{SourceOptions, sources};
 use base::sync::lock;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use collateral::{Settings, Update};
+use collateral::{FetchSettings, Update};
 use hardware::snp::chain::Fetched;
-use hardware::snp::report::{Report, Signer};
+use hardware::snp::report::{Report, ReportSigner};
 use hardware::snp::tcb::Product;
-use hardware::tdx::{Collateral, Quote};
+use hardware::tdx::{TdxCollateral, TdxQuote};
 use hardware::{Cause, Unavailable};
 use verifier::sources::Sources;
 
@@ -71,12 +71,12 @@ impl Options {
     /// Sets the sources of what the command fetches.
     pub fn set_sources(&self) -> Result<(), Error> {
         let url = |text: &String| Some(text.clone()).filter(|url| url != "none");
-        let mut settings = Settings {
+        let mut settings = FetchSettings {
             kds: url(&self.kds),
             pcs: url(&self.pcs),
             update: self.tcb_update,
             ca: self.collateral_ca.clone(),
-            ..Settings::default()
+            ..FetchSettings::default()
         };
         if settings.kds.is_none() && settings.pcs.is_none() {
             settings.issuers = None;
@@ -108,7 +108,7 @@ fn refused(error: Unavailable) -> Error {
 }
 
 fn fetch(options: &Options, bytes: &[u8]) -> Result<String, Error> {
-    if let Ok(quote) = Quote::parse(bytes) {
+    if let Ok(quote) = TdxQuote::parse(bytes) {
         let fetched = sources().tdx_collateral(&quote);
         return Ok(json(&*fetched.map_err(refused)?));
     }
@@ -161,7 +161,7 @@ impl Noting {
 }
 
 impl Sources for Noting {
-    fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
+    fn tdx_collateral(&self, quote: &TdxQuote<'_>) -> Result<Arc<TdxCollateral>, Unavailable> {
         let fetched = self.sources.tdx_collateral(quote);
         let text = fetched.clone().map(|it| json(&it));
         self.note(text.map_err(String::from));
@@ -182,7 +182,11 @@ impl Sources for Noting {
         fetched
     }
 
-    fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, Unavailable> {
+    fn snp_authority(
+        &self,
+        product: Product,
+        signer: ReportSigner,
+    ) -> Result<Arc<Fetched>, Unavailable> {
         let fetched = self.sources.snp_authority(product, signer);
         self.note(fetched.clone().map(|it| pem(&it)).map_err(String::from));
         fetched
@@ -190,7 +194,7 @@ impl Sources for Noting {
 }
 
 /// Returns the content of a machine's /etc/firstlight/tdx-collateral.json.
-fn json(collateral: &Collateral) -> String {
+fn json(collateral: &TdxCollateral) -> String {
     let text = serde_json::to_string_pretty(collateral);
     text.expect("strings and numbers are JSON") + "\n"
 }

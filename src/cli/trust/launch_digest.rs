@@ -9,13 +9,13 @@ use crate::trust::measure_image::HandedOver;
 use crate::workspace::options::words;
 use clap::{Args, value_parser};
 use image::firmware::Firmware;
-use image::snp::{Cpu, Hypervisor, KernelFiles, Launch, LaunchDigest};
+use image::snp::{Cpu, Hypervisor, KernelFiles, Launch, PredictedDigest};
 
 /// Maximum number of processors of a machine.
 const MAX_PROCESSORS: i64 = 4096;
 /// SEV-SNP machines that differ only in the number of their processors.
 #[derive(Debug)]
-pub struct Machines {
+pub struct SnpMachines {
     firmware: PathBuf,
     hypervisor: Hypervisor,
     processors: Vec<u32>,
@@ -47,7 +47,7 @@ pub struct SnpOptions {
 
 impl SnpOptions {
     /// Returns the machines that the command line describes; `None` without `--snp-firmware`.
-    pub fn machines(self) -> Result<Option<Machines>, Error> {
+    pub fn machines(self) -> Result<Option<SnpMachines>, Error> {
         let Some(firmware) = self.snp_firmware else {
             return Ok(None);
         };
@@ -66,7 +66,7 @@ impl SnpOptions {
             }
             (_, None) => Cpu(0),
         };
-        Ok(Some(Machines {
+        Ok(Some(SnpMachines {
             firmware,
             hypervisor: self.hypervisor,
             processors: self.vcpus,
@@ -90,9 +90,9 @@ fn features(text: &str) -> Result<u64, &'static str> {
     snp.ok_or("expected SEV_FEATURES as 0x1: bit 0 is SEV-SNP")
 }
 
-impl Machines {
+impl SnpMachines {
     /// Returns the launch digest of a machine for each number of processors.
-    pub fn digests(&self, kernel: Option<&HandedOver>) -> Result<Vec<LaunchDigest>, Error> {
+    pub fn digests(&self, kernel: Option<&HandedOver>) -> Result<Vec<PredictedDigest>, Error> {
         let path = self.firmware.display();
         let wrong = |error| Error::failed(format!("{path}: {error}"));
         let bytes = fs::read(&self.firmware);
@@ -117,8 +117,8 @@ impl Machines {
     }
 
     /// Returns the digests as lines for a person.
-    pub fn explain(&self, digests: &[LaunchDigest]) -> String {
-        let line = |(count, digest): (&u32, &LaunchDigest)| {
+    pub fn explain(&self, digests: &[PredictedDigest]) -> String {
+        let line = |(count, digest): (&u32, &PredictedDigest)| {
             let digest = base::text::hex(digest);
             format!("MEASUREMENT with --vcpus {count}\n  {digest}\n")
         };

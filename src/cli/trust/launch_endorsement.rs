@@ -9,7 +9,7 @@ use crate::shell::error::Error;
 use crate::trust::policy::Edit;
 use base::text::hex;
 use clap::Args;
-use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, Root, Snp, Tdx};
+use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, SignerRoot, Snp, Tdx};
 use verifier::{Policy, Registers, Variant, variant};
 
 /// The option that names the file.
@@ -100,7 +100,8 @@ impl Options {
             Error::failed(format!("{}: {error}", path.display()))
         };
         let content = |path: &Path| fs::read(path).map_err(|error| wrong(path, &error));
-        let root = Root::parse(&content(&self.root)?).map_err(|error| wrong(&self.root, &error))?;
+        let root =
+            SignerRoot::parse(&content(&self.root)?).map_err(|error| wrong(&self.root, &error))?;
         let endorsement = LaunchEndorsement::parse(&content(&self.file)?);
         let endorsement = endorsement.map_err(|error| wrong(&self.file, &error))?;
         let golden = endorsement.verify(&root, SystemTime::now());

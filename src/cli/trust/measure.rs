@@ -21,7 +21,7 @@ use base::boot;
 use clap::Args;
 use image::firmware::Firmware;
 use image::snp::Hypervisor;
-use image::{Bank, Image, Platform, tdx};
+use image::{Image, Platform, RegisterBank, tdx};
 use tpm::Location;
 use verifier::judged::LaunchDigest;
 use verifier::vtpm::check_bank;
@@ -127,7 +127,7 @@ impl CommandLine {
             source: match (is_image, self.tdx_firmware) {
                 (true, tdx_firmware) => {
                     let is_tdx = tdx_firmware.is_some();
-                    Source::Image {
+                    MeasuredSource::Image {
                         image: self
                             .boot
                             .options(is_tdx, self.pcrs.is_some(), self.output)?,
@@ -135,9 +135,11 @@ impl CommandLine {
                         signs_sha384,
                     }
                 }
-                (false, Some(path)) => Source::TdxFirmware(path),
-                (false, None) if snp.is_some() || endorsement.is_some() => Source::FirmwareAlone,
-                (false, None) => Source::Tpm {
+                (false, Some(path)) => MeasuredSource::TdxFirmware(path),
+                (false, None) if snp.is_some() || endorsement.is_some() => {
+                    MeasuredSource::FirmwareAlone
+                }
+                (false, None) => MeasuredSource::Tpm {
                     variant,
                     location: self.tpm,
                     trust_any_tpm: self.trust_any_tpm,
@@ -212,7 +214,7 @@ impl CommandLine {
 #[derive(Debug)]
 pub struct Options {
     /// What is measured.
-    pub source: Source,
+    pub source: MeasuredSource,
     /// The registers of the policy, besides that of the cluster ID; if `None`, those of the policy
     /// in `add_to`, else those that depend on the image.
     pub pcrs: Option<Vec<u32>>,
@@ -223,14 +225,14 @@ pub struct Options {
     /// A policy to which the image is added.
     pub add_to: Option<PathBuf>,
     /// The SEV-SNP machines whose launch digests are added to the policy.
-    pub snp: Option<launch_digest::Machines>,
+    pub snp: Option<launch_digest::SnpMachines>,
     /// Google's endorsement, whose values are added to the policy.
     pub endorsement: Option<launch_endorsement::Options>,
 }
 
 /// What is measured.
 #[derive(Debug)]
-pub enum Source {
+pub enum MeasuredSource {
     /// A running machine.
     Tpm {
         /// The machine's attestation variant.
@@ -259,7 +261,7 @@ pub enum Source {
 pub fn run(options: &Options) -> Result<(), Error> {
     let wanted = Wanted::read(options)?;
     match &options.source {
-        Source::Tpm {
+        MeasuredSource::Tpm {
             variant,
             location,
             trust_any_tpm,
@@ -273,13 +275,13 @@ pub fn run(options: &Options) -> Result<(), Error> {
             let policy = with_image(wanted.present, options.name.as_deref(), &policy, key)?;
             say_policy(policy.of_variant(variant.name), options)
         }
-        Source::TdxFirmware(path) => {
+        MeasuredSource::TdxFirmware(path) => {
             let policy = mrtd(path).and_then(of_mrtd)?;
             let policy = with_image(wanted.present, options.name.as_deref(), &policy, None)?;
             say_policy(policy, options)
         }
-        Source::FirmwareAlone => wanted.measure_firmware(),
-        Source::Image {
+        MeasuredSource::FirmwareAlone => wanted.measure_firmware(),
+        MeasuredSource::Image {
             image: source,
             tdx_firmware,
             signs_sha384,
@@ -534,7 +536,7 @@ fn has_registers_of(image: &verifier::Image, policy: &Policy) -> bool {
 /// Returns the policy with the launch digests of these machines added.
 fn with_launch_digests(
     policy: Policy,
-    machines: Option<&launch_digest::Machines>,
+    machines: Option<&launch_digest::SnpMachines>,
     kernel: Option<&measure_image::HandedOver>,
 ) -> Result<Policy, Error> {
     match machines {
@@ -570,7 +572,7 @@ fn of_tpm(
         Registers::Rtmrs => &OF_TDX,
     });
     let boot_loader = match kind(&measured.booted) {
-        Registers::Pcrs => Platform::Tpm(Bank::Sha256).boot_loader(),
+        Registers::Pcrs => Platform::Tpm(RegisterBank::Sha256).boot_loader(),
         Registers::Rtmrs => Platform::Tdx.boot_loader(),
     };
     let mut policy =

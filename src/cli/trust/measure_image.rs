@@ -10,8 +10,8 @@ use crate::shell::{error::Error, output::Output};
 use crate::workspace::options::words;
 use base::text::hex;
 use clap::Args;
-use image::host::{self, Channel, State};
-use image::{Bank, Case, Image, Loader, Platform, Stage, Units};
+use image::host::{self, ChannelState, HostChannel};
+use image::{Case, Image, Loader, Platform, RegisterBank, Stage, Units};
 use serde_json::{Value, json};
 use verifier::{Measured, Measurement, RegisterNames, Registers};
 
@@ -85,7 +85,7 @@ pub struct Options {
     is_one_of_several: bool,
     /// The profile of a unified kernel image that is booted, by its ID or number.
     profile: Option<String>,
-    given: image::Given,
+    given: image::KnownConditions,
     /// The registers that the policy gets.
     pub platform: Platform,
     /// Whether to print all values instead of a policy.
@@ -213,8 +213,8 @@ pub fn of_image(path: PathBuf, uki: Option<String>, profile: Option<String>) -> 
         boots: Boots::Image { path, uki },
         is_one_of_several: false,
         profile,
-        given: image::Given::default(),
-        platform: Platform::Tpm(Bank::Sha256),
+        given: image::KnownConditions::default(),
+        platform: Platform::Tpm(RegisterBank::Sha256),
         explain: false,
         are_registers_named: false,
         accepts_incomplete: false,
@@ -256,7 +256,7 @@ impl BootOptions {
             boots,
             is_one_of_several: false,
             profile: self.profile,
-            given: image::Given {
+            given: image::KnownConditions {
                 stage: self.stage,
                 secure_boot: self.secure_boot,
                 units: self.units,
@@ -264,7 +264,7 @@ impl BootOptions {
             platform: if is_tdx {
                 Platform::Tdx
             } else {
-                Platform::Tpm(Bank::Sha256)
+                Platform::Tpm(RegisterBank::Sha256)
             },
             explain: self.explain,
             are_registers_named,
@@ -354,7 +354,7 @@ pub fn values(
     for register in registers.iter().filter(|it| !is_of_cluster(platform, **it)) {
         let at = |stage| {
             let stage = Some(options.given.stage.unwrap_or(stage));
-            let given = image::Given {
+            let given = image::KnownConditions {
                 stage,
                 ..options.given
             };
@@ -434,10 +434,10 @@ pub fn judge(options: &Options, image: &Image) -> Result<(), Error> {
     let is = |state| {
         channels
             .iter()
-            .filter(move |it: &&Channel| it.state == state)
+            .filter(move |it: &&HostChannel| it.state == state)
     };
-    let open: String = is(State::Open).map(line).collect();
-    let unseen: Vec<&str> = is(State::Unseen).map(|it| it.name).collect();
+    let open: String = is(ChannelState::Open).map(line).collect();
+    let unseen: Vec<&str> = is(ChannelState::Unseen).map(|it| it.name).collect();
     let path = options.path().display();
     if !open.is_empty() {
         log::warn!(
@@ -453,7 +453,7 @@ pub fn judge(options: &Options, image: &Image) -> Result<(), Error> {
     }
     let efi = channels
         .iter()
-        .find(|it| it.name == host::EFI_VARIABLES && it.state != State::Closed);
+        .find(|it| it.name == host::EFI_VARIABLES && it.state != ChannelState::Closed);
     match efi {
         Some(efi) if options.given.secure_boot != Some(true) && !options.accepts_efi_variables => {
             Err(Error::failed(format!(
@@ -467,8 +467,8 @@ pub fn judge(options: &Options, image: &Image) -> Result<(), Error> {
 }
 
 /// Returns a channel as a line.
-fn line(channel: &Channel) -> String {
-    let Channel {
+fn line(channel: &HostChannel) -> String {
+    let HostChannel {
         name,
         state,
         found,
@@ -488,7 +488,7 @@ pub fn sha384(
     image: &Image,
     pcrs: &[u32],
 ) -> Result<BTreeMap<u32, Vec<u8>>, Error> {
-    let platform = Platform::Tpm(Bank::Sha384);
+    let platform = Platform::Tpm(RegisterBank::Sha384);
     let one = |pcr: &u32| Some((*pcr, image.value(platform, *pcr, &options.given).ok()?));
     let of_image = pcrs.iter().filter(|it| !is_of_cluster(platform, **it));
     let values: BTreeMap<u32, Vec<u8>> = of_image.filter_map(one).collect();

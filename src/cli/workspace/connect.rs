@@ -20,8 +20,8 @@ use rpc::grpc::Channel;
 use transport::dial::{self, DialError};
 use verifier::stage::validator_at_any_stage;
 use verifier::{
-    Challenge, Evidence, Form, Identified, Identity, KeyName, Policy, Properties, Refusal, Stage,
-    Validator, Variant,
+    CredentialChallenge, Evidence, Form, Identified, KeyName, MachineIdentity, Policy, Properties,
+    Refusal, Stage, Validator, Variant,
 };
 
 /// Time limit of one connection attempt. A lost SYN is sent again after 1, 3 and 7 seconds (RFC
@@ -170,12 +170,12 @@ pub struct TrustOptions {
 
 impl TrustOptions {
     /// Returns the TPMs; warns if it is any.
-    pub fn trust(self) -> Trust {
+    pub fn trust(self) -> TpmTrust {
         if self.trust_any_tpm {
             log::warn!("--trust-any-tpm: {}", ANY_TPM_MEANS);
-            return Trust::AnyTpm;
+            return TpmTrust::AnyTpm;
         }
-        Trust::Named {
+        TpmTrust::Named {
             by_option: self.keys.attestation_key,
             in_state: vec![],
         }
@@ -203,7 +203,7 @@ pub struct Reached {
 /// The TPMs that may get the master secret. Register values alone prove nothing: a program without
 /// a TPM can imitate them.
 #[derive(Debug, Clone)]
-pub enum Trust {
+pub enum TpmTrust {
     /// TPMs with an attestation key that the policy or one of these lists names.
     Named {
         /// The keys that `--attestation-key` names.
@@ -215,15 +215,15 @@ pub enum Trust {
     AnyTpm,
 }
 
-impl Trust {
+impl TpmTrust {
     /// Adds the keys in the state file.
-    pub fn and_known(self, keys: impl IntoIterator<Item = KeyName>) -> Trust {
+    pub fn and_known(self, keys: impl IntoIterator<Item = KeyName>) -> TpmTrust {
         match self {
-            Trust::Named { by_option, .. } => Trust::Named {
+            TpmTrust::Named { by_option, .. } => TpmTrust::Named {
                 by_option,
                 in_state: keys.into_iter().collect(),
             },
-            Trust::AnyTpm => Trust::AnyTpm,
+            TpmTrust::AnyTpm => TpmTrust::AnyTpm,
         }
     }
 
@@ -234,7 +234,7 @@ impl Trust {
         policy: Policy,
     ) -> Result<Arc<dyn Validator>, Error> {
         let policy = match self {
-            Trust::Named {
+            TpmTrust::Named {
                 by_option,
                 in_state,
             } => policy
@@ -242,7 +242,7 @@ impl Trust {
                 .and_then(|policy| policy.believing_those_of(IN_STATE, in_state.iter().copied()))
                 .map_err(Error::failed)?
                 .only_named_keys(),
-            Trust::AnyTpm => policy.believing_any(),
+            TpmTrust::AnyTpm => policy.believing_any(),
         };
         endorsement::validator(variant, policy, &sources()).map_err(Error::failed)
     }
@@ -262,7 +262,7 @@ impl Node {
         endpoint: &Endpoint,
         variant: &Variant,
         policy: Policy,
-        trust: &Trust,
+        trust: &TpmTrust,
     ) -> Result<Node, Error> {
         let validator = trust.validator(variant, policy.at(Stage::Initramfs).expecting_fresh())?;
         Ok(Node::judged_by(endpoint, validator))
@@ -274,7 +274,7 @@ impl Node {
         endpoint: &Endpoint,
         variant: &Variant,
         policy: Policy,
-        trust: &Trust,
+        trust: &TpmTrust,
         cluster_id: Option<&[u8; CLUSTER_ID_LEN]>,
     ) -> Result<Node, Error> {
         let policy = policy.at(Stage::Booted);
@@ -419,7 +419,7 @@ impl Validator for FreshOrMember {
         self.fresh.properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         self.fresh.challenge(peer)
     }
 
@@ -436,7 +436,7 @@ impl Validator for FreshOrMember {
 
 /// The cluster of a node, as PCR 15 shows it; all other registers meet the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum ClusterMembership {
     /// The node has joined no cluster since it started.
     Fresh,
     /// The node belongs to the operator's cluster.
@@ -448,7 +448,7 @@ pub enum Standing {
 /// What a node of any standing proves.
 pub struct Noted {
     /// Its standing.
-    pub standing: Standing,
+    pub standing: ClusterMembership,
     /// Its attestation document, which the validator has accepted.
     pub document: Vec<u8>,
 }
@@ -467,7 +467,7 @@ impl Validator for AnyStanding {
         self.any.properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         self.any.challenge(peer)
     }
 
@@ -476,9 +476,9 @@ impl Validator for AnyStanding {
         let identified = self.any.judge(evidence)?;
         let meets = |validator: &Arc<dyn Validator>| validator.judge(evidence).is_ok();
         let standing = match &self.member {
-            _ if meets(&self.fresh) => Standing::Fresh,
-            Some(member) if meets(member) => Standing::Member,
-            _ => Standing::Other,
+            _ if meets(&self.fresh) => ClusterMembership::Fresh,
+            Some(member) if meets(member) => ClusterMembership::Member,
+            _ => ClusterMembership::Other,
         };
         // there is only one connection, so this value is set only once
         let _ = self.noted.set(Noted {

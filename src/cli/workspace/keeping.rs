@@ -9,7 +9,7 @@ use clap::Args;
 use keywrap::{Author, KeyEncryptionKey, Wrapped};
 use kubernetes::client::Client;
 use kubernetes::services;
-use kubernetes::services::master_secret::{self, Keeping, Present};
+use kubernetes::services::master_secret::{self, MasterSecretStorage, Present};
 use kubernetes::wrapping_key::Undecipherable;
 use serde_json::{Map, Value, json};
 
@@ -80,9 +80,9 @@ impl Wish {
         secret: &ClusterKms,
         state: &State,
         client: Option<&Client>,
-    ) -> Result<Keeping, Error> {
+    ) -> Result<MasterSecretStorage, Error> {
         let Some(uri) = &self.kms else {
-            return Ok(Keeping::AsBefore);
+            return Ok(MasterSecretStorage::AsBefore);
         };
         let there = client.map(master_secret::content).transpose();
         let there = there.map_err(Error::failed)?.flatten();
@@ -90,7 +90,7 @@ impl Wish {
         let there = there.transpose().map_err(other_cluster)?;
         check_cluster(secret, state, there.as_deref().map(Vec::as_slice), uri)?;
         let Some(external) = self.key()? else {
-            return Ok(Keeping::Own);
+            return Ok(MasterSecretStorage::Own);
         };
         let access = self.access(uri)?;
         let same = |content: &[u8]| {
@@ -104,7 +104,7 @@ impl Wish {
             Some(file) => file,
             None => self.wrap(secret, &external)?,
         };
-        Ok(Keeping::Wrapped { file, access })
+        Ok(MasterSecretStorage::Wrapped { file, access })
     }
 
     /// Returns the values of the chart below `keyService.kms`.

@@ -19,7 +19,7 @@ use crate::shell::{
 };
 use base::stop::Stop;
 use clap::Args;
-use kubernetes::client::{self, Client, Config};
+use kubernetes::client::{self, ApiAccess, Client};
 use kubernetes::yaml;
 
 /// The lists in a kubeconfig whose entries have names.
@@ -88,8 +88,8 @@ pub fn client(paths: &[PathBuf]) -> Result<Client, Error> {
 }
 
 /// Reads the kubeconfigs. The error says how to name others if there is none.
-pub fn read_config(paths: &[PathBuf]) -> Result<Config, client::Error> {
-    Config::from_kubeconfig_files(paths).map_err(|error| match &error {
+pub fn read_config(paths: &[PathBuf]) -> Result<ApiAccess, client::Error> {
+    ApiAccess::from_kubeconfig_files(paths).map_err(|error| match &error {
         client::Error::File(path, cause) if cause.kind() == io::ErrorKind::NotFound => {
             let why = "it does not exist: name the kubeconfig by --kubeconfig or $KUBECONFIG";
             client::Error::Config(format!("cannot read {}", path.display()), why.into())

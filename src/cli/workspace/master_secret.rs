@@ -75,7 +75,7 @@ impl SecretOptions {
 
 /// The origin of a master secret.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum SecretOrigin {
     /// This call made and wrote it.
     Created,
     /// The file had it.
@@ -108,15 +108,18 @@ impl SecretSource {
 
 /// Reads the master secret in the file. If there is no file, makes a new one and writes it with
 /// mode 0600, wrapped if the operator asks for that.
-pub fn open_or_create(path: &Path, wish: &Wish) -> Result<(ClusterKms, Origin), FileError> {
+pub fn open_or_create(path: &Path, wish: &Wish) -> Result<(ClusterKms, SecretOrigin), FileError> {
     let is_file = !files::is_standard_input(path) && store_uri(path).is_none();
     if is_file && !path.exists() {
         match create(path, wish) {
             Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {}
-            created => return Ok((created?, Origin::Created)),
+            created => return Ok((created?, SecretOrigin::Created)),
         }
     }
-    Ok((read_wrapped(path, wish.kms.as_deref())?, Origin::Found))
+    Ok((
+        read_wrapped(path, wish.kms.as_deref())?,
+        SecretOrigin::Found,
+    ))
 }
 
 /// Returns the URI of a store that is given instead of a file.
@@ -258,10 +261,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("master.json");
         let (first, origin) = open_or_create(&path, &Wish::default()).unwrap();
-        assert_eq!(origin, Origin::Created);
+        assert_eq!(origin, SecretOrigin::Created);
         let written = fs::read(&path).unwrap();
         let (second, origin) = open_or_create(&path, &Wish::default()).unwrap();
-        assert_eq!((second, origin), (first, Origin::Found));
+        assert_eq!((second, origin), (first, SecretOrigin::Found));
         assert_eq!(fs::read(&path).unwrap(), written);
     }
 

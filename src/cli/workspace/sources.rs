@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use clap::Args;
-use collateral::{Fetching, Kept, Settings};
+use collateral::{FetchSettings, Fetching, Kept};
 use verifier::sources::{self, Sources};
 
 use crate::shell::error::Error;
@@ -26,7 +26,7 @@ static GIVEN: OnceLock<Arc<Fetching>> = OnceLock::new();
 
 impl SourceOptions {
     /// Sets the sources. Without options and with default settings, AMD's and Intel's own servers are used.
-    pub fn set(&self, mut settings: Settings) -> Result<(), Error> {
+    pub fn set(&self, mut settings: FetchSettings) -> Result<(), Error> {
         if let Some(path) = &self.collateral {
             settings.kept = Kept::at(path);
         }

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use base::machines::Error;
-use cloud::http::{AWS, Answer, Http, MAX_BODY, check_url, excerpt};
+use cloud::http::{AWS, Http, MAX_BODY, PlainResponse, check_url, excerpt};
 use cloud::peers::no_tokens;
 use http::form;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
 use super::credentials::{
-    self, Credentials, EARLY, Signer, Unsigned, Variables, is_region, parse_credentials,
+    self, AwsSigner, Credentials, EARLY, Unsigned, Variables, is_region, parse_credentials,
 };
 use super::error::{advice, is_of_credentials, is_throttling, parse_error};
 use super::sigv4;
@@ -31,7 +31,7 @@ pub struct SignedClient {
     place: String,
     token: Mutex<Option<(Zeroizing<String>, Instant)>>,
     credentials: Mutex<Option<Arc<Credentials>>>,
-    identity: OnceLock<Identity>,
+    identity: OnceLock<InstanceIdentity>,
     apis: OnceLock<Apis>,
     /// The environment variables that override the instance's role and region. A node uses none.
     variables: Option<Variables>,
@@ -53,7 +53,7 @@ pub struct Apis {
 /// The content of the instance identity document.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Identity {
+pub struct InstanceIdentity {
     /// The ID of the instance.
     pub instance_id: String,
     /// The region, e.g. `eu-central-1`.
@@ -91,7 +91,7 @@ impl From<Error> for Failed {
 }
 
 /// A request to an API.
-pub struct Call<'a> {
+pub struct ApiCall<'a> {
     /// The service, as the signature names it.
     pub service: &'static str,
     /// The permission that the caller needs.
@@ -137,11 +137,11 @@ impl SignedClient {
     }
 
     /// Returns the credentials for the next signature.
-    pub fn signer(&self) -> Result<Signer, Unsigned> {
+    pub fn signer(&self) -> Result<AwsSigner, Unsigned> {
         let absent = |error: Error| Unsigned::Absent(error.to_string());
         match self.variables {
-            None => self.credentials().map(Signer::Role).map_err(absent),
-            Some(variables) => Signer::find(variables, || self.credentials()),
+            None => self.credentials().map(AwsSigner::Role).map_err(absent),
+            Some(variables) => AwsSigner::find(variables, || self.credentials()),
         }
     }
 
@@ -208,7 +208,7 @@ impl SignedClient {
     }
 
     /// Returns the identity of this instance, which never changes.
-    pub fn identity(&self) -> Result<&Identity, Error> {
+    pub fn identity(&self) -> Result<&InstanceIdentity, Error> {
         if let Some(identity) = self.identity.get() {
             return Ok(identity);
         }
@@ -317,15 +317,15 @@ impl SignedClient {
 
     /// Returns the answer of an API. If the request fails because of this machine's clock, it is repeated once with the API's time.
     /// If it fails because of its credentials, it is repeated once with new ones.
-    pub fn call(&self, api: &Http, call: &Call<'_>) -> Result<Vec<u8>, Error> {
+    pub fn call(&self, api: &Http, call: &ApiCall<'_>) -> Result<Vec<u8>, Error> {
         self.try_call(api, call).map_err(|failed| failed.error)
     }
 
-    fn try_call(&self, api: &Http, call: &Call<'_>) -> Result<Vec<u8>, Failed> {
+    fn try_call(&self, api: &Http, call: &ApiCall<'_>) -> Result<Vec<u8>, Failed> {
         let (mut is_clock_set, mut is_renewed) = (false, false);
         loop {
             let signer = match self.variables {
-                None => Signer::Role(self.credentials()?),
+                None => AwsSigner::Role(self.credentials()?),
                 Some(_) => (self.signer()).map_err(|why| Error::Refused(why.to_string()))?,
             };
             let answer = self.send(api, call, &signer)?;
@@ -346,7 +346,7 @@ impl SignedClient {
                 _ if is_refused
                     && is_of_credentials(&code)
                     && !is_renewed
-                    && matches!(signer, Signer::Role(_)) =>
+                    && matches!(signer, AwsSigner::Role(_)) =>
                 {
                     *lock(&self.credentials) = None;
                     is_renewed = true;
@@ -369,11 +369,16 @@ impl SignedClient {
         }
     }
 
-    fn send(&self, api: &Http, call: &Call<'_>, signer: &Signer) -> Result<Answer, Error> {
+    fn send(
+        &self,
+        api: &Http,
+        call: &ApiCall<'_>,
+        signer: &AwsSigner,
+    ) -> Result<PlainResponse, Error> {
         let mut fields = vec![("content-type", call.content_type)];
         fields.extend(call.target.map(|target| ("x-amz-target", target)));
         let body = call.body.as_bytes();
-        let request = sigv4::Request {
+        let request = sigv4::SignedRequest {
             method: "POST",
             path: "/",
             fields: &fields,
@@ -397,7 +402,7 @@ impl SignedClient {
         let ec2 = &self.apis()?.ec2;
         let operation = [("Action", "DescribeInstances"), ("Version", "2016-11-15")];
         let parameters = form(&[&operation, parameters].concat());
-        let call = Call {
+        let call = ApiCall {
             limit,
             ..query("ec2", "ec2:DescribeInstances", &parameters)
         };
@@ -407,8 +412,8 @@ impl SignedClient {
 }
 
 /// Makes a call with parameters as a form.
-pub fn query<'a>(service: &'static str, permission: &'static str, body: &'a str) -> Call<'a> {
-    Call {
+pub fn query<'a>(service: &'static str, permission: &'static str, body: &'a str) -> ApiCall<'a> {
+    ApiCall {
         service,
         permission,
         content_type: "application/x-www-form-urlencoded; charset=utf-8",
@@ -444,7 +449,7 @@ fn part<'a>(place: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// Returns when the service sent an answer.
-fn date(answer: &Answer) -> Option<SystemTime> {
+fn date(answer: &PlainResponse) -> Option<SystemTime> {
     httpdate::parse_http_date(answer.field("Date")?).ok()
 }
 
@@ -477,13 +482,13 @@ pub fn is_name(text: &str) -> bool {
 }
 
 /// Parses the instance identity document; The error names `request`.
-pub fn parse_identity(request: &str, body: &[u8]) -> Result<Identity, Error> {
+pub fn parse_identity(request: &str, body: &[u8]) -> Result<InstanceIdentity, Error> {
     let got = |why: String| Error::Nonsense {
         request: request.to_owned(),
         expected: "an instance identity document",
         got: why,
     };
-    let identity: Identity = serde_json::from_slice(body).map_err(|error| {
+    let identity: InstanceIdentity = serde_json::from_slice(body).map_err(|error| {
         let error = excerpt(error.to_string().as_bytes());
         got(format!("{:?} ({error})", excerpt(body)))
     })?;

@@ -52,7 +52,7 @@ pub struct Credentials {
 }
 
 /// Whose credentials sign.
-pub enum Signer {
+pub enum AwsSigner {
     /// Those of the environment variables.
     Variables {
         /// The ID of the access key.
@@ -117,20 +117,20 @@ impl fmt::Display for Unsigned {
     }
 }
 
-impl Signer {
+impl AwsSigner {
     /// Returns the credentials of the variables. If these are not set, `role` returns those of the instance's role.
     pub fn find(
         variables: Variables,
         role: impl FnOnce() -> Result<Arc<Credentials>, Error>,
-    ) -> Result<Signer, Unsigned> {
+    ) -> Result<AwsSigner, Unsigned> {
         let value = |name| variable(variables, name).map_err(Unsigned::Wrong);
         match (value(KEY_ID)?, value(SECRET_KEY)?) {
-            (Some(id), Some(secret)) => Ok(Signer::Variables {
+            (Some(id), Some(secret)) => Ok(AwsSigner::Variables {
                 id: id.to_string(),
                 secret,
                 token: value(SESSION_TOKEN)?,
             }),
-            (None, None) => role().map(Signer::Role).map_err(|error| {
+            (None, None) => role().map(AwsSigner::Role).map_err(|error| {
                 Unsigned::Absent(format!(
                     "there are no credentials: {KEY_ID} and {SECRET_KEY} are not set, and the instance gives none: {error}"
                 ))
@@ -140,18 +140,18 @@ impl Signer {
     }
 
     /// Returns the key that signs.
-    fn key(&self) -> sigv4::Key<'_> {
+    fn key(&self) -> sigv4::AccessKey<'_> {
         match self {
-            Signer::Variables { id, secret, .. } => sigv4::Key { id, secret },
-            Signer::Role(credentials) => credentials.key(),
+            AwsSigner::Variables { id, secret, .. } => sigv4::AccessKey { id, secret },
+            AwsSigner::Role(credentials) => credentials.key(),
         }
     }
 
     /// Returns the value of the field `x-amz-security-token`, if there is one.
     fn token(&self) -> Option<&str> {
         match self {
-            Signer::Variables { token, .. } => token.as_deref().map(String::as_str),
-            Signer::Role(credentials) => Some(&credentials.token),
+            AwsSigner::Variables { token, .. } => token.as_deref().map(String::as_str),
+            AwsSigner::Role(credentials) => Some(&credentials.token),
         }
     }
 
@@ -159,7 +159,7 @@ impl Signer {
     /// the clock of AWS.
     pub fn sign(
         &self,
-        request: &sigv4::Request<'_>,
+        request: &sigv4::SignedRequest<'_>,
         (service, region): (&str, &str),
         host: &str,
         at: SystemTime,
@@ -169,7 +169,7 @@ impl Signer {
         fields.extend([("host", host), ("x-amz-date", &date)]);
         fields.extend(self.token().map(|token| ("x-amz-security-token", token)));
         fields.sort_unstable();
-        let signed = sigv4::Request {
+        let signed = sigv4::SignedRequest {
             fields: &fields,
             ..*request
         };
@@ -186,23 +186,23 @@ impl Signer {
     /// Says where the credentials are from.
     pub fn origin(&self) -> &'static str {
         match self {
-            Signer::Variables { .. } => KEY_ID,
-            Signer::Role(_) => "the instance's role",
+            AwsSigner::Variables { .. } => KEY_ID,
+            AwsSigner::Role(_) => "the instance's role",
         }
     }
 
     /// Says where the credentials are from, with the name of the role.
     pub fn named_origin(&self) -> String {
         match self {
-            Signer::Variables { .. } => format!("the identity of {KEY_ID}"),
-            Signer::Role(credentials) => format!("the instance's role {}", credentials.role),
+            AwsSigner::Variables { .. } => format!("the identity of {KEY_ID}"),
+            AwsSigner::Role(credentials) => format!("the instance's role {}", credentials.role),
         }
     }
 }
 
 impl Credentials {
-    fn key(&self) -> sigv4::Key<'_> {
-        sigv4::Key {
+    fn key(&self) -> sigv4::AccessKey<'_> {
+        sigv4::AccessKey {
             id: &self.access_key_id,
             secret: &self.secret_access_key,
         }
@@ -294,7 +294,7 @@ mod tests {
             SESSION_TOKEN => Some(String::new()),
             _ => None,
         };
-        let signer = Signer::find(set, nobody).unwrap();
+        let signer = AwsSigner::find(set, nobody).unwrap();
         assert_eq!((signer.key().id, signer.key().secret), ("AKID", "secret"));
         assert_eq!((signer.token(), signer.origin()), (None, KEY_ID));
         for (variables, why) in [
@@ -305,7 +305,10 @@ mod tests {
                 "AWS_SECRET_ACCESS_KEY has an invalid character",
             ),
         ] {
-            let error = Signer::find(variables, nobody).err().unwrap().to_string();
+            let error = AwsSigner::find(variables, nobody)
+                .err()
+                .unwrap()
+                .to_string();
             assert!(error.contains(why) && !error.contains("cret\""), "{error}");
         }
     }

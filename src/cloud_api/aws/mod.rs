@@ -16,6 +16,6 @@ mod peers;
 pub mod sigv4;
 pub mod xml;
 
-pub use client::{Failed, Identity, SignedClient, domain, is_name, parse_identity};
+pub use client::{Failed, InstanceIdentity, SignedClient, domain, is_name, parse_identity};
 pub use error::{is_of_credentials, parse_error};
-pub use peers::{Client, parse_aliases, parse_arn, parse_dns_name, parse_instances};
+pub use peers::{AwsClient, parse_aliases, parse_arn, parse_dns_name, parse_instances};

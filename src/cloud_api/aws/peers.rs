@@ -12,19 +12,19 @@
 
 use std::fmt;
 
-use super::client::{Call, SignedClient, is_name, name, query};
+use super::client::{ApiCall, SignedClient, is_name, name, query};
 use super::xml::{Node, child, children, document, text_at};
 use base::machines::{Error, Instance, Role};
 use cloud::http::{AWS, excerpt};
 use http::form;
 
-use crate::Metadata;
+use crate::CloudMetadata;
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::answer::parsed;
 use crate::pages;
-use crate::place::Place;
+use crate::place::Endpoints;
 use crate::range::Range;
 use crate::service::{Alias, Service, bcrypt_hash};
 
@@ -37,13 +37,13 @@ const EXISTING: [&str; 5] = ["pending", "running", "stopping", "stopped", "shutt
 /// The states of an instance that is a peer.
 const RUNNING: [&str; 1] = ["running"];
 /// A client of the services. A call sends one request for each page, and further ones if it needs a new token or new credentials.
-pub struct Client(SignedClient);
+pub struct AwsClient(SignedClient);
 
-impl Client {
+impl AwsClient {
     /// Makes a client of the services at these addresses: `[URL][,ec2=URL][,elb=URL][,tagging=URL]`. Sends no request.
-    pub fn new(place: Option<&str>) -> Result<Client, Error> {
-        Place::parse(place, AWS, &APIS, &[])?;
-        Ok(Client(SignedClient::new(place)?))
+    pub fn new(place: Option<&str>) -> Result<AwsClient, Error> {
+        Endpoints::parse(place, AWS, &APIS, &[])?;
+        Ok(AwsClient(SignedClient::new(place)?))
     }
 
     /// Returns the ID of the cluster by which its resources are tagged.
@@ -100,7 +100,7 @@ impl Client {
     }
 }
 
-impl Metadata for Client {
+impl CloudMetadata for AwsClient {
     fn own_instance(&self) -> Result<Instance, Error> {
         let identity = self.0.identity()?;
         let role = self.0.tag("constellation-role")?;
@@ -127,7 +127,7 @@ impl Metadata for Client {
             "TagFilters": [{"Key": "constellation-uid", "Values": [uid]}],
         })
         .to_string();
-        let call = Call {
+        let call = ApiCall {
             content_type: "application/x-amz-json-1.1",
             target: Some("ResourceGroupsTaggingAPI_20170126.GetResources"),
             ..query("tagging", "tag:GetResources", &wanted)
@@ -146,7 +146,7 @@ impl Metadata for Client {
     }
 }
 
-impl Service for Client {
+impl Service for AwsClient {
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
         self.all(&EXISTING, parse_aliases)
     }

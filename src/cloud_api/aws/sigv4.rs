@@ -8,7 +8,7 @@ use ring::{digest, hmac};
 use zeroize::Zeroizing;
 
 /// The access key that signs.
-pub struct Key<'a> {
+pub struct AccessKey<'a> {
     /// The ID of the access key.
     pub id: &'a str,
     /// The secret access key.
@@ -16,7 +16,7 @@ pub struct Key<'a> {
 }
 
 /// A request. It has no query: its parameters are in its body.
-pub struct Request<'a> {
+pub struct SignedRequest<'a> {
     /// The method.
     pub method: &'a str,
     /// The absolute path, encoded.
@@ -37,11 +37,11 @@ pub fn date(at: SystemTime) -> String {
 
 /// Returns the value of the field `Authorization`. `date` is that of [`date`].
 pub fn authorization(
-    key: &Key<'_>,
+    key: &AccessKey<'_>,
     region: &str,
     service: &str,
     date: &str,
-    request: &Request<'_>,
+    request: &SignedRequest<'_>,
 ) -> String {
     let day = date.split('T').next().unwrap_or_default();
     let scope = format!("{day}/{region}/{service}/aws4_request");
@@ -66,7 +66,7 @@ pub fn authorization(
 }
 
 /// Returns the canonical form of a request.
-fn canonical(request: &Request<'_>, signed: &str) -> String {
+fn canonical(request: &SignedRequest<'_>, signed: &str) -> String {
     let field = |(name, value): &(&str, &str)| {
         let words: Vec<_> = value.split(' ').filter(|word| !word.is_empty()).collect();
         format!("{name}:{}\n", words.join(" "))
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn the_published_test_suite_gives_its_signatures() {
         let at = UNIX_EPOCH + Duration::from_secs(1_440_938_160);
-        let key = Key {
+        let key = AccessKey {
             id: "AKIDEXAMPLE",
             secret: "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY",
         };
@@ -168,7 +168,7 @@ mod tests {
                 "85d96828115b5dc0cfc3bd16ad9e210dd772bbebba041836c64533a82be05ead",
             ),
         ] {
-            let request = Request {
+            let request = SignedRequest {
                 method,
                 path,
                 fields,

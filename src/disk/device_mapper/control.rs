@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 
 use super::error::Error;
 use sys::block;
-use sys::device_mapper::{Command, HEADER_LEN, command};
+use sys::device_mapper::{DmCommand, HEADER_LEN, command};
 
 // offsets of the fields of struct dm_ioctl
 const VERSION: Range<usize> = 0..12;
@@ -71,7 +71,7 @@ impl Control {
     /// Returns the UUID of the device `name`; `None` if the device does not exist.
     pub fn uuid(&self, name: &str) -> Result<Option<String>, Error> {
         let mut message = Message::new(name);
-        match self.run(Command::DevStatus, &mut message) {
+        match self.run(DmCommand::DevStatus, &mut message) {
             Ok(()) => Ok(Some(message.string(UUID))),
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
             Err(error) => Err(kernel(name, "report the status", error)),
@@ -83,7 +83,7 @@ impl Control {
     pub fn create(&self, name: &str, uuid: &str) -> Result<Device<'_>, Error> {
         let mut message = Message::new(name);
         message.set_string(UUID, uuid);
-        self.run(Command::DevCreate, &mut message)
+        self.run(DmCommand::DevCreate, &mut message)
             .map_err(|error| match error.raw_os_error() {
                 Some(libc::EBUSY) => Error::AlreadyActive(name.into()),
                 _ => kernel(name, "create the device", error),
@@ -102,7 +102,7 @@ impl Control {
         for attempt in 1.. {
             let mut message = Message::new(name);
             message.set_u32(EVENT_NR, UDEV_PRIMARY_SOURCE);
-            match self.run(Command::DevRemove, &mut message) {
+            match self.run(DmCommand::DevRemove, &mut message) {
                 Ok(()) => break,
                 Err(error) if error.raw_os_error() != Some(libc::EBUSY) => {
                     return Err(kernel(name, "remove the device", error));
@@ -118,7 +118,7 @@ impl Control {
         Ok(())
     }
 
-    fn run(&self, operation: Command, message: &mut Message) -> io::Result<()> {
+    fn run(&self, operation: DmCommand, message: &mut Message) -> io::Result<()> {
         command(&self.0, operation, &mut message.0)
     }
 }
@@ -143,14 +143,14 @@ impl Device<'_> {
     pub fn load_all(&self, target: &str, table: &[(u64, &[u8])]) -> io::Result<()> {
         let mut message = Message::with_table(&self.name, target, table);
         message.set_u32(FLAGS, DM_SECURE_DATA_FLAG);
-        self.control.run(Command::TableLoad, &mut message)
+        self.control.run(DmCommand::TableLoad, &mut message)
     }
 
     /// Removes a table that was loaded and not activated.
     pub fn clear(&self) -> Result<(), Error> {
         let mut message = Message::new(&self.name);
         self.control
-            .run(Command::TableClear, &mut message)
+            .run(DmCommand::TableClear, &mut message)
             .map_err(|error| kernel(&self.name, "remove a loaded table", error))
     }
 
@@ -167,7 +167,7 @@ impl Device<'_> {
         };
         message.set_u32(EVENT_NR, UDEV_PRIMARY_SOURCE | hidden);
         self.control
-            .run(Command::DevSuspend, &mut message)
+            .run(DmCommand::DevSuspend, &mut message)
             .map_err(|error| kernel(&self.name, "activate the device", error))?;
         self.make_node()
     }

@@ -15,7 +15,7 @@ use base64::prelude::BASE64_STANDARD;
 use ring::hmac;
 use serde_json::{Value, json};
 
-use super::error::{Error, Fault};
+use super::error::{Error, HeaderFault};
 use super::json::{bytes, only};
 use super::token;
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, disk_mac_key, with_clean_stack};
@@ -75,7 +75,7 @@ fn message(uuid: &str, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Vec<u8> {
 }
 
 /// Reads the token from the metadata. The error says what is wrong.
-pub(super) fn read(tokens: &Value) -> Result<Option<ClusterToken>, Fault> {
+pub(super) fn read(tokens: &Value) -> Result<Option<ClusterToken>, HeaderFault> {
     let Some((id, token)) = token::find(tokens, TYPE)? else {
         return Ok(None);
     };

@@ -14,7 +14,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A LUKS2 header that violates a rule for state disks.
-    NotOurs(Fault),
+    NotOurs(HeaderFault),
     /// No keyslot opened with this passphrase.
     WrongPassphrase {
         /// How many keyslots were tried.
@@ -34,7 +34,7 @@ pub enum Error {
 /// Which kind of rule a header violates. The text names the object, its value and the expected
 /// value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
+pub enum HeaderFault {
     /// It is not valid LUKS2, or a token is not what its type demands.
     Malformed(String),
     /// It is valid, but no state disk has this value.
@@ -43,17 +43,18 @@ pub enum Fault {
     Costly(String),
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for HeaderFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Fault::Malformed(why) | Fault::Foreign(why) | Fault::Costly(why)) = self;
+        let (HeaderFault::Malformed(why) | HeaderFault::Foreign(why) | HeaderFault::Costly(why)) =
+            self;
         f.write_str(why)
     }
 }
 
-impl From<String> for Fault {
+impl From<String> for HeaderFault {
     /// Parsers find what is malformed.
-    fn from(why: String) -> Fault {
-        Fault::Malformed(why)
+    fn from(why: String) -> HeaderFault {
+        HeaderFault::Malformed(why)
     }
 }
 
@@ -95,9 +96,9 @@ pub(super) fn io_error(doing: &'static str) -> impl FnOnce(io::Error) -> Error {
 /// Returns the fault `otherwise`, of this kind, unless `holds`.
 pub(super) fn ensure(
     holds: bool,
-    kind: fn(String) -> Fault,
+    kind: fn(String) -> HeaderFault,
     otherwise: impl FnOnce() -> String,
-) -> Result<(), Fault> {
+) -> Result<(), HeaderFault> {
     if holds {
         Ok(())
     } else {

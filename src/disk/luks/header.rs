@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use ring::digest;
 use serde_json::Value;
 
-use super::error::Fault;
+use super::error::HeaderFault;
 use super::json;
 use super::layout::BINARY_LEN;
 use base::crypto;
@@ -133,8 +133,8 @@ impl Binary {
     /// the checksum.
     ///
     /// The error says what is wrong with this copy.
-    pub fn parse(bytes: &[u8; BINARY_LEN], copy: Copy, at: u64) -> Result<Self, Fault> {
-        let wrong = |why: String| Err(Fault::Malformed(why));
+    pub fn parse(bytes: &[u8; BINARY_LEN], copy: Copy, at: u64) -> Result<Self, HeaderFault> {
+        let wrong = |why: String| Err(HeaderFault::Malformed(why));
         if !has_magic(bytes, copy) {
             return wrong("no LUKS magic".into());
         }

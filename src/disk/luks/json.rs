@@ -12,7 +12,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Map, Value};
 
-use super::error::Fault::{self, Foreign, Malformed};
+use super::error::HeaderFault::{self, Foreign, Malformed};
 use super::error::ensure;
 use super::layout::{AREA_ALIGN, BINARY_LEN};
 
@@ -28,7 +28,7 @@ const SECTOR: u64 = 512;
 /// to the end.
 ///
 /// The error says what is wrong with this copy.
-pub(super) fn parse(area: &[u8]) -> Result<Value, Fault> {
+pub(super) fn parse(area: &[u8]) -> Result<Value, HeaderFault> {
     let end = area
         .iter()
         .position(|b| *b == 0)
@@ -61,7 +61,7 @@ fn depth(value: &Value) -> usize {
 }
 
 /// Checks all rules. The error names the object that violates a rule.
-fn check(metadata: &Value, json_size: u64) -> Result<(), Fault> {
+fn check(metadata: &Value, json_size: u64) -> Result<(), HeaderFault> {
     let [keyslots, tokens, segments, digests] =
         ["keyslots", "tokens", "segments", "digests"].map(|name| section(metadata, name));
     let (keyslots, segments, digests) = (keyslots?, segments?, digests?);
@@ -108,7 +108,7 @@ fn check(metadata: &Value, json_size: u64) -> Result<(), Fault> {
     areas(metadata).map(drop)
 }
 
-fn check_segment(it: &str, segment: &Value) -> Result<(), Fault> {
+fn check_segment(it: &str, segment: &Value) -> Result<(), HeaderFault> {
     let kind = text(it, segment, "type")?;
     let offset = decimal(it, segment, "offset")?;
     let size = match text(it, segment, "size")? {
@@ -151,7 +151,7 @@ fn check_segment(it: &str, segment: &Value) -> Result<(), Fault> {
     Ok(())
 }
 
-fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), Fault> {
+fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), HeaderFault> {
     let kind = text(it, keyslot, "type")?;
     number(it, keyslot, "key_size")?;
     let area = format!("{it}: area");
@@ -192,7 +192,7 @@ fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), Fault> {
 }
 
 /// Checks the sizes of the two areas, and that the data starts behind them.
-fn check_config(metadata: &Value, json_size: u64) -> Result<(), Fault> {
+fn check_config(metadata: &Value, json_size: u64) -> Result<(), HeaderFault> {
     let config = &metadata["config"];
     ensure(config.is_object(), Malformed, || {
         "no object \"config\"".into()
@@ -230,7 +230,7 @@ fn check_config(metadata: &Value, json_size: u64) -> Result<(), Fault> {
 
 /// Returns the start and end in bytes of the area of each keyslot, in order. Each must lie within
 /// the keyslots area, and no two may overlap.
-pub(super) fn areas(metadata: &Value) -> Result<Vec<(u64, u64)>, Fault> {
+pub(super) fn areas(metadata: &Value) -> Result<Vec<(u64, u64)>, HeaderFault> {
     let (start, end) = keyslots_area(metadata);
     let mut areas: Vec<(u64, u64, &str)> = Vec::new();
     for (id, keyslot) in section(metadata, "keyslots")? {
@@ -268,7 +268,7 @@ pub(super) fn keyslots_area(metadata: &Value) -> (u64, u64) {
 }
 
 /// Returns the objects of a section by their ids.
-fn section<'a>(metadata: &'a Value, name: &str) -> Result<&'a Map<String, Value>, Fault> {
+fn section<'a>(metadata: &'a Value, name: &str) -> Result<&'a Map<String, Value>, HeaderFault> {
     let section = metadata[name]
         .as_object()
         .ok_or_else(|| format!("no object {name:?}"))?;
@@ -289,7 +289,7 @@ fn references(
     object: &Value,
     name: &str,
     section: &Map<String, Value>,
-) -> Result<(), Fault> {
+) -> Result<(), HeaderFault> {
     let unknown = texts(it, object, name)?
         .into_iter()
         .find(|id| !section.contains_key(*id));
@@ -302,7 +302,7 @@ fn references(
 }
 
 /// Checks that the object has no members except `known`.
-pub(super) fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), Fault> {
+pub(super) fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), HeaderFault> {
     let mut names = object.as_object().into_iter().flat_map(Map::keys);
     match names.find(|name| !known.contains(&name.as_str())) {
         None => Ok(()),
@@ -310,20 +310,24 @@ pub(super) fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), Fau
     }
 }
 
-pub(super) fn texts<'a>(it: &str, object: &'a Value, name: &str) -> Result<Vec<&'a str>, Fault> {
+pub(super) fn texts<'a>(
+    it: &str,
+    object: &'a Value,
+    name: &str,
+) -> Result<Vec<&'a str>, HeaderFault> {
     let texts = object[name]
         .as_array()
         .and_then(|items| items.iter().map(Value::as_str).collect());
     texts.ok_or_else(|| Malformed(format!("{it}: {name} is not a list of strings")))
 }
 
-pub(super) fn text<'a>(it: &str, object: &'a Value, name: &str) -> Result<&'a str, Fault> {
+pub(super) fn text<'a>(it: &str, object: &'a Value, name: &str) -> Result<&'a str, HeaderFault> {
     let text = object[name].as_str().filter(|text| !text.is_empty());
     text.ok_or_else(|| Malformed(format!("{it}: {name} is not a non-empty string")))
 }
 
 /// Returns a 64-bit number, which LUKS2 writes as a decimal string.
-pub(super) fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, Fault> {
+pub(super) fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, HeaderFault> {
     let text = text(it, object, name)?;
     let number = text.parse().ok().filter(|_| is_digits(text));
     Ok(number.ok_or_else(|| {
@@ -331,7 +335,7 @@ pub(super) fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, Fault
     })?)
 }
 
-pub(super) fn number(it: &str, object: &Value, name: &str) -> Result<u32, Fault> {
+pub(super) fn number(it: &str, object: &Value, name: &str) -> Result<u32, HeaderFault> {
     let number = object[name]
         .as_u64()
         .and_then(|number| number.try_into().ok());
@@ -340,7 +344,7 @@ pub(super) fn number(it: &str, object: &Value, name: &str) -> Result<u32, Fault>
 }
 
 /// Returns 32 bytes, which LUKS2 writes in standard base64: each salt, digest and MAC of a header.
-pub(super) fn bytes(it: &str, object: &Value, name: &str) -> Result<[u8; 32], Fault> {
+pub(super) fn bytes(it: &str, object: &Value, name: &str) -> Result<[u8; 32], HeaderFault> {
     let bytes = BASE64_STANDARD
         .decode(text(it, object, name)?)
         .map_err(|error| format!("{it}: {name} is not base64: {error}"))?;
@@ -349,7 +353,7 @@ pub(super) fn bytes(it: &str, object: &Value, name: &str) -> Result<[u8; 32], Fa
     bytes.map_err(|_| Foreign(format!("{it}: {name} has {length} bytes, expected 32")))
 }
 
-fn integer(it: &str, object: &Value, name: &str) -> Result<(), Fault> {
+fn integer(it: &str, object: &Value, name: &str) -> Result<(), HeaderFault> {
     let value = &object[name];
     ensure(value.is_i64() || value.is_u64(), Malformed, || {
         format!("{it}: {name} is {value}, expected an integer")

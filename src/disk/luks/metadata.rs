@@ -19,7 +19,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::cluster_token::{self, ClusterToken};
-use super::error::{Error, Fault, ensure};
+use super::error::{Error, HeaderFault, ensure};
 use super::header::{self, Header};
 use super::json::{areas, bytes, decimal, keyslots_area, number, only, texts};
 use super::layout::{
@@ -27,8 +27,8 @@ use super::layout::{
 };
 use super::peers::{self, Peers};
 use super::token;
-use Fault::{Costly, Foreign, Malformed};
 use Fixed::{Number, Text};
+use HeaderFault::{Costly, Foreign, Malformed};
 
 /// Cipher of the data and of the keyslot areas.
 const CIPHER: &str = "aes-xts-plain64";
@@ -155,7 +155,7 @@ impl Header {
 
     /// Returns the addresses of the cluster's join services; `None` if the header has none. The
     /// error says what is wrong with the token.
-    pub fn peers(&self) -> Result<Option<Peers>, Fault> {
+    pub fn peers(&self) -> Result<Option<Peers>, HeaderFault> {
         peers::read(&self.metadata["tokens"])
     }
 
@@ -273,7 +273,7 @@ fn check_members(
     object: &Value,
     fixed: &[(&str, Fixed)],
     others: &[&str],
-) -> Result<(), Fault> {
+) -> Result<(), HeaderFault> {
     for (name, expected) in fixed {
         let got = &object[name];
         let (is_equal, expected) = match expected {
@@ -301,7 +301,7 @@ fn equal(
     field: &str,
     got: &dyn fmt::Debug,
     expected: &dyn fmt::Debug,
-) -> Result<(), Fault> {
+) -> Result<(), HeaderFault> {
     let (got, expected) = (format!("{got:?}"), format!("{expected:?}"));
     ensure(got == expected, Foreign, || {
         format!("{what}: {field} is {got}, expected {expected}")
@@ -312,10 +312,10 @@ fn equal(
 fn within(
     what: &str,
     field: &str,
-    kind: fn(String) -> Fault,
+    kind: fn(String) -> HeaderFault,
     got: u32,
     range: RangeInclusive<u32>,
-) -> Result<(), Fault> {
+) -> Result<(), HeaderFault> {
     ensure(range.contains(&got), kind, || {
         let (least, most) = (range.start(), range.end());
         format!("{what}: {field} is {got}, expected {least} to {most}")
@@ -323,7 +323,7 @@ fn within(
 }
 
 /// Checks the binary header, and that the metadata ask for nothing that we do not know.
-fn check_header(header: &Header) -> Result<(), Fault> {
+fn check_header(header: &Header) -> Result<(), HeaderFault> {
     let uuid = header.uuid();
     ensure(header::is_uuid(&uuid), Malformed, || {
         format!("its UUID {uuid:?} is not a UUID")
@@ -359,7 +359,7 @@ fn check_header(header: &Header) -> Result<(), Fault> {
     )
 }
 
-fn none(name: &str, list: &Value, advice: &str) -> Result<(), Fault> {
+fn none(name: &str, list: &Value, advice: &str) -> Result<(), HeaderFault> {
     ensure(is_empty(list), Foreign, || {
         format!("config: the {name} are {list}, expected none: {advice}")
     })
@@ -369,7 +369,11 @@ fn is_empty(list: &Value) -> bool {
     list.as_array().is_none_or(Vec::is_empty)
 }
 
-fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, Fault> {
+fn check(
+    header: &Header,
+    integrity: Integrity,
+    least_keyslots: usize,
+) -> Result<Metadata, HeaderFault> {
     check_header(header)?;
     let (areas_start, areas_end) = keyslots_area(&header.metadata);
     let has_integrity = check_segment(&header.metadata["segments"], integrity)?;
@@ -414,7 +418,7 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
 }
 
 /// Returns whether the data is authenticated.
-fn check_segment(segments: &Value, integrity: Integrity) -> Result<bool, Fault> {
+fn check_segment(segments: &Value, integrity: Integrity) -> Result<bool, HeaderFault> {
     let segments = objects("segment", segments)?;
     let ids: Vec<u32> = segments.iter().map(|(id, _)| *id).collect();
     equal("segments", "the list of ids", &ids, &[0])?;
@@ -475,7 +479,7 @@ fn check_keyslots(
     keyslots: &Value,
     bound: &[&str],
     key_size: usize,
-) -> Result<BTreeMap<u32, Keyslot>, Fault> {
+) -> Result<BTreeMap<u32, Keyslot>, HeaderFault> {
     let mut own = keyslots.clone();
     if let Some(all) = own.as_object_mut() {
         ensure(all.len() <= MAX_OBJECTS, Costly, || {
@@ -503,7 +507,7 @@ fn check_keyslots(
     Ok(keyslots)
 }
 
-fn read_keyslot(it: &str, keyslot: &Value, key_size: usize) -> Result<Keyslot, Fault> {
+fn read_keyslot(it: &str, keyslot: &Value, key_size: usize) -> Result<Keyslot, HeaderFault> {
     let fixed = [
         ("type", Text("luks2")),
         ("key_size", Number(key_size as u64)),
@@ -558,7 +562,7 @@ fn read_keyslot(it: &str, keyslot: &Value, key_size: usize) -> Result<Keyslot, F
 
 /// Returns the digest of the volume key, its number, and the keyslots of this key. Other digests belong to
 /// unbound keyslots.
-fn check_digest(digests: &Value) -> Result<(u32, Digest, Vec<&str>), Fault> {
+fn check_digest(digests: &Value) -> Result<(u32, Digest, Vec<&str>), HeaderFault> {
     let mut of_data = objects("digest", digests)?;
     of_data.retain(|(_, digest)| !is_empty(&digest["segments"]));
     let [(id, digest)] = of_data[..] else {
@@ -580,7 +584,7 @@ fn check_digest(digests: &Value) -> Result<(u32, Digest, Vec<&str>), Fault> {
 }
 
 /// Checks the tokens. Other tokens are free-form, but token 0 must be that of a state disk.
-fn check_tokens(tokens: &Value) -> Result<(), Fault> {
+fn check_tokens(tokens: &Value) -> Result<(), HeaderFault> {
     if let Some((_, token)) = objects("token", tokens)?
         .iter()
         .find(|(id, _)| *id == TOKEN)
@@ -597,7 +601,7 @@ fn check_tokens(tokens: &Value) -> Result<(), Fault> {
 }
 
 /// Returns the objects of a section with their numbers; `what` is the name of one object.
-fn objects<'a>(what: &str, section: &'a Value) -> Result<Vec<(u32, &'a Value)>, Fault> {
+fn objects<'a>(what: &str, section: &'a Value) -> Result<Vec<(u32, &'a Value)>, HeaderFault> {
     let section = section
         .as_object()
         .ok_or(format!("{what}s is not an object"))?;

@@ -49,7 +49,7 @@ mod write;
 
 pub use cluster_token::ClusterToken;
 pub use device::Device;
-pub use error::{Error, Fault};
+pub use error::{Error, HeaderFault};
 pub use header::Header;
 pub use layout::{DATA_OFFSET, MIN_DEVICE_SIZE, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN};
 pub use metadata::{DiskState, Geometry, Integrity, SECTOR_SIZE};

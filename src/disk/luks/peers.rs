@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::error::Fault::{self, Malformed};
+use super::error::HeaderFault::{self, Malformed};
 use super::error::ensure;
 use super::json::{text, texts};
 use super::token;
@@ -41,7 +41,7 @@ impl Peers {
 }
 
 /// Reads the token from the metadata. The error says what is wrong.
-pub(super) fn read(tokens: &Value) -> Result<Option<Peers>, Fault> {
+pub(super) fn read(tokens: &Value) -> Result<Option<Peers>, HeaderFault> {
     let Some((id, token)) = token::find(tokens, PEERS_TYPE)? else {
         return Ok(None);
     };

@@ -8,7 +8,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::device::read_at;
-use super::error::{Error, Fault, io_error};
+use super::error::{Error, HeaderFault, io_error};
 use super::header::{Binary, Copy, Header, checksum_holds, has_magic, secondary_offsets};
 use super::json;
 use super::layout::{BINARY_LEN, DATA_OFFSET, FIRST_AREA, MARKER, MARKER_OFFSET, UNFINISHED_AREAS};
@@ -99,9 +99,9 @@ enum Found {
     /// No LUKS magic.
     Absent,
     /// The magic is present, or cannot be read; the text says what is wrong with the rest.
-    Damaged(Fault),
+    Damaged(HeaderFault),
     /// The checksum is correct, but the metadata is invalid; the text gives the reason.
-    Invalid(Binary, Fault),
+    Invalid(Binary, HeaderFault),
     Whole(Binary, Value),
 }
 
@@ -137,7 +137,9 @@ impl fmt::Display for Found {
 fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> Found {
     let read = try_copy(dev, size, copy, at);
     read.unwrap_or_else(|error| {
-        Found::Damaged(Fault::Malformed(format!("it cannot be read: {error}")))
+        Found::Damaged(HeaderFault::Malformed(format!(
+            "it cannot be read: {error}"
+        )))
     })
 }
 
@@ -155,7 +157,7 @@ fn try_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io:
         Err(why) => return Ok(Found::Damaged(why)),
     };
     if size < at + binary.hdr_size {
-        return Ok(Found::Damaged(Fault::Malformed(format!(
+        return Ok(Found::Damaged(HeaderFault::Malformed(format!(
             "its {} bytes extend beyond the end of the device",
             binary.hdr_size
         ))));
@@ -164,7 +166,7 @@ fn try_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io:
     let mut whole = vec![0; binary.hdr_size as usize];
     read_at(dev, at, &mut whole)?;
     if !checksum_holds(&whole) || whole[..BINARY_LEN] != bytes {
-        return Ok(Found::Damaged(Fault::Malformed(
+        return Ok(Found::Damaged(HeaderFault::Malformed(
             "its checksum is wrong".into(),
         )));
     }

@@ -640,7 +640,7 @@ fn the_bound_of_a_try_is_the_promised_one() {
     with_iterations(16).unwrap();
     let refused = with_iterations(17);
     assert!(
-        matches!(refused, Err(Error::NotOurs(Fault::Costly(_)))),
+        matches!(refused, Err(Error::NotOurs(HeaderFault::Costly(_)))),
         "{refused:?}"
     );
 }

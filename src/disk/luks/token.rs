@@ -3,13 +3,16 @@
 
 use serde_json::Value;
 
-use super::error::{Error, Fault};
+use super::error::{Error, HeaderFault};
 
 /// LUKS2_TOKENS_MAX of libcryptsetup.
 pub const MAX_TOKENS: u32 = 32;
 
 /// Finds the token of this type, and its number. The error says what is wrong.
-pub fn find<'a>(tokens: &'a Value, kind: &str) -> Result<Option<(&'a str, &'a Value)>, Fault> {
+pub fn find<'a>(
+    tokens: &'a Value,
+    kind: &str,
+) -> Result<Option<(&'a str, &'a Value)>, HeaderFault> {
     let mut ours = tokens
         .as_object()
         .into_iter()

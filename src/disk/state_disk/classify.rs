@@ -12,7 +12,7 @@ use crate::luks::{DATA_OFFSET, DiskState, Header, Integrity, Probe, probe};
 use sys::block;
 
 /// The kind of a disk.
-pub enum Disk {
+pub enum DiskKind {
     /// A disk to be formatted, and the reason.
     New(&'static str),
     /// A disk whose format by Constellation was interrupted before it got its token: to be marked,
@@ -27,9 +27,9 @@ const MIN_SIZE: u64 = DATA_OFFSET + (1 << 20) + filesystem::MIN_SIZE;
 
 /// Classifies the disk that is open as `device`; `path` appears in errors. Refuses a disk on which no boot
 /// can succeed before it is written, and before the node asks for its key.
-pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
+pub fn classify(device: &mut File, path: &Path) -> Result<DiskKind, Error> {
     let disk = classify_content(device, path)?;
-    let is_new = !matches!(disk, Disk::Initialized(_));
+    let is_new = !matches!(disk, DiskKind::Initialized(_));
     let why = match is_new && block::size(device).is_ok_and(|size| size < MIN_SIZE) {
         _ if block::is_read_only(device) => "the disk is read-only: attach it for writing",
         true => "the disk is smaller than 49 MiB, the minimum of a state disk: attach a larger one",
@@ -38,15 +38,15 @@ pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
     Err(Error::Io("using", path.into(), io::Error::other(why)))
 }
 
-fn classify_content(device: &mut File, path: &Path) -> Result<Disk, Error> {
+fn classify_content(device: &mut File, path: &Path) -> Result<DiskKind, Error> {
     match probe(device).map_err(|error| Error::Luks(path.into(), error))? {
-        Probe::Blank => Ok(Disk::New("blank")),
-        Probe::Unfinished => Ok(Disk::New("an earlier format was interrupted")),
+        Probe::Blank => Ok(DiskKind::New("blank")),
+        Probe::Unfinished => Ok(DiskKind::New("an earlier format was interrupted")),
         Probe::Unknown(what) => Err(Error::Foreign(path.into(), what)),
         // the power failed while Constellation formatted the disk: no key opens it, so no data can
         // be lost
         Probe::Luks(header) if header.is_keyless() => {
-            Ok(Disk::New("formatted before, but without a keyslot"))
+            Ok(DiskKind::New("formatted before, but without a keyslot"))
         }
         Probe::Luks(header) => {
             header
@@ -63,11 +63,11 @@ fn classify_content(device: &mut File, path: &Path) -> Result<Disk, Error> {
                             path.display()
                         );
                     }
-                    Ok(Disk::Initialized(Box::new(header)))
+                    Ok(DiskKind::Initialized(Box::new(header)))
                 }
-                DiskState::Uninitialized => {
-                    Ok(Disk::New("formatted before, but never part of a cluster"))
-                }
+                DiskState::Uninitialized => Ok(DiskKind::New(
+                    "formatted before, but never part of a cluster",
+                )),
                 DiskState::Unmarked => unmarked(device, path, header),
             }
         }
@@ -78,7 +78,7 @@ fn classify_content(device: &mut File, path: &Path) -> Result<Disk, Error> {
 /// that was interrupted while it wiped the disk, or a volume of Constellation's storage driver,
 /// which is made in the same way and never gets a token. Neither key is known here, so the decision
 /// depends on what was written to the disk.
-fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<Disk, Error> {
+fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<DiskKind, Error> {
     if !header.is_unmarked_format() {
         return Err(Error::Unmarked(
             path.into(),
@@ -86,7 +86,7 @@ fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<Disk, Erro
         ));
     }
     match may_hold_data(device, DATA_OFFSET) {
-        Ok(None) => Ok(Disk::Interrupted(Box::new(header))),
+        Ok(None) => Ok(DiskKind::Interrupted(Box::new(header))),
         Ok(Some(why)) => Err(Error::Unmarked(path.into(), why)),
         Err(error) => Err(Error::Io("reading", path.into(), error)),
     }
@@ -108,7 +108,7 @@ mod tests {
             let mut file = tempfile::tempfile().unwrap();
             file.set_len(mib << 20).unwrap();
             match (classify(&mut file, Path::new("/dev/x")), fits) {
-                (Ok(Disk::New("blank")), true) => {}
+                (Ok(DiskKind::New("blank")), true) => {}
                 (Err(why), false) => {
                     let expected = "using /dev/x: the disk is smaller than 49 MiB";
                     assert!(why.to_string().starts_with(expected), "{why}");

@@ -34,7 +34,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use base::child_process::{self, Cause};
+use base::child_process::{self, ChildFailure};
 use base::stop::Stop;
 use sys::block::{self, PageBuffer};
 use sys::mount as sys_mount;
@@ -136,7 +136,7 @@ fn run_mke2fs(mke2fs: &Path, image: File, size: u64, stop: &Stop) -> Result<(), 
     let run = child_process::run(&mut command, image.into(), MKE2FS_LIMIT, stop, &mut tell);
     run.map_err(|error| {
         let hint = match error.cause {
-            Cause::Start(_) => "; check that the image contains e2fsprogs",
+            ChildFailure::Start(_) => "; check that the image contains e2fsprogs",
             _ => "",
         };
         Error(format!("cannot make a file system: {error}{hint}"))

@@ -14,7 +14,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use classify::{Disk, classify};
+pub use classify::{DiskKind, classify};
 pub use node_state::NodeState;
 
 use crate::{device_mapper, luks};

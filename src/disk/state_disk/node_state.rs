@@ -62,11 +62,11 @@ impl std::error::Error for Error {}
 
 /// The fault in the content of the file, as a clause.
 #[derive(Debug)]
-pub struct Malformed(pub String);
+pub struct MalformedState(pub String);
 
-impl From<String> for Malformed {
-    fn from(why: String) -> Malformed {
-        Malformed(why)
+impl From<String> for MalformedState {
+    fn from(why: String) -> MalformedState {
+        MalformedState(why)
     }
 }
 
@@ -100,7 +100,7 @@ impl NodeState {
     }
 
     /// Parses the content of the node state file.
-    pub fn parse(text: &str) -> Result<NodeState, Malformed> {
+    pub fn parse(text: &str) -> Result<NodeState, MalformedState> {
         let json: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let salt = STANDARD
             .decode(&json.measurement_salt)

@@ -1,13 +1,13 @@
 //! The certificate of the key that signs reports, with AMD's extensions (57230 §3): product,
 //! versions, chip, cloud.
 
-use base::der::{BIT_STRING, INTEGER, Reader, SEQUENCE};
+use base::der::{BIT_STRING, DerReader, INTEGER, SEQUENCE};
 use base::text;
 use base::x509;
 use base::x509::{Extension, extensions};
 use ring::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
 
-use super::report::{Report, Signer};
+use super::report::{Report, ReportSigner};
 use super::tcb::{Product, Tcb};
 use crate::refusal::{Kind, Refusal};
 
@@ -28,7 +28,7 @@ const MAX_CSP: usize = 128;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChipCertificate {
     /// The kind of key that it certifies, by the name of its subject.
-    pub signer: Signer,
+    pub signer: ReportSigner,
     /// The product, from the extension.
     pub product: Product,
     /// The versions for which the key was derived.
@@ -74,8 +74,8 @@ impl ChipCertificate {
         let all = extensions(der).map_err(|_| "its extensions cannot be read")?;
         let extensions = Extensions::parse(&all)?;
         let signer = match fields.common_name() {
-            Some("SEV-VCEK") => Signer::Vcek,
-            Some("SEV-VLEK") => Signer::Vlek,
+            Some("SEV-VCEK") => ReportSigner::Vcek,
+            Some("SEV-VLEK") => ReportSigner::Vlek,
             _ => return Err("its subject is neither SEV-VCEK nor SEV-VLEK".into()),
         };
         ChipCertificate {
@@ -99,13 +99,13 @@ impl ChipCertificate {
             Product::Turin => 8,
         };
         match (self.signer, &self.chip, &self.csp) {
-            (Signer::Vcek, Some(chip), None) if chip.len() == len => Ok(self),
-            (Signer::Vlek, None, Some(_)) => Ok(self),
-            (Signer::Vcek, ..) => Err(Wrong(format!(
+            (ReportSigner::Vcek, Some(chip), None) if chip.len() == len => Ok(self),
+            (ReportSigner::Vlek, None, Some(_)) => Ok(self),
+            (ReportSigner::Vcek, ..) => Err(Wrong(format!(
                 "a VCEK of a {} must name a chip of {len} bytes and no cloud",
                 self.product
             ))),
-            (Signer::Vlek, ..) => Err("a VLEK must name a cloud and no chip".into()),
+            (ReportSigner::Vlek, ..) => Err("a VLEK must name a cloud and no chip".into()),
         }
     }
 
@@ -195,7 +195,7 @@ impl Extensions {
 
 /// Returns the point of a SubjectPublicKeyInfo.
 fn point(key: &[u8]) -> Option<[u8; POINT]> {
-    let mut key = Reader::new(Reader::new(key).expect(SEQUENCE).ok()?);
+    let mut key = DerReader::new(DerReader::new(key).expect(SEQUENCE).ok()?);
     let algorithm = key.expect(SEQUENCE).ok()?;
     let bits = key.expect(BIT_STRING).ok()?;
     // the first byte is the number of unused bits
@@ -203,7 +203,7 @@ fn point(key: &[u8]) -> Option<[u8; POINT]> {
 }
 
 fn ia5(value: &[u8]) -> Option<String> {
-    let text = Reader::new(value).expect(IA5_STRING).ok()?;
+    let text = DerReader::new(value).expect(IA5_STRING).ok()?;
     let is_plain = text
         .iter()
         .all(|byte| *byte == b' ' || byte.is_ascii_graphic());
@@ -213,7 +213,7 @@ fn ia5(value: &[u8]) -> Option<String> {
 
 /// Returns an INTEGER of one byte; from 128 on it has a leading zero.
 fn integer(value: &[u8]) -> Option<u8> {
-    match Reader::new(value).expect(INTEGER).ok()? {
+    match DerReader::new(value).expect(INTEGER).ok()? {
         [value @ 0..128] => Some(*value),
         [0, value @ 128..=255] => Some(*value),
         _ => None,

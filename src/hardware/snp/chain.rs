@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use base::der::{BIT_STRING, Reader, SEQUENCE};
+use base::der::{BIT_STRING, DerReader, SEQUENCE};
 use base::text;
 use roots::chain::{authorities_certify, in_words};
 use rustls_pki_types::{
@@ -13,7 +13,7 @@ use webpki::ring::RSA_PSS_2048_8192_SHA384_LEGACY_KEY;
 use webpki::{CertRevocationList, EndEntityCert, KeyUsage};
 
 use super::certificate::ChipCertificate;
-use super::report::Signer;
+use super::report::ReportSigner;
 use super::tcb::Product;
 use crate::Unavailable;
 use crate::list::List;
@@ -63,7 +63,7 @@ pub struct Fetched {
 }
 
 /// Returns AMD's CA certificate between the root of a product and this key; it is built in.
-pub fn authority(product: Product, signer: Signer) -> Option<&'static [u8]> {
+pub fn authority(product: Product, signer: ReportSigner) -> Option<&'static [u8]> {
     let root = match product {
         Product::Milan => &roots::AMD_MILAN,
         Product::Genoa => &roots::AMD_GENOA,
@@ -75,17 +75,17 @@ pub fn authority(product: Product, signer: Signer) -> Option<&'static [u8]> {
 }
 
 /// Returns the common name of the CA that certifies a key.
-fn authority_name(product: Product, signer: Signer) -> String {
+fn authority_name(product: Product, signer: ReportSigner) -> String {
     match signer {
-        Signer::Vcek => format!("SEV-{product}"),
-        Signer::Vlek => format!("SEV-VLEK-{product}"),
+        ReportSigner::Vcek => format!("SEV-{product}"),
+        ReportSigner::Vlek => format!("SEV-VLEK-{product}"),
     }
 }
 
 impl Chain<'_> {
     /// Returns the certificate of the key that signs reports if it leads to the root and is valid
     /// at this time.
-    pub fn verify(&self, signer: Signer, now: UnixTime) -> Result<ChipCertificate, Refusal> {
+    pub fn verify(&self, signer: ReportSigner, now: UnixTime) -> Result<ChipCertificate, Refusal> {
         let certificate = ChipCertificate::parse(self.leaf)?;
         if certificate.signer != signer {
             return Err(Kind::Binding.because(format!(
@@ -198,7 +198,7 @@ fn read_list<'a>(
 /// Returns whether a key signed a list; `None` if the key cannot be read. `key` is the content of a
 /// SubjectPublicKeyInfo.
 fn is_signed_by(list: &List<'_>, key: &[u8]) -> Option<bool> {
-    let mut key = Reader::new(key);
+    let mut key = DerReader::new(key);
     let of_key = key.expect(SEQUENCE).ok()?;
     let key = key.expect(BIT_STRING).ok()?.strip_prefix(&[0])?;
     let verifies = |algorithm: &&dyn SignatureVerificationAlgorithm| {

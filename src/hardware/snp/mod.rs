@@ -21,7 +21,7 @@ use crate::PlatformClaims;
 use crate::refusal::{Kind, Refusal};
 use certificate::ChipCertificate;
 use chain::Chain;
-use report::{Report, Signer};
+use report::{Report, ReportSigner};
 use requirements::SnpRequirements;
 use tcb::Product;
 
@@ -114,8 +114,8 @@ fn claims(
     minimum: tcb::Tcb,
 ) -> PlatformClaims {
     let (authority, signer) = match certificate.signer {
-        Signer::Vcek => (format!("SEV-{product}"), "SEV-VCEK"),
-        Signer::Vlek => (format!("SEV-VLEK-{product}"), "SEV-VLEK"),
+        ReportSigner::Vcek => (format!("SEV-{product}"), "SEV-VCEK"),
+        ReportSigner::Vlek => (format!("SEV-VLEK-{product}"), "SEV-VLEK"),
     };
     let mut properties = vec![
         ("MEASUREMENT", crate::hex(&report.measurement)),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::tcb::{Cpuid, Product, Tcb, Tcbs};
 use crate::refusal::{Kind, Refusal};
-pub use tee::snp::{LEN, Signer};
+pub use tee::snp::{LEN, ReportSigner};
 
 /// The bytes that the chip signs.
 const SIGNED: std::ops::Range<usize> = 0..0x2a0;
@@ -181,8 +181,9 @@ impl Report {
     }
 
     /// Returns the kind of key that signed the report.
-    pub fn signer(&self) -> Result<Signer, Refusal> {
-        Signer::of(self.signer_info).map_err(|error| Kind::Signature.because(error.to_string()))
+    pub fn signer(&self) -> Result<ReportSigner, Refusal> {
+        ReportSigner::of(self.signer_info)
+            .map_err(|error| Kind::Signature.because(error.to_string()))
     }
 
     /// Returns whether a key certified the ID key.

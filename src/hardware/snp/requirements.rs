@@ -67,13 +67,13 @@ pub struct SnpRequirements {
     /// What happens without AMD's list of revoked certificates. The caller applies this, because it
     /// may have the list.
     #[serde(skip_serializing_if = "is_default")]
-    pub revocation_list: RevocationList,
+    pub revocation_list: RevocationCheck,
 }
 
 /// What happens if AMD's list of revoked certificates is missing or not valid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum RevocationList {
+pub enum RevocationCheck {
     /// The policy does not say it: like [`Required`](Self::Required) in a program that can fetch
     /// the list, else like [`Optional`](Self::Optional).
     #[default]

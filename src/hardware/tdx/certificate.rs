@@ -1,11 +1,11 @@
 //! The fields of Intel's certificates that a verifier reads, in addition to verifying their chain
 //! (Intel SGX PCK Certificate and Certificate Revocation List Profile Specification).
 
-use base::der::{INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET};
+use base::der::{DerReader, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, SEQUENCE, SET};
 use base::text;
 use base::x509::{self, DIGITAL_SIGNATURE, KEY_CERT_SIGN};
 
-use super::tcb::Platform;
+use super::tcb::PckPlatform;
 use crate::refusal::{Kind, Refusal};
 
 /// commonName, 2.5.4.3, and organizationName, 2.5.4.10.
@@ -84,10 +84,10 @@ impl<'a> Certificate<'a> {
     /// Returns the text of an attribute that the subject has exactly once.
     fn attribute(&self, oid: &[u8]) -> Option<&'a [u8]> {
         let mut found = None;
-        let mut sets = Reader::new(self.subject);
+        let mut sets = DerReader::new(self.subject);
         while !sets.is_empty() {
             let set = sets.expect(SET).ok()?;
-            let mut attribute = Reader::new(Reader::new(set).expect(SEQUENCE).ok()?);
+            let mut attribute = DerReader::new(DerReader::new(set).expect(SEQUENCE).ok()?);
             if attribute.expect(OBJECT_IDENTIFIER).ok()? == oid {
                 let (_, text) = attribute.read().ok()?;
                 if found.replace(text).is_some() {
@@ -99,8 +99,8 @@ impl<'a> Certificate<'a> {
     }
 
     /// Returns the platform in a PCK certificate.
-    pub fn platform(&self) -> Option<Platform> {
-        let entries = Reader::new(self.fields.extension(SGX)?)
+    pub fn platform(&self) -> Option<PckPlatform> {
+        let entries = DerReader::new(self.fields.extension(SGX)?)
             .expect(SEQUENCE)
             .ok()?;
         let octets = |arc| entry(entries, &[arc], OCTET_STRING);
@@ -110,7 +110,7 @@ impl<'a> Certificate<'a> {
         for (arc, component) in (1..).zip(&mut cpu_svn) {
             *component = svn(arc)?.try_into().ok()?;
         }
-        Some(Platform {
+        Some(PckPlatform {
             cpu_svn,
             pce_svn: svn(17)?,
             ppid: octets(1)?.try_into().ok()?,
@@ -125,9 +125,9 @@ impl<'a> Certificate<'a> {
 /// Returns the content of the value with these arcs below [`SGX`] in a SEQUENCE OF SEQUENCE {
 /// OBJECT IDENTIFIER, value }.
 fn entry<'a>(entries: &'a [u8], arcs: &[u8], tag: u8) -> Option<&'a [u8]> {
-    let mut entries = Reader::new(entries);
+    let mut entries = DerReader::new(entries);
     while !entries.is_empty() {
-        let mut entry = Reader::new(entries.expect(SEQUENCE).ok()?);
+        let mut entry = DerReader::new(entries.expect(SEQUENCE).ok()?);
         let oid = entry.expect(OBJECT_IDENTIFIER).ok()?;
         if oid.strip_prefix(SGX) == Some(arcs) {
             return entry.expect(tag).ok();

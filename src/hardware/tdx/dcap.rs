@@ -19,14 +19,14 @@ use roots::chain;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
 use serde::Deserialize;
-pub use tee::collateral::{Collateral, Hex};
+pub use tee::collateral::{Hex, TdxCollateral};
 use webpki::{
     CertRevocationList, EndEntityCert, ExpirationPolicy, KeyUsage, RevocationOptionsBuilder,
 };
 
 use super::certificate::{Certificate, Role};
-use super::quote::{Body, Enclave, Quote};
-use super::tcb::{Identity, Judged, Platform, TcbInfo, TcbStatus, merged};
+use super::quote::{Body, Enclave, TdxQuote};
+use super::tcb::{Identity, Judged, PckPlatform, TcbInfo, TcbStatus, merged};
 use crate::list::List;
 use crate::refusal::{Kind, Refusal};
 
@@ -46,20 +46,20 @@ const MAX_PART: usize = 256 << 10;
 /// so the verdict on one quote cannot be used for another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verified<'q> {
-    quote: Quote<'q>,
+    quote: TdxQuote<'q>,
     root: &'static str,
     status: TcbStatus,
     advisories: Vec<String>,
     lacks: Vec<String>,
     evaluation: u32,
-    platform: Platform,
+    platform: PckPlatform,
     collateral_issued: u64,
     collateral_age: Duration,
 }
 
 impl<'q> Verified<'q> {
     /// Returns the quote.
-    pub fn quote(&self) -> &Quote<'q> {
+    pub fn quote(&self) -> &TdxQuote<'q> {
         &self.quote
     }
 
@@ -90,7 +90,7 @@ impl<'q> Verified<'q> {
     }
 
     /// Returns the platform.
-    pub fn platform(&self) -> &Platform {
+    pub fn platform(&self) -> &PckPlatform {
         &self.platform
     }
 
@@ -145,7 +145,7 @@ impl Verifier {
     /// needs no collateral, so it does not detect revoked or outdated platforms. A program that
     /// fetches collateral for a stranger's quote calls this first: anybody can write a quote that
     /// names a platform, but only platforms can sign one.
-    pub fn signed_platform(&self, quote: &Quote<'_>, now: u64) -> Result<Platform, Refusal> {
+    pub fn signed_platform(&self, quote: &TdxQuote<'_>, now: u64) -> Result<PckPlatform, Refusal> {
         let (key, platform) = self.chain(None, now).pck(quote.pck_chain)?;
         check_signatures(quote, &key)?;
         Ok(platform)
@@ -164,8 +164,8 @@ impl Verifier {
     /// and the content of the quote.
     pub fn verify<'q>(
         &self,
-        quote: Quote<'q>,
-        collateral: &Collateral,
+        quote: TdxQuote<'q>,
+        collateral: &TdxCollateral,
         now: u64,
     ) -> Result<Verified<'q>, Refusal> {
         let lists = Lists::parse(collateral, now)?;
@@ -237,7 +237,7 @@ impl Verifier {
 
 /// Checks that the platform's key signed the report of the quoting enclave, that this report names
 /// the attestation key, and that the attestation key signed the quote.
-fn check_signatures(quote: &Quote<'_>, key: &[u8]) -> Result<(), Refusal> {
+fn check_signatures(quote: &TdxQuote<'_>, key: &[u8]) -> Result<(), Refusal> {
     if !verify(key, quote.qe_report, quote.qe_signature) {
         let text = "the report of the quoting enclave is not signed by the platform's key";
         return Err(Kind::Signature.because(text));
@@ -281,13 +281,13 @@ pub(super) fn in_brackets(advisories: &[String]) -> String {
 
 /// Returns the platform in a quote: a program that fetches collateral needs its FMSPC. Nothing in
 /// the quote is verified.
-pub fn named_platform(quote: &Quote<'_>) -> Result<Platform, Refusal> {
+pub fn named_platform(quote: &TdxQuote<'_>) -> Result<PckPlatform, Refusal> {
     let chain = certificates("PCK", quote.pck_chain)?;
     platform(&chain[0])
 }
 
 /// Returns the platform in a PCK certificate.
-fn platform(pck: &[u8]) -> Result<Platform, Refusal> {
+fn platform(pck: &[u8]) -> Result<PckPlatform, Refusal> {
     let platform = Certificate::parse(pck).and_then(|pck| pck.platform());
     let unnamed = "the PCK certificate does not name its platform";
     platform.ok_or_else(|| Kind::Malformed.because(unnamed))
@@ -295,7 +295,7 @@ fn platform(pck: &[u8]) -> Result<Platform, Refusal> {
 
 /// Returns the level at the start of the machine, and the present level if the module was updated
 /// since.
-fn levels(info: &TcbInfo, platform: &Platform, body: &Body) -> Result<Vec<Judged>, Refusal> {
+fn levels(info: &TcbInfo, platform: &PckPlatform, body: &Body) -> Result<Vec<Judged>, Refusal> {
     info.check_platform(platform)?;
     info.check_module(body)?;
     let svns = [
@@ -319,7 +319,7 @@ struct Lists<'a> {
 impl<'a> Lists<'a> {
     /// Reads the lists, and checks that their validity has begun. The library checks their expiry
     /// and signatures.
-    fn parse(collateral: &'a Collateral, now: u64) -> Result<Lists<'a>, Refusal> {
+    fn parse(collateral: &'a TdxCollateral, now: u64) -> Result<Lists<'a>, Refusal> {
         let (root, first) = List::read(&collateral.root_ca_crl.0, "root CRL", now)?;
         let (pck, second) = List::read(&collateral.pck_crl.0, "PCK CRL", now)?;
         let both = [first, second];
@@ -420,7 +420,7 @@ impl Chain<'_> {
     }
 
     /// Returns the key of a PCK certificate, and the platform in it.
-    fn pck(&self, pem: &[u8]) -> Result<(Vec<u8>, Platform), Refusal> {
+    fn pck(&self, pem: &[u8]) -> Result<(Vec<u8>, PckPlatform), Refusal> {
         let chain = certificates("PCK", pem)?;
         let [pck, authority, ..] = &chain[..] else {
             let text = "the quote has no certificate of the PCK's authority";

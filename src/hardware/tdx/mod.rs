@@ -11,6 +11,6 @@ pub mod quote;
 pub mod requirements;
 pub mod tcb;
 
-pub use dcap::{Collateral, Verified, Verifier};
-pub use quote::Quote;
+pub use dcap::{TdxCollateral, Verified, Verifier};
+pub use quote::TdxQuote;
 pub use requirements::TdxRequirements;

@@ -31,7 +31,7 @@ const PCK_CHAIN: u16 = 5;
 
 /// A quote whose structure is valid. Nothing in it is verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Quote<'a> {
+pub struct TdxQuote<'a> {
     /// 4 or 5.
     pub version: u16,
     /// The report of the machine.
@@ -118,10 +118,10 @@ fn short() -> Refusal {
     Kind::Malformed.because("the quote ends too early")
 }
 
-impl<'a> Quote<'a> {
+impl<'a> TdxQuote<'a> {
     /// Parses a quote. Zeros may follow it, as some quoting services pad their buffers; other bytes
     /// may not.
-    pub fn parse(bytes: &'a [u8]) -> Result<Quote<'a>, Refusal> {
+    pub fn parse(bytes: &'a [u8]) -> Result<TdxQuote<'a>, Refusal> {
         if bytes.len() > MAX_QUOTE {
             let len = bytes.len();
             return malformed(format!(
@@ -175,7 +175,7 @@ impl<'a> Quote<'a> {
         if !certification.0.is_empty() {
             return malformed("bytes follow the certificates of the quote");
         }
-        Ok(Quote {
+        Ok(TdxQuote {
             version,
             body,
             signed,

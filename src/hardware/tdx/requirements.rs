@@ -7,8 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::dcap::{Verified, in_brackets};
-use super::quote::{Attributes, Body, Quote, REGISTER_LEN};
-use super::tcb::{Platform, TcbStatus, few};
+use super::quote::{Attributes, Body, REGISTER_LEN, TdxQuote};
+use super::tcb::{PckPlatform, TcbStatus, few};
 use crate::claims::{PlatformClaims, Property, TcbPart};
 use crate::hex;
 use crate::json::{Digits, Number};
@@ -121,12 +121,12 @@ impl TdxRequirements {
     }
 
     /// Checks the requirements that need no collateral, for a quote that this platform has signed.
-    pub fn check(&self, quote: &Quote<'_>, platform: &Platform) -> Result<(), Refusal> {
+    pub fn check(&self, quote: &TdxQuote<'_>, platform: &PckPlatform) -> Result<(), Refusal> {
         Refusal::join(self.unmet(&quote.body, platform))
     }
 
     /// Returns what is wrong with a machine, independent of Intel's statements about its platform.
-    fn unmet(&self, body: &Body, platform: &Platform) -> Vec<Refusal> {
+    fn unmet(&self, body: &Body, platform: &PckPlatform) -> Vec<Refusal> {
         let wrong = [
             self.attributes(body),
             self.features(body),
@@ -257,7 +257,7 @@ impl TdxRequirements {
         })
     }
 
-    fn platform(&self, platform: &Platform) -> Option<Refusal> {
+    fn platform(&self, platform: &PckPlatform) -> Option<Refusal> {
         let mut ids = vec![&platform.ppid[..]];
         ids.extend(platform.instance.as_ref().map(|id| &id[..]));
         let mut other = one_of(PLATFORM, &self.platforms, &ids)?;

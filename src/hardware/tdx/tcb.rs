@@ -119,7 +119,7 @@ impl fmt::Display for TcbStatus {
 
 /// A platform, as its PCK certificate names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Platform {
+pub struct PckPlatform {
     /// The security version of each part of the processor.
     pub cpu_svn: [u8; 16],
     /// The security version of the provisioning enclave.
@@ -261,7 +261,7 @@ impl TcbInfo {
     }
 
     /// Checks that the information is for this platform.
-    pub fn check_platform(&self, platform: &Platform) -> Result<(), Refusal> {
+    pub fn check_platform(&self, platform: &PckPlatform) -> Result<(), Refusal> {
         if self.id != "TDX" || self.version != 3 || self.tcb_type != 0 {
             return Err(Kind::Malformed.because(format!(
                 "the TCB information is {} {} of the type {}, expected \"TDX\" 3 of the type 0",
@@ -324,7 +324,7 @@ impl TcbInfo {
     }
 
     /// Returns the highest level that a platform with these SVNs of TDX reaches.
-    pub fn level_of(&self, platform: &Platform, svn: &[u8; 16]) -> Result<Judged, Refusal> {
+    pub fn level_of(&self, platform: &PckPlatform, svn: &[u8; 16]) -> Result<Judged, Refusal> {
         let mut levels: Vec<_> = self.tcb_levels.iter().collect();
         levels.sort_by_key(|level| std::cmp::Reverse(level.tcb.order()));
         let lacks = |level: &Level| level.tcb.lacks(platform, svn);
@@ -366,7 +366,7 @@ impl Tcb {
 
     /// Returns each part of the platform that is older than this level requires. If Intel publishes
     /// an identity for the TDX module, the first two TDX SVNs are ignored.
-    fn lacks(&self, platform: &Platform, svn: &[u8; 16]) -> Vec<String> {
+    fn lacks(&self, platform: &PckPlatform, svn: &[u8; 16]) -> Vec<String> {
         let older = |name: &str, got: &[u8; 16], wanted: &[Component; 16], skip: usize| {
             let one = |at: usize| {
                 too_old(

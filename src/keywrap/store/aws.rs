@@ -6,15 +6,15 @@
 //!
 //! API: Amazon S3 API Reference, `GetObject`, and `PutObject` with the condition `If-None-Match: *`.
 
-use cloud_api::aws::credentials::Signer;
+use cloud_api::aws::credentials::AwsSigner;
 use cloud_api::aws::sigv4;
 
-use super::super::aws_credentials::{Callers, check_region, check_server, send};
+use super::super::aws_credentials::{AwsCredentials, check_region, check_server, send};
 use super::super::error::{Error, said};
-use super::super::https::{Answer, Fields, Server};
+use super::super::https::{Fields, KmsResponse, KmsServer};
 use super::super::patience::patiently;
 use super::super::uri::Query;
-use super::kind::{Store, StoreKind};
+use super::kind::{FileStore, StoreKind};
 
 /// This store's entry in the table of all stores.
 pub const STORE: StoreKind = StoreKind {
@@ -30,14 +30,14 @@ const PARAMETERS: &str =
 const ENDPOINT: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
 
 struct Object {
-    server: Server,
+    server: KmsServer,
     bucket: String,
     key: String,
     region: String,
-    callers: Callers,
+    callers: AwsCredentials,
 }
 
-fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
+fn open(mut query: Query) -> Result<Box<dyn FileStore>, Error> {
     let bucket = query.need("bucket")?;
     let region = check_region(query.need("region")?)?;
     let key = query.need_path("key")?;
@@ -57,19 +57,19 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
     }
     let endpoint = endpoint
         .unwrap_or_else(|| format!("https://s3.{region}.{}", cloud_api::aws::domain(&region)));
-    let server = Server::new(&endpoint, ca.as_deref())?;
+    let server = KmsServer::new(&endpoint, ca.as_deref())?;
     check_server(&server, ("s3", &region), author, &ENDPOINT)?;
     Ok(Box::new(Object {
         server,
         bucket,
         key,
         region,
-        callers: Callers::new()?,
+        callers: AwsCredentials::new()?,
     }))
 }
 
-impl Store for Object {
-    fn read(&self) -> Result<Answer, Error> {
+impl FileStore for Object {
+    fn read(&self) -> Result<KmsResponse, Error> {
         self.call("GET", &[], &[])
     }
 
@@ -81,7 +81,7 @@ impl Store for Object {
 
 impl Object {
     /// Returns the successful answer to a request.
-    fn call(&self, method: &str, fields: Fields<'_>, body: &[u8]) -> Result<Answer, Error> {
+    fn call(&self, method: &str, fields: Fields<'_>, body: &[u8]) -> Result<KmsResponse, Error> {
         let signer = self.callers.signer()?;
         let (path, hash) = (
             format!("/{}/{}", self.bucket, self.key),
@@ -106,7 +106,7 @@ impl Object {
         })
     }
 
-    fn refusal(&self, signer: &Signer, method: &str, answer: &Answer) -> Error {
+    fn refusal(&self, signer: &AwsSigner, method: &str, answer: &KmsResponse) -> Error {
         let (code, message) = cloud_api::aws::parse_error(&answer.body);
         let (host, status) = (self.server.host(), answer.status);
         let object = format!("{}/{}", self.bucket, self.key);

@@ -13,13 +13,13 @@ use std::time::SystemTime;
 use cloud_api::aws::parse_error;
 
 use super::super::azure_credentials::{
-    CHINA_LOGIN, Callers, GOVERNMENT_LOGIN, PUBLIC_LOGIN, is_name,
+    AzureTokens, CHINA_LOGIN, GOVERNMENT_LOGIN, PUBLIC_LOGIN, is_name,
 };
 use super::super::error::{Error, said};
-use super::super::https::{Answer, Fields, Server};
+use super::super::https::{Fields, KmsResponse, KmsServer};
 use super::super::patience::patiently;
 use super::super::uri::Query;
-use super::kind::{Store, StoreKind};
+use super::kind::{FileStore, StoreKind};
 
 /// This store's entry in the table of all stores.
 pub const STORE: StoreKind = StoreKind {
@@ -41,13 +41,13 @@ const RESOURCE: &str = "https://storage.azure.com";
 const VERSION: &str = "2021-12-02";
 
 struct Blob {
-    server: Server,
+    server: KmsServer,
     /// `/CONTAINER/NAME`; an emulator has the account before it.
     path: String,
-    callers: Callers,
+    callers: AzureTokens,
 }
 
-fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
+fn open(mut query: Query) -> Result<Box<dyn FileStore>, Error> {
     let account = query.need("account")?;
     let container = query.need("container")?;
     let name = query.need_path("name")?;
@@ -69,7 +69,7 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
         }
     }
     let endpoint = endpoint.unwrap_or_else(|| format!("https://{account}.{}", DOMAINS[0].0));
-    let server = Server::new(&endpoint, ca.as_deref())?;
+    let server = KmsServer::new(&endpoint, ca.as_deref())?;
     let is_own = |domain: &str| {
         let name = server.name().to_ascii_lowercase();
         name == format!("{account}.{domain}").to_ascii_lowercase()
@@ -92,7 +92,7 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
     Ok(Box::new(Blob {
         path: format!("{emulated}/{container}/{name}"),
         server,
-        callers: Callers {
+        callers: AzureTokens {
             login,
             resource: RESOURCE.into(),
             ca,
@@ -100,8 +100,8 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
     }))
 }
 
-impl Store for Blob {
-    fn read(&self) -> Result<Answer, Error> {
+impl FileStore for Blob {
+    fn read(&self) -> Result<KmsResponse, Error> {
         self.call("GET", 200, "read", &[], &[])
     }
 
@@ -125,7 +125,7 @@ impl Blob {
         action: &str,
         fields: Fields<'_>,
         body: &[u8],
-    ) -> Result<Answer, Error> {
+    ) -> Result<KmsResponse, Error> {
         let caller = self.callers.caller()?;
         patiently(|| {
             let date = httpdate::fmt_http_date(SystemTime::now());

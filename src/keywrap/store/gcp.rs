@@ -11,11 +11,11 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::super::error::{Error, said};
-use super::super::gcp_credentials::{Callers, is_googles};
-use super::super::https::{Answer, Server};
+use super::super::gcp_credentials::{GcpTokens, is_googles};
+use super::super::https::{KmsResponse, KmsServer};
 use super::super::patience::patiently;
 use super::super::uri::Query;
-use super::kind::{Store, StoreKind};
+use super::kind::{FileStore, StoreKind};
 
 /// This store's entry in the table of all stores.
 pub const STORE: StoreKind = StoreKind {
@@ -33,13 +33,13 @@ const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 const MULTIPART: &str = "multipart/related; boundary=part";
 
 struct Object {
-    server: Server,
+    server: KmsServer,
     bucket: String,
     name: String,
-    callers: Callers,
+    callers: GcpTokens,
 }
 
-fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
+fn open(mut query: Query) -> Result<Box<dyn FileStore>, Error> {
     let bucket = query.need("bucket")?;
     let name = query.need_path("name")?;
     let endpoint = query.take("endpoint");
@@ -57,13 +57,13 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
         )));
     }
     let endpoint = endpoint.unwrap_or_else(|| format!("https://{API}"));
-    let server = Server::new(&endpoint, ca.as_deref())?;
+    let server = KmsServer::new(&endpoint, ca.as_deref())?;
     if !is_googles(&server, API) {
         return Err(Error::Uri(format!(
             "the endpoint {endpoint:?} is not that of Cloud Storage, and the program sends its token only there: expected https://{API}"
         )));
     }
-    let callers = Callers { scope: SCOPE, ca };
+    let callers = GcpTokens { scope: SCOPE, ca };
     Ok(Box::new(Object {
         server,
         bucket,
@@ -72,8 +72,8 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
     }))
 }
 
-impl Store for Object {
-    fn read(&self) -> Result<Answer, Error> {
+impl FileStore for Object {
+    fn read(&self) -> Result<KmsResponse, Error> {
         let (bucket, name) = (&self.bucket, encoded(&self.name));
         self.call(
             "storage.objects.get",
@@ -102,7 +102,7 @@ impl Object {
         method: &str,
         path: &str,
         body: &[u8],
-    ) -> Result<Answer, Error> {
+    ) -> Result<KmsResponse, Error> {
         let caller = self.callers.caller()?;
         let mut fields = vec![("authorization", &**caller.authorization)];
         if !body.is_empty() {

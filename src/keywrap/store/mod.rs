@@ -22,7 +22,7 @@ use cloud_api::aws::sigv4::sha256;
 use super::envelope::{MAX_LEN, is_wrapped};
 use super::error::Error;
 use super::uri::{self, Author};
-use kind::{Store, StoreKind};
+use kind::{FileStore, StoreKind};
 
 /// The beginning of the URIs.
 const SCHEME: &str = "storage://";
@@ -108,7 +108,7 @@ pub fn check(uri: &str) -> Result<(), Error> {
 }
 
 /// Returns a client of the store, and the digest if the URI has one.
-fn open(uri: &str, author: Author) -> Result<(Box<dyn Store>, Option<String>), Error> {
+fn open(uri: &str, author: Author) -> Result<(Box<dyn FileStore>, Option<String>), Error> {
     let (name, mut query) = uri::parse(uri, SCHEME, author)?;
     let digest = query.take(DIGEST);
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);

@@ -37,7 +37,7 @@ const MAX_FILE: usize = 1 << 20;
 const TOKEN_AGE: Duration = Duration::from_secs(60);
 
 /// How to reach a cluster.
-pub struct Config {
+pub struct ApiAccess {
     pub(super) server: String,
     /// The URL of the proxy.
     pub(super) proxy: Option<String>,
@@ -54,22 +54,22 @@ pub(super) struct Credentials {
     pub token: Option<TokenFile>,
 }
 
-impl Config {
+impl ApiAccess {
     /// Reads the current context of a kubeconfig. Its file names are relative to its directory.
-    pub fn from_kubeconfig_file(path: &Path) -> Result<Config, Error> {
-        Config::of_files(&[path.into()])
+    pub fn from_kubeconfig_file(path: &Path) -> Result<ApiAccess, Error> {
+        ApiAccess::of_files(&[path.into()])
     }
 
     /// Reads the current context of a person's kubeconfigs, as kubectl does for `$KUBECONFIG`. If several entries have the same name,
     /// the first one counts. If there are several files, missing ones are skipped. The environment may name a proxy.
-    pub fn from_kubeconfig_files(paths: &[PathBuf]) -> Result<Config, Error> {
-        let mut config = Config::of_files(paths)?;
+    pub fn from_kubeconfig_files(paths: &[PathBuf]) -> Result<ApiAccess, Error> {
+        let mut config = ApiAccess::of_files(paths)?;
         let proxy = http::proxy::of_environment(&config.server);
         config.proxy = proxy.map_err(|why| config_error("the environment", why))?;
         Ok(config)
     }
 
-    fn of_files(paths: &[PathBuf]) -> Result<Config, Error> {
+    fn of_files(paths: &[PathBuf]) -> Result<ApiAccess, Error> {
         let mut all: Option<Kubeconfig> = None;
         let (mut names, mut missing) = (Vec::new(), None);
         for path in paths {
@@ -98,7 +98,7 @@ impl Config {
     }
 
     /// Parses a kubeconfig. `name` is its name in errors, and relative paths are relative to `directory`.
-    pub fn from_kubeconfig(text: &str, name: &str, directory: &Path) -> Result<Config, Error> {
+    pub fn from_kubeconfig(text: &str, name: &str, directory: &Path) -> Result<ApiAccess, Error> {
         let origin = Origin {
             name: name.into(),
             directory: directory.into(),
@@ -107,7 +107,7 @@ impl Config {
     }
 
     /// Returns a pod's configuration: the address from the environment, and the files of [`SERVICE_ACCOUNT`].
-    pub fn in_cluster() -> Result<Config, Error> {
+    pub fn in_cluster() -> Result<ApiAccess, Error> {
         let variable = |name: &str| {
             env::var(name)
                 .map_err(|_| config_error(name, "is not set: this is not a pod of a cluster"))
@@ -122,19 +122,19 @@ impl Config {
         } else {
             host
         };
-        Config::of_service_account(
+        ApiAccess::of_service_account(
             &format!("https://{host}:{port}"),
             Path::new(SERVICE_ACCOUNT),
         )
     }
 
     /// Creates a configuration from the server's address and a directory with `ca.crt` and `token`.
-    pub fn of_service_account(server: &str, directory: &Path) -> Result<Config, Error> {
+    pub fn of_service_account(server: &str, directory: &Path) -> Result<ApiAccess, Error> {
         let (ca, token) = (directory.join("ca.crt"), directory.join("token"));
         let roots = certificates(&ca.display().to_string(), &read(&ca)?)?;
         // A missing token is reported now, not at the first call.
         read_token(&token)?;
-        Config::new(
+        ApiAccess::new(
             server,
             "the environment",
             roots,
@@ -150,7 +150,7 @@ impl Config {
         name: &str,
         roots: Vec<CertificateDer<'static>>,
         credentials: Credentials,
-    ) -> Result<Config, Error> {
+    ) -> Result<ApiAccess, Error> {
         if server.is_empty() {
             return Err(config_error(name, "the cluster has no server"));
         }
@@ -161,7 +161,7 @@ impl Config {
                 format!("server {server}: {why}: expected https://HOST:PORT"),
             )
         })?;
-        Ok(Config {
+        Ok(ApiAccess {
             server: server.trim_end_matches('/').to_owned(),
             proxy: None,
             roots: roots.into(),
@@ -170,10 +170,10 @@ impl Config {
     }
 
     /// Returns the configuration of the same cluster at another address: `https://HOST:PORT`.
-    pub fn at(self, server: &str) -> Result<Config, Error> {
-        Ok(Config {
+    pub fn at(self, server: &str) -> Result<ApiAccess, Error> {
+        Ok(ApiAccess {
             roots: self.roots,
-            ..Config::new(server, "the address", Vec::new(), self.credentials)?
+            ..ApiAccess::new(server, "the address", Vec::new(), self.credentials)?
         })
     }
 
@@ -193,7 +193,7 @@ impl Config {
     }
 }
 
-impl fmt::Debug for Config {
+impl fmt::Debug for ApiAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
             .field("server", &self.server)
@@ -432,14 +432,14 @@ impl Kubeconfig {
     }
 
     /// Returns the configuration of the current context. `name` is the file's name in errors.
-    fn current(self, name: &str) -> Result<Config, Error> {
+    fn current(self, name: &str) -> Result<ApiAccess, Error> {
         if self.current_context.is_empty() {
             return Err(config_error(name, "current-context is missing"));
         }
         let context = the(self.contexts, "context", &self.current_context, name)?.entry;
         let cluster = the(self.clusters, "cluster", &context.cluster, name)?;
         let user = the(self.users, "user", &context.user, name)?;
-        Config::new(
+        ApiAccess::new(
             &cluster.entry.server,
             &cluster.origin.name,
             cluster.entry.roots(&cluster.origin)?,
@@ -678,8 +678,8 @@ mod tests {
         format!("    client-certificate-data: {certificate}\n    client-key-data: {key}\n")
     }
 
-    fn parsed(text: &str) -> Result<Config, Error> {
-        Config::from_kubeconfig(text, "admin.conf", Path::new("/nowhere"))
+    fn parsed(text: &str) -> Result<ApiAccess, Error> {
+        ApiAccess::from_kubeconfig(text, "admin.conf", Path::new("/nowhere"))
     }
 
     #[test]
@@ -725,7 +725,7 @@ mod tests {
         let cluster = "    certificate-authority: ca.crt\n    server: https://a\n";
         let parsed = |user: &str| {
             let config =
-                Config::from_kubeconfig(&kubeconfig(cluster, user), "admin.conf", dir.path());
+                ApiAccess::from_kubeconfig(&kubeconfig(cluster, user), "admin.conf", dir.path());
             config.unwrap().credentials
         };
         let files = "    client-certificate: c.crt\n    client-key: c.key\n";

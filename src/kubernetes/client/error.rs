@@ -22,7 +22,7 @@ pub enum Error {
     /// An object cannot be sent: which, and why.
     Object(String),
     /// The API server refused the request.
-    Refused(Box<Refused>),
+    Refused(Box<ApiStatus>),
     /// No answer: the API server cannot be reached, or the connection broke.
     Unreachable {
         /// The request, such as `get nodes node-1`.
@@ -67,7 +67,7 @@ pub enum Distrust {
 
 /// A `Status` of the API server.
 #[derive(Debug)]
-pub struct Refused {
+pub struct ApiStatus {
     /// The request, such as `create configmaps kube-system/join-config`.
     pub request: String,
     /// The HTTP status.
@@ -165,13 +165,13 @@ impl Error {
     }
 }
 
-impl Refused {
+impl ApiStatus {
     pub(super) fn new(
         request: String,
         code: u16,
         status: Status,
         retry_after: Option<Duration>,
-    ) -> Refused {
+    ) -> ApiStatus {
         let mut message = status.message;
         if message.len() > MAX_MESSAGE {
             message.truncate(
@@ -182,7 +182,7 @@ impl Refused {
             );
             message.push_str(" ..");
         }
-        Refused {
+        ApiStatus {
             request,
             code,
             reason: status.reason,
@@ -243,9 +243,9 @@ impl fmt::Display for Error {
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for ApiStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Refused {
+        let ApiStatus {
             request,
             code,
             reason,

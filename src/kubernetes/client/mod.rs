@@ -1,6 +1,6 @@
 //! A blocking client of the Kubernetes API: HTTP/1.1 over TLS, JSON, objects as [`serde_json::Value`].
 //!
-//! [`Config`] describes how to reach a cluster, [`Resource`] and [`Object`] are paths in its API,
+//! [`ApiAccess`] describes how to reach a cluster, [`Resource`] and [`Object`] are paths in its API,
 //! [`Client`] has the verbs, and [`Watch`] follows a collection.
 //!
 //! Every call has a timeout ([`Client::within`]) and ends at once when the client's [`Stop`] is
@@ -34,13 +34,13 @@ use base::stop::{OnStop, Stop};
 use base::sync::lock;
 use base::time::seconds;
 use base::x509::Certificate;
-use http::{Answer, ClientPolicy, ErrorKind, Proxy};
+use http::{ClientPolicy, ErrorKind, Proxy, StreamedResponse};
 use transport::dial;
 
-pub use config::{Config, SERVICE_ACCOUNT};
-pub use error::{Distrust, Error, Refused};
+pub use config::{ApiAccess, SERVICE_ACCOUNT};
+pub use error::{ApiStatus, Distrust, Error};
 pub use resource::*;
-pub use watch::{Event, Watch};
+pub use watch::{CollectionEvent, Watch};
 
 use config::{Credentials, TokenFile};
 use error::Status;
@@ -141,7 +141,7 @@ impl Request<'_> {
 
 impl Client {
     /// Creates a client. It connects at the first call. When `stop` is set, all its calls and watches end.
-    pub fn new(config: Config, stop: &Stop) -> Client {
+    pub fn new(config: ApiAccess, stop: &Stop) -> Client {
         let certificate_end = config.certificate().and_then(|der| {
             let certificate = Certificate::parse(der).ok()?;
             certificate.validity().ok().map(|(_, end)| end)
@@ -346,7 +346,7 @@ impl Client {
     }
 
     /// Opens a file below `/var/log` of a node, which its kubelet serves, through the API server. The caller limits how much it reads.
-    pub fn node_file(&self, node: &str, path: &str) -> Result<Answer, Error> {
+    pub fn node_file(&self, node: &str, path: &str) -> Result<StreamedResponse, Error> {
         let proxy = NODES.named(node).subresource("proxy");
         let path = format!("{}/logs/{path}", proxy.path());
         let request = Request::new("get", &proxy, "GET", path);
@@ -669,7 +669,7 @@ impl Client {
         request: &Request,
         token: Option<&String>,
         deadline: Instant,
-    ) -> Result<Answer, Error> {
+    ) -> Result<StreamedResponse, Error> {
         let started = Instant::now();
         // The request may contain a Secret.
         let body = request.body;
@@ -841,7 +841,7 @@ fn is_page(answer: &[u8]) -> bool {
 }
 
 /// Reads the server's error answer.
-fn refused(request: &Request, answer: Answer) -> Error {
+fn refused(request: &Request, answer: StreamedResponse) -> Error {
     /// The maximum size: a Status has a few hundred bytes, `/readyz` a few thousand.
     const MAX_REFUSAL: u64 = 64 << 10;
     let (code, demanded) = (answer.status(), answer.pause());
@@ -861,7 +861,12 @@ fn refused(request: &Request, answer: Answer) -> Error {
     };
     let seconds = Some(status.details.retry_after_seconds).filter(|seconds| *seconds > 0);
     let pause = demanded.or(seconds.map(Duration::from_secs));
-    Error::Refused(Box::new(Refused::new(request.name(), code, status, pause)))
+    Error::Refused(Box::new(ApiStatus::new(
+        request.name(),
+        code,
+        status,
+        pause,
+    )))
 }
 
 /// Returns the failing checks in an answer of `/readyz`.

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::Status;
-use super::{Client, Collection, Error, List, Refused, Request, Selector, query, version};
+use super::{ApiStatus, Client, Collection, Error, List, Request, Selector, query, version};
 use base::backoff::Backoff;
 use base::text::quoted;
 
@@ -32,7 +32,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// An event of a collection.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum CollectionEvent {
     /// All objects: at first, and after changes were missed. An object that is not in the list no longer exists.
     Listed(Vec<Value>),
     /// A new object.
@@ -102,7 +102,7 @@ impl Watch {
     /// Waits for the next event and returns it. Temporary errors are logged and waited out. Permanent errors and [`Error::Stopped`]
     /// are returned. After an error, this may be called again.
     #[allow(clippy::should_implement_trait)] // never ends by itself, so it is not an iterator
-    pub fn next(&mut self) -> Result<Event, Error> {
+    pub fn next(&mut self) -> Result<CollectionEvent, Error> {
         loop {
             match self.step(None) {
                 Ok(Some(event)) => return Ok(event),
@@ -113,7 +113,7 @@ impl Watch {
     }
 
     /// Waits up to `time` for the next event; `None` if there is none.
-    pub fn next_within(&mut self, time: Duration) -> Result<Option<Event>, Error> {
+    pub fn next_within(&mut self, time: Duration) -> Result<Option<CollectionEvent>, Error> {
         let deadline = Instant::now() + time;
         // A stream that is open already was opened for a whole round.
         self.stream = None;
@@ -126,7 +126,7 @@ impl Watch {
     }
 
     /// Does one step: a list, the opening of a stream, or one line of it.
-    fn step(&mut self, deadline: Option<Instant>) -> Result<Option<Event>, Error> {
+    fn step(&mut self, deadline: Option<Instant>) -> Result<Option<CollectionEvent>, Error> {
         if self.client.is_stopped() {
             return Err(Error::Stopped);
         }
@@ -148,7 +148,7 @@ impl Watch {
         }
     }
 
-    fn list(&mut self) -> Result<Event, Error> {
+    fn list(&mut self) -> Result<CollectionEvent, Error> {
         let List {
             items,
             resource_version,
@@ -156,7 +156,7 @@ impl Watch {
             .client
             .list_keeping(&self.collection, &self.selector, self.keep)?;
         self.version = resource_version;
-        Ok(Event::Listed(items))
+        Ok(CollectionEvent::Listed(items))
     }
 
     fn open(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
@@ -185,7 +185,7 @@ impl Watch {
         Ok(())
     }
 
-    fn line(&mut self) -> Result<Option<Event>, Error> {
+    fn line(&mut self) -> Result<Option<CollectionEvent>, Error> {
         let Some(stream) = &mut self.stream else {
             return Ok(None);
         };
@@ -218,12 +218,16 @@ impl Watch {
             Frame::Change(event, version) => {
                 self.version = version;
                 Ok(Some(match event {
-                    Event::Listed(objects) => {
-                        Event::Listed(objects.into_iter().map(self.keep).collect())
+                    CollectionEvent::Listed(objects) => {
+                        CollectionEvent::Listed(objects.into_iter().map(self.keep).collect())
                     }
-                    Event::Added(object) => Event::Added((self.keep)(object)),
-                    Event::Modified(object) => Event::Modified((self.keep)(object)),
-                    Event::Deleted(object) => Event::Deleted((self.keep)(object)),
+                    CollectionEvent::Added(object) => CollectionEvent::Added((self.keep)(object)),
+                    CollectionEvent::Modified(object) => {
+                        CollectionEvent::Modified((self.keep)(object))
+                    }
+                    CollectionEvent::Deleted(object) => {
+                        CollectionEvent::Deleted((self.keep)(object))
+                    }
                 }))
             }
             Frame::Bookmark(version) => {
@@ -232,7 +236,7 @@ impl Watch {
             }
             Frame::Error(status) => {
                 let code = status.code;
-                Err(Error::Refused(Box::new(Refused::new(
+                Err(Error::Refused(Box::new(ApiStatus::new(
                     request(),
                     code,
                     status,
@@ -243,7 +247,11 @@ impl Watch {
     }
 
     /// Waits after a temporary error. Returns other errors.
-    fn failed(&mut self, error: Error, deadline: Option<Instant>) -> Result<Option<Event>, Error> {
+    fn failed(
+        &mut self,
+        error: Error,
+        deadline: Option<Instant>,
+    ) -> Result<Option<CollectionEvent>, Error> {
         self.stream = None;
         if self.client.is_stopped() {
             return Err(Error::Stopped);
@@ -317,7 +325,7 @@ fn read_line(stream: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> 
 
 /// A line of a stream (meta/v1 WatchEvent).
 enum Frame {
-    Change(Event, String),
+    Change(CollectionEvent, String),
     Bookmark(String),
     Error(Status),
 }
@@ -364,9 +372,9 @@ fn parse(line: &[u8]) -> Result<Frame, NoEvent> {
         return Err(NoEvent::NoVersion(kind));
     }
     match kind.as_str() {
-        "ADDED" => Ok(Frame::Change(Event::Added(object), version)),
-        "MODIFIED" => Ok(Frame::Change(Event::Modified(object), version)),
-        "DELETED" => Ok(Frame::Change(Event::Deleted(object), version)),
+        "ADDED" => Ok(Frame::Change(CollectionEvent::Added(object), version)),
+        "MODIFIED" => Ok(Frame::Change(CollectionEvent::Modified(object), version)),
+        "DELETED" => Ok(Frame::Change(CollectionEvent::Deleted(object), version)),
         "BOOKMARK" => Ok(Frame::Bookmark(version)),
         _ => Err(NoEvent::Type(kind)),
     }
@@ -404,7 +412,7 @@ mod tests {
         for buffer in 1..200 {
             let frames = frames(STREAM.as_bytes(), buffer);
             assert!(
-                matches!(&frames[0], Ok(Frame::Change(Event::Added(object), version))
+                matches!(&frames[0], Ok(Frame::Change(CollectionEvent::Added(object), version))
                 if object["metadata"]["name"] == "a" && version == "12")
             );
             assert!(matches!(&frames[1], Ok(Frame::Bookmark(version)) if version == "13"));

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::digest::{Digest, digest_of};
 use super::error::Error;
 use super::place;
-use crate::parameters::Version;
+use crate::parameters::KubernetesVersion;
 use base::text::hex;
 use proto::components::Component as Wire;
 
@@ -22,16 +22,16 @@ use proto::components::Component as Wire;
 pub const DIRECTORIES: [&str; 3] = ["/run/state/bin", "/opt/cni/bin", "/opt/kubernetes/patches"];
 
 /// What a list of components may contain.
-pub struct Policy {
+pub struct ComponentPolicy {
     /// The directories where components may be installed.
     pub directories: Vec<PathBuf>,
     /// Whether components without a hash are permitted. One from a `data:` URL always is, because its data is in the list.
     pub allow_unverified: bool,
 }
 
-impl Default for Policy {
-    fn default() -> Policy {
-        Policy {
+impl Default for ComponentPolicy {
+    fn default() -> ComponentPolicy {
+        ComponentPolicy {
             directories: DIRECTORIES.map(PathBuf::from).to_vec(),
             allow_unverified: false,
         }
@@ -40,7 +40,7 @@ impl Default for Policy {
 
 /// A file or archive to install.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Component {
+pub struct KubernetesComponent {
     pub(super) source: ComponentSource,
     pub(super) sha256: Option<Digest>,
     pub(super) place: PathBuf,
@@ -89,9 +89,9 @@ impl fmt::Display for Malformed {
     }
 }
 
-impl Component {
+impl KubernetesComponent {
     /// Validates a component of the wire protocol, without access to the network or the disk.
-    pub fn parse(wire: &Wire, policy: &Policy) -> Result<Component, Error> {
+    pub fn parse(wire: &Wire, policy: &ComponentPolicy) -> Result<KubernetesComponent, Error> {
         let refuse = |why: String| Error::Refused {
             what: shown(&wire.url),
             why,
@@ -133,7 +133,7 @@ impl Component {
                     policy.directories
                 ))
             })?;
-        Ok(Component {
+        Ok(KubernetesComponent {
             source,
             sha256,
             place,
@@ -300,7 +300,7 @@ pub fn read_list(json: &str) -> Result<Vec<Wire>, Error> {
 pub const CONFIG_MAP_PREFIX: &str = "k8s-components-";
 
 /// Returns the ConfigMap by which joining nodes install this list. Its name and its form are Constellation's.
-pub fn config_map(version: &Version, list: &[Wire]) -> Value {
+pub fn config_map(version: &KubernetesVersion, list: &[Wire]) -> Value {
     let name = format!("{CONFIG_MAP_PREFIX}{}", list_hash(list).replace(':', "-"));
     let data = json!({"components": list_json(list), "cluster-version": version.to_string()});
     json!({"metadata": {"name": name}, "immutable": true, "data": data})

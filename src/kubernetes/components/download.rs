@@ -10,11 +10,11 @@ use ring::digest::{Context, SHA256};
 use super::digest::Digest;
 use super::error::Error;
 use super::place;
-use super::settings::{Settings, Step};
+use super::settings::{InstallSettings, Step};
 use base::backoff::Backoff;
 use base::request::Request;
 use base::stop::Stop;
-use http::{Answer, Client, ClientPolicy, ErrorKind, Proxy, Roots, shown};
+use http::{Client, ClientPolicy, ErrorKind, Proxy, Roots, StreamedResponse, shown};
 
 /// The first and the longest pause between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -27,7 +27,7 @@ const REDIRECTS: u32 = 10;
 
 /// The HTTP client for all downloads, and whether it has any trusted certificate. Without one, no
 /// TLS server can be reached. Its downloads share connections, and `shutdown` ends all of them.
-pub fn client(settings: &Settings) -> (Client, bool) {
+pub fn client(settings: &InstallSettings) -> (Client, bool) {
     let roots = Roots::first(&settings.ca_bundles);
     let has_roots = !roots.is_empty();
     let policy = ClientPolicy {
@@ -46,7 +46,7 @@ pub struct Download<'a> {
     pub url: &'a str,
     /// The SHA-256 of the whole file.
     pub expected: Option<&'a Digest>,
-    pub settings: &'a Settings,
+    pub settings: &'a InstallSettings,
     pub stop: &'a Stop,
     pub report: &'a dyn Fn(Step),
 }
@@ -274,7 +274,7 @@ pub fn is_tls(url: &str) -> bool {
 }
 
 /// Returns the first position of a `Content-Range` (RFC 9110 §14.4): 100 of `bytes 100-199/200`.
-fn range_start(answer: &Answer) -> Option<u64> {
+fn range_start(answer: &StreamedResponse) -> Option<u64> {
     let range = answer.field("Content-Range")?;
     let (start, _) = range.strip_prefix("bytes ")?.split_once('-')?;
     start.trim().parse().ok()

@@ -1,6 +1,6 @@
 //! Installs the programs and files that a node needs before kubeadm runs: kubelet, kubeadm, kubectl, CNI plugins, crictl, patches.
 //!
-//! A [`Component`] has a source, a SHA-256 and a place. [`install`] installs all of them, several at once, each as a whole or not
+//! A [`KubernetesComponent`] has a source, a SHA-256 and a place. [`install`] installs all of them, several at once, each as a whole or not
 //! at all. A component that is in place with the expected hash is kept, and one that the image contains is copied from there; both
 //! work without a network. `component` parses the list, `download` fetches, `archive` extracts possibly hostile archives, and
 //! `place` moves files into place.
@@ -33,15 +33,15 @@ use std::time::Duration;
 use base::stop::Stop;
 use component::ComponentSource;
 pub use component::{
-    CONFIG_MAP_PREFIX, Component, DIRECTORIES, Policy, config_map, list_hash, list_json, read_list,
-    version_in,
+    CONFIG_MAP_PREFIX, ComponentPolicy, DIRECTORIES, KubernetesComponent, config_map, list_hash,
+    list_json, read_list, version_in,
 };
 pub use digest::Digest;
 use digest::digest_of;
 use download::Download;
 pub use error::Error;
 use place::Staging;
-pub use settings::{Settings, Step};
+pub use settings::{InstallSettings, Step};
 
 /// How often a stop is checked.
 const TICK: Duration = Duration::from_millis(50);
@@ -49,8 +49,8 @@ const TICK: Duration = Duration::from_millis(50);
 /// Installs all `components`. Calls `report` on the calling thread with each step and the component's index. The first error ends
 /// the installation and is returned. `stop` ends it as well, at once or after the present connection attempt (4 s at most).
 pub fn install(
-    components: &[Component],
-    settings: &Settings,
+    components: &[KubernetesComponent],
+    settings: &InstallSettings,
     stop: &Stop,
     report: &mut dyn FnMut(usize, Step),
 ) -> Result<(), Error> {
@@ -109,7 +109,10 @@ pub fn install(
     })
 }
 
-fn take<'a>(components: &'a [Component], next: &AtomicUsize) -> Option<(usize, &'a Component)> {
+fn take<'a>(
+    components: &'a [KubernetesComponent],
+    next: &AtomicUsize,
+) -> Option<(usize, &'a KubernetesComponent)> {
     let number = next.fetch_add(1, Ordering::Relaxed);
     Some((number, components.get(number)?))
 }
@@ -117,10 +120,10 @@ fn take<'a>(components: &'a [Component], next: &AtomicUsize) -> Option<(usize, &
 /// The installation of one component.
 struct One<'a> {
     number: usize,
-    component: &'a Component,
+    component: &'a KubernetesComponent,
     client: &'a http::Client,
     has_roots: bool,
-    settings: &'a Settings,
+    settings: &'a InstallSettings,
     stop: &'a Stop,
 }
 

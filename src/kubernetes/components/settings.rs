@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The settings of an installation.
-pub struct Settings {
+pub struct InstallSettings {
     /// The deadline of each component, including its retries.
     pub deadline: Duration,
     /// How long a server may be silent during a response.
@@ -20,9 +20,9 @@ pub struct Settings {
     pub image: Option<PathBuf>,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for InstallSettings {
+    fn default() -> InstallSettings {
+        InstallSettings {
             deadline: Duration::from_secs(20 * 60),
             stall: Duration::from_secs(20),
             at_once: 4,

@@ -23,21 +23,21 @@ use support::mutation::mutations;
 /// The policy of a test's directory.
 struct FileEntry {
     directory: TempDir,
-    settings: Settings,
-    policy: Policy,
+    settings: InstallSettings,
+    policy: ComponentPolicy,
 }
 
 impl FileEntry {
     fn new() -> FileEntry {
         let directory = tempfile::tempdir().unwrap();
-        let policy = Policy {
+        let policy = ComponentPolicy {
             directories: vec![directory.path().join("bin")],
             allow_unverified: false,
         };
-        let settings = Settings {
+        let settings = InstallSettings {
             deadline: Duration::from_secs(20),
             stall: Duration::from_secs(3),
-            ..Settings::default()
+            ..InstallSettings::default()
         };
         FileEntry {
             directory,
@@ -50,12 +50,12 @@ impl FileEntry {
         self.directory.path().join("bin").join(name)
     }
 
-    fn component(&self, url: &str, content: &[u8], name: &str) -> Component {
-        Component::parse(&self.wire(url, content, name), &self.policy).unwrap()
+    fn component(&self, url: &str, content: &[u8], name: &str) -> KubernetesComponent {
+        KubernetesComponent::parse(&self.wire(url, content, name), &self.policy).unwrap()
     }
 
-    fn archive(&self, url: &str, content: &[u8], name: &str) -> Component {
-        Component::parse(
+    fn archive(&self, url: &str, content: &[u8], name: &str) -> KubernetesComponent {
+        KubernetesComponent::parse(
             &Wire {
                 extract: true,
                 ..self.wire(url, content, name)
@@ -74,7 +74,10 @@ impl FileEntry {
         }
     }
 
-    fn install(&self, components: &[Component]) -> (Result<(), Error>, Vec<(usize, Step)>) {
+    fn install(
+        &self,
+        components: &[KubernetesComponent],
+    ) -> (Result<(), Error>, Vec<(usize, Step)>) {
         let mut steps = Vec::new();
         let outcome = install(
             components,
@@ -85,7 +88,7 @@ impl FileEntry {
         (outcome, steps)
     }
 
-    fn refused(&self, component: Component) -> String {
+    fn refused(&self, component: KubernetesComponent) -> String {
         let error = self.install(&[component]).0.unwrap_err().to_string();
         assert_eq!(
             files(self.directory.path()),
@@ -563,7 +566,7 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
         ..node.wire(&url, b"", "kubectl")
     };
     let error = node
-        .install(&[Component::parse(&unverified, &node.policy).unwrap()])
+        .install(&[KubernetesComponent::parse(&unverified, &node.policy).unwrap()])
         .0
         .unwrap_err()
         .to_string();
@@ -582,7 +585,7 @@ fn data_and_file_urls_need_no_network() {
             hash: String::new(),
             ..node.wire(url, b"", name)
         };
-        Component::parse(&wire, &node.policy).unwrap()
+        KubernetesComponent::parse(&wire, &node.policy).unwrap()
     };
     let patch = data("data:application/json;base64,W10=", "etcd+json.json");
     let text = data("data:,a%20b%2fc", "text");
@@ -633,7 +636,7 @@ fn a_list_with_a_forbidden_component_is_refused_before_any_change() {
     let bin = node.path("");
     let bin = bin.to_str().unwrap().trim_end_matches('/');
     let good = node.wire("https://user:word@host/x?signature=secret", b"x", "kubelet");
-    assert!(Component::parse(&good, &node.policy).is_ok());
+    assert!(KubernetesComponent::parse(&good, &node.policy).is_ok());
     let table = [
         (
             Wire {
@@ -756,7 +759,7 @@ fn a_list_with_a_forbidden_component_is_refused_before_any_change() {
         ),
     ];
     for (wire, why) in table {
-        let error = Component::parse(&wire, &node.policy)
+        let error = KubernetesComponent::parse(&wire, &node.policy)
             .unwrap_err()
             .to_string();
         assert!(error.contains(why), "{error}");
@@ -765,15 +768,15 @@ fn a_list_with_a_forbidden_component_is_refused_before_any_change() {
             "{error}"
         );
     }
-    let allowing = Policy {
+    let allowing = ComponentPolicy {
         allow_unverified: true,
-        ..Policy {
+        ..ComponentPolicy {
             directories: node.policy.directories.clone(),
             ..node.policy
         }
     };
     assert!(
-        Component::parse(
+        KubernetesComponent::parse(
             &Wire {
                 hash: String::new(),
                 ..good
@@ -795,7 +798,7 @@ fn a_link_on_the_way_to_a_place_does_not_lead_outside() {
         ..node.wire("data:,x", b"", "sub/deeper/kubelet")
     };
     let error = node
-        .install(&[Component::parse(&wire, &node.policy).unwrap()])
+        .install(&[KubernetesComponent::parse(&wire, &node.policy).unwrap()])
         .0
         .unwrap_err();
     assert!(error.to_string().contains("a link in its place"), "{error}");
@@ -806,7 +809,7 @@ fn a_link_on_the_way_to_a_place_does_not_lead_outside() {
         hash: String::new(),
         ..node.wire("data:,x", b"", "kubelet")
     };
-    node.install(&[Component::parse(&wire, &node.policy).unwrap()])
+    node.install(&[KubernetesComponent::parse(&wire, &node.policy).unwrap()])
         .0
         .unwrap();
     assert!(node.path("kubelet").symlink_metadata().unwrap().is_file());
@@ -1338,8 +1341,8 @@ fn mutated_urls_and_hashes_give_a_component_or_an_error() {
             let url = String::from_utf8_lossy(&mutant).into_owned();
             shown(&url);
             let hash = String::from_utf8_lossy(&mutant).into_owned();
-            let _ = Component::parse(&node.wire(&url, b"", "x"), &node.policy);
-            let _ = Component::parse(
+            let _ = KubernetesComponent::parse(&node.wire(&url, b"", "x"), &node.policy);
+            let _ = KubernetesComponent::parse(
                 &Wire {
                     hash,
                     ..node.wire("data:,x", b"", "x")

@@ -8,7 +8,8 @@ use super::super::client::{self, CONFIG_MAPS, Client, DAEMON_SETS, FIELD_MANAGER
 use super::super::machine_record::TURN;
 use super::super::{NAMESPACE, removed_nodes};
 use super::{
-    COLLATERAL, Change, Error, Report, WATCH, kubeadm_bindings, owned, wait_ready, without_status,
+    COLLATERAL, Change, Error, InstallProgress, WATCH, kubeadm_bindings, owned, wait_ready,
+    without_status,
 };
 
 /// Objects of Constellation that no object of ours replaces: the account of its key service may read every Secret, and
@@ -95,14 +96,14 @@ impl Before {
         client: &Client,
         manifests: &[Value],
         time: Duration,
-        report: &mut dyn FnMut(Report),
+        report: &mut dyn FnMut(InstallProgress),
     ) -> Result<(), Error> {
         let mut sets = Vec::new();
         for object in &self.objects {
             let at = Object::of(object)?;
-            report(Report::Phase(format!("restoring {at}")));
+            report(InstallProgress::Phase(format!("restoring {at}")));
             let after = put_back(client, &at, object)?;
-            report(Report::Line(format!("{at}: restored")));
+            report(InstallProgress::Line(format!("{at}: restored")));
             if *at.resource() == DAEMON_SETS {
                 sets.push(Change {
                     at,
@@ -120,7 +121,7 @@ impl Before {
         absent.splice(0..0, self.added_since(client, manifests)?);
         for at in absent.into_iter().chain(made_by_services()) {
             if client.delete_if_there(&at)? {
-                report(Report::Line(format!("{at}: deleted")));
+                report(InstallProgress::Line(format!("{at}: deleted")));
             }
         }
         Ok(())

@@ -20,7 +20,7 @@ use super::render;
 use base::machines::Cloud;
 
 /// Values of the chart by their names, as in Helm's `--set`.
-pub type Values = BTreeMap<&'static str, Value>;
+pub type ChartValues = BTreeMap<&'static str, Value>;
 
 pub const CLOUD: &str = "cloudProvider";
 pub const METADATA: &str = "joinService.metadata";
@@ -103,7 +103,7 @@ struct Present {
 
 /// Returns the values of the present services that differ from those of the chart; none if there
 /// are no services.
-pub fn present(client: &Client) -> Result<Values, client::Error> {
+pub fn present(client: &Client) -> Result<ChartValues, client::Error> {
     let find = |resource: &Resource, name: &str| {
         let found = client.find(&resource.in_namespace(NAMESPACE).named(name))?;
         Ok::<_, client::Error>(found.unwrap_or_default())
@@ -167,7 +167,7 @@ pub fn old_clients_until(client: &Client) -> Result<Option<String>, client::Erro
 
 /// The clients of Constellation's key service that get no key from one of Firstlight, each as `NAMESPACE/NAME`.
 #[derive(Debug, Default)]
-pub struct OldClients {
+pub struct RefusedOldClients {
     /// The CSI drivers.
     pub drivers: Vec<String>,
     /// The S3 proxies.
@@ -184,15 +184,15 @@ const S3_PROXY_NAMESPACES: [&str; 3] = ["default", "s3proxy", NAMESPACE];
 
 /// Returns the clients that lose access to their keys when this cluster's key service is replaced. There are none if it is
 /// one of Firstlight.
-pub fn old_clients(client: &Client) -> Result<OldClients, client::Error> {
+pub fn old_clients(client: &Client) -> Result<RefusedOldClients, client::Error> {
     if maker(client)? != Some(Maker::Constellation) {
-        return Ok(OldClients::default());
+        return Ok(RefusedOldClients::default());
     }
     all_old_clients(client)
 }
 
 /// The same, whoever made the key service.
-pub fn all_old_clients(client: &Client) -> Result<OldClients, client::Error> {
+pub fn all_old_clients(client: &Client) -> Result<RefusedOldClients, client::Error> {
     let proxies = client.list_keeping(&DEPLOYMENTS.all(), &Selector::default(), s3_proxy)?;
     let texts = |field: &str, is_known: bool| {
         let proxies = proxies.items.iter();
@@ -204,7 +204,7 @@ pub fn all_old_clients(client: &Client) -> Result<OldClients, client::Error> {
         texts.dedup();
         texts
     };
-    Ok(OldClients {
+    Ok(RefusedOldClients {
         drivers: drivers::present(client)?,
         s3_proxies: texts("place", true),
         s3_accounts: texts("account", true),
@@ -288,8 +288,8 @@ pub fn words(set: &Value) -> Vec<&str> {
 }
 
 /// Returns the chart values that produce these objects.
-fn of(present: &Present, defaults: &Value) -> Values {
-    let mut values = Values::new();
+fn of(present: &Present, defaults: &Value) -> ChartValues {
+    let mut values = ChartValues::new();
     let mut read = |set: &Value, options: &[(&str, &'static str)]| {
         let words = words(set);
         for (option, name) in options {
@@ -375,7 +375,7 @@ fn value_of<'a>(words: &[&'a str], option: &str) -> Option<&'a str> {
 }
 
 /// Returns these values in the form that the chart accepts.
-pub fn nested(values: &Values) -> Value {
+pub fn nested(values: &ChartValues) -> Value {
     let mut all = json!({});
     for (name, value) in values {
         let mut at = &mut all;
@@ -435,7 +435,7 @@ mod tests {
         // values that nobody has chosen are those of the chart
         let mut values = of(&objects_of(json!({"image": "i"})), &defaults);
         values.retain(|name, value| defaults.pointer(&pointer(name)) != Some(value));
-        assert_eq!(values, Values::new());
+        assert_eq!(values, ChartValues::new());
     }
 
     fn objects_of(values: Value) -> Present {

@@ -45,7 +45,7 @@ const URI: &[u8] = b"kms://";
 
 /// How the cluster stores the master secret.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Keeping {
+pub enum MasterSecretStorage {
     /// As it does now. A new cluster needs no external KMS.
     #[default]
     AsBefore,
@@ -129,14 +129,14 @@ pub(super) enum Error {
     Other(Undecipherable),
 }
 
-impl Keeping {
+impl MasterSecretStorage {
     /// Returns what the key service of a new cluster reads.
     pub(super) fn of_new(&self, kms: &ClusterKms) -> Result<Stored, Undecipherable> {
         match self {
-            Keeping::AsBefore | Keeping::Own => {
+            MasterSecretStorage::AsBefore | MasterSecretStorage::Own => {
                 Stored::encrypted(kms.uri().as_bytes(), json!({}), kms)
             }
-            Keeping::Wrapped { file, access } => {
+            MasterSecretStorage::Wrapped { file, access } => {
                 Stored::encrypted(file.as_bytes(), access.clone(), kms)
             }
         }
@@ -160,12 +160,12 @@ impl Keeping {
         }
         let is_encrypted = wrapping_key::is_encrypted(&content);
         let last = match self {
-            Keeping::AsBefore if is_encrypted => Stored {
+            MasterSecretStorage::AsBefore if is_encrypted => Stored {
                 secret: Secret::New(String::from_utf8_lossy(&content).into_owned()),
                 access: present.access.clone(),
                 places_wrapping_key: false,
             },
-            Keeping::AsBefore if !is_raw => {
+            MasterSecretStorage::AsBefore if !is_raw => {
                 let encrypted = Stored::encrypted(&form, present.access.clone(), kms);
                 encrypted.map_err(undecipherable)?
             }

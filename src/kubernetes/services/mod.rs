@@ -58,7 +58,7 @@ use super::readiness;
 use super::wrapping_key::Undecipherable;
 use base::kms::ClusterKms;
 use base::time;
-use master_secret::{Keeping, Stored};
+use master_secret::{MasterSecretStorage, Stored};
 use owned::owned;
 
 /// The group of the bootstrap tokens of tickets. Its members may request client certificates of
@@ -160,7 +160,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const ROLL_BACK_TIME: Duration = Duration::from_secs(30);
 
 /// The settings of the services.
-pub struct Settings {
+pub struct ServiceSettings {
     /// A container image with `/join-service`, `/key-service` and `/member-controller`.
     pub image: String,
     /// The attestation variant of the cluster's nodes.
@@ -172,7 +172,7 @@ pub struct Settings {
     /// The master secret.
     pub kms: ClusterKms,
     /// How the cluster stores it.
-    pub keeping: Keeping,
+    pub keeping: MasterSecretStorage,
     /// The node port of the join service. If this value or one of the next ones is `None`, the
     /// cluster keeps its present value, and a new cluster gets the chart's.
     pub node_port: Option<u16>,
@@ -217,10 +217,10 @@ impl Default for MetadataService {
     }
 }
 
-impl Settings {
+impl ServiceSettings {
     /// Returns the values that the operator has chosen; without them, the cluster's values stay.
-    fn chosen(&self) -> kept::Values {
-        let mut values = kept::Values::new();
+    fn chosen(&self) -> kept::ChartValues {
+        let mut values = kept::ChartValues::new();
         values.extend(self.node_port.map(|port| (kept::NODE_PORT, port.into())));
         let migrate_until = self.migrate_until.as_deref();
         values.extend(migrate_until.map(|day| (kept::MIGRATE_UNTIL, day.into())));
@@ -249,7 +249,7 @@ impl Settings {
     }
 
     /// Returns the settings as values of the chart. `kept` has those of the cluster that stay.
-    fn values(&self, stored: &Stored, kept: kept::Values) -> Value {
+    fn values(&self, stored: &Stored, kept: kept::ChartValues) -> Value {
         let base64 = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);
         let mut all = kept;
         all.extend(self.chosen());
@@ -263,7 +263,7 @@ impl Settings {
     }
 
     /// Returns the objects of the services, in the order of their creation.
-    fn objects(&self, stored: &Stored, kept: kept::Values) -> Result<Vec<Value>, Error> {
+    fn objects(&self, stored: &Stored, kept: kept::ChartValues) -> Result<Vec<Value>, Error> {
         render::objects(self.values(stored, kept)).map_err(Error::Manifest)
     }
 }
@@ -316,7 +316,7 @@ pub struct Options<'a> {
 
 /// A progress report.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Report {
+pub enum InstallProgress {
     /// The present action, as a phrase.
     Phase(String),
     /// An event, as a line.
@@ -463,14 +463,14 @@ impl Change {
 /// documentation.
 pub fn apply(
     client: &Client,
-    settings: &Settings,
+    settings: &ServiceSettings,
     options: &Options,
-    report: &mut dyn FnMut(Report),
+    report: &mut dyn FnMut(InstallProgress),
 ) -> Result<Applied, Error> {
     let (first, last) = settings.keeping.steps(client, &settings.kms)?;
     let has_services = !options.skip.contains(&Phase::Services);
     if has_services {
-        let mut tell = |line| report(Report::Line(line));
+        let mut tell = |line| report(InstallProgress::Line(line));
         let dry = options.is_dry_run;
         role_records::write(client, options.control_planes, dry, &mut tell)?;
     }
@@ -482,18 +482,18 @@ pub fn apply(
         }
         return Ok(applied);
     };
-    report(Report::Line(
+    report(InstallProgress::Line(
         "the master secret in the Kubernetes API is not encrypted: each control plane gets the wrapping key first".into(),
     ));
     let mut applied = install(client, settings, &first, options, report)?;
     if options.wait.is_none() {
-        report(Report::Line(
+        report(InstallProgress::Line(
             "the master secret stays as it is until `firstlight apply` runs without --skip-wait"
                 .into(),
         ));
         return Ok(applied);
     }
-    report(Report::Line(
+    report(InstallProgress::Line(
         "each control plane has the wrapping key: the key service gets the encrypted master secret"
             .into(),
     ));
@@ -509,7 +509,7 @@ fn clean_up(
     client: &Client,
     options: &Options,
     applied: &mut Applied,
-    report: &mut dyn FnMut(Report),
+    report: &mut dyn FnMut(InstallProgress),
 ) -> Result<(), Error> {
     // until the admission policies held, an agent could still write the label
     role_records::write(client, &[], true, &mut |_| {})?;
@@ -521,9 +521,9 @@ fn clean_up(
         deleted.extend(master_secret::delete_superseded(client)?);
     }
     for object in deleted {
-        report(Report::Line(format!("{object}: deleted")));
+        report(InstallProgress::Line(format!("{object}: deleted")));
         if object.name() == master_secret::PLAIN {
-            report(Report::Line(STILL_PLAIN.into()));
+            report(InstallProgress::Line(STILL_PLAIN.into()));
         }
         applied.changed.push(object.to_string());
     }
@@ -533,12 +533,12 @@ fn clean_up(
 /// Does one step: the key service reads `stored` after it.
 fn install(
     client: &Client,
-    settings: &Settings,
+    settings: &ServiceSettings,
     stored: &Stored,
     options: &Options,
-    report: &mut dyn FnMut(Report),
+    report: &mut dyn FnMut(InstallProgress),
 ) -> Result<Applied, Error> {
-    report(Report::Phase(
+    report(InstallProgress::Phase(
         "asking the API server whether it accepts the services".into(),
     ));
     let mut kept = kept::present(client)?;
@@ -546,7 +546,9 @@ fn install(
     kept.retain(|name, _| !chosen.contains_key(name));
     if !options.skip.contains(&Phase::Services) {
         for (name, value) in &kept {
-            report(Report::Line(format!("stays as it is: {name} {value}")));
+            report(InstallProgress::Line(format!(
+                "stays as it is: {name} {value}"
+            )));
         }
     }
     let wanted = without(settings.objects(stored, kept)?, options.skip);
@@ -554,7 +556,7 @@ fn install(
     for change in &changes {
         let before = change.before.iter();
         for sentence in before.flat_map(|before| kept::from_chart(before, &change.after)) {
-            report(Report::Line(sentence));
+            report(InstallProgress::Line(sentence));
         }
     }
     if options.is_dry_run {
@@ -566,7 +568,7 @@ fn install(
     }
     let backup = save(&changes, options.backups)?;
     if let Some(path) = &backup {
-        report(Report::Line(format!(
+        report(InstallProgress::Line(format!(
             "the previous manifests are in {}",
             path.display()
         )));
@@ -583,7 +585,7 @@ fn install(
         Ok(()) => Ok(Applied { changed, backup }),
         Err(Error::Api(client::Error::Stopped)) => Err(client::Error::Stopped.into()),
         Err(why) => {
-            report(Report::Phase("rolling back".into()));
+            report(InstallProgress::Phase("rolling back".into()));
             // The API server may have executed the request that failed.
             let touched = &changes[..changes.len().min(done + 1)];
             let left = roll_back(&client.within(ROLL_BACK_TIME), touched);
@@ -597,14 +599,17 @@ fn install(
 }
 
 /// Returns the objects of the services of a new cluster, in the order of their creation.
-pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
+pub fn manifests(settings: &ServiceSettings) -> Result<Vec<Value>, Error> {
     let stored = settings.keeping.of_new(&settings.kms);
-    settings.objects(&stored.map_err(Error::MasterSecret)?, kept::Values::new())
+    settings.objects(
+        &stored.map_err(Error::MasterSecret)?,
+        kept::ChartValues::new(),
+    )
 }
 
 pub use before::Before;
 pub use kept::{
-    Maker, OldClients, all_old_clients, maker, old_clients, old_clients_until, option_of,
+    Maker, RefusedOldClients, all_old_clients, maker, old_clients, old_clients_until, option_of,
     variant as present_variant, words as command_line,
 };
 pub use render::RenderError;
@@ -661,7 +666,7 @@ pub fn present_salt(client: &Client) -> Result<Option<Vec<u8>>, client::Error> {
 }
 
 /// Returns the [`manifests`] except those of these phases.
-pub fn manifests_without(settings: &Settings, skip: &[Phase]) -> Result<Vec<Value>, Error> {
+pub fn manifests_without(settings: &ServiceSettings, skip: &[Phase]) -> Result<Vec<Value>, Error> {
     Ok(without(manifests(settings)?, skip))
 }
 
@@ -687,7 +692,7 @@ fn open_without(at: &Object) -> Option<&'static str> {
 fn plan(
     client: &Client,
     wanted: Vec<Value>,
-    report: &mut dyn FnMut(Report),
+    report: &mut dyn FnMut(InstallProgress),
 ) -> Result<Vec<Change>, Error> {
     let mut changes = Vec::new();
     let mut refused = BTreeSet::new();
@@ -712,7 +717,7 @@ fn plan(
         };
         let after = match (after, open) {
             (Err(error), Some(open)) if matches!(error.code(), Some(403 | 404)) => {
-                report(Report::Line(format!(
+                report(InstallProgress::Line(format!(
                     "{at} is left out: {error}; open to agents and tenants without it: {open} \
                      (charts/firstlight/README.md#admission)"
                 )));
@@ -765,10 +770,10 @@ fn carry_out(
     changes: &[Change],
     done: &mut usize,
     changed: &mut Vec<String>,
-    report: &mut dyn FnMut(Report),
+    report: &mut dyn FnMut(InstallProgress),
 ) -> Result<(), Error> {
     for change in changes {
-        report(Report::Phase(format!("applying {}", change.at)));
+        report(InstallProgress::Phase(format!("applying {}", change.at)));
         if change.replaces {
             // controllers write its status at any time
             client.modify(&change.at, |present| {
@@ -787,7 +792,7 @@ fn carry_out(
             Some(_) => continue,
         };
         changed.push(change.at.to_string());
-        report(Report::Line(format!("{}: {what}", change.at)));
+        report(InstallProgress::Line(format!("{}: {what}", change.at)));
     }
     Ok(())
 }
@@ -798,7 +803,7 @@ fn wait_ready(
     client: &Client,
     changes: &[Change],
     time: Duration,
-    report: &mut dyn FnMut(Report),
+    report: &mut dyn FnMut(InstallProgress),
 ) -> Result<(), Error> {
     let started = Instant::now();
     let sets: Vec<_> = changes
@@ -824,7 +829,7 @@ fn wait_ready(
         }
         for trouble in &troubles {
             if said.insert(trouble.clone()) {
-                report(Report::Line(trouble.clone()));
+                report(InstallProgress::Line(trouble.clone()));
             }
         }
         if started.elapsed() >= time {
@@ -833,7 +838,7 @@ fn wait_ready(
         }
         let text = format!("waiting for {}", missing.join(", "));
         if text != phase {
-            report(Report::Phase(text.clone()));
+            report(InstallProgress::Phase(text.clone()));
             phase = text;
         }
         if client.stopped_within(INTERVAL) {
@@ -986,14 +991,14 @@ mod tests {
     use base::crypto::Secret;
     use serde_json::json;
 
-    pub fn settings() -> Settings {
-        Settings {
+    pub fn settings() -> ServiceSettings {
+        ServiceSettings {
             image: "example.com/firstlight:1".into(),
             variant: "qemu-vtpm".into(),
             policy: r#"{"measurements":{"15":"00"}}"#.into(),
             measurement_salt: vec![1; 32],
             kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
-            keeping: Keeping::default(),
+            keeping: MasterSecretStorage::default(),
             node_port: None,
             migrate_until: None,
             old_clients_until: None,

@@ -97,12 +97,12 @@ pub enum RenderError {
     /// A file of the chart, or what is made of it, is not YAML.
     Yaml(&'static str, yaml::Error),
     /// A template has an unknown form, or needs a value that does not exist.
-    Template(&'static str, Fault),
+    Template(&'static str, TemplateFault),
 }
 
 /// What is wrong with a template.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum TemplateFault {
     /// A form is none of those above; a clause.
     Form(&'static str),
     /// There is no value at a path.
@@ -110,7 +110,7 @@ pub enum Fault {
     /// The value at a path has not this type.
     Type(String, &'static str),
     /// Something is wrong with an action.
-    Action(String, Box<Fault>),
+    Action(String, Box<TemplateFault>),
 }
 
 impl fmt::Display for RenderError {
@@ -129,13 +129,13 @@ impl fmt::Display for RenderError {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for TemplateFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Form(why) => f.write_str(why),
-            Fault::NoValue(path) => write!(f, "there is no value {path}"),
-            Fault::Type(path, expected) => write!(f, "{path} is not {expected}"),
-            Fault::Action(action, fault) => write!(f, "{{{{{action}}}}}: {fault}"),
+            TemplateFault::Form(why) => f.write_str(why),
+            TemplateFault::NoValue(path) => write!(f, "there is no value {path}"),
+            TemplateFault::Type(path, expected) => write!(f, "{path} is not {expected}"),
+            TemplateFault::Action(action, fault) => write!(f, "{{{{{action}}}}}: {fault}"),
         }
     }
 }
@@ -243,17 +243,17 @@ fn null_in(value: &Value) -> Option<String> {
 }
 
 /// Renders a template with these values.
-fn fill(template: &str, context: &Value) -> Result<String, Fault> {
+fn fill(template: &str, context: &Value) -> Result<String, TemplateFault> {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
     let mut is_in_block = false;
     while let Some((before, action)) = rest.split_once("{{") {
         let (action, after) = action
             .split_once("}}")
-            .ok_or(Fault::Form("{{ without }}"))?;
+            .ok_or(TemplateFault::Form("{{ without }}"))?;
         rest = after;
-        let problem = |fault| Fault::Action(action.to_owned(), Box::new(fault));
-        let form = |expected| problem(Fault::Form(expected));
+        let problem = |fault| TemplateFault::Action(action.to_owned(), Box::new(fault));
+        let form = |expected| problem(TemplateFault::Form(expected));
         let Some(control) = action.strip_prefix("- ").map(str::trim) else {
             let expression = action.trim().strip_suffix("| toJson");
             let expression = expression.ok_or_else(|| form("expected {{ .PATH | toJson }}"))?;
@@ -300,31 +300,33 @@ fn fill(template: &str, context: &Value) -> Result<String, Fault> {
         }
     }
     if is_in_block {
-        Err(Fault::Form("{{- if without {{- end }}"))
+        Err(TemplateFault::Form("{{- if without {{- end }}"))
     } else {
         Ok(out + rest)
     }
 }
 
 /// Returns the value at a path, or the key or the value of a `range`.
-fn lookup<'a>(path: &str, context: &'a Value) -> Result<&'a Value, Fault> {
+fn lookup<'a>(path: &str, context: &'a Value) -> Result<&'a Value, TemplateFault> {
     let path = path.trim();
     let below = path.strip_prefix('.');
     let below = below.or_else(|| path.starts_with('$').then_some(path));
     below
-        .ok_or(Fault::Form("expected a path that begins with a dot"))?
+        .ok_or(TemplateFault::Form(
+            "expected a path that begins with a dot",
+        ))?
         .split('.')
         .try_fold(context, |value, key| value.get(key))
-        .ok_or_else(|| Fault::NoValue(path.to_owned()))
+        .ok_or_else(|| TemplateFault::NoValue(path.to_owned()))
 }
 
 /// Returns what an action inserts as JSON.
-fn evaluate(expression: &str, context: &Value) -> Result<Value, Fault> {
+fn evaluate(expression: &str, context: &Value) -> Result<Value, TemplateFault> {
     if let Some(paths) = expression.strip_prefix("concat ") {
         let mut all = Vec::new();
         for path in paths.split_whitespace() {
             let list = lookup(path, context)?.as_array();
-            let list = list.ok_or_else(|| Fault::Type(path.to_owned(), "a list"));
+            let list = list.ok_or_else(|| TemplateFault::Type(path.to_owned(), "a list"));
             all.extend_from_slice(list?);
         }
         return Ok(Value::Array(all));
@@ -337,10 +339,10 @@ fn evaluate(expression: &str, context: &Value) -> Result<Value, Fault> {
 
 /// Returns the result of a helper in _helpers.tpl. The operator gives the complete image reference,
 /// and the policy as JSON.
-fn computed(name: &str, context: &Value) -> Result<Value, Fault> {
+fn computed(name: &str, context: &Value) -> Result<Value, TemplateFault> {
     let text = |path: &str| {
         let text = lookup(path, context)?.as_str();
-        text.ok_or_else(|| Fault::Type(path.to_owned(), "a text"))
+        text.ok_or_else(|| TemplateFault::Type(path.to_owned(), "a text"))
     };
     Ok(match name {
         r#""firstlight.image" ."# => text(".Values.image")?.into(),
@@ -358,23 +360,23 @@ fn computed(name: &str, context: &Value) -> Result<Value, Fault> {
         r#""firstlight.masterSecretData" ."# => BASE64_STANDARD
             .encode(text(".Values.masterSecret.encrypted")?)
             .into(),
-        _ => return Err(Fault::Form("there is no such helper")),
+        _ => return Err(TemplateFault::Form("there is no such helper")),
     })
 }
 
 /// Returns the lines of a definition in _labels.tpl: `"NAME" . | nindent N`.
-fn lines(include: &str, context: &Value) -> Result<String, Fault> {
+fn lines(include: &str, context: &Value) -> Result<String, TemplateFault> {
     let parts = include.split_once(" . | nindent ");
-    let (name, columns) = parts.ok_or(Fault::Form(
+    let (name, columns) = parts.ok_or(TemplateFault::Form(
         "expected {{- include \"NAME\" . | nindent N }}",
     ))?;
     let columns: usize = columns
         .parse()
-        .map_err(|_| Fault::Form("expected a number of columns"))?;
+        .map_err(|_| TemplateFault::Form("expected a number of columns"))?;
     let start = format!("{{{{- define {name} -}}}}");
     let found = LABELS.split_once(&start);
     let body = found.and_then(|(_, rest)| rest.split_once("{{- end }}"));
-    let (body, _) = body.ok_or(Fault::Form("there is no such definition"))?;
+    let (body, _) = body.ok_or(TemplateFault::Form("there is no such definition"))?;
     let indent = format!("\n{}", " ".repeat(columns));
     // The definition begins and ends without the white space around it.
     let filled = fill(body.trim(), context)?;
@@ -400,8 +402,8 @@ fn is_empty(value: &Value) -> bool {
 mod tests {
     use super::super::tests::settings;
     use super::super::{
-        JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, KEY_SERVICE_AUDIENCE, MetadataService, Settings,
-        TICKET_GROUP, manifests,
+        JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, KEY_SERVICE_AUDIENCE, MetadataService,
+        ServiceSettings, TICKET_GROUP, manifests,
     };
     use super::*;
     use crate::client::Object;
@@ -568,7 +570,7 @@ mod tests {
     /// limited in join-service-limits.yaml or member-controller-limits.yaml?
     #[test]
     fn each_account_has_exactly_these_permissions() {
-        let settings = Settings {
+        let settings = ServiceSettings {
             watch: Some("600".into()),
             watch_issuer: Some("https://results.example".into()),
             ..settings()
@@ -795,7 +797,7 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
     #[test]
     fn the_join_service_gets_the_metadata_service_of_the_settings() {
         let told = |metadata: MetadataService| {
-            let objects = manifests(&Settings {
+            let objects = manifests(&ServiceSettings {
                 metadata: Some(metadata),
                 ..settings()
             })
@@ -833,7 +835,7 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
     #[test]
     fn only_with_an_issuer_are_there_a_service_for_results_and_rights_to_its_keys() {
         let with = |issuer: &str| {
-            let settings = Settings {
+            let settings = ServiceSettings {
                 watch: Some("600".into()),
                 watch_issuer: Some(issuer.into()),
                 ..settings()
@@ -915,7 +917,7 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
     #[test]
     fn clients_without_a_token_reach_their_own_port_from_every_node_and_only_through_their_day() {
         let told = |until: &str| {
-            let objects = manifests(&Settings {
+            let objects = manifests(&ServiceSettings {
                 old_clients_until: Some(until.into()),
                 ..settings()
             })

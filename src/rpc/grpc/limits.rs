@@ -83,7 +83,7 @@ impl Default for Limits {
             keepalive_timeout: Duration::from_secs(20),
             stall: Duration::from_secs(60),
             streams: 100,
-            resets: h2::Limits::default().resets,
+            resets: h2::H2Limits::default().resets,
             handlers: 128,
             header_bytes: 16 << 10,
             // The usual default of gRPC.

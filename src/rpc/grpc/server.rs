@@ -29,7 +29,7 @@ use super::methods::Methods;
 use super::router::{Handler, Router};
 use super::session::{Request, ServerSide, Session};
 use super::status::{Code, Status};
-use crate::share::{PeerShare, Share, SharedLimit};
+use crate::share::{LimitShare, PeerShare, SharedLimit};
 use base::network::{Network, canonical};
 use base::pool::Pool;
 use base::sync::{lock, wait_timeout};
@@ -429,8 +429,8 @@ impl Shared {
         let share = shares.entry(peer).or_default();
         share.upgrade().unwrap_or_else(|| {
             let new = PeerShare {
-                handlers: Share::of(&self.handler_limit),
-                memory: Share::of(&self.memory),
+                handlers: LimitShare::of(&self.handler_limit),
+                memory: LimitShare::of(&self.memory),
             };
             let new = Arc::new(new);
             *share = Arc::downgrade(&new);

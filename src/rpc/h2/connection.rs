@@ -32,7 +32,7 @@ const PING_DRAIN: [u8; 8] = *b"draining";
 
 /// What a connection allows its peer.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct H2Limits {
     /// Maximum number of streams that the peer may have open at once
     /// (SETTINGS_MAX_CONCURRENT_STREAMS); further ones are refused.
     pub streams: u32,
@@ -52,9 +52,9 @@ pub struct Limits {
     pub control: Allowance,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for H2Limits {
+    fn default() -> H2Limits {
+        H2Limits {
             streams: 100,
             header_list: 16 << 10,
             stream_window: 256 << 10,
@@ -238,7 +238,7 @@ type Outcome<'a> = Result<Option<Event<'a>>, Fault>;
 /// One side of an HTTP/2 connection.
 pub struct Connection {
     is_server: bool,
-    limits: Limits,
+    limits: H2Limits,
     out: Vec<u8>,
 
     preface_left: &'static [u8],
@@ -277,7 +277,7 @@ pub struct Connection {
 
 impl Connection {
     /// Creates the client's side. The output already has its preface and SETTINGS.
-    pub fn client(limits: Limits) -> Connection {
+    pub fn client(limits: H2Limits) -> Connection {
         let mut connection = Connection::new(false, limits);
         connection.out.extend_from_slice(PREFACE);
         connection.send_settings(&[(setting::ENABLE_PUSH, 0)]);
@@ -285,13 +285,13 @@ impl Connection {
     }
 
     /// Creates the server's side. The output already has its SETTINGS.
-    pub fn server(limits: Limits) -> Connection {
+    pub fn server(limits: H2Limits) -> Connection {
         let mut connection = Connection::new(true, limits);
         connection.send_settings(&[(setting::MAX_CONCURRENT_STREAMS, limits.streams)]);
         connection
     }
 
-    fn new(is_server: bool, limits: Limits) -> Connection {
+    fn new(is_server: bool, limits: H2Limits) -> Connection {
         Connection {
             is_server,
             limits,

@@ -46,7 +46,7 @@ mod huffman;
 mod streams;
 
 pub use budget::Allowance;
-pub use connection::{Connection, Error, Event, Limits, SendError};
+pub use connection::{Connection, Error, Event, H2Limits, SendError};
 pub use frame::ErrorCode;
 pub use headers::HeaderList;
 pub use hpack::{Field, Indexing};

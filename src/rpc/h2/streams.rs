@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map from stream identifier to `V`. Each frame needs several look-ups, and with the standard
 /// library's hash function they would cost more than HPACK. A peer that chooses colliding
-/// identifiers slows down a map of at most `Limits::streams` entries.
+/// identifiers slows down a map of at most `H2Limits::streams` entries.
 pub(crate) type StreamMap<V> = HashMap<u32, V, BuildHasherDefault<StreamHasher>>;
 
 /// Fibonacci hashing: consecutive identifiers get different places.

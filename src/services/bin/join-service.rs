@@ -15,17 +15,17 @@ use base::uuid::Uuid;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
-use services::cluster::keys::{self, Flags};
+use services::cluster::keys::{self, KeyServiceFlags};
 use services::cluster::own_node;
 use services::join_service::{self, Config, JoinService, file_records};
 use services::{CONFIG_DIR, GRACE, check};
-use sys::keeping::Keeping;
+use sys::keeping::WipingAllocator;
 use verifier::{Variant, variant};
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library. Keeps some wiped
 /// blocks for later allocations.
 #[global_allocator]
-static ALLOCATOR: Keeping = Keeping::new();
+static ALLOCATOR: WipingAllocator = WipingAllocator::new();
 
 /// How long `--check` waits until the servers are healthy.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -105,7 +105,7 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
 struct Given {
     verbosity: i32,
     log_format: logger::Format,
-    keys: Flags,
+    keys: KeyServiceFlags,
     collateral: collateral::Flags,
     listen: SocketAddr,
     health: Option<SocketAddr>,
@@ -136,7 +136,7 @@ impl Default for Given {
         Given {
             verbosity: 0,
             log_format: logger::Format::default(),
-            keys: Flags::default(),
+            keys: KeyServiceFlags::default(),
             collateral: collateral::Flags::default(),
             listen: SocketAddr::new(network::any_address(), proto::join::PORT),
             health: None,

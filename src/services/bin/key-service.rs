@@ -20,8 +20,8 @@ use kubernetes::wrapping_key;
 use services::cluster::keys::SECRET_FILE;
 use services::key_service::grants::Grants;
 use services::key_service::master_secret::{self, MasterSecret};
-use services::key_service::{self, Clients, Config, KeyService, tokens};
-use sys::keeping::Keeping;
+use services::key_service::{self, Clients, KeyService, KeyServiceConfig, tokens};
+use sys::keeping::WipingAllocator;
 use sys::signal::StopSignals;
 use tpm::Location;
 use verifier::{Variant, variant};
@@ -29,7 +29,7 @@ use verifier::{Variant, variant};
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library. Keeps some wiped
 /// blocks for later allocations.
 #[global_allocator]
-static ALLOCATOR: Keeping = Keeping::new();
+static ALLOCATOR: WipingAllocator = WipingAllocator::new();
 
 /// The first and the longest pause between attempts to have the master secret unwrapped.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -231,7 +231,7 @@ impl Given {
     }
 
     /// Returns the configuration of the service, and where the master secret is.
-    fn config(mut self) -> Result<(Config, MasterSecret), Failure> {
+    fn config(mut self) -> Result<(KeyServiceConfig, MasterSecret), Failure> {
         let secret = self.secret();
         let mut listen = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), proto::kms::PORT);
         // Constellation's chart gives no other option.
@@ -246,8 +246,8 @@ impl Given {
         }
         let kubeconfig = self.kubeconfig.take();
         let api = || match &kubeconfig {
-            Some(file) => client::Config::from_kubeconfig_file(file),
-            None => client::Config::in_cluster(),
+            Some(file) => client::ApiAccess::from_kubeconfig_file(file),
+            None => client::ApiAccess::in_cluster(),
         };
         let clients = match self.how.as_deref().unwrap_or("attested") {
             "attested" => attested(
@@ -283,7 +283,7 @@ impl Given {
                  name its node"
             );
         }
-        let config = Config {
+        let config = KeyServiceConfig {
             listen,
             clients,
             api,
@@ -308,7 +308,7 @@ fn attested<E>(
     tpm: Option<Location>,
     config_dir: PathBuf,
     collateral: collateral::Flags,
-    api: impl Fn() -> Result<client::Config, E>,
+    api: impl Fn() -> Result<client::ApiAccess, E>,
 ) -> Result<Clients, Failure> {
     let variant = Variant::named(&variant).map_err(Failure::failed)?;
     let collateral = collateral.finish(|| Some(client::Client::new(api().ok()?, &Stop::new())))?;

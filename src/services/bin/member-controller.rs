@@ -11,18 +11,18 @@ use base::stop::Stop;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
-use services::cluster::keys::{self, Flags, KeyClient};
+use services::cluster::keys::{self, KeyClient, KeyServiceFlags};
 use services::cluster::own_node;
 use services::cluster::secrets::Secrets;
 use services::member_controller::watch::{Judging, flags};
 use services::member_controller::{MemberController, Options};
 use services::{CONFIG_DIR, GRACE};
-use sys::keeping::Keeping;
+use sys::keeping::WipingAllocator;
 use verifier::{Variant, variant};
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library.
 #[global_allocator]
-static ALLOCATOR: Keeping = Keeping::new();
+static ALLOCATOR: WipingAllocator = WipingAllocator::new();
 
 /// Returns the help text.
 fn help() -> String {
@@ -76,7 +76,7 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
 struct Given {
     verbosity: i32,
     log_format: logger::Format,
-    keys: Flags,
+    keys: KeyServiceFlags,
     watch: flags::WatchFlags,
     collateral: collateral::Flags,
     health: Option<SocketAddr>,
@@ -95,7 +95,7 @@ impl Default for Given {
         Given {
             verbosity: 0,
             log_format: logger::Format::default(),
-            keys: Flags::default(),
+            keys: KeyServiceFlags::default(),
             watch: flags::WatchFlags::default(),
             collateral: collateral::Flags::default(),
             health: None,
@@ -148,7 +148,7 @@ impl Given {
     }
 
     /// Returns the access to the Kubernetes API.
-    fn access(&self) -> Result<client::Config, Failure> {
+    fn access(&self) -> Result<client::ApiAccess, Failure> {
         services::kubernetes(self.kubeconfig.as_deref())?.ok_or_else(|| {
             Failure::Usage("--kubeconfig is missing: this program does not run in a pod".into())
         })

@@ -98,7 +98,7 @@ pub enum Auth {
 }
 
 /// The command line options of a program that uses a key service.
-pub const OPTIONS: &Table<Flags> = &[
+pub const OPTIONS: &Table<KeyServiceFlags> = &[
     (Opt::value("key-service", "HOST:PORT[,HOST:PORT]..", "the addresses of the key service, of which the first that can be reached is used"),
      |it, _, value| it.set_endpoint(value, false)),
     (Opt::value("key-service-endpoint", "HOST:PORT", "the same option under its old name; it sets --key-service-auth none as the default"),
@@ -115,7 +115,7 @@ pub const OPTIONS: &Table<Flags> = &[
 
 /// The values of [`OPTIONS`].
 #[derive(Debug, Default)]
-pub struct Flags {
+pub struct KeyServiceFlags {
     endpoint: Option<String>,
     /// Whether the endpoint was given by its old option.
     is_old: bool,
@@ -125,7 +125,7 @@ pub struct Flags {
     tpm: Option<Location>,
 }
 
-impl Flags {
+impl KeyServiceFlags {
     fn set_endpoint(&mut self, value: OsString, is_old: bool) -> Result<(), Failure> {
         let given = text(value)?;
         let endpoints = given.split(',').map(endpoint);

@@ -12,13 +12,13 @@ use kubernetes::parameters::NodeName;
 #[derive(Default)]
 pub struct KnownMachines {
     /// By their numbers. If two have the same node, both are here.
-    machines: Vec<Machine>,
+    machines: Vec<CloudMachine>,
     /// The numbers of the machines by all their names and addresses.
     index: Index,
 }
 
 /// A machine that the cloud lists.
-pub struct Machine {
+pub struct CloudMachine {
     /// The name of its node.
     node: String,
     /// Its entry in the cloud's list of machines.
@@ -39,7 +39,7 @@ fn name(name: &str) -> Key {
     Key::Name(name.to_ascii_lowercase())
 }
 
-impl Machine {
+impl CloudMachine {
     /// Returns its names in the cloud.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let own = iter::once(&self.instance.name);
@@ -68,7 +68,7 @@ impl KnownMachines {
         let mut known = KnownMachines::default();
         for instance in instances {
             if let Some(node) = node(&instance.name) {
-                known.machines.push(Machine {
+                known.machines.push(CloudMachine {
                     node,
                     instance,
                     alias: Alias::default(),
@@ -104,7 +104,7 @@ impl KnownMachines {
     }
 
     /// Returns the machine of this node.
-    pub fn get(&self, node: &str) -> Option<&Machine> {
+    pub fn get(&self, node: &str) -> Option<&CloudMachine> {
         Some(&self.machines[self.number_of(node)?])
     }
 

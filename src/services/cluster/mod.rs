@@ -44,13 +44,13 @@ use serde_json::Value;
 
 use known_records::KnownRecords;
 use kubernetes::client::{
-    self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch,
+    self, CONFIG_MAPS, Client, Collection, CollectionEvent, NODE_VERSIONS, NODES, Selector, Watch,
 };
 use kubernetes::components::{self, CONFIG_MAP_PREFIX};
 use kubernetes::kubeadm::CONFIG_MAP as KUBEADM_CONFIG;
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::node_version::NAME as NODE_VERSION;
-use kubernetes::parameters::{self, Subnet, Version as Release};
+use kubernetes::parameters::{self, KubernetesVersion as Release, Subnet};
 use kubernetes::removed_nodes::{self, RemovedNode, RemovedNodes};
 use kubernetes::{NAMESPACE, yaml};
 use node_status::NodeStatus;
@@ -96,7 +96,7 @@ struct Objects {
     has_joining_nodes: bool,
     nodes: HashMap<String, NodeStatus>,
     components: BTreeMap<String, Arc<Components>>,
-    kubeadm: Option<Arc<Result<Kubeadm, TicketRefusal>>>,
+    kubeadm: Option<Arc<Result<KubeadmSettings, TicketRefusal>>>,
     records: KnownRecords,
     removed: RemovedNodes,
 }
@@ -126,7 +126,7 @@ pub struct Components {
 
 /// The fields of kubeadm's ClusterConfiguration that a ticket needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kubeadm {
+pub struct KubeadmSettings {
     /// The address of the API server, `host:port`.
     pub endpoint: String,
     /// Further names of the API server's certificate.
@@ -189,7 +189,7 @@ impl Cluster {
         collection: &Collection,
         selector: &Selector,
         keep: fn(Value) -> Value,
-        mut on: impl FnMut(Option<Event>),
+        mut on: impl FnMut(Option<CollectionEvent>),
     ) {
         let mut watch: Watch = self.client.watch(collection, selector).keeping(keep);
         let mut logged = String::new();
@@ -221,12 +221,12 @@ impl Cluster {
         }
     }
 
-    fn node_event(&self, event: Option<Event>, told: &dyn Fn(Change<'_>)) {
+    fn node_event(&self, event: Option<CollectionEvent>, told: &dyn Fn(Change<'_>)) {
         let Some(event) = event else { return };
         let mut seen = Vec::new();
         let mut state = self.lock();
         match event {
-            Event::Listed(nodes) => {
+            CollectionEvent::Listed(nodes) => {
                 state.nodes = nodes
                     .iter()
                     .map(|node| (name_of(node).to_owned(), NodeStatus::read(node)))
@@ -239,7 +239,7 @@ impl Cluster {
                         .map(|(name, node)| (name.clone(), node.clone())),
                 );
             }
-            Event::Added(node) | Event::Modified(node) => {
+            CollectionEvent::Added(node) | CollectionEvent::Modified(node) => {
                 let (name, node) = (name_of(&node).to_owned(), NodeStatus::read(&node));
                 // Heartbeats change nothing that is kept here.
                 if state.nodes.get(&name) != Some(&node) {
@@ -247,7 +247,7 @@ impl Cluster {
                     state.nodes.insert(name, node);
                 }
             }
-            Event::Deleted(node) => {
+            CollectionEvent::Deleted(node) => {
                 state.nodes.remove(name_of(&node));
                 drop(state);
                 self.tell(name_of(&node), None);
@@ -274,12 +274,12 @@ impl Cluster {
         let _ = self.listener.set(Box::new(listener));
     }
 
-    fn map_event(&self, event: Option<Event>, told: &dyn Fn(Change<'_>)) {
+    fn map_event(&self, event: Option<CollectionEvent>, told: &dyn Fn(Change<'_>)) {
         let Some(event) = event else { return };
         let mut state = self.lock();
         let mut records = Vec::new();
         match event {
-            Event::Listed(maps) => {
+            CollectionEvent::Listed(maps) => {
                 state.components.clear();
                 state.kubeadm = None;
                 state.records = KnownRecords::default();
@@ -289,8 +289,10 @@ impl Cluster {
                 }
                 state.has_config_maps = true;
             }
-            Event::Added(map) | Event::Modified(map) => records.extend(state.store_map(&map)),
-            Event::Deleted(map) => state.remove_map(name_of(&map)),
+            CollectionEvent::Added(map) | CollectionEvent::Modified(map) => {
+                records.extend(state.store_map(&map))
+            }
+            CollectionEvent::Deleted(map) => state.remove_map(name_of(&map)),
         }
         drop(state);
         self.changed.notify_all();
@@ -299,7 +301,7 @@ impl Cluster {
         }
     }
 
-    fn version_event(&self, event: Option<Event>) {
+    fn version_event(&self, event: Option<CollectionEvent>) {
         let reference = |object: &Value| {
             let reference = object
                 .pointer("/spec/kubernetesComponentsReference")
@@ -310,9 +312,13 @@ impl Cluster {
         };
         let has_joining_nodes = event.is_some();
         let version = match event {
-            None | Some(Event::Deleted(_)) => Version::Absent,
-            Some(Event::Listed(objects)) => objects.first().map_or(Version::Absent, reference),
-            Some(Event::Added(object) | Event::Modified(object)) => reference(&object),
+            None | Some(CollectionEvent::Deleted(_)) => Version::Absent,
+            Some(CollectionEvent::Listed(objects)) => {
+                objects.first().map_or(Version::Absent, reference)
+            }
+            Some(CollectionEvent::Added(object) | CollectionEvent::Modified(object)) => {
+                reference(&object)
+            }
         };
         let mut state = self.lock();
         (state.version, state.has_joining_nodes) = (version, has_joining_nodes);
@@ -483,7 +489,7 @@ impl Cluster {
     }
 
     /// Returns the endpoint and the names of the API server.
-    pub fn kubeadm(&self) -> Result<Kubeadm, TicketRefusal> {
+    pub fn kubeadm(&self) -> Result<KubeadmSettings, TicketRefusal> {
         let missing = "the cluster does not specify the endpoint of its API server";
         match self.lock().kubeadm.as_deref() {
             Some(kubeadm) => kubeadm.clone(),
@@ -527,7 +533,7 @@ impl Objects {
     fn store_map(&mut self, map: &Value) -> Option<MachineRecord> {
         let name = name_of(map);
         if name == KUBEADM_CONFIG {
-            self.kubeadm = Some(Arc::new(Kubeadm::read(map)));
+            self.kubeadm = Some(Arc::new(KubeadmSettings::read(map)));
         } else if name.starts_with(CONFIG_MAP_PREFIX) {
             self.components
                 .insert(name.to_owned(), Arc::new(Components::read(map)));
@@ -620,9 +626,9 @@ impl Components {
     }
 }
 
-impl Kubeadm {
+impl KubeadmSettings {
     /// Reads the ConfigMap that kubeadm writes.
-    fn read(map: &Value) -> Result<Kubeadm, TicketRefusal> {
+    fn read(map: &Value) -> Result<KubeadmSettings, TicketRefusal> {
         let configuration =
             yaml::document(text(map, "/data/ClusterConfiguration")).map_err(unusable)?;
         let endpoint = endpoint(text(&configuration, "/controlPlaneEndpoint"))?;
@@ -636,7 +642,7 @@ impl Kubeadm {
             .map(str::to_owned)
             .collect();
         let version = text(&configuration, "/kubernetesVersion").parse().ok();
-        Ok(Kubeadm {
+        Ok(KubeadmSettings {
             endpoint,
             names,
             services: text(&configuration, "/networking/serviceSubnet")
@@ -718,8 +724,8 @@ mod tests {
 
     use super::*;
 
-    fn kubeadm(configuration: &str) -> Result<Kubeadm, TicketRefusal> {
-        Kubeadm::read(&json!({"data": {"ClusterConfiguration": configuration}}))
+    fn kubeadm(configuration: &str) -> Result<KubeadmSettings, TicketRefusal> {
+        KubeadmSettings::read(&json!({"data": {"ClusterConfiguration": configuration}}))
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
 use super::audit::Audit;
-use super::cleaner::{Cleaner, Task};
+use super::cleaner::{Cleaner, CleanerTask};
 use super::records::{self, Claimant};
 use super::request::JoinRequest;
 use super::{reservation, tokens};
@@ -102,7 +102,7 @@ pub struct Admission<'a> {
     asked: &'a JoinRequest,
     access: &'a ClusterAccess,
     audit: &'a Audit,
-    undo: Vec<Task>,
+    undo: Vec<CleanerTask>,
 }
 
 impl<'a> Admission<'a> {
@@ -151,7 +151,8 @@ impl<'a> Admission<'a> {
         if cluster.has_joining_nodes() {
             if is_new {
                 let name = joining_node::name(node, self.asked.control_plane);
-                self.undo.push(Task::JoiningNode(name.into(), node.into()));
+                self.undo
+                    .push(CleanerTask::JoiningNode(name.into(), node.into()));
             }
             if !self.asked.control_plane {
                 joining_node::announce_worker(&self.access.client(self.call)?, node, components)?;
@@ -200,13 +201,13 @@ impl<'a> Admission<'a> {
             }
         })?;
         match &written.before {
-            None => self.undo.push(Task::MachineRecord(
+            None => self.undo.push(CleanerTask::MachineRecord(
                 written.record.name.clone(),
                 written.record.token.clone(),
             )),
             // Each node has at most one valid token.
             Some(before) if !before.token.is_empty() => {
-                cleaner.add(Task::Token(before.token.clone()))
+                cleaner.add(CleanerTask::Token(before.token.clone()))
             }
             Some(_) => {}
         }
@@ -216,7 +217,7 @@ impl<'a> Admission<'a> {
     /// Creates the bootstrap token whose ID is in the record.
     pub fn token(&mut self, record: &MachineRecord) -> Result<Zeroizing<String>, TicketRefusal> {
         // The API server may have executed a create request whose answer was lost.
-        self.undo.push(Task::Token(record.token.clone()));
+        self.undo.push(CleanerTask::Token(record.token.clone()));
         let (client, asked) = (self.access.client(self.call)?, self.asked);
         let may_sign = !asked.accepts_cluster_ca;
         let create = || tokens::create(&client, &record.token, asked.node(), may_sign);

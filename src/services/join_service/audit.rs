@@ -23,7 +23,7 @@ use verifier::{Claims, Form, PlatformClaims};
 const GIVEN: &str = "given";
 
 /// The caller of a ticket and its request.
-pub struct Subject<'a> {
+pub struct TicketCaller<'a> {
     /// `join` or `rejoin`.
     pub request: &'static str,
     /// The caller's address.
@@ -46,11 +46,11 @@ pub struct Subject<'a> {
     pub since: Instant,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> TicketCaller<'a> {
     /// Creates the subject of a call that has just arrived. The request adds node, role and disk.
-    pub fn new(request: &'static str, call: &'a Call) -> Subject<'a> {
+    pub fn new(request: &'static str, call: &'a Call) -> TicketCaller<'a> {
         let claims = call.claims::<Claims>();
-        Subject {
+        TicketCaller {
             request,
             peer: peer(call.peer()),
             node: "",
@@ -126,7 +126,7 @@ impl Audit {
     /// empty.
     pub fn decided<T>(
         &self,
-        subject: &Subject,
+        subject: &TicketCaller,
         issued: Result<(T, &str), TicketRefusal>,
     ) -> Result<T, Status> {
         let (decision, reason, why) = match &issued {
@@ -163,7 +163,7 @@ impl Audit {
 
     /// Counts a caller that comes again at its turn. A line and an event for each would cost as much as a
     /// ticket.
-    pub fn busy(&self, subject: &Subject) {
+    pub fn busy(&self, subject: &TicketCaller) {
         let (word, _) = Decision::Refused.words();
         let labels = [subject.request, word, "busy", subject.form];
         self.tickets.with(labels).inc();
@@ -176,7 +176,7 @@ impl Audit {
 }
 
 /// Builds the record of a decision.
-fn line(subject: &Subject, decision: &str, reason: &str, why: &str) -> Value {
+fn line(subject: &TicketCaller, decision: &str, reason: &str, why: &str) -> Value {
     json!({
         "request": subject.request, "decision": decision, "reason": reason, "peer": subject.peer,
         "node": subject.node, "role": subject.role, "disk": subject.disk, "machine": subject.machine, "form": subject.form,
@@ -207,7 +207,7 @@ mod tests {
             }],
             bound: vec!["attestation key: SHA-512 in REPORT_DATA".into()],
         };
-        let subject = |platform| Subject {
+        let subject = |platform| TicketCaller {
             request: "join",
             peer: "10.0.0.7:4711".into(),
             node: "worker-1",

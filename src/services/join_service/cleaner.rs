@@ -48,7 +48,7 @@ const MAX_TASKS: usize = 20_000;
 
 /// A task of the cleaner.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Task {
+pub enum CleanerTask {
     /// Deletes the token of this identifier.
     Token(String),
     /// Ends a reservation: the node's name, and the Lease's renewTime at the reservation.
@@ -65,29 +65,29 @@ pub enum Task {
 /// The tasks, and what the threads share that run them.
 pub struct Cleaner {
     client: Client,
-    state: Mutex<Agenda>,
+    state: Mutex<DueTasks>,
     changed: Condvar,
 }
 
 /// The tasks that are due, and the tokens that become tasks.
 #[derive(Default)]
-struct Agenda {
+struct DueTasks {
     /// In the order of their due times.
     tasks: BTreeMap<(Instant, u64), Due>,
     /// The tasks in `tasks`.
-    known: HashSet<Task>,
+    known: HashSet<CleanerTask>,
     last: u64,
     /// Tokens whose node has not come yet, by the node's name.
     waiting: HashMap<String, PendingToken>,
     /// The number of threads that run a task.
     working: usize,
-    /// When [`Agenda::forget`] is due.
+    /// When [`DueTasks::forget`] is due.
     forget_at: Option<Instant>,
     is_stopped: bool,
 }
 
 struct Due {
-    task: Task,
+    task: CleanerTask,
     until: Instant,
     backoff: Backoff,
     /// Whether the task runs once more after it succeeded.
@@ -127,7 +127,7 @@ impl Cleaner {
     }
 
     /// Adds a task that is due now.
-    pub fn add(&self, task: Task) {
+    pub fn add(&self, task: CleanerTask) {
         self.lock().add(task, Duration::ZERO, false);
         self.changed.notify_all();
     }
@@ -135,10 +135,10 @@ impl Cleaner {
     /// Adds a task that undoes a step of a ticket and is due now. The API server may still execute
     /// a request that timed out, so the task runs once more later if it can only affect the same
     /// ticket.
-    pub fn undo(&self, task: Task) {
+    pub fn undo(&self, task: CleanerTask) {
         let again = matches!(
             task,
-            Task::Token(_) | Task::Reservation(..) | Task::MachineRecord(..)
+            CleanerTask::Token(_) | CleanerTask::Reservation(..) | CleanerTask::MachineRecord(..)
         );
         self.lock().add(task, Duration::ZERO, again);
         self.changed.notify_all();
@@ -260,12 +260,12 @@ impl Cleaner {
         None
     }
 
-    fn execute(&self, task: &Task) -> Result<(), client::Error> {
+    fn execute(&self, task: &CleanerTask) -> Result<(), client::Error> {
         match task {
-            Task::Token(id) => self.client.delete_if_there(&tokens::object(id)).map(drop),
-            Task::Reservation(node, at) => lease::release(&self.client, node, at),
-            Task::JoiningNode(name, node) => joining_node::delete(&self.client, name, node),
-            Task::MachineRecord(name, token) => {
+            CleanerTask::Token(id) => self.client.delete_if_there(&tokens::object(id)).map(drop),
+            CleanerTask::Reservation(node, at) => lease::release(&self.client, node, at),
+            CleanerTask::JoiningNode(name, node) => joining_node::delete(&self.client, name, node),
+            CleanerTask::MachineRecord(name, token) => {
                 let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(name);
                 match self.client.find(&at)? {
                     Some(map)
@@ -277,23 +277,23 @@ impl Cleaner {
                     _ => Ok(()),
                 }
             }
-            Task::Write(record) => machine_record::write_rejoin(&self.client, record),
+            CleanerTask::Write(record) => machine_record::write_rejoin(&self.client, record),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Agenda> {
+    fn lock(&self) -> MutexGuard<'_, DueTasks> {
         lock(&self.state)
     }
 }
 
-impl Agenda {
-    fn add(&mut self, task: Task, after: Duration, again: bool) {
+impl DueTasks {
+    fn add(&mut self, task: CleanerTask, after: Duration, again: bool) {
         if self.known.contains(&task) {
             return;
         }
         // Any caller can cause a record of a disk, so half of the queue is reserved for tasks that
         // undo tickets.
-        let most = if matches!(task, Task::Write(_)) {
+        let most = if matches!(task, CleanerTask::Write(_)) {
             MAX_TASKS / 2
         } else {
             MAX_TASKS
@@ -354,7 +354,7 @@ impl Agenda {
             return false;
         }
         if let Some(PendingToken { token, after, .. }) = self.waiting.remove(name) {
-            self.add(Task::Token(token), after, false);
+            self.add(CleanerTask::Token(token), after, false);
         }
         true
     }
@@ -410,14 +410,14 @@ mod tests {
         }
     }
 
-    fn is_due(state: &Agenda) -> bool {
-        state.known.contains(&Task::Token("abcdef".into()))
+    fn is_due(state: &DueTasks) -> bool {
+        state.known.contains(&CleanerTask::Token("abcdef".into()))
     }
 
     #[test]
     fn a_token_goes_when_its_node_comes_whichever_is_known_first() {
         for node_first in [false, true] {
-            let (mut state, node) = (Agenda::default(), node("u", None));
+            let (mut state, node) = (DueTasks::default(), node("u", None));
             state.wait_for_node(
                 &record(""),
                 Some(&node).filter(|_| node_first),
@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn a_token_of_a_node_that_was_there_before_goes_when_that_is_ready_again() {
-        let mut state = Agenda::default();
+        let mut state = DueTasks::default();
         let before = SystemTime::now() - Duration::from_secs(60);
         for (node, gone) in [
             (node("u", None), false),
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     fn a_token_of_a_control_plane_goes_when_that_is_ready() {
-        let mut state = Agenda::default();
+        let mut state = DueTasks::default();
         state.wait_for_node(
             &MachineRecord {
                 control_plane: true,
@@ -467,9 +467,9 @@ mod tests {
 
     #[test]
     fn a_task_is_queued_once() {
-        let mut state = Agenda::default();
-        state.add(Task::Token("a".into()), Duration::ZERO, false);
-        state.add(Task::Token("a".into()), Duration::ZERO, false);
+        let mut state = DueTasks::default();
+        state.add(CleanerTask::Token("a".into()), Duration::ZERO, false);
+        state.add(CleanerTask::Token("a".into()), Duration::ZERO, false);
         assert_eq!(state.tasks.len(), 1);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::rush::Rush;
+use super::admission_queue::AdmissionQueue;
 use crate::metrics::{Counter, Labelled, Registry};
 use atls::FIRST_PAUSE_ALERT;
 use base::crypto::random;
@@ -24,7 +24,8 @@ use transport::{Accept, Transport};
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::{
-    Identity, IssueError, Issuer, Oid, Refusal, Request, Role, Validator, Variant, wire,
+    DocumentRequest, IssueError, Issuer, MachineIdentity, Oid, PeerRole, Refusal, Validator,
+    Variant, wire,
 };
 
 /// Where the host listens.
@@ -43,7 +44,7 @@ pub struct RemoteIssuer {
     variant: &'static Variant,
     socket: PathBuf,
     /// The keys, which do not change while the machine runs, and when the host returned them.
-    identity: Mutex<Option<(Identity, Instant)>>,
+    identity: Mutex<Option<(MachineIdentity, Instant)>>,
     /// Whether the last response of the host was evidence. If not, the service requests the host's
     /// identity again before the next proof.
     works: AtomicBool,
@@ -83,7 +84,7 @@ impl RemoteIssuer {
     }
 
     /// Asks the host, and stores its identity and whether it gave evidence. Returns the document.
-    fn ask(&self, request: &EvidenceRequest) -> Result<(Identity, Vec<u8>), IssueError> {
+    fn ask(&self, request: &EvidenceRequest) -> Result<(MachineIdentity, Vec<u8>), IssueError> {
         let response = self.try_to_ask(request);
         self.works.store(response.is_ok(), Ordering::Relaxed);
         let EvidenceResponse {
@@ -96,7 +97,7 @@ impl RemoteIssuer {
 
     /// Adds the issuers of the certificates of endorsement keys that the TPM does not hold. A node
     /// fetches none.
-    fn with_issuers(&self, mut identity: Identity) -> Identity {
+    fn with_issuers(&self, mut identity: MachineIdentity) -> MachineIdentity {
         let Some(sources) = &self.sources else {
             return identity;
         };
@@ -120,7 +121,7 @@ impl RemoteIssuer {
         Ok(self.ask(&request)?.1)
     }
 
-    fn known(&self) -> MutexGuard<'_, Option<(Identity, Instant)>> {
+    fn known(&self) -> MutexGuard<'_, Option<(MachineIdentity, Instant)>> {
         lock(&self.identity)
     }
 
@@ -169,21 +170,21 @@ impl Issuer for RemoteIssuer {
         ))
     }
 
-    fn identity(&self) -> Result<Identity, IssueError> {
+    fn identity(&self) -> Result<MachineIdentity, IssueError> {
         match self.known_identity() {
             Some(identity) => Ok(identity),
             None => Ok(self.with_issuers(self.ask(&EvidenceRequest::default())?.0)),
         }
     }
 
-    fn known_identity(&self) -> Option<Identity> {
+    fn known_identity(&self) -> Option<MachineIdentity> {
         let (identity, told) = self.known().clone()?;
         let holds = !identity.endorsements.is_empty() || told.elapsed() < MAX_AGE;
         holds.then(|| self.with_issuers(identity))
     }
 
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
-        if request.role != Role::Server {
+    fn prove(&self, request: &DocumentRequest<'_>) -> Result<Vec<u8>, IssueError> {
+        if request.role != PeerRole::Server {
             return Err(IssueError::new("the host proves only servers"));
         }
         let (_, document) = self.ask(&EvidenceRequest {
@@ -205,7 +206,7 @@ impl Issuer for RemoteIssuer {
 }
 
 /// Accepts nodes, and proves this machine to them if the host gives evidence.
-pub struct Door {
+pub struct NodeAcceptor {
     issuer: Option<Arc<RemoteIssuer>>,
     validator: Arc<dyn Validator>,
     require_strong: bool,
@@ -216,14 +217,14 @@ pub struct Door {
     /// without evidence.
     without_proof_old: atls::Server,
     /// The callers of IssueJoinTicket.
-    rush: Arc<Rush>,
+    queue: Arc<AdmissionQueue>,
     /// When the host last gave no evidence.
     refused: Mutex<Option<Instant>>,
     /// The nodes whose evidence was refused, by the kind of the reason.
     refusals: Labelled<Counter, 1>,
 }
 
-impl Door {
+impl NodeAcceptor {
     /// Makes the server's TLS end, which accepts the nodes that `validator` accepts. With
     /// `require_strong`, nodes of the old form are refused.
     pub fn new(
@@ -231,7 +232,7 @@ impl Door {
         issuer: Option<RemoteIssuer>,
         require_strong: bool,
         registry: &Registry,
-    ) -> Door {
+    ) -> NodeAcceptor {
         let issuer = issuer.map(Arc::new);
         let server = || {
             if require_strong {
@@ -249,14 +250,14 @@ impl Door {
                 "this service proves nothing to nodes (--evidence): those with the setting require=strong accept no ticket from it"
             );
         }
-        Door {
+        NodeAcceptor {
             issuer,
             validator: validator.clone(),
             require_strong,
             proving,
             without_proof: server(),
             without_proof_old: server().old_first(),
-            rush: Arc::default(),
+            queue: Arc::default(),
             refused: Mutex::default(),
             refusals: registry.labelled(
                 "firstlight_join_refused_evidence_total",
@@ -268,8 +269,8 @@ impl Door {
 
     /// Tells the peers of connections that are closed before their handshake when their turn comes
     /// among these callers.
-    pub fn with_rush(self, rush: Arc<Rush>) -> Door {
-        Door { rush, ..self }
+    pub fn with_queue(self, queue: Arc<AdmissionQueue>) -> NodeAcceptor {
+        NodeAcceptor { queue, ..self }
     }
 
     /// Returns whether the host gives evidence: its last response says so. A host that gives none
@@ -310,7 +311,7 @@ impl Door {
     }
 }
 
-impl Door {
+impl NodeAcceptor {
     /// Returns why a node can be accepted only in the strong form, if that is so. In that form a node
     /// that rejoins requires no proof of this service, but a fresh node does.
     fn reason_for_strong(&self) -> Option<&'static str> {
@@ -339,7 +340,7 @@ impl Door {
     }
 }
 
-impl Accept for Door {
+impl Accept for NodeAcceptor {
     fn accept(
         &self,
         socket: TcpStream,
@@ -373,7 +374,7 @@ impl Accept for Door {
     /// Sends a TLS alert in place of a handshake, which would cost much more. The empty send buffer
     /// of a new connection takes it at once.
     fn turn_away(&self, mut socket: &TcpStream) {
-        let _ = socket.write(&alert_for(self.rush.turn_away(Instant::now())));
+        let _ = socket.write(&alert_for(self.queue.turn_away(Instant::now())));
     }
 }
 

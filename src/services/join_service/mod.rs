@@ -17,7 +17,7 @@
 //! | `request` | validation of a request |
 //! | `claimed_machine`, [`records`], `file_records` | which machine may have which name, role and disk; records without Kubernetes |
 //! | `pki`, `tokens` | the parts of a ticket: the cluster's CA, bootstrap tokens |
-//! | `rush` | when a caller's turn comes if too many ask at once |
+//! | `admission_queue` | when a caller's turn comes if too many ask at once |
 //! | `reservation`, `lease` | control planes join one at a time |
 //! | [`cleaner`] | the leftovers of failed tickets are removed |
 //! | [`audit`] | a log line, an event and a count for each decision |
@@ -31,6 +31,7 @@
 //! docs/join.md lists every refusal, its code, and what to do about it.
 
 mod admission;
+pub mod admission_queue;
 pub mod audit;
 mod claimed_machine;
 pub mod cleaner;
@@ -43,7 +44,6 @@ pub mod policy;
 pub mod records;
 mod request;
 mod reservation;
-pub mod rush;
 pub mod tickets;
 mod tokens;
 pub mod verification;
@@ -63,15 +63,16 @@ use crate::cluster::secrets::Secrets;
 use crate::cluster::{Cluster, Watches};
 use crate::metrics::Registry;
 use crate::policy_file::{self, Loaded};
-use crate::serving::{Addresses, Api, Refused, Serving};
+use crate::serving::{Addresses, Api, CannotListen, Serving};
 use crate::{CONFIG_DIR, shared_metrics};
 use admission::ClusterAccess;
+use admission_queue::AdmissionQueue;
 use audit::Audit;
 use base::stop::Stop;
 use cleaner::{Cleaner, CleanerThreads};
 use cloud_api::Service;
 use collateral::Fetching;
-use evidence::{Door, RemoteIssuer};
+use evidence::{NodeAcceptor, RemoteIssuer};
 use file_records::FileRecords;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
@@ -84,7 +85,6 @@ use policy::PolicyFile;
 use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
 use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{Call, Limits, Router, Server};
-use rush::Rush;
 use tickets::Tickets;
 use verification::Verification;
 use verifier::{Policy, Variant};
@@ -126,7 +126,7 @@ pub struct Config {
     /// Whether nodes of the old form of attested TLS are refused.
     pub require_strong: bool,
     /// Access to the Kubernetes API. Without it, the service issues rejoin tickets only.
-    pub kubernetes: Option<client::Config>,
+    pub kubernetes: Option<client::ApiAccess>,
     /// The folder of the records of disks, for a service without Kubernetes, and until when disks
     /// without a record are recorded for the machine that asks first.
     pub records: Option<(PathBuf, Migration)>,
@@ -150,11 +150,11 @@ pub struct Config {
 pub struct JoinService {
     serving: Serving,
     verification: Option<Server>,
-    _verification_http: Option<http::server::Server>,
+    _verification_http: Option<http::server::HttpServer>,
     cluster: Option<Background>,
     registry: Registry,
     /// Dropped after the server, which uses the policy that this watch keeps up to date.
-    _policy: policy::Watch,
+    _policy: policy::PolicyWatch,
 }
 
 /// The background threads of the service.
@@ -190,21 +190,21 @@ impl JoinService {
         let registry = Registry::new();
         policy.add_metrics(&registry);
         shared_metrics::collateral(&registry, config.collateral.as_ref());
-        let rush = Arc::<Rush>::default();
-        let accept = door(&config, &policy, &rush, &registry);
+        let queue = Arc::<AdmissionQueue>::default();
+        let accept = acceptor(&config, &policy, &queue, &registry);
         let (verification, verification_http) = verification(&config)?;
         let (tickets, cluster) = tickets(config, &registry)?;
         let secrets = tickets.secrets();
         let api = Api {
             accept,
             router: router(Arc::new(
-                tickets.with_policy(policy.clone()).with_rush(rush),
+                tickets.with_policy(policy.clone()).with_queue(queue),
             )),
             limits: Limits {
                 message_bytes: MAX_REQUEST,
                 max_age: Some(MAX_AGE),
                 // the calls of one address, such as a load balancer's, get three quarters of these
-                handlers: (rush::CALLERS + OTHER_CALLS) * 4 / 3,
+                handlers: (admission_queue::CALLERS + OTHER_CALLS) * 4 / 3,
                 ..Limits::default()
             },
         };
@@ -266,12 +266,12 @@ impl JoinService {
 }
 
 /// Creates the attested TLS in which nodes prove themselves, and this machine if the host gives evidence.
-fn door(
+fn acceptor(
     config: &Config,
     policy: &Arc<PolicyFile>,
-    rush: &Arc<Rush>,
+    queue: &Arc<AdmissionQueue>,
     registry: &Registry,
-) -> Arc<Door> {
+) -> Arc<NodeAcceptor> {
     let issuer = config.evidence.clone().map(|socket| {
         let issuer = RemoteIssuer::new(config.variant, socket);
         match &config.collateral {
@@ -279,24 +279,26 @@ fn door(
             None => issuer,
         }
     });
-    let door = Door::new(policy, issuer, config.require_strong, registry);
-    let door = Arc::new(door.with_rush(rush.clone()));
+    let acceptor = NodeAcceptor::new(policy, issuer, config.require_strong, registry);
+    let acceptor = Arc::new(acceptor.with_queue(queue.clone()));
     // the log says at the start whether the host gives evidence
-    door.can_prove();
+    acceptor.can_prove();
     if config.evidence.is_some() {
-        let door = door.clone();
+        let acceptor = acceptor.clone();
         registry.gauge_of(
             "firstlight_join_proves_itself",
             "1 while the host gives evidence, so that nodes can verify this service, else 0; absent without --evidence.",
             &[],
-            move || Some(f64::from(u8::from(door.can_prove()))),
+            move || Some(f64::from(u8::from(acceptor.can_prove()))),
         );
     }
-    door
+    acceptor
 }
 
 /// Starts the servers that show evidence of this machine to every caller: by gRPC, and over HTTP.
-fn verification(config: &Config) -> Result<(Option<Server>, Option<http::server::Server>), Error> {
+fn verification(
+    config: &Config,
+) -> Result<(Option<Server>, Option<http::server::HttpServer>), Error> {
     let Some(socket) = config.evidence.clone() else {
         return Ok((None, None));
     };
@@ -422,8 +424,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-impl From<Refused> for Error {
-    fn from((address, error): Refused) -> Error {
+impl From<CannotListen> for Error {
+    fn from((address, error): CannotListen) -> Error {
         Error::Listen(address, error)
     }
 }

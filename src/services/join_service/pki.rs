@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 use crate::cluster::refusal::TicketRefusal;
 use base::crypto::Secret;
 use kubernetes::certificate_request::CertificateRequest;
-use kubernetes::kubelet_certificate::Authority;
+use kubernetes::kubelet_certificate::ClusterCa;
 use kubernetes::kubelet_request::authority_hashes;
 use kubernetes::wrapping_key;
 use proto::join::ControlPlaneCertOrKey;
@@ -44,7 +44,7 @@ pub struct Ca {
     /// The pin of the first certificate in kubeadm's format: `sha256:` and the SHA-256 hash of its
     /// SubjectPublicKeyInfo.
     pub pin: String,
-    authority: Authority,
+    authority: ClusterCa,
 }
 
 impl Pki {
@@ -67,7 +67,7 @@ impl Pki {
         // The new node checks the certificates in the ticket in the same way.
         let hashes = authority_hashes(&certificates).map_err(|error| broken(&error))?;
         Ok(Ca {
-            authority: Authority::new(&certificates, &key).map_err(|error| broken(&error))?,
+            authority: ClusterCa::new(&certificates, &key).map_err(|error| broken(&error))?,
             certificates: certificates.to_vec(),
             pin: hashes.into_iter().next().unwrap_or_default(),
         })

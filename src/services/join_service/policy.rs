@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 use crate::metrics::Registry;
 use crate::policy_file::Loaded;
 use crate::shared_metrics;
-use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
+use verifier::{
+    CredentialChallenge, Evidence, Identified, MachineIdentity, Properties, Refusal, Validator,
+};
 
 /// How often the file is read. The kubelet takes up to a minute to update it.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -41,17 +43,20 @@ struct Change {
 }
 
 /// The thread that reads the file. It ends when this is dropped.
-pub struct Watch {
+pub struct PolicyWatch {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Follows a policy file from now on. Fails if the thread cannot be started.
-pub fn follow(file: Loaded) -> io::Result<(Arc<PolicyFile>, Watch)> {
+pub fn follow(file: Loaded) -> io::Result<(Arc<PolicyFile>, PolicyWatch)> {
     follow_every(INTERVAL, file)
 }
 
-fn follow_every(interval: Duration, mut file: Loaded) -> io::Result<(Arc<PolicyFile>, Watch)> {
+fn follow_every(
+    interval: Duration,
+    mut file: Loaded,
+) -> io::Result<(Arc<PolicyFile>, PolicyWatch)> {
     let policy = Arc::new(PolicyFile {
         current: Mutex::new(file.validator()),
         is_stale: AtomicBool::new(false),
@@ -73,7 +78,7 @@ fn follow_every(interval: Duration, mut file: Loaded) -> io::Result<(Arc<PolicyF
         })?;
     Ok((
         policy,
-        Watch {
+        PolicyWatch {
             stop: Some(stop),
             thread: Some(thread),
         },
@@ -85,7 +90,7 @@ impl Validator for PolicyFile {
         self.current().properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         self.current().challenge(peer)
     }
 
@@ -151,7 +156,7 @@ impl PolicyFile {
     }
 }
 
-impl Drop for Watch {
+impl Drop for PolicyWatch {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
@@ -170,7 +175,7 @@ mod tests {
     use verifier::refusal::Kind;
 
     use super::*;
-    use crate::policy_file::Fault;
+    use crate::policy_file::PolicyFileFault;
     use verifier::Policy;
 
     /// Accepts documents that are equal to the policy.
@@ -187,7 +192,7 @@ mod tests {
             }
         }
 
-        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+        fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
             Ok(None)
         }
 
@@ -210,7 +215,7 @@ mod tests {
             .is_ok()
     }
 
-    fn parse(text: &str) -> Result<Arc<dyn Validator>, Fault> {
+    fn parse(text: &str) -> Result<Arc<dyn Validator>, PolicyFileFault> {
         // A file that is being rewritten is empty for a moment.
         if matches!(text, "" | "bad") {
             Err(Policy::from_json(text).unwrap_err().into())
@@ -219,7 +224,7 @@ mod tests {
         }
     }
 
-    fn start(path: &Path) -> (Arc<PolicyFile>, Watch) {
+    fn start(path: &Path) -> (Arc<PolicyFile>, PolicyWatch) {
         let file = Loaded::open(path, Box::new(parse)).unwrap();
         follow_every(Duration::from_millis(5), file).unwrap()
     }
@@ -304,10 +309,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("attestationConfig");
         let fault = || Loaded::open(&path, Box::new(parse)).err().unwrap().fault;
-        assert!(matches!(fault(), Fault::Read(_)));
+        assert!(matches!(fault(), PolicyFileFault::Read(_)));
         fs::write(&path, "bad").unwrap();
-        assert!(matches!(fault(), Fault::Policy(_)));
+        assert!(matches!(fault(), PolicyFileFault::Policy(_)));
         fs::write(&path, vec![b' '; (1 << 20) + 1]).unwrap();
-        assert!(matches!(fault(), Fault::TooLarge));
+        assert!(matches!(fault(), PolicyFileFault::TooLarge));
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::cleaner::{Cleaner, Task};
+use super::cleaner::{Cleaner, CleanerTask};
 use crate::cluster::node_status::NodeStatus;
 use crate::cluster::refusal::TicketRefusal;
 use crate::cluster::{Cluster, TOKEN_VALIDITY};
@@ -393,7 +393,7 @@ pub fn write(
                 // The API server may have executed the request. If a record existed before, either
                 // version is correct.
                 if before.is_none() {
-                    cleaner.undo(Task::MachineRecord(record.name, record.token));
+                    cleaner.undo(CleanerTask::MachineRecord(record.name, record.token));
                 }
                 return Err(error.into());
             }

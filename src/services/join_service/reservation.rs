@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 
-use super::cleaner::{Cleaner, Task};
+use super::cleaner::{Cleaner, CleanerTask};
 use super::lease::{self, Decision, Lease};
 use crate::cluster::Cluster;
 use crate::cluster::joining_node;
@@ -37,8 +37,8 @@ pub struct Reserved {
 
 impl Reserved {
     /// Returns the task that ends the reservation, unless an earlier ticket made it.
-    pub fn undo(&self) -> Option<Task> {
-        (!self.renewed).then(|| Task::Reservation(self.node.clone(), self.at.clone()))
+    pub fn undo(&self) -> Option<CleanerTask> {
+        (!self.renewed).then(|| CleanerTask::Reservation(self.node.clone(), self.at.clone()))
     }
 }
 
@@ -54,7 +54,7 @@ pub fn reserve(
     if cluster.has_joining_nodes() {
         reserve_joining_node(cluster, client, node, components).inspect_err(|_| {
             if let Some(undo) = reserved.undo() {
-                cleaner.add(Task::JoiningNode(
+                cleaner.add(CleanerTask::JoiningNode(
                     joining_node::CONTROL_PLANE.into(),
                     node.into(),
                 ));
@@ -95,7 +95,7 @@ fn reserve_lease(
             Err(error) => {
                 // The API server may have executed the request.
                 if decision == (Decision::Has { renewed: false }) {
-                    cleaner.undo(Task::Reservation(node.into(), time::micros(now)));
+                    cleaner.undo(CleanerTask::Reservation(node.into(), time::micros(now)));
                 }
                 return Err(error.into());
             }

@@ -22,21 +22,21 @@ use std::time::{Duration, SystemTime};
 use zeroize::Zeroizing;
 
 use super::admission::{Admission, ClusterAccess, image_of};
-use super::audit::{Audit, Subject};
+use super::admission_queue::AdmissionQueue;
+use super::audit::{Audit, TicketCaller};
 use super::claimed_machine;
-use super::cleaner::Task;
+use super::cleaner::CleanerTask;
 use super::file_records::FileRecords;
 use super::node_files::NodeFiles;
 use super::pki::{Ca, Pki};
 use super::policy::PolicyFile;
 use super::records::{self, Claimant};
 use super::request::{self, JoinRequest};
-use super::rush::Rush;
 use super::tokens;
 use crate::cluster::instances::Instances;
 use crate::cluster::refusal::TicketRefusal;
 use crate::cluster::secrets::{Secrets, SshAuthorities};
-use crate::cluster::{Cluster, Components, Kubeadm};
+use crate::cluster::{Cluster, Components, KubeadmSettings};
 use base::crypto::Secret;
 use base::uuid::Uuid;
 use kubernetes::services::migration::Migration;
@@ -65,7 +65,7 @@ pub struct Tickets {
     /// Whether the service's permission to approve client certificates has been confirmed.
     tokens_are_served: AtomicBool,
     /// The callers of IssueJoinTicket.
-    rush: Arc<Rush>,
+    queue: Arc<AdmissionQueue>,
     /// The policy under which callers connected.
     policy: Option<Arc<PolicyFile>>,
     migration: Migration,
@@ -78,7 +78,7 @@ struct Inputs {
     measurement_salt: Secret,
     ssh: Arc<SshAuthorities>,
     components: Arc<Components>,
-    kubeadm: Kubeadm,
+    kubeadm: KubeadmSettings,
     ca: Ca,
     control_plane_files: Vec<ControlPlaneCertOrKey>,
     node_files: Vec<ControlPlaneCertOrKey>,
@@ -121,7 +121,7 @@ impl Tickets {
             node_files: None,
             audit,
             tokens_are_served: AtomicBool::new(false),
-            rush: Arc::default(),
+            queue: Arc::default(),
             policy: None,
             migration,
         }
@@ -137,8 +137,8 @@ impl Tickets {
 
     /// Shares the callers of IssueJoinTicket with the connections that are closed before their
     /// handshake.
-    pub fn with_rush(self, rush: Arc<Rush>) -> Tickets {
-        Tickets { rush, ..self }
+    pub fn with_queue(self, queue: Arc<AdmissionQueue>) -> Tickets {
+        Tickets { queue, ..self }
     }
 
     /// Gives each disk to the machine in these records only. For a service without a cluster.
@@ -160,13 +160,13 @@ impl Tickets {
         call: &Call,
         request: &IssueJoinTicketRequest,
     ) -> Result<IssueJoinTicketResponse, Status> {
-        let mut subject = Subject::new("join", call);
+        let mut subject = TicketCaller::new("join", call);
         subject.role = if request.is_control_plane {
             "control-plane"
         } else {
             "worker"
         };
-        let mut slot = match self.rush.enter() {
+        let mut slot = match self.queue.enter() {
             Ok(slot) => slot,
             Err(pause) => {
                 self.audit.busy(&subject);
@@ -200,7 +200,7 @@ impl Tickets {
         call: &Call,
         request: &IssueRejoinTicketRequest,
     ) -> Result<IssueRejoinTicketResponse, Status> {
-        let mut subject = Subject::new("rejoin", call);
+        let mut subject = TicketCaller::new("rejoin", call);
         let disk = request::disk(&request.disk_uuid);
         let issued = disk
             .as_ref()
@@ -291,7 +291,7 @@ impl Tickets {
             let image = image_of(call);
             let record = records::with_image(&attached.cluster, disk, image, record);
             if let Some(record) = record {
-                attached.cleaner.add(Task::Write(Box::new(record)));
+                attached.cleaner.add(CleanerTask::Write(Box::new(record)));
             }
         }
         ticket.host_certificate = self.renewed_host_certificate(call, disk);
@@ -440,7 +440,7 @@ impl Tickets {
 
 /// Returns the kubeadm configuration. Refuses a worker whose name or address is one of the API
 /// server, because clients of the API server trust the node's certificate.
-fn kubeadm(asked: &JoinRequest, cluster: &Cluster) -> Result<Kubeadm, TicketRefusal> {
+fn kubeadm(asked: &JoinRequest, cluster: &Cluster) -> Result<KubeadmSettings, TicketRefusal> {
     let kubeadm = cluster.kubeadm()?;
     if asked.control_plane {
         return Ok(kubeadm);

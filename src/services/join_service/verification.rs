@@ -17,10 +17,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::network::Network;
-use base::turns::Turns;
+use base::turns::Semaphore;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
-use http::server::Response;
+use http::server::ServedResponse;
 use proto::verify::{GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_REQUEST};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use serde_json::json;
@@ -41,7 +41,7 @@ const CONNECTIONS_PER_PEER: usize = 4;
 /// Makes documents with the host's evidence.
 pub struct Verification {
     issuer: RemoteIssuer,
-    turns: Turns,
+    turns: Semaphore,
 }
 
 /// Why there is no document.
@@ -75,14 +75,14 @@ pub fn serve(address: SocketAddr, verification: Arc<Verification>) -> io::Result
 pub fn serve_http(
     address: SocketAddr,
     verification: Arc<Verification>,
-) -> io::Result<http::server::Server> {
+) -> io::Result<http::server::HttpServer> {
     let get = move |target: &str, peer: IpAddr| verification.get(target, peer);
-    let limits = http::server::Limits {
+    let limits = http::server::ServerLimits {
         connections: CONNECTIONS,
         of_peer: CONNECTIONS_PER_PEER,
         time: PATIENCE + Duration::from_secs(30),
     };
-    http::server::Server::start("verification", address, limits, get)
+    http::server::HttpServer::start("verification", address, limits, get)
 }
 
 impl Verification {
@@ -90,22 +90,22 @@ impl Verification {
     pub fn new(variant: &'static Variant, socket: PathBuf) -> Verification {
         Verification {
             issuer: RemoteIssuer::new(variant, socket),
-            turns: Turns::new(1, WAITING),
+            turns: Semaphore::new(1, WAITING),
         }
     }
 
-    fn get(&self, target: &str, peer: IpAddr) -> Response {
+    fn get(&self, target: &str, peer: IpAddr) -> ServedResponse {
         let Some(nonce) = nonce_of(target) else {
-            return Response::status("400 Bad Request");
+            return ServedResponse::status("400 Bad Request");
         };
         match self.document(&nonce, peer.into(), Instant::now() + PATIENCE, || false) {
             Ok(document) => {
                 let body = json!({"data": STANDARD.encode(document)});
-                Response::ok("application/json", format!("{body}\n"))
+                ServedResponse::ok("application/json", format!("{body}\n"))
             }
-            Err(Refusal::Nonce(_)) => Response::status("400 Bad Request"),
-            Err(Refusal::Busy(_)) => Response::status("503 Service Unavailable"),
-            Err(Refusal::Failed) => Response::status("500 Internal Server Error"),
+            Err(Refusal::Nonce(_)) => ServedResponse::status("400 Bad Request"),
+            Err(Refusal::Busy(_)) => ServedResponse::status("503 Service Unavailable"),
+            Err(Refusal::Failed) => ServedResponse::status("500 Internal Server Error"),
         }
     }
 

@@ -36,7 +36,7 @@ const TIME: Duration = Duration::from_secs(1);
 const MISS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Lists the control planes by their records.
-pub struct ControlPlanes {
+pub struct ControlPlaneList {
     client: Client,
     state: Mutex<State>,
     /// Notified when a list ends.
@@ -60,11 +60,11 @@ struct List {
     read: Instant,
 }
 
-impl ControlPlanes {
+impl ControlPlaneList {
     /// Creates a client of the API server. It needs permission to list the ConfigMaps of
     /// kube-system.
-    pub fn new(client: &Client) -> ControlPlanes {
-        ControlPlanes {
+    pub fn new(client: &Client) -> ControlPlaneList {
+        ControlPlaneList {
             client: client.within(TIME),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -122,7 +122,7 @@ impl ControlPlanes {
 
 /// A running list. Its end notifies the waiting requests.
 struct Pending<'a> {
-    planes: &'a ControlPlanes,
+    planes: &'a ControlPlaneList,
     list: Option<List>,
 }
 

@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex};
 use crate::policy_file::{self, Error, Loaded};
 use verifier::sources::Sources;
 use verifier::{
-    Challenge, ClusterRegister, Evidence, Identified, Identity, Policy, Properties, Refusal, Stage,
-    Validator, Variant,
+    ClusterRegister, CredentialChallenge, Evidence, Identified, MachineIdentity, Policy,
+    Properties, Refusal, Stage, Validator, Variant,
 };
 
 /// Accepts machines of the cluster.
@@ -132,7 +132,7 @@ impl Validator for Members {
         self.current().properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         self.current().challenge(peer)
     }
 

@@ -16,7 +16,7 @@
 //! disks ([`disks`]). If it shows a token, it gets the keys of the volumes of its own node
 //! ([`volumes`]).
 //!
-//! A service has up to three addresses ([`Door`]):
+//! A service has up to three addresses ([`Entrance`]):
 //!
 //! ```text
 //! main   TLS with `attested`; else plaintext, which in a pod serves only pods of the same node
@@ -54,7 +54,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::metrics::{Counter, Histogram, Labelled, Registry};
-use crate::serving::{Addresses, Api, Refused, Serving};
+use crate::serving::{Addresses, Api, CannotListen, Serving};
 use crate::{peer, policy_file, shared_metrics};
 use base::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID,
@@ -66,7 +66,7 @@ use base::sync::lock;
 use base::uuid::Uuid;
 use certificate::Tls;
 use collateral::Fetching;
-use control_planes::ControlPlanes;
+use control_planes::ControlPlaneList;
 use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
 use kubernetes::client::{self, Client};
@@ -79,11 +79,11 @@ use proto::kms::{GET_DATA_KEY, MAX_REQUEST};
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use shared_secret::SharedSecret;
-use tokens::{Account, Node, Reviewer};
+use tokens::{Reviewer, TokenNode, TokenOwner};
 use transport::Accept;
 use verifier::sources::Sources;
 use verifier::{Claims, ClusterRegister, IssueError, NamedRegister, Variant};
-use volumes::{Volume, Volumes};
+use volumes::{CsiVolume, Volumes};
 use zeroize::Zeroizing;
 
 /// The default directory of the cluster's `join-config`, with the attestation policy and the
@@ -105,14 +105,14 @@ const MAX_HANDLE_LEN: usize = 1024;
 const MAX_KEY_LEN: u32 = 64;
 
 /// The configuration of the service.
-pub struct Config {
+pub struct KeyServiceConfig {
     /// The address to listen on. Port 0 selects a free port.
     pub listen: SocketAddr,
     /// How callers authenticate themselves.
     pub clients: Clients,
     /// Access to the API server. It is required for tokens, and for the records of state disks if
     /// keys of volumes are granted.
-    pub api: Option<Box<client::Config>>,
+    pub api: Option<Box<client::ApiAccess>>,
     /// The grants; [`Clients::default_grants`] if `None`.
     pub grants: Option<Grants>,
     /// Whether keys and tokens may be sent in plaintext to other machines.
@@ -227,8 +227,8 @@ impl Others {
         registry: &Registry,
     ) -> Result<Others, Error> {
         let (mut servers, mut tls) = (Vec::new(), None);
-        let mut open = |name, at, accept, door| {
-            let router = handler.clone().router(door);
+        let mut open = |name, at, accept, entrance| {
+            let router = handler.clone().router(entrance);
             let server = TcpListener::bind(at)
                 .and_then(|listener| Server::start(name, listener, accept, router, limits()))
                 .map_err(|error| Error::Listen(at, error))?;
@@ -239,12 +239,12 @@ impl Others {
         };
         if let (Some(at), Some(api)) = (listen_tls, api) {
             let accept = Arc::new(Tls::default());
-            let address = open("key-service-tls", at, accept.clone(), Door::Tls)?;
+            let address = open("key-service-tls", at, accept.clone(), Entrance::Tls)?;
             log::info!("TLS on {address}");
             tls = Some((accept, api.clone()));
         }
         if let Some((at, until)) = old_clients {
-            let address = open("key-service-old", at, plain(), Door::Old)?;
+            let address = open("key-service-old", at, plain(), Entrance::Old)?;
             log::warn!(
                 "CLIENTS WITHOUT A TOKEN GET KEYS OF VOLUMES IN PLAINTEXT on {address}, as in Constellation, through {until} \
                  (--old-clients-until): only its address identifies a client's node, and hosts outside the cluster can forge that"
@@ -290,7 +290,7 @@ impl KeyService {
     /// Starts to serve, until [`KeyService::stop`]. Each call gets FAILED_PRECONDITION until
     /// [`KeyService::provide`], and the health is NOT_SERVING. Fails if the configuration is
     /// contradictory or the policy, the TPM or an address cannot be used.
-    pub fn start(config: Config) -> Result<KeyService, Error> {
+    pub fn start(config: KeyServiceConfig) -> Result<KeyService, Error> {
         let is_plain = matches!(config.clients, Clients::Token | Clients::Any);
         if is_plain && !config.listen.ip().is_loopback() && !config.allow_plaintext {
             return Err(Error::Exposed(config.listen.ip()));
@@ -335,7 +335,7 @@ impl KeyService {
         });
         let main = Api {
             accept,
-            router: handler.clone().router(Door::Main),
+            router: handler.clone().router(Entrance::Main),
             limits: limits(),
         };
         let known = awaited.clone();
@@ -596,7 +596,7 @@ struct Caller {
     /// Its name in grants.
     name: String,
     /// The owner of its token.
-    account: Option<Account>,
+    account: Option<TokenOwner>,
     /// The client, if it has no token.
     old: Option<OldClient>,
 }
@@ -609,14 +609,14 @@ impl Caller {
         }
     }
 
-    fn node(&self) -> Option<&Node> {
+    fn node(&self) -> Option<&TokenNode> {
         self.account.as_ref()?.node.as_ref()
     }
 }
 
 /// The address at which a call arrived.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Door {
+enum Entrance {
     Main,
     Tls,
     /// For clients without a token.
@@ -629,7 +629,7 @@ struct Handler {
     authority: Authority,
     grants: Grants,
     own_node: Option<String>,
-    control_planes: Option<ControlPlanes>,
+    control_planes: Option<ControlPlaneList>,
     /// `None` if no keys of volumes are granted.
     disks: Option<Disks>,
     volumes: Option<Volumes>,
@@ -658,7 +658,7 @@ impl Handler {
             authority,
             grants,
             own_node: None,
-            control_planes: api.map(ControlPlanes::new),
+            control_planes: api.map(ControlPlaneList::new),
             disks: api.map(|api| Disks::new(api, registry)),
             volumes: api.map(Volumes::new),
             old: None,
@@ -667,11 +667,13 @@ impl Handler {
         }
     }
 
-    fn router(self: Arc<Self>, door: Door) -> Router {
+    fn router(self: Arc<Self>, entrance: Entrance) -> Router {
         Router::new().unary(
             GET_DATA_KEY,
             move |call: &Call, request: GetDataKeyRequest| {
-                let key = self.seconds.time(|| self.answer(door, call, &request))?;
+                let key = self
+                    .seconds
+                    .time(|| self.answer(entrance, call, &request))?;
                 Ok(GetDataKeyResponse {
                     data_key: key.expose().to_vec(),
                 })
@@ -694,13 +696,13 @@ impl Handler {
     /// Decides on a request and logs the decision.
     fn answer(
         &self,
-        door: Door,
+        entrance: Entrance,
         call: &Call,
         request: &GetDataKeyRequest,
     ) -> Result<Secret, Status> {
         let (mut caller, mut class) = (Caller::named("unknown"), "none");
         let mut attached = vec![];
-        let volume = Volume::of(request);
+        let volume = CsiVolume::of(request);
         let id = match &volume {
             Some(volume) if request.data_key_id.is_empty() => volume.key_id(),
             _ => request.data_key_id.clone(),
@@ -708,10 +710,10 @@ impl Handler {
         let mut decide = || {
             // before the requests to the API server that a caller costs
             check(&id, request)?;
-            caller = self.caller(door, call)?;
+            caller = self.caller(entrance, call)?;
             self.check_control_plane(&caller)?;
             let granted = match Class::of(&id) {
-                Class::Disk if door == Door::Old => Some(Class::OldVolume),
+                Class::Disk if entrance == Entrance::Old => Some(Class::OldVolume),
                 class => self.grants.allow(&caller.name, &id).or_else(|| {
                     // an address is a weak proof: no other class of keys is given for it
                     let account = caller.old.as_ref()?.account()?;
@@ -763,7 +765,7 @@ impl Handler {
             line += &format!(" platform={:?}", verifier::claims::line(platform));
         }
         match &result {
-            Ok(_) if door == Door::Old => {
+            Ok(_) if entrance == Entrance::Old => {
                 log::warn!("audit result=given WITHOUT A TOKEN {line}")
             }
             Ok(_) => log::info!("audit result=given {line}"),
@@ -773,8 +775,8 @@ impl Handler {
     }
 
     /// Returns the caller of this address.
-    fn caller(&self, door: Door, call: &Call) -> Result<Caller, Status> {
-        if let (Door::Old, Some(old)) = (door, &self.old) {
+    fn caller(&self, entrance: Entrance, call: &Call) -> Result<Caller, Status> {
+        if let (Entrance::Old, Some(old)) = (entrance, &self.old) {
             return Ok(Caller {
                 old: Some(old.identify(call.peer().map(|peer| peer.ip()))?),
                 ..Caller::named(ANYONE)
@@ -784,7 +786,8 @@ impl Handler {
         match &self.own_node {
             // A network plugin that ignores internalTrafficPolicy would send keys over the network.
             Some(own)
-                if door == Door::Main && caller.node().is_none_or(|node| node.name != *own) =>
+                if entrance == Entrance::Main
+                    && caller.node().is_none_or(|node| node.name != *own) =>
             {
                 Err(Status::new(
                     Code::PermissionDenied,
@@ -823,8 +826,8 @@ impl Handler {
     /// Refuses a volume that is not on the node of the caller's token, and the `id` of another volume.
     fn check_node(
         &self,
-        account: &Account,
-        volume: Option<&Volume<'_>>,
+        account: &TokenOwner,
+        volume: Option<&CsiVolume<'_>>,
         uuid: Option<&Uuid>,
         id: &str,
     ) -> Result<(), Status> {
@@ -1004,8 +1007,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-impl From<Refused> for Error {
-    fn from((address, error): Refused) -> Error {
+impl From<CannotListen> for Error {
+    fn from((address, error): CannotListen) -> Error {
         Error::Listen(address, error)
     }
 }
@@ -1089,8 +1092,8 @@ mod tests {
         );
     }
 
-    fn config() -> Config {
-        Config {
+    fn config() -> KeyServiceConfig {
+        KeyServiceConfig {
             listen: ([127, 0, 0, 1], 0).into(),
             clients: Clients::Any,
             api: None,
@@ -1107,7 +1110,7 @@ mod tests {
     #[test]
     fn plaintext_beyond_loopback_needs_the_flag() {
         let start = |allow_plaintext| {
-            let exposed = Config {
+            let exposed = KeyServiceConfig {
                 listen: ([0, 0, 0, 0], 0).into(),
                 allow_plaintext,
                 ..config()
@@ -1121,7 +1124,7 @@ mod tests {
     #[test]
     fn without_the_records_of_state_disks_no_keys_of_volumes_are_issued() {
         let grants = Some("anyone=volume".parse().unwrap());
-        let config = Config { grants, ..config() };
+        let config = KeyServiceConfig { grants, ..config() };
         let error = KeyService::start(config).err().unwrap();
         assert!(matches!(error, Error::NoApi(_)), "{error}");
     }
@@ -1129,7 +1132,7 @@ mod tests {
     #[test]
     fn a_grant_to_an_impossible_caller_is_refused() {
         let grants = Some("kube-system/join-service=disk".parse().unwrap());
-        let config = Config { grants, ..config() };
+        let config = KeyServiceConfig { grants, ..config() };
         let error = KeyService::start(config).err().unwrap();
         let error = error.to_string();
         assert!(

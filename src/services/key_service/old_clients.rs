@@ -37,7 +37,7 @@ use serde_json::{Value, json};
 
 use super::volumes::VOLUME_ATTACHMENTS;
 use base::network::Network;
-use base::turns::{Turn, Turns};
+use base::turns::{Permit, Semaphore};
 use kubernetes::client::{Client, Error, NODES, PODS, Resource, Selector};
 use kubernetes::services::drivers::{self, CSI_DRIVERS};
 use kubernetes::services::migration::Migration;
@@ -61,7 +61,7 @@ pub struct OldClients {
     until: Migration,
     /// The accounts of drivers that the operator's grants name.
     granted: Vec<String>,
-    turns: Turns,
+    turns: Semaphore,
 }
 
 /// A client without a token.
@@ -118,7 +118,7 @@ impl OldClients {
             client: client.within(TIME),
             until,
             granted,
-            turns: Turns::new(1, PLACES),
+            turns: Semaphore::new(1, PLACES),
         }
     }
 
@@ -195,7 +195,7 @@ impl OldClients {
     }
 
     /// Waits until it is the turn of this address.
-    fn turn(&self, address: IpAddr) -> Result<Turn<'_>, Status> {
+    fn turn(&self, address: IpAddr) -> Result<Permit<'_>, Status> {
         let deadline = Instant::now() + PATIENCE;
         let turn = self.turns.take(Network::from(address), deadline, || false);
         turn.map_err(|busy| {

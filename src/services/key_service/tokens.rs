@@ -82,16 +82,16 @@ enum Entry {
 
 /// The owner of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Account {
+pub struct TokenOwner {
     /// The service account, `NAMESPACE/NAME`.
     pub name: String,
     /// The node of the pod, if it is the token of a pod.
-    pub node: Option<Node>,
+    pub node: Option<TokenNode>,
 }
 
 /// A node as the token of a pod names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct TokenNode {
     /// The name of the Node object.
     pub name: String,
     /// The UID of the Node object. A later node of the same name has another one.
@@ -101,13 +101,13 @@ pub struct Node {
 #[derive(Clone)]
 struct Verdict {
     /// The service account, or `None` if the token is not accepted.
-    account: Option<Account>,
+    account: Option<TokenOwner>,
     reviewed: Instant,
     review_again: Instant,
 }
 
 impl Verdict {
-    fn new(account: Option<Account>) -> Verdict {
+    fn new(account: Option<TokenOwner>) -> Verdict {
         let now = Instant::now();
         Verdict {
             account,
@@ -143,7 +143,7 @@ impl Reviewer {
 
     /// Returns the service account of a caller. Fails if the token is missing or not accepted, or
     /// cannot be reviewed now.
-    pub fn account(&self, metadata: &Metadata, peer: Option<IpAddr>) -> Result<Account, Status> {
+    pub fn account(&self, metadata: &Metadata, peer: Option<IpAddr>) -> Result<TokenOwner, Status> {
         let refused = |text: &str| Status::new(Code::Unauthenticated, text);
         let token = bearer(metadata)
             .ok_or_else(|| refused("expected the metadata entry authorization: Bearer TOKEN"))?;
@@ -155,7 +155,7 @@ impl Reviewer {
         })
     }
 
-    fn verdict(&self, token: &str, peer: Option<IpAddr>) -> Result<Option<Account>, Status> {
+    fn verdict(&self, token: &str, peer: Option<IpAddr>) -> Result<Option<TokenOwner>, Status> {
         let hash = sha256(token.as_bytes());
         let until = Instant::now() + REVIEW_TIME;
         let mut state = self.lock();
@@ -207,7 +207,7 @@ impl Reviewer {
         Ok(verdict.account)
     }
 
-    fn review(&self, token: &str) -> Result<Option<Account>, Status> {
+    fn review(&self, token: &str) -> Result<Option<TokenOwner>, Status> {
         let mut review = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
             "spec": {"token": token, "audiences": [AUDIENCE]},
@@ -358,7 +358,7 @@ fn bearer(metadata: &Metadata) -> Option<&str> {
 }
 
 /// Returns the service account in a review, if the token is valid for this audience.
-fn account(review: &Value) -> Option<Account> {
+fn account(review: &Value) -> Option<TokenOwner> {
     let status = review.get("status")?;
     let is_for_us = status
         .get("audiences")?
@@ -378,12 +378,12 @@ fn account(review: &Value) -> Option<Account> {
         Some(values.get(0)?.as_str()?.to_owned())
     };
     let node = || {
-        Some(Node {
+        Some(TokenNode {
             name: extra("authentication.kubernetes.io/node-name")?,
             uid: extra("authentication.kubernetes.io/node-uid")?,
         })
     };
-    Some(Account {
+    Some(TokenOwner {
         name: format!("{namespace}/{name}"),
         node: node(),
     })
@@ -417,7 +417,7 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
 mod tests {
     use super::*;
 
-    fn review(status: Value) -> Option<Account> {
+    fn review(status: Value) -> Option<TokenOwner> {
         account(&json!({"kind": "TokenReview", "spec": {}, "status": status}))
     }
 
@@ -428,7 +428,7 @@ mod tests {
             review(json!({"authenticated": true, "audiences": ["a", AUDIENCE], "user": user}))
                 .unwrap()
         };
-        let mut expected = Account {
+        let mut expected = TokenOwner {
             name: "kube-system/join-service".into(),
             node: None,
         };
@@ -436,7 +436,7 @@ mod tests {
         user["extra"] = json!({"authentication.kubernetes.io/node-name": ["node-1"]});
         assert_eq!(accepted(&user), expected);
         user["extra"]["authentication.kubernetes.io/node-uid"] = json!(["1-2"]);
-        expected.node = Some(Node {
+        expected.node = Some(TokenNode {
             name: "node-1".into(),
             uid: "1-2".into(),
         });
@@ -526,7 +526,7 @@ mod tests {
         for number in 0..2 * MAX_PEERS as u32 {
             let _ = state.charge(Some(IpAddr::from(number.to_be_bytes())), now);
             state.make_room();
-            let account = (number == 0).then(|| Account {
+            let account = (number == 0).then(|| TokenOwner {
                 name: "a/b".into(),
                 node: None,
             });

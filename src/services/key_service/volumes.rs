@@ -1,6 +1,6 @@
 //! Which volumes a node may open: those that the cluster has attached to it.
 //!
-//! A CSI driver asks on the node that mounts the volume. Its token names that node ([`Node`]), and
+//! A CSI driver asks on the node that mounts the volume. Its token names that node ([`TokenNode`]), and
 //! its request names the volume, by the name of the driver and the volume's handle. The cluster
 //! decides on which node a volume is: the scheduler and the attach controller write that, and no
 //! kubelet can.
@@ -22,7 +22,7 @@ use ring::digest::{Context, SHA256};
 use serde_json::{Value, json};
 
 use super::grants::VOLUME_PREFIX;
-use super::tokens::Node;
+use super::tokens::TokenNode;
 use base::text::hex;
 use base::uuid::Uuid;
 use kubernetes::client::{Client, Error, NODES, Object, PODS, Resource, Selector};
@@ -44,18 +44,18 @@ const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims"
 
 /// A volume of a CSI driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Volume<'a> {
+pub struct CsiVolume<'a> {
     /// The driver's name, such as `pd.csi.storage.gke.io`.
     pub driver: &'a str,
     /// The driver's name of the volume.
     pub handle: &'a str,
 }
 
-impl<'a> Volume<'a> {
+impl<'a> CsiVolume<'a> {
     /// Returns the volume that a request names.
-    pub fn of(request: &'a GetDataKeyRequest) -> Option<Volume<'a>> {
+    pub fn of(request: &'a GetDataKeyRequest) -> Option<CsiVolume<'a>> {
         let (driver, handle) = (&request.csi_driver, &request.volume_handle);
-        (!driver.is_empty() && !handle.is_empty()).then_some(Volume { driver, handle })
+        (!driver.is_empty() && !handle.is_empty()).then_some(CsiVolume { driver, handle })
     }
 
     /// Returns the id of the volume's key.
@@ -90,8 +90,8 @@ impl Volumes {
     /// Refuses a volume that is not on this node. With a `uuid`, the PersistentVolume must name it.
     pub fn refuse_other(
         &self,
-        volume: &Volume<'_>,
-        node: &Node,
+        volume: &CsiVolume<'_>,
+        node: &TokenNode,
         uuid: Option<&Uuid>,
     ) -> Result<(), Status> {
         let checked = self.find(volume, node, Instant::now() + TIME);
@@ -118,15 +118,15 @@ impl Volumes {
     /// Returns the PersistentVolume, or why the volume is not on this node.
     fn find(
         &self,
-        volume: &Volume<'_>,
-        node: &Node,
+        volume: &CsiVolume<'_>,
+        node: &TokenNode,
         deadline: Instant,
     ) -> Result<Result<Value, Elsewhere>, Error> {
         let find = |object: Object| {
             let left = deadline.saturating_duration_since(Instant::now());
             Ok::<_, Error>(self.0.within(left).find(&object)?.unwrap_or_default())
         };
-        let Node { name, uid } = node;
+        let TokenNode { name, uid } = node;
         if find(NODES.named(name))?["metadata"]["uid"] != **uid {
             return Ok(Err(Elsewhere(format!(
                 "the node {name} of the token was deleted: there is no Node with this name and the UID {uid}"
@@ -158,7 +158,7 @@ impl Volumes {
     /// Returns the PersistentVolume, if a pod of this node uses it.
     fn mounted(
         &self,
-        volume: &Volume<'_>,
+        volume: &CsiVolume<'_>,
         node: &str,
         find: &dyn Fn(Object) -> Result<Value, Error>,
     ) -> Result<Result<Value, Elsewhere>, Error> {

@@ -8,7 +8,7 @@ use crate::metrics::{Counter, Labelled, Registry};
 
 /// The decision about a kubelet's certificate signing request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ApprovalDecision {
     /// The request is approved.
     Approved,
     /// The request is denied.
@@ -19,13 +19,13 @@ pub enum Verdict {
     Failed,
 }
 
-impl Verdict {
+impl ApprovalDecision {
     fn words(self) -> (&'static str, &'static str) {
         match self {
-            Verdict::Approved => ("approved", "CertificateApproved"),
-            Verdict::Denied => ("denied", "CertificateDenied"),
-            Verdict::Left => ("left", "CertificateLeft"),
-            Verdict::Failed => ("failed", "CertificateFailed"),
+            ApprovalDecision::Approved => ("approved", "CertificateApproved"),
+            ApprovalDecision::Denied => ("denied", "CertificateDenied"),
+            ApprovalDecision::Left => ("left", "CertificateLeft"),
+            ApprovalDecision::Failed => ("failed", "CertificateFailed"),
         }
     }
 }
@@ -54,7 +54,7 @@ impl MemberAudit {
     pub fn certificate(
         &self,
         kind: &'static str,
-        verdict: Verdict,
+        verdict: ApprovalDecision,
         request: &str,
         node: &str,
         reason: &'static str,
@@ -66,7 +66,7 @@ impl MemberAudit {
             "request": "certificate", "certificate": kind, "decision": decision, "reason": reason, "certificateSigningRequest": request,
             "node": node, "why": why,
         });
-        let is_normal = verdict == Verdict::Approved;
+        let is_normal = verdict == ApprovalDecision::Approved;
         write(&line, is_normal);
         let event = Event {
             action: "certificate",

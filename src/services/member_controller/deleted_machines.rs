@@ -73,7 +73,7 @@ struct DeletedMachines {
 
 /// What happened to a record.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RecordOutcome {
     /// It is deleted.
     Deleted,
     /// It is that of a control plane: it stays.
@@ -144,12 +144,12 @@ impl DeletedMachines {
         let mut lost = 0;
         for record in missing(&mut self.missing, records, &existing, now, self.grace) {
             match delete(&self.client, &record, self.cluster.has_joining_nodes()) {
-                Ok(Outcome::Deleted) => log::info!(
+                Ok(RecordOutcome::Deleted) => log::info!(
                     "ConfigMap {NAMESPACE}/{} is deleted: the cloud has no machine {}, and there is no node of this name",
                     record.name,
                     record.node
                 ),
-                Ok(Outcome::Kept) => {
+                Ok(RecordOutcome::Kept) => {
                     lost += 1;
                     if self.warned.insert(record.name.clone()) {
                         log::warn!(
@@ -160,7 +160,7 @@ impl DeletedMachines {
                     }
                 }
                 // another replica was faster, or the record has changed
-                Ok(Outcome::Changed) | Err(client::Error::Stopped) => {}
+                Ok(RecordOutcome::Changed) | Err(client::Error::Stopped) => {}
                 Err(error) => log::warn!("{error}: the record is deleted later"),
             }
         }
@@ -175,15 +175,15 @@ pub fn delete(
     client: &Client,
     record: &MachineRecord,
     has_joining_nodes: bool,
-) -> Result<Outcome, client::Error> {
+) -> Result<RecordOutcome, client::Error> {
     let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
     let Some(map) =
         (client.find(&at)?).filter(|map| MachineRecord::read(map).as_ref() == Some(record))
     else {
-        return Ok(Outcome::Changed);
+        return Ok(RecordOutcome::Changed);
     };
     if record.control_plane {
-        return Ok(Outcome::Kept);
+        return Ok(RecordOutcome::Kept);
     }
     // Without a record, the key service would take the disk, or a copy of it, for a volume.
     if let Some(disk) = Uuid::parse(&record.disk) {
@@ -191,12 +191,12 @@ pub fn delete(
         machine_record::write_if_absent(client, &closed)?;
     }
     if !client.delete_as(&at, &map)? {
-        return Ok(Outcome::Changed);
+        return Ok(RecordOutcome::Changed);
     }
     if has_joining_nodes {
         joining_node::delete(client, &record.node, &record.node)?;
     }
-    Ok(Outcome::Deleted)
+    Ok(RecordOutcome::Deleted)
 }
 
 /// Notes which of these records have no existing machine. Returns those that have had none for `grace`.

@@ -26,7 +26,7 @@ use crate::cluster::instances::Instances;
 use crate::cluster::joined::Joined;
 use crate::cluster::{Cluster, Watches};
 use crate::metrics::Registry;
-use crate::serving::{Beside, Refused};
+use crate::serving::{Beside, CannotListen};
 use crate::shared_metrics;
 use approver::{Approver, ApproverThreads};
 use audit::MemberAudit;
@@ -44,7 +44,7 @@ pub struct Options {
     /// The address of the HTTP server for metrics.
     pub metrics: Option<SocketAddr>,
     /// Access to the Kubernetes API.
-    pub kubernetes: client::Config,
+    pub kubernetes: client::ApiAccess,
     /// The cloud's metadata service, which lists the machines.
     pub metadata: Option<Arc<dyn Service>>,
     /// Until when nodes without a record renew their certificates.
@@ -64,7 +64,7 @@ pub struct MemberController {
     beside: Beside,
     watching: Option<Watching>,
     /// The HTTP server for attestation results.
-    results: Option<http::server::Server>,
+    results: Option<http::server::HttpServer>,
     // Dropped after `stop` was called: it ends their threads.
     _watches: Watches,
     _approving: ApproverThreads,
@@ -141,7 +141,9 @@ impl MemberController {
 
     /// Returns the address of the server for attestation results, if there is one.
     pub fn results_addr(&self) -> Option<SocketAddr> {
-        self.results.as_ref().map(http::server::Server::local_addr)
+        self.results
+            .as_ref()
+            .map(http::server::HttpServer::local_addr)
     }
 }
 
@@ -171,8 +173,8 @@ impl From<io::Error> for Error {
     }
 }
 
-impl From<Refused> for Error {
-    fn from((address, error): Refused) -> Error {
+impl From<CannotListen> for Error {
+    fn from((address, error): CannotListen) -> Error {
         Error::Listen(address, error)
     }
 }

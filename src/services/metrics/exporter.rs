@@ -4,12 +4,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use http::server::{Limits, Response};
+use http::server::{ServedResponse, ServerLimits};
 
 use super::Registry;
 
 /// Enough for two collectors and a person.
-const LIMITS: Limits = Limits {
+const LIMITS: ServerLimits = ServerLimits {
     connections: 8,
     of_peer: 4,
     // Prometheus itself gives up after 10 s
@@ -19,7 +19,7 @@ const LIMITS: Limits = Limits {
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A running server; dropping it stops it.
-pub struct Exporter(http::server::Server);
+pub struct Exporter(http::server::HttpServer);
 
 impl Exporter {
     /// Serves the metrics at this address; port 0 picks a free port. The answer has no secrets, so
@@ -27,10 +27,10 @@ impl Exporter {
     pub fn start(listen: SocketAddr, registry: &Registry) -> io::Result<Exporter> {
         let registry = registry.clone();
         let pages = move |target: &str, _| match target.split('?').next() {
-            Some("/metrics") => Response::ok(TEXT_FORMAT, registry.render()),
-            _ => Response::status("404 Not Found"),
+            Some("/metrics") => ServedResponse::ok(TEXT_FORMAT, registry.render()),
+            _ => ServedResponse::status("404 Not Found"),
         };
-        http::server::Server::start("metrics", listen, LIMITS, pages).map(Exporter)
+        http::server::HttpServer::start("metrics", listen, LIMITS, pages).map(Exporter)
     }
 
     /// Returns the address of the listening socket.

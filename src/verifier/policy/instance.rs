@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Maximum number of entries of a list.
 const MAX_ENTRIES: usize = 10_000;
 
-/// The name of the ID among [`Instance::properties`].
+/// The name of the ID among [`CloudInstance::properties`].
 pub const ID: &str = "instance";
 
 /// PCRs of the SHA-384 bank.
@@ -62,7 +62,7 @@ pub struct CloudRequirements {
 /// An instance, by the cloud's own names. Members that the cloud neither signs nor returns are
 /// absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Instance {
+pub struct CloudInstance {
     /// The ID, which the cloud gives to no other instance.
     pub id: Option<String>,
     /// The name and the number of the project.
@@ -121,7 +121,7 @@ impl CloudRequirements {
     }
 
     /// Refuses an instance that the policy does not list.
-    pub fn judge(&self, instance: &Instance) -> Result<(), Refusal> {
+    pub fn judge(&self, instance: &CloudInstance) -> Result<(), Refusal> {
         let project = instance.project.as_ref();
         let projects: Vec<_> = project
             .into_iter()
@@ -197,7 +197,7 @@ fn listed(what: &str, accepted: &[String], got: &[&str]) -> Result<(), Refusal> 
     })
 }
 
-impl Instance {
+impl CloudInstance {
     /// Returns the properties of the instance that are shown to people.
     pub fn properties(&self) -> Vec<Property> {
         let project = self.project.as_ref();
@@ -256,14 +256,14 @@ mod tests {
 
     #[test]
     fn an_instance_is_one_of_those_that_the_policy_names() {
-        let named = Instance {
+        let named = CloudInstance {
             id: Some("42".into()),
             project: Some(("p".into(), "7".into())),
             account: Some("123456789012".into()),
             zone: Some("z".into()),
-            ..Instance::default()
+            ..CloudInstance::default()
         };
-        let judge = |json: &str, instance: &Instance| {
+        let judge = |json: &str, instance: &CloudInstance| {
             serde_json::from_str::<CloudRequirements>(json)
                 .unwrap()
                 .judge(instance)
@@ -291,7 +291,7 @@ mod tests {
             let error = judge(json, &named).unwrap_err();
             assert_eq!(error.kind, Kind::Machine);
             assert!(error.text.contains(why), "{json}: {error}");
-            let error = judge(json, &Instance::default()).unwrap_err();
+            let error = judge(json, &CloudInstance::default()).unwrap_err();
             assert_eq!(error.kind, Kind::Unproven, "{error}");
         }
         for other in ["", "12345678901", "123456789012 ", "12345678901a"] {

@@ -10,7 +10,7 @@ use base::text::quoted;
 use hardware::PlatformClaims;
 use hardware::claims::{Property, TcbPart};
 use hardware::tdx::Verifier;
-use hardware::tdx::quote::Quote;
+use hardware::tdx::quote::TdxQuote;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
@@ -93,7 +93,7 @@ impl OldTdxRequirements {
     }
 
     /// Returns the versions of the host's enclaves.
-    fn enclaves(&self, quote: &Quote<'_>) -> [TcbPart; 2] {
+    fn enclaves(&self, quote: &TdxQuote<'_>) -> [TcbPart; 2] {
         // the header: version, types, QE SVN at 8, PCE SVN at 10, vendor of the quoting enclave at
         // 12
         let number = |at: usize| {
@@ -111,7 +111,7 @@ impl OldTdxRequirements {
     }
 
     /// Adds to a machine's claims the values in its quote that these requirements compare.
-    pub fn show(&self, quote: &Quote<'_>, claims: &mut PlatformClaims) {
+    pub fn show(&self, quote: &TdxQuote<'_>, claims: &mut PlatformClaims) {
         claims.tcb.extend(self.enclaves(quote));
         if let Some(minimum) = &self.tee_tcb_svn {
             claims.properties.push(Property {
@@ -126,7 +126,7 @@ impl OldTdxRequirements {
     }
 
     /// Checks a quote. An error names the requirement that is not met.
-    pub fn check(&self, quote: &Quote<'_>) -> Result<(), Refusal> {
+    pub fn check(&self, quote: &TdxQuote<'_>) -> Result<(), Refusal> {
         for TcbPart { name, got, minimum } in self.enclaves(quote) {
             if got < minimum {
                 let text = format!("{name} is {got}, below the minimum {minimum}");

@@ -8,7 +8,7 @@ use super::vm::{Firmware, GUEST, HOST, Machine, Vm};
 use super::{Context, Failure, Result, dist, free_port};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use image::Log;
+use image::BootLog;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
@@ -542,7 +542,7 @@ fn registers(setting: &Setting, vm: &mut Vm) -> Result<String> {
 }
 
 /// Returns which entries of PCR 9 differ; the refusal must name each by the beginning of its digest.
-fn changed_entries(honest: &Log, altered: &Log, refusal: &str) -> Result<String> {
+fn changed_entries(honest: &BootLog, altered: &BootLog, refusal: &str) -> Result<String> {
     let mut lines = Vec::new();
     for (honest, altered) in honest.events(9).zip(altered.events(9)) {
         let [wanted, got] = [honest, altered].map(|event| hex(&event.digest[..4]));
@@ -558,7 +558,7 @@ fn changed_entries(honest: &Log, altered: &Log, refusal: &str) -> Result<String>
 }
 
 /// The value that a register will have, in hexadecimal digits.
-fn expected(log: &Log, pcr: u32) -> Result<String> {
+fn expected(log: &BootLog, pcr: u32) -> Result<String> {
     let value = log.value(pcr).map_err(|missing| Failure(missing.why))?;
     Ok(hex(&value))
 }

@@ -6,7 +6,7 @@
 
 use super::console::{Console, Show};
 use super::{Context, Failure, Result, dist, free_port, root, script, write_log};
-use image::{Bank, Given, Image, Loader, Log, Platform};
+use image::{BootLog, Image, KnownConditions, Loader, Platform, RegisterBank};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -255,7 +255,7 @@ impl Machine {
     }
 
     /// Returns the values that the firmware will measure when the machine boots its kernel with UEFI.
-    pub fn event_log(&self) -> Result<Log> {
+    pub fn event_log(&self) -> Result<BootLog> {
         let kernel = std::fs::read(kernel_of(self.kernel)?).context("read the kernel")?;
         let initramfs = std::fs::read(self.initramfs()).context("read the initramfs")?;
         let memory = u64::from(self.memory) << 20;
@@ -266,8 +266,8 @@ impl Machine {
             Loader::Patched(memory),
         );
         let image = image.context("compute the registers")?;
-        let usual = &image.conditions(&Given::default())[0];
-        Ok(image.log(Platform::Tpm(Bank::Sha256), usual))
+        let usual = &image.conditions(&KnownConditions::default())[0];
+        Ok(image.log(Platform::Tpm(RegisterBank::Sha256), usual))
     }
 
     /// The folder with the TPM's state, for swtpm while the machine is off.

@@ -47,9 +47,9 @@ impl Documents for NitroTpm {
             let makes_none = matches!(error, tpm::Error::NoDocuments(..));
             self.makes_none.store(makes_none, Ordering::Relaxed);
         })?;
-        match nsm::Answer::parse(&answer)? {
-            nsm::Answer::Document(document) => Ok(Some(document)),
-            nsm::Answer::Error(name) => {
+        match nsm::NsmResponse::parse(&answer)? {
+            nsm::NsmResponse::Document(document) => Ok(Some(document)),
+            nsm::NsmResponse::Error(name) => {
                 Err(IssueError::new(format!("AWS's hypervisor refused: {name}")))
             }
         }

@@ -12,19 +12,22 @@ use cloud::http::{AWS, Http};
 use serde_json::{Map, Value};
 
 use crate::aws_hypervisor::{self, Documents, NitroTpm};
-use crate::vtpm::{self, Machine};
-use crate::{IssueError, Oid, Registers, Variant};
+use crate::vtpm::{self, VariantData};
+use crate::{AttesterVariant, IssueError, Oid, Registers};
 use tpm::Tpm;
 
 /// The variant's line in the table.
-pub const VARIANT: Variant = Variant {
+pub const VARIANT: AttesterVariant = AttesterVariant {
     name: "aws-nitro-tpm",
     oid: OID,
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = AwsMachine::new(AWS, Some(Arc::new(NitroTpm::default())));
-        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+        Arc::new(vtpm::TpmIssuer::of_this_machine(
+            location,
+            Arc::new(machine),
+        ))
     },
 };
 
@@ -65,7 +68,7 @@ impl AwsMachine {
     }
 }
 
-impl Machine for AwsMachine {
+impl VariantData for AwsMachine {
     fn oid(&self) -> Oid {
         OID
     }

@@ -14,12 +14,12 @@ use ring::digest::{SHA512, digest};
 
 use crate::aws_hypervisor::{self, Documents, NitroTpm};
 use crate::snp::{InstanceInfo, Kernel, Reporter};
-use crate::vtpm::{self, Machine};
-use crate::{IssueError, Oid, Registers, Variant};
+use crate::vtpm::{self, VariantData};
+use crate::{AttesterVariant, IssueError, Oid, Registers};
 use tpm::Tpm;
 
 /// The variant's line in the table.
-pub const VARIANT: Variant = Variant {
+pub const VARIANT: AttesterVariant = AttesterVariant {
     name: "aws-sev-snp",
     oid: OID,
     registers: Registers::Pcrs,
@@ -27,7 +27,10 @@ pub const VARIANT: Variant = Variant {
     issuer: |location| {
         let documents = Some(Arc::new(NitroTpm::default()) as Arc<dyn Documents>);
         let machine = AwsSnpMachine::new(Arc::new(Kernel), documents);
-        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+        Arc::new(vtpm::TpmIssuer::of_this_machine(
+            location,
+            Arc::new(machine),
+        ))
     },
 };
 
@@ -54,7 +57,7 @@ impl AwsSnpMachine {
     }
 }
 
-impl Machine for AwsSnpMachine {
+impl VariantData for AwsSnpMachine {
     fn oid(&self) -> Oid {
         OID
     }

@@ -17,17 +17,20 @@ use crate::document::Base64;
 use crate::hcl::{self, HardwareReport, HclReport};
 use crate::prepared::{Prepared, Source};
 use crate::snp::{Azure, InstanceInfo};
-use crate::{IssueError, Oid, Registers, Variant, vtpm};
+use crate::{AttesterVariant, IssueError, Oid, Registers, vtpm};
 
 /// The variant's line in the table.
-pub const VARIANT: Variant = Variant {
+pub const VARIANT: AttesterVariant = AttesterVariant {
     name: "azure-sev-snp",
     oid: OID,
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = Prepared::new(AzureSnpMachine::new(LINK_LOCAL));
-        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+        Arc::new(vtpm::TpmIssuer::of_this_machine(
+            location,
+            Arc::new(machine),
+        ))
     },
 };
 

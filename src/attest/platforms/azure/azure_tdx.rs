@@ -16,22 +16,25 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use cloud::http::{Http, LINK_LOCAL};
 use serde::{Deserialize, Serialize};
-use tee::collateral::Collateral;
+use tee::collateral::TdxCollateral;
 
 use crate::document::Base64;
 use crate::hcl::{self, HardwareReport, HclReport};
 use crate::prepared::{Prepared, Source};
-use crate::{IssueError, Oid, Registers, Variant, td, vtpm};
+use crate::{AttesterVariant, IssueError, Oid, Registers, td, vtpm};
 
 /// The variant's line in the table.
-pub const VARIANT: Variant = Variant {
+pub const VARIANT: AttesterVariant = AttesterVariant {
     name: "azure-tdx",
     oid: OID,
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = Prepared::new(AzureTdxMachine::new(LINK_LOCAL));
-        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+        Arc::new(vtpm::TpmIssuer::of_this_machine(
+            location,
+            Arc::new(machine),
+        ))
     },
 };
 
@@ -43,14 +46,14 @@ const QUOTE_PATH: &str = "acc/tdquote";
 /// The field names are Constellation's, except `collateral`.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct InstanceInfo {
+pub struct AzureTdxInfo {
     /// The quote.
     pub attestation_report: Base64,
     /// The runtime data of the paravisor.
     pub runtime_data: Base64,
     /// Intel's collateral of the platform.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub collateral: Option<Collateral>,
+    pub collateral: Option<TdxCollateral>,
 }
 
 #[derive(Deserialize)]
@@ -69,10 +72,10 @@ impl AzureTdxMachine {
 }
 
 impl Source for AzureTdxMachine {
-    type Info = InstanceInfo;
+    type Info = AzureTdxInfo;
     const OID: Oid = OID;
 
-    fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
+    fn info(&self, location: &tpm::Location) -> Result<(AzureTdxInfo, bool), IssueError> {
         let stored = hcl::stored(location)?;
         let report = HclReport::parse(&stored).map_err(IssueError::new)?;
         let HardwareReport::Tdx(report_of_td) = report.hardware else {
@@ -93,7 +96,7 @@ impl Source for AzureTdxMachine {
             let url = self.0.url(QUOTE_PATH);
             IssueError::new(format!("POST {url}: expected a quote in base64url"))
         })?;
-        let info = InstanceInfo {
+        let info = AzureTdxInfo {
             attestation_report: Base64(quote),
             runtime_data: Base64(report.runtime_data.into()),
             collateral: None,
@@ -101,7 +104,7 @@ impl Source for AzureTdxMachine {
         Ok((info, true))
     }
 
-    fn add_present(&self, info: &mut InstanceInfo) {
+    fn add_present(&self, info: &mut AzureTdxInfo) {
         info.collateral = td::collateral(Path::new(td::COLLATERAL));
     }
 }

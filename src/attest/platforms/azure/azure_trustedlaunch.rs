@@ -19,18 +19,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::Base64;
 use crate::prepared::{Prepared, Source};
-use crate::{IssueError, Oid, Registers, Variant, vtpm};
+use crate::{AttesterVariant, IssueError, Oid, Registers, vtpm};
 use tpm::Tpm;
 
 /// The variant's line in the table.
-pub const VARIANT: Variant = Variant {
+pub const VARIANT: AttesterVariant = AttesterVariant {
     name: "azure-trustedlaunch",
     oid: OID,
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = Prepared::new(AzureMachine(is_of_microsoft));
-        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+        Arc::new(vtpm::TpmIssuer::of_this_machine(
+            location,
+            Arc::new(machine),
+        ))
     },
 };
 
@@ -54,7 +57,7 @@ const MAX_FETCHED: usize = 2;
 /// The names are those of Constellation; `Chain` is ours.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct InstanceInfo {
+pub struct TrustedLaunchInfo {
     /// The certificate of the attestation key, DER.
     pub ak_cert: Base64,
     /// Its issuer.
@@ -70,14 +73,14 @@ pub struct InstanceInfo {
 pub struct AzureMachine(pub fn(&str) -> bool);
 
 impl Source for AzureMachine {
-    type Info = InstanceInfo;
+    type Info = TrustedLaunchInfo;
     const OID: Oid = OID;
 
-    fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
+    fn info(&self, location: &tpm::Location) -> Result<(TrustedLaunchInfo, bool), IssueError> {
         let certificate = certificate(location)?;
         let (issuers, is_complete) = issuers(&certificate, self.0);
         let mut issuers = issuers.into_iter().map(Base64);
-        let info = InstanceInfo {
+        let info = TrustedLaunchInfo {
             ak_cert: Base64(certificate),
             ca: issuers.next().unwrap_or_default(),
             chain: issuers.collect(),
@@ -119,10 +122,10 @@ pub fn places_of_issuer(certificate: &[u8]) -> Vec<String> {
         let mut extensions = x509::extensions(certificate).ok()?.into_iter();
         let access = extensions.find(|one| one.oid == AUTHORITY_INFO)?.value;
         let mut descriptions =
-            der::Reader::new(der::Reader::new(access).expect(der::SEQUENCE).ok()?);
+            der::DerReader::new(der::DerReader::new(access).expect(der::SEQUENCE).ok()?);
         let mut places = vec![];
         while !descriptions.is_empty() {
-            let mut description = der::Reader::new(descriptions.expect(der::SEQUENCE).ok()?);
+            let mut description = der::DerReader::new(descriptions.expect(der::SEQUENCE).ok()?);
             let method = description.expect(der::OBJECT_IDENTIFIER).ok()?;
             if let (ISSUERS, (URI, place)) = (method, description.read().ok()?) {
                 places.extend(std::str::from_utf8(place).map(str::to_owned));

@@ -14,19 +14,22 @@ use base::text::quoted;
 use cloud::http::{Fields, GOOGLE, Http, MAX_BODY};
 
 pub use crate::snp::Names;
-use crate::vtpm::{self, Machine};
-use crate::{IssueError, Oid, Registers, Variant, printable};
+use crate::vtpm::{self, VariantData};
+use crate::{AttesterVariant, IssueError, Oid, Registers, printable};
 use tpm::{KeySource, Tpm};
 
 /// The variant's line in the table.
-pub const VARIANT: Variant = Variant {
+pub const VARIANT: AttesterVariant = AttesterVariant {
     name: "gcp-sev-es",
     oid: OID,
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = GoogleMachine::new(GOOGLE);
-        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+        Arc::new(vtpm::TpmIssuer::of_this_machine(
+            location,
+            Arc::new(machine),
+        ))
     },
 };
 
@@ -82,7 +85,7 @@ impl GoogleMachine {
     }
 }
 
-impl Machine for GoogleMachine {
+impl VariantData for GoogleMachine {
     fn oid(&self) -> Oid {
         OID
     }

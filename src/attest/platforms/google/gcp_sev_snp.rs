@@ -16,19 +16,22 @@ use cloud::http::GOOGLE;
 
 use crate::gcp_sev_es::GoogleMachine;
 use crate::snp::{InstanceInfo, Kernel, Reporter};
-use crate::vtpm::{self, Machine};
-use crate::{IssueError, Oid, Registers, Variant};
+use crate::vtpm::{self, VariantData};
+use crate::{AttesterVariant, IssueError, Oid, Registers};
 use tpm::{KeySource, Tpm};
 
 /// The variant's line in the table.
-pub const VARIANT: Variant = Variant {
+pub const VARIANT: AttesterVariant = AttesterVariant {
     name: "gcp-sev-snp",
     oid: OID,
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = GoogleSnpMachine::new(GOOGLE, Arc::new(Kernel));
-        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+        Arc::new(vtpm::TpmIssuer::of_this_machine(
+            location,
+            Arc::new(machine),
+        ))
     },
 };
 
@@ -51,7 +54,7 @@ impl GoogleSnpMachine {
     }
 }
 
-impl Machine for GoogleSnpMachine {
+impl VariantData for GoogleSnpMachine {
     fn oid(&self) -> Oid {
         OID
     }

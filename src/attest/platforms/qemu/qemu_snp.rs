@@ -21,11 +21,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::document::Base64;
 use crate::snp::{InstanceInfo, Kernel, Reporter};
-use crate::{ClusterRegister, IssueError, Oid, Registers, Variant, sha256};
+use crate::{AttesterVariant, ClusterRegister, IssueError, Oid, Registers, sha256};
 use tpm::{Error, Location};
 
 /// The variant's line in the table.
-pub const VARIANT: Variant = Variant {
+pub const VARIANT: AttesterVariant = AttesterVariant {
     name: "qemu-snp",
     oid: OID,
     registers: Registers::Pcrs,

@@ -13,22 +13,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tee::collateral::Collateral;
+use tee::collateral::TdxCollateral;
 use tee::tdx as guest;
 
 use crate::document::Base64;
-use crate::{IssueError, Oid, Registers, Variant, excerpt, sha256, td};
+use crate::{AttesterVariant, IssueError, Oid, Registers, excerpt, sha256, td};
 use tpm::Location;
 
 /// The variant's line in the table.
-pub const VARIANT: Variant = Variant {
+pub const VARIANT: AttesterVariant = AttesterVariant {
     name: "qemu-tdx",
     oid: OID,
     registers: Registers::Rtmrs,
     location: default_location,
     issuer: |_| {
         let (collateral, event_log) = (td::COLLATERAL.into(), EVENT_LOG.into());
-        Arc::new(Issuer::new(
+        Arc::new(TdIssuer::new(
             Arc::new(Kernel),
             Some(collateral),
             Some(event_log),
@@ -48,14 +48,14 @@ const MAX_SENT: usize = 48 << 10;
 /// The document, with Constellation's field names.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Document {
+pub struct TdxDocument {
     /// The quote.
     pub raw_quote: Base64,
     /// The user data that the quote covers.
     pub user_data: Base64,
     /// Intel's collateral of the platform.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub collateral: Option<Collateral>,
+    pub collateral: Option<TdxCollateral>,
     /// The event log of the firmware.
     #[serde(default, skip_serializing_if = "Base64::is_empty")]
     pub event_log: Base64,
@@ -77,20 +77,20 @@ impl Quoter for Kernel {
 }
 
 /// Makes documents of this machine.
-pub struct Issuer {
+pub struct TdIssuer {
     quoter: Arc<dyn Quoter>,
     collateral: Option<PathBuf>,
     event_log: Option<PathBuf>,
 }
 
-impl Issuer {
+impl TdIssuer {
     /// Makes an issuer. It adds the collateral and the event log from these files if they exist.
     pub fn new(
         quoter: Arc<dyn Quoter>,
         collateral: Option<PathBuf>,
         event_log: Option<PathBuf>,
-    ) -> Issuer {
-        Issuer {
+    ) -> TdIssuer {
+        TdIssuer {
             quoter,
             collateral,
             event_log,
@@ -105,14 +105,14 @@ impl Issuer {
     }
 }
 
-impl crate::Issuer for Issuer {
+impl crate::Issuer for TdIssuer {
     fn oid(&self) -> Oid {
         OID
     }
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         let report_data = report_data(user_data, nonce);
-        let mut document = Document {
+        let mut document = TdxDocument {
             raw_quote: Base64(self.quoter.quote(&report_data)?),
             user_data: Base64(user_data.into()),
             collateral: self.collateral.as_deref().and_then(td::collateral),

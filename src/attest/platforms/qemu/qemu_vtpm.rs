@@ -4,16 +4,21 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::vtpm::{self, Machine};
-use crate::{Oid, Registers, Variant};
+use crate::vtpm::{self, VariantData};
+use crate::{AttesterVariant, Oid, Registers};
 
 /// The variant's line in the table.
-pub const VARIANT: Variant = Variant {
+pub const VARIANT: AttesterVariant = AttesterVariant {
     name: "qemu-vtpm",
     oid: OID,
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
-    issuer: |location| Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(QemuVtpm))),
+    issuer: |location| {
+        Arc::new(vtpm::TpmIssuer::of_this_machine(
+            location,
+            Arc::new(QemuVtpm),
+        ))
+    },
 };
 
 /// 1.3.9900.5.1
@@ -22,11 +27,11 @@ pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
 struct QemuVtpm;
 
 /// Makes an issuer for the TPM at `location`, with the event log in the given file if it exists.
-pub fn issuer(location: tpm::Location, event_log: Option<PathBuf>) -> vtpm::Issuer {
-    vtpm::Issuer::new(location, event_log, Arc::new(QemuVtpm))
+pub fn issuer(location: tpm::Location, event_log: Option<PathBuf>) -> vtpm::TpmIssuer {
+    vtpm::TpmIssuer::new(location, event_log, Arc::new(QemuVtpm))
 }
 
-impl Machine for QemuVtpm {
+impl VariantData for QemuVtpm {
     fn oid(&self) -> Oid {
         OID
     }

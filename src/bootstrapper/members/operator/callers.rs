@@ -32,7 +32,7 @@ pub enum Right {
 }
 
 /// A caller who has proven to be an operator.
-pub struct Operator {
+pub struct OperatorCaller {
     /// The name in the certificate.
     pub name: String,
     /// The fingerprint of the key.
@@ -40,16 +40,16 @@ pub struct Operator {
 }
 
 /// Knows the cluster's authority for operators, and the keys that are refused.
-pub struct Callers {
+pub struct OperatorCallers {
     root: PathBuf,
     /// Taken while the file of revoked keys is changed.
     revoking: Mutex<()>,
 }
 
-impl Callers {
+impl OperatorCallers {
     /// Reads from the state disk that is mounted at `root`, at each call: a rejoin may bring another authority.
-    pub fn of(root: &Path) -> Callers {
-        Callers {
+    pub fn of(root: &Path) -> OperatorCallers {
+        OperatorCallers {
             root: root.into(),
             revoking: Mutex::new(()),
         }
@@ -62,7 +62,7 @@ impl Callers {
         call: &Call,
         caller: Option<&Caller>,
         right: Right,
-    ) -> Result<Operator, Status> {
+    ) -> Result<OperatorCaller, Status> {
         let binding = call.binding().ok_or_else(|| {
             Status::new(Code::FailedPrecondition, "the connection is not TLS 1.3")
         })?;
@@ -82,7 +82,7 @@ impl Callers {
         caller: &Caller,
         right: Right,
         now: SystemTime,
-    ) -> Result<Operator, Refused> {
+    ) -> Result<OperatorCaller, Refused> {
         let authority =
             host::authority(&self.root).map_err(|error| Refused::NoAuthority(error.to_string()))?;
         let verified = UserCertificate::verify(&caller.certificate, &authority, now);
@@ -117,7 +117,7 @@ impl Callers {
                 "the certificate is not for the principal {OPERATOR}"
             )));
         }
-        Ok(Operator {
+        Ok(OperatorCaller {
             name: certificate.id,
             key,
         })

@@ -14,7 +14,7 @@ use kubernetes::kubeadm::CONTAINERD;
 
 use super::OperatorService;
 use super::logs::JOURNALS;
-use base::child_process::{self, Cause};
+use base::child_process::{self, ChildFailure};
 
 /// Where the kubelet has logs of containers: `NAMESPACE_POD_UID/CONTAINER/0.log`.
 const POD_LOGS: &str = "/var/log/pods";
@@ -148,7 +148,9 @@ impl OperatorService {
         let tell = &mut |line: &str| lines.push(line.to_owned());
         match child_process::run(command, Stdio::null(), LIMIT, &self.machine.stop, tell) {
             // du also fails if a folder was deleted meanwhile
-            Err(error) if !matches!(error.cause, Cause::Failed(_)) => vec![error.to_string()],
+            Err(error) if !matches!(error.cause, ChildFailure::Failed(_)) => {
+                vec![error.to_string()]
+            }
             _ => lines,
         }
     }

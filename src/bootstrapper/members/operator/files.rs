@@ -28,7 +28,7 @@ const SECONDS: usize = 19;
 
 /// Which lines are wanted.
 #[derive(Default)]
-pub struct Wanted {
+pub struct LogFilter {
     /// Lines since this time, from older files too; `None`: all lines of the present file.
     pub since: Option<SystemTime>,
     /// At most this many last lines, from older files too; 0: all.
@@ -38,7 +38,7 @@ pub struct Wanted {
 }
 
 /// A log.
-pub struct Files {
+pub struct LogFile {
     /// The file that is written now.
     pub present: PathBuf,
     /// Returns whether a file with this name in the same folder is an older one. Sorted by name,
@@ -46,10 +46,10 @@ pub struct Files {
     pub is_older: fn(&str) -> bool,
 }
 
-impl Files {
+impl LogFile {
     /// Returns the API server's audit log: it renames `audit.log` to `audit-2026-11-29T02-30-00.000.log`.
-    pub fn of_audit(present: PathBuf) -> Files {
-        Files {
+    pub fn of_audit(present: PathBuf) -> LogFile {
+        LogFile {
             present,
             is_older: |name| name.starts_with("audit-") && name.ends_with(".log"),
         }
@@ -58,7 +58,7 @@ impl Files {
     /// Gives the wanted lines to `tell` in parts, until the end, or until the caller goes away.
     pub fn stream(
         &self,
-        wanted: &Wanted,
+        wanted: &LogFilter,
         call: &Call,
         stop: &Stop,
         tell: &mut dyn FnMut(&[u8]) -> Result<(), Status>,
@@ -127,7 +127,7 @@ impl Files {
     }
 
     /// Opens the older files that can have wanted lines, the oldest first.
-    fn older(&self, wanted: &Wanted) -> Vec<(PathBuf, BufReader<File>)> {
+    fn older(&self, wanted: &LogFilter) -> Vec<(PathBuf, BufReader<File>)> {
         if wanted.since.is_none() && wanted.lines == 0 {
             return vec![];
         }

@@ -9,7 +9,7 @@ use rpc::grpc::{Call, Code, Sender, Status};
 
 use super::OperatorService;
 use super::callers::Right;
-use super::files::{self, Files, LIMIT, Wanted};
+use super::files::{self, LIMIT, LogFile, LogFilter};
 use super::program;
 use kubernetes::kubeadm::AUDIT_LOG;
 
@@ -22,7 +22,7 @@ const MAX_UNIT: usize = 255;
 enum Source {
     /// What this program prints.
     Journal(Command),
-    Files(Files),
+    Files(LogFile),
 }
 
 impl OperatorService {
@@ -43,7 +43,7 @@ impl OperatorService {
                 let text = "this log is a file: it has no units and no boots";
                 return Err(Status::new(Code::InvalidArgument, text));
             }
-            Log::Audit => Source::Files(Files::of_audit(self.machine.file(AUDIT_LOG))),
+            Log::Audit => Source::Files(LogFile::of_audit(self.machine.file(AUDIT_LOG))),
             Log::Calls => Source::Files(self.record.files()),
         };
         let name = log.as_str_name().to_lowercase();
@@ -61,7 +61,7 @@ impl OperatorService {
         match source {
             Source::Journal(mut command) => program::stream(&mut command, LIMIT, call, stop, send),
             Source::Files(files) => {
-                let wanted = Wanted {
+                let wanted = LogFilter {
                     since: files::since(request.since),
                     lines: request.lines,
                     follow: request.follow,

@@ -35,11 +35,11 @@ use ssh::key::PublicKey;
 
 use base::stop::Stop;
 use base::timeline::Timeline;
-use callers::{Callers, Right};
+use callers::{OperatorCallers, Right};
 use record::CallRecord;
 
 /// The machine of a member.
-pub struct Machine {
+pub struct MemberMachine {
     /// Where the state disk is mounted.
     pub root: PathBuf,
     /// The folder of all other files: `/`.
@@ -56,7 +56,7 @@ pub struct Machine {
     pub stop: Stop,
 }
 
-impl Machine {
+impl MemberMachine {
     /// Returns the file with this absolute path.
     fn file(&self, path: &str) -> PathBuf {
         self.files.join(path.trim_start_matches('/'))
@@ -71,20 +71,20 @@ impl Machine {
 
 /// The service of a member.
 pub struct OperatorService {
-    callers: Callers,
+    callers: OperatorCallers,
     record: CallRecord,
     /// Taken while etcd is restored.
     restoring: Mutex<()>,
     /// Taken while the image is updated.
     updating: Mutex<()>,
-    machine: Machine,
+    machine: MemberMachine,
 }
 
 impl OperatorService {
     /// Makes the service of this machine.
-    pub fn new(machine: Machine) -> Arc<OperatorService> {
+    pub fn new(machine: MemberMachine) -> Arc<OperatorService> {
         Arc::new(OperatorService {
-            callers: Callers::of(&machine.root),
+            callers: OperatorCallers::of(&machine.root),
             record: CallRecord::of(&machine.root),
             restoring: Mutex::new(()),
             updating: Mutex::new(()),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rpc::grpc::{Call, Code, Status};
 
-use base::child_process::{self, Cause, MAX_WAITING, Running};
+use base::child_process::{self, ChildFailure, MAX_WAITING, Running};
 use base::stop::Stop;
 
 /// How often it is checked whether the caller has gone away.
@@ -73,7 +73,7 @@ pub fn stream(
     });
     sent?;
     match result {
-        Ok(Err(error)) if matches!(error.cause, Cause::Stopped) => {
+        Ok(Err(error)) if matches!(error.cause, ChildFailure::Stopped) => {
             Err(Status::new(Code::Cancelled, "the call was ended"))
         }
         Ok(result) => result.map_err(failed),

@@ -12,8 +12,8 @@ use rpc::grpc::{Call, Code, Status};
 use serde_json::json;
 use sys::space;
 
-use super::callers::Operator;
-use super::files::Files;
+use super::callers::OperatorCaller;
+use super::files::LogFile;
 use base::sync::lock;
 
 /// Below the mount point of the state disk: one JSON object a line, the last call last.
@@ -43,15 +43,15 @@ impl CallRecord {
     }
 
     /// Returns the files, for a reader.
-    pub fn files(&self) -> Files {
-        Files {
+    pub fn files(&self) -> LogFile {
+        LogFile {
             present: self.path.clone(),
             is_older: |name| name == "operator-calls.1",
         }
     }
 
     /// Writes a call down, durably, and into the log.
-    pub fn add(&self, call: &Call, operator: &Operator, what: &str) -> Result<(), Status> {
+    pub fn add(&self, call: &Call, operator: &OperatorCaller, what: &str) -> Result<(), Status> {
         let from = call.peer().map(|peer| peer.ip().to_string());
         let from = from.unwrap_or_default();
         log::info!(

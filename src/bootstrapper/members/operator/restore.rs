@@ -20,7 +20,7 @@ use rpc::grpc::{Call, Code, Receiver, Sender, Status};
 
 use super::OperatorService;
 use super::callers::Right;
-use crate::members::restore::{self, Asked};
+use crate::members::restore::{self, RestoreCall};
 use crate::steps::job::Job;
 
 /// Below the mount point of the state disk: what a caller has sent, while the call runs.
@@ -63,7 +63,7 @@ impl OperatorService {
         if !first.undo {
             upload.receive(requests)?;
         }
-        let asked = Asked {
+        let asked = RestoreCall {
             root: &self.machine.root,
             snapshot: &upload.snapshot(),
             is_dry_run: first.dry_run,
@@ -75,7 +75,7 @@ impl OperatorService {
 
     fn restore(
         &self,
-        asked: &Asked<'_>,
+        asked: &RestoreCall<'_>,
         requests: &mut Receiver<RestoreEtcdRequest>,
         sender: &mut Sender<RestoreEtcdResponse>,
     ) -> Result<(), Status> {

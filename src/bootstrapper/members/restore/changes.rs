@@ -12,9 +12,9 @@ use std::path::Path;
 
 use kubernetes::machine_record::{DISK_RECORD_PREFIX, NODE_RECORD_PREFIX};
 
-use super::database::{self, Objects};
+use super::database::{self, StoredObjects};
+use super::failed_check::{FailedCheck, failed_check};
 use super::manifest::shown;
-use super::objection::{Objection, objection};
 
 /// The keys by their beginning, and what people call such an object.
 const KINDS: [(&str, &str); 13] = [
@@ -75,16 +75,16 @@ pub struct Changes(pub Vec<(String, Change)>);
 
 impl Changes {
     /// Compares a snapshot with a database of etcd. The error is a sentence.
-    pub fn read(snapshot: &File, present: &Path) -> Result<Changes, Objection> {
+    pub fn read(snapshot: &File, present: &Path) -> Result<Changes, FailedCheck> {
         let objects = |file: &File| database::objects(BufReader::new(file), &is_wanted);
-        let snapshot = objects(snapshot).map_err(|why| objection!("the snapshot: {why}"))?;
-        let here = File::open(present).map_err(|error| objection!("{error}"));
+        let snapshot = objects(snapshot).map_err(|why| failed_check!("the snapshot: {why}"))?;
+        let here = File::open(present).map_err(|error| failed_check!("{error}"));
         let here = here.and_then(|file| objects(&file));
-        let here = here.map_err(|why| objection!("{}: {why}", present.display()))?;
+        let here = here.map_err(|why| failed_check!("{}: {why}", present.display()))?;
         Ok(Changes::of(&snapshot, &here))
     }
 
-    fn of(snapshot: &Objects, present: &Objects) -> Changes {
+    fn of(snapshot: &StoredObjects, present: &StoredObjects) -> Changes {
         let added = snapshot.iter().filter_map(|(key, hash)| {
             let change = match present.get(key) {
                 None => Change::Added,
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn each_change_of_rights_is_named() {
-        let objects = |names: &[(&str, u8)]| -> Objects {
+        let objects = |names: &[(&str, u8)]| -> StoredObjects {
             let all = names.iter().filter(|(key, _)| is_wanted(key));
             all.map(|(key, byte)| ((*key).to_owned(), [*byte; 32]))
                 .collect()

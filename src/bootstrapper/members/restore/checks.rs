@@ -7,14 +7,14 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use base::request::{CONNECT_TIMEOUT, Request, Transport};
+use base::request::{CONNECT_TIMEOUT, Request, RequestTransport};
 use base::stop::Stop;
 use cloud::plain::Plain;
 
-use super::database::{self, Member};
-use super::manifest::{Etcd, address, shown};
-use super::objection::{Objection, objection};
-use super::place::Place;
+use super::database::{self, StoredMember};
+use super::failed_check::{FailedCheck, failed_check};
+use super::manifest::{EtcdManifest, address, shown};
+use super::place::RestoreFolders;
 
 /// How often this program asks whether etcd has a leader.
 const LOOKS: u32 = 5;
@@ -25,7 +25,7 @@ const HAS_LEADER: &str = "etcd_server_has_leader";
 
 /// The state of etcd on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum EtcdState {
     /// It runs, and says that it has no leader.
     Leaderless,
     /// It does not run, and its data are there.
@@ -34,14 +34,19 @@ pub enum State {
 
 /// Refuses if etcd of this node has a leader, or if this cannot be known. Asks several times, with this
 /// pause. The error is a sentence.
-pub fn state(etcd: &Etcd, place: &Place, pause: Duration, stop: &Stop) -> Result<State, Objection> {
+pub fn state(
+    etcd: &EtcdManifest,
+    place: &RestoreFolders,
+    pause: Duration,
+    stop: &Stop,
+) -> Result<EtcdState, FailedCheck> {
     let look = || match has_leader(&etcd.metrics) {
-        Ok(true) => Err(objection!(
+        Ok(true) => Err(failed_check!(
             "etcd on this node has a leader, so a majority of its members works: there is nothing to restore. If the API server does not \
              answer, see its log below /var/log/pods/. {} says {HAS_LEADER} 1",
             etcd.metrics
         )),
-        Ok(false) => Ok(State::Leaderless),
+        Ok(false) => Ok(EtcdState::Leaderless),
         Err(why) => stopped(etcd, place, &why),
     };
     let first = look()?;
@@ -59,21 +64,25 @@ pub fn state(etcd: &Etcd, place: &Place, pause: Duration, stop: &Stop) -> Result
 }
 
 /// Returns that etcd is stopped, if nothing has its database. `why` it does not answer.
-fn stopped(etcd: &Etcd, place: &Place, why: &str) -> Result<State, Objection> {
+fn stopped(
+    etcd: &EtcdManifest,
+    place: &RestoreFolders,
+    why: &str,
+) -> Result<EtcdState, FailedCheck> {
     match place.lock() {
-        Ok(Some(_)) => Ok(State::Stopped),
-        Ok(None) => Err(objection!(
+        Ok(Some(_)) => Ok(EtcdState::Stopped),
+        Ok(None) => Err(failed_check!(
             "etcd on this node runs, but does not say whether it has a leader: {}: {why}",
             etcd.metrics
         )),
-        Err(error) => Err(objection!(
+        Err(error) => Err(failed_check!(
             "etcd on this node does not run, and has no data: nothing shows that this machine was a member ({error})"
         )),
     }
 }
 
 /// Asks etcd by its metrics whether it has a leader. The error says why it is not known.
-pub fn has_leader(metrics: &str) -> Result<bool, Objection> {
+pub fn has_leader(metrics: &str) -> Result<bool, FailedCheck> {
     let request = Request {
         method: "GET",
         url: &format!("{}/metrics", metrics.trim_end_matches('/')),
@@ -87,15 +96,15 @@ pub fn has_leader(metrics: &str) -> Result<bool, Objection> {
     leader(answer.status, &String::from_utf8_lossy(&body))
 }
 
-fn leader(status: u16, metrics: &str) -> Result<bool, Objection> {
+fn leader(status: u16, metrics: &str) -> Result<bool, FailedCheck> {
     let mut values = metrics
         .lines()
         .filter_map(|line| line.strip_prefix(HAS_LEADER)?.strip_prefix(' '));
     match (status, values.next(), values.next()) {
         (200, Some("0"), None) => Ok(false),
         (200, Some("1"), None) => Ok(true),
-        (200, ..) => Err(objection!("there is no {HAS_LEADER} 0 or 1")),
-        _ => Err(objection!("HTTP status {status}")),
+        (200, ..) => Err(failed_check!("there is no {HAS_LEADER} 0 or 1")),
+        _ => Err(failed_check!("HTTP status {status}")),
     }
 }
 
@@ -103,17 +112,21 @@ fn leader(status: u16, metrics: &str) -> Result<bool, Objection> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Others {
     /// Their names and URLs.
-    pub members: Vec<Member>,
+    pub members: Vec<StoredMember>,
     /// Notes about them for the operator.
     pub notes: Vec<String>,
 }
 
 /// Returns all other members that the data of this node, the snapshot or the manifest names: each of the
 /// three may be older than the others. The error is a sentence.
-pub fn others(etcd: &Etcd, place: &Place, snapshot: &File) -> Result<Others, Objection> {
-    let local = File::open(place.database()).map_err(|error| objection!("{error}"));
+pub fn others(
+    etcd: &EtcdManifest,
+    place: &RestoreFolders,
+    snapshot: &File,
+) -> Result<Others, FailedCheck> {
+    let local = File::open(place.database()).map_err(|error| failed_check!("{error}"));
     let local = local.and_then(|file| database::members(BufReader::new(file)));
-    let has_own = |members: &[Member]| members.iter().any(|it| it.urls.contains(&etcd.url));
+    let has_own = |members: &[StoredMember]| members.iter().any(|it| it.urls.contains(&etcd.url));
     let mut notes = vec![];
     let mut members = database::members(BufReader::new(snapshot))
         .map_err(|why| format!("the members in the snapshot cannot be read: {why}"))?;
@@ -123,7 +136,7 @@ pub fn others(etcd: &Etcd, place: &Place, snapshot: &File) -> Result<Others, Obj
     }
     match local {
         Ok(local) if !has_own(&local) => {
-            return Err(objection!(
+            return Err(failed_check!(
                 "etcd's data on this node do not name {} as a member: it was removed from the cluster, so its data are old",
                 etcd.url
             ));
@@ -131,11 +144,11 @@ pub fn others(etcd: &Etcd, place: &Place, snapshot: &File) -> Result<Others, Obj
         Ok(local) => members.extend(local),
         Err(why) => notes.push(format!("etcd's data on this node cannot be read: {why}")),
     }
-    members.extend(etcd.initial.iter().map(|url| Member {
+    members.extend(etcd.initial.iter().map(|url| StoredMember {
         name: String::new(),
         urls: vec![url.clone()],
     }));
-    let mut others: Vec<Member> = vec![];
+    let mut others: Vec<StoredMember> = vec![];
     for mut member in members {
         member
             .urls
@@ -160,14 +173,14 @@ pub fn connect(address: SocketAddr) -> io::Result<()> {
 
 /// Connects to each of these members. Returns how each does not answer. Refuses if one answers, or
 /// cannot check from this node. The error is a sentence.
-pub fn silent(members: &[Member], connect: Connect) -> Result<Vec<String>, Objection> {
+pub fn silent(members: &[StoredMember], connect: Connect) -> Result<Vec<String>, FailedCheck> {
     let mut silent = vec![];
     for member in members {
         for url in &member.urls {
             let at = format!("{} at {}", shown(&member.name), address(url)?);
             let error = match connect(address(url)?) {
                 Ok(()) => {
-                    return Err(objection!(
+                    return Err(failed_check!(
                         "another member of etcd answers: {at}. With its data, etcd may get its majority back: start the machines of the \
                          other members. If those are lost, switch off the machine {at}, too, and run this command again"
                     ));
@@ -179,13 +192,13 @@ pub fn silent(members: &[Member], connect: Connect) -> Result<Vec<String>, Objec
                     silent.push(format!("{at} does not answer ({error})"));
                 }
                 ErrorKind::ConnectionRefused => {
-                    return Err(objection!(
+                    return Err(failed_check!(
                         "the machine {at} is on, although no etcd listens there now: switch it off until etcd is restored, and for good if it \
                          has its old disk"
                     ));
                 }
                 _ => {
-                    return Err(objection!(
+                    return Err(failed_check!(
                         "cannot check from this node whether the member {at} is off ({error}): correct this node's network first"
                     ));
                 }
@@ -235,7 +248,7 @@ mod tests {
     fn a_member_that_answers_is_named() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let member = |url: String| {
-            [Member {
+            [StoredMember {
                 name: "b".into(),
                 urls: vec![url],
             }]

@@ -20,7 +20,7 @@ use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 
 use serde_json::{Value, json};
 
-use super::objection::{Objection, objection};
+use super::failed_check::{FailedCheck, failed_check};
 
 /// The bytes of a page before its content.
 const HEADER: usize = 16;
@@ -47,11 +47,11 @@ const MAX_PAGES: u64 = 256;
 /// Is called with the flags, key and value of each element of a leaf.
 type Each<'a> = dyn FnMut(u32, &[u8], &[u8]) -> io::Result<()> + 'a;
 /// The objects: the SHA-256 of each value by its key.
-pub type Objects = BTreeMap<String, [u8; SHA256_OUTPUT_LEN]>;
+pub type StoredObjects = BTreeMap<String, [u8; SHA256_OUTPUT_LEN]>;
 
 /// A member of etcd as the database has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub struct StoredMember {
     /// The name; empty if the member never started.
     pub name: String,
     /// The URLs at which other members reach it.
@@ -59,11 +59,11 @@ pub struct Member {
 }
 
 /// Reads the members from a database. The error is a clause.
-pub fn members(file: impl Read + Seek) -> Result<Vec<Member>, Objection> {
+pub fn members(file: impl Read + Seek) -> Result<Vec<StoredMember>, FailedCheck> {
     let mut members = vec![];
     let read = bucket(file, MEMBERS, MAX_PAGES, &mut |_, _, value| {
         let member = serde_json::from_slice(value).ok();
-        let member = member.and_then(|value| Member::of(&value));
+        let member = member.and_then(|value| StoredMember::of(&value));
         members.push(member.ok_or_else(|| malformed("a member is not as etcd writes it"))?);
         Ok(())
     });
@@ -74,14 +74,14 @@ pub fn members(file: impl Read + Seek) -> Result<Vec<Member>, Objection> {
             Ok(members)
         }
     });
-    read.map_err(|error| objection!("{error}"))
+    read.map_err(|error| failed_check!("{error}"))
 }
 
 /// Reads the objects of a database whose keys `is_wanted` accepts, as they were at its last revision. The error is a clause.
 pub fn objects(
     mut file: impl Read + Seek,
     is_wanted: &dyn Fn(&str) -> bool,
-) -> Result<Objects, Objection> {
+) -> Result<StoredObjects, FailedCheck> {
     let mut newest = BTreeMap::new();
     let mut read = || {
         let length = file.seek(SeekFrom::End(0))?;
@@ -110,7 +110,7 @@ pub fn objects(
             Ok(())
         })
     };
-    read().map_err(|error: io::Error| objection!("{error}"))?;
+    read().map_err(|error: io::Error| failed_check!("{error}"))?;
     let present = newest
         .into_iter()
         .filter_map(|(key, (_, hash))| Some((key, hash?)));
@@ -176,12 +176,12 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-impl Member {
+impl StoredMember {
     /// Returns the member that a JSON object of etcd describes.
-    pub fn of(value: &Value) -> Option<Member> {
+    pub fn of(value: &Value) -> Option<StoredMember> {
         let urls = value.get("peerURLs")?.as_array()?.iter();
         let urls: Option<Vec<_>> = urls.map(|url| url.as_str().map(str::to_owned)).collect();
-        Some(Member {
+        Some(StoredMember {
             name: value.get("name").and_then(Value::as_str)?.to_owned(),
             urls: urls.filter(|urls| !urls.is_empty())?,
         })
@@ -397,7 +397,7 @@ mod tests {
         ])
     }
 
-    fn names(bytes: &[u8]) -> Result<Vec<String>, Objection> {
+    fn names(bytes: &[u8]) -> Result<Vec<String>, FailedCheck> {
         let members = members(Cursor::new(bytes))?;
         Ok(members.into_iter().map(|it| it.name).collect())
     }

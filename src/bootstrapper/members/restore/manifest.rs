@@ -7,14 +7,14 @@ use base::text::printable;
 use kubernetes::yaml;
 use serde_json::Value;
 
-use super::objection::{Objection, objection};
+use super::failed_check::{FailedCheck, failed_check};
 
 /// The maximum number of characters of a name in a text.
 const SHOWN: usize = 200;
 
 /// The member of etcd on this node, as its static pod manifest describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Etcd {
+pub struct EtcdManifest {
     /// Its name, which is that of the node.
     pub name: String,
     /// The URL at which other members reach it.
@@ -29,9 +29,9 @@ pub struct Etcd {
     pub tag: String,
 }
 
-impl Etcd {
+impl EtcdManifest {
     /// Parses the manifest of etcd. The error is a clause.
-    pub fn parse(manifest: &str) -> Result<Etcd, Objection> {
+    pub fn parse(manifest: &str) -> Result<EtcdManifest, FailedCheck> {
         let (pod, command) = command(manifest)?;
         let needed = |name: &str| flag(&command, name);
         let data = needed("data-dir")?;
@@ -40,7 +40,7 @@ impl Etcd {
         let is_data =
             |volume: &Value| volume.pointer("/hostPath/path") == Some(&data.clone().into());
         if !data.starts_with('/') || !volumes.is_some_and(|all| all.iter().any(is_data)) {
-            return Err(objection!("{data} is not a folder of the node"));
+            return Err(failed_check!("{data} is not a folder of the node"));
         }
         let metrics = needed("listen-metrics-urls")?;
         let metrics = metrics.split(',').find(|url| url.starts_with("http://"));
@@ -49,7 +49,7 @@ impl Etcd {
         let initial = needed("initial-cluster")?;
         let image = pod.pointer("/spec/containers/0/image");
         let image = image.and_then(Value::as_str).unwrap_or_default();
-        Ok(Etcd {
+        Ok(EtcdManifest {
             name: needed("name")?,
             url,
             data: data.into(),
@@ -73,16 +73,16 @@ impl Etcd {
 }
 
 /// Returns the address of the API server in its manifest.
-pub fn api_server(manifest: &str) -> Result<String, Objection> {
+pub fn api_server(manifest: &str) -> Result<String, FailedCheck> {
     flag(&command(manifest)?.1, "advertise-address")
 }
 
 /// Returns the address in a URL of a member, which kubeadm writes with an IP address.
-pub fn address(url: &str) -> Result<SocketAddr, Objection> {
+pub fn address(url: &str) -> Result<SocketAddr, FailedCheck> {
     let rest = url.strip_prefix("https://");
     let rest = rest.or_else(|| url.strip_prefix("http://"));
     rest.and_then(|rest| rest.trim_end_matches('/').parse().ok())
-        .ok_or_else(|| objection!("{url:?} is no URL with an IP address and a port"))
+        .ok_or_else(|| failed_check!("{url:?} is no URL with an IP address and a port"))
 }
 
 /// Returns a name for people.
@@ -95,7 +95,7 @@ pub fn shown(text: &str) -> String {
 }
 
 /// Returns the pod, and the command of its container.
-fn command(manifest: &str) -> Result<(Value, Vec<String>), Objection> {
+fn command(manifest: &str) -> Result<(Value, Vec<String>), FailedCheck> {
     let pod = yaml::document(manifest).map_err(|error| error.to_string())?;
     let words = pod.pointer("/spec/containers/0/command");
     let words = words.and_then(Value::as_array).into_iter().flatten();
@@ -105,7 +105,7 @@ fn command(manifest: &str) -> Result<(Value, Vec<String>), Objection> {
     Ok((pod, words.ok_or("it has no command of a container")?))
 }
 
-fn flag(command: &[String], name: &str) -> Result<String, Objection> {
+fn flag(command: &[String], name: &str) -> Result<String, FailedCheck> {
     let mut values = command.iter().filter_map(|word| {
         word.strip_prefix("--")?
             .strip_prefix(name)?
@@ -113,7 +113,7 @@ fn flag(command: &[String], name: &str) -> Result<String, Objection> {
     });
     match (values.next(), values.next()) {
         (Some(value), None) if !value.is_empty() => Ok(value.to_owned()),
-        _ => Err(objection!(
+        _ => Err(failed_check!(
             "expected exactly one --{name}, as kubeadm writes it"
         )),
     }
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_member_is_that_of_the_manifest() {
-        let expected = Etcd {
+        let expected = EtcdManifest {
             name: "a".into(),
             url: "https://10.0.0.1:2380".into(),
             data: "/var/lib/etcd".into(),
@@ -144,7 +144,7 @@ mod tests {
                 .to_vec(),
             tag: "3.6.5-0".into(),
         };
-        assert_eq!(Etcd::parse(MANIFEST), Ok(expected));
+        assert_eq!(EtcdManifest::parse(MANIFEST), Ok(expected));
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
         ] {
             let manifest = MANIFEST.replace(from, to);
             assert_ne!(manifest, MANIFEST);
-            let error = Etcd::parse(&manifest).unwrap_err();
+            let error = EtcdManifest::parse(&manifest).unwrap_err();
             assert!(error.contains(says), "{error}");
         }
     }

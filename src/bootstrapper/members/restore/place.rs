@@ -23,8 +23,8 @@ use base::file;
 use base::text::hex;
 use serde_json::{Value, json};
 
-use super::database::Member;
-use super::objection::{Objection, objection};
+use super::database::StoredMember;
+use super::failed_check::{FailedCheck, failed_check};
 use crate::steps::error::Error as Step;
 
 const FOLDER: &str = "restore-etcd";
@@ -34,7 +34,7 @@ pub const PODS: [&str; 2] = ["kube-apiserver", "etcd"];
 
 /// A restoration that has begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct RestoreRecord {
     /// The SHA-256 of the snapshot.
     pub hash: String,
     /// The revision of etcd that the API server has at least when the restoration has succeeded.
@@ -42,25 +42,25 @@ pub struct Record {
     /// When it began, in seconds since 1970. The folder of the data has it in its name.
     pub time: u64,
     /// The other members of before.
-    pub others: Vec<Member>,
+    pub others: Vec<StoredMember>,
 }
 
-impl Record {
-    fn parse(text: &[u8]) -> Option<Record> {
+impl RestoreRecord {
+    fn parse(text: &[u8]) -> Option<RestoreRecord> {
         let value: Value = serde_json::from_slice(text).ok()?;
         let others = value.get("others")?.as_array()?.iter();
-        Some(Record {
+        Some(RestoreRecord {
             hash: value.get("hash")?.as_str()?.to_owned(),
             revision: value.get("revision")?.as_u64()?,
             time: value.get("time")?.as_u64()?,
-            others: others.map(Member::of).collect::<Option<_>>()?,
+            others: others.map(StoredMember::of).collect::<Option<_>>()?,
         })
     }
 }
 
 /// The folders of this control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct RestoreFolders {
     /// The cluster's files: /etc/kubernetes.
     pub kubernetes: PathBuf,
     /// The folder of etcd's data.
@@ -81,17 +81,17 @@ pub enum Data {
 }
 
 /// Returns the path of a manifest, whether its pod runs or is stopped. Errors if there are two.
-pub fn manifest(kubernetes: &Path, pod: &str) -> Result<PathBuf, Objection> {
+pub fn manifest(kubernetes: &Path, pod: &str) -> Result<PathBuf, FailedCheck> {
     let [runs, stopped] = manifests(kubernetes, pod);
     match (runs.exists(), stopped.exists()) {
-        (true, true) => Err(objection!(
+        (true, true) => Err(failed_check!(
             "{} and {} both exist: a restoration moved the second one, and another program wrote the first; move one of them away",
             runs.display(),
             stopped.display()
         )),
         (false, true) => Ok(stopped),
         (true, false) => Ok(runs),
-        (false, false) => Err(objection!(
+        (false, false) => Err(failed_check!(
             "{} does not exist: this node is no control plane with etcd, as kubeadm makes it",
             runs.display()
         )),
@@ -103,14 +103,14 @@ fn manifests(kubernetes: &Path, pod: &str) -> [PathBuf; 2] {
     ["manifests", FOLDER].map(|folder| kubernetes.join(folder).join(format!("{pod}.yaml")))
 }
 
-impl Place {
+impl RestoreFolders {
     /// Returns the record of a restoration that has begun.
-    pub fn record(&self) -> Result<Option<Record>, Step> {
+    pub fn record(&self) -> Result<Option<RestoreRecord>, Step> {
         let path = self.folder().join(RECORD);
         match fs::read(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             text => {
-                let record = text.map(|text| Record::parse(&text));
+                let record = text.map(|text| RestoreRecord::parse(&text));
                 let malformed = || io::Error::other("it is not what a restoration writes");
                 let record = record.and_then(|it| it.ok_or_else(malformed));
                 record.map(Some).map_err(|error| Step::Io(path, error))
@@ -119,16 +119,16 @@ impl Place {
     }
 
     /// Writes the record: from here on, a restoration has begun.
-    pub fn begin(&self, record: &Record) -> Result<(), Step> {
+    pub fn begin(&self, record: &RestoreRecord) -> Result<(), Step> {
         make(&self.folder())?;
         make(&self.of(record, ""))?;
-        let Record {
+        let RestoreRecord {
             hash,
             revision,
             time,
             others,
         } = record;
-        let others: Vec<_> = others.iter().map(Member::json).collect();
+        let others: Vec<_> = others.iter().map(StoredMember::json).collect();
         let text = json!({"hash": hash, "revision": revision, "time": time, "others": others});
         let path = self.folder().join(RECORD);
         file::replace(&path, text.to_string().as_bytes(), 0o600)
@@ -148,7 +148,7 @@ impl Place {
     }
 
     /// Returns the path of a part of the data of a restoration.
-    pub fn of(&self, record: &Record, name: &str) -> PathBuf {
+    pub fn of(&self, record: &RestoreRecord, name: &str) -> PathBuf {
         self.data
             .join(format!("restore-{}", record.time))
             .join(name)
@@ -165,7 +165,7 @@ impl Place {
     }
 
     /// Returns which data etcd has.
-    pub fn data(&self, record: &Record) -> Data {
+    pub fn data(&self, record: &RestoreRecord) -> Data {
         if !self.of(record, "").exists() {
             return Data::Unclear;
         }
@@ -180,7 +180,7 @@ impl Place {
     }
 
     /// Returns whether the data of the snapshot are complete, and not in use.
-    pub fn is_restored(&self, record: &Record) -> bool {
+    pub fn is_restored(&self, record: &RestoreRecord) -> bool {
         self.of(record, "restored/member").exists()
     }
 
@@ -213,7 +213,7 @@ impl Place {
 
     /// Returns a new path for the data of the snapshot. Removes incomplete data of earlier runs; if etcdutl of a killed run still
     /// works on them, it fails.
-    pub fn restoring(&self, record: &Record) -> Result<PathBuf, Step> {
+    pub fn restoring(&self, record: &RestoreRecord) -> Result<PathBuf, Step> {
         const NAME: &str = "restoring-";
         let folder = self.of(record, "");
         let remove = || {
@@ -235,7 +235,7 @@ impl Place {
 
     /// Gives the data that etcdutl made at `path` the owner of etcd's data, makes it durable, and marks it as
     /// complete.
-    pub fn restored(&self, record: &Record, path: &Path) -> Result<(), Step> {
+    pub fn restored(&self, record: &RestoreRecord, path: &Path) -> Result<(), Step> {
         let owner = fs::metadata(self.member()).or_else(|_| fs::metadata(&self.data));
         owner
             .and_then(|owner| settle(path, owner.uid(), owner.gid()))
@@ -245,17 +245,17 @@ impl Place {
     }
 
     /// Puts the data of before aside.
-    pub fn put_aside(&self, record: &Record) -> Result<(), Step> {
+    pub fn put_aside(&self, record: &RestoreRecord) -> Result<(), Step> {
         rename(&self.member(), &self.of(record, "before"))
     }
 
     /// Gives etcd the data of the snapshot.
-    pub fn put_restored(&self, record: &Record) -> Result<(), Step> {
+    pub fn put_restored(&self, record: &RestoreRecord) -> Result<(), Step> {
         rename(&self.of(record, "restored/member"), &self.member())
     }
 
     /// Gives etcd its old data back. etcd must be stopped.
-    pub fn put_back(&self, record: &Record) -> Result<(), Step> {
+    pub fn put_back(&self, record: &RestoreRecord) -> Result<(), Step> {
         let before = self.of(record, "before");
         if !before.exists() {
             return Ok(());

@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 use base::crypto::{MEASUREMENT_SALT_LEN, random};
 use base::text::hex;
 
-use super::objection::{Objection, objection};
+use super::failed_check::{FailedCheck, failed_check};
 
 /// The database consists of pages of at least this size; etcd adds its hash.
 const PAGE: u64 = 512;
@@ -41,9 +41,9 @@ pub struct PrivateCopy(File);
 
 impl PrivateCopy {
     /// Copies a snapshot into a folder of the state disk. The error is a clause.
-    pub fn new(snapshot: &Path, folder: &Path) -> Result<PrivateCopy, Objection> {
+    pub fn new(snapshot: &Path, folder: &Path) -> Result<PrivateCopy, FailedCheck> {
         let from = File::open(snapshot).and_then(|file| Ok((file.metadata()?.len(), file)));
-        let (length, from) = from.map_err(|error| objection!("{error}"))?;
+        let (length, from) = from.map_err(|error| failed_check!("{error}"))?;
         let path = folder.join(format!("restore-copy-{}", hex(&random::<4>())));
         let copy = || {
             let mut options = File::options();
@@ -54,7 +54,7 @@ impl PrivateCopy {
             Ok(PrivateCopy(file))
         };
         copy().map_err(|error: io::Error| {
-            objection!("it cannot be copied to {}: {error}", folder.display())
+            failed_check!("it cannot be copied to {}: {error}", folder.display())
         })
     }
 
@@ -71,7 +71,10 @@ impl PrivateCopy {
 
 /// Reads a snapshot, compares the hash that etcd added, and looks for the salt of this node's
 /// cluster, which the ConfigMap `join-config` has. The error is a clause.
-pub fn read(copy: &PrivateCopy, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Result<Snapshot, Objection> {
+pub fn read(
+    copy: &PrivateCopy,
+    salt: &[u8; MEASUREMENT_SALT_LEN],
+) -> Result<Snapshot, FailedCheck> {
     let read = || -> io::Result<_> {
         let mut file = copy.file();
         file.rewind()?;
@@ -99,7 +102,7 @@ pub fn read(copy: &PrivateCopy, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Result<Sna
             is_of_cluster,
         })
     };
-    read().map_err(|error| objection!("{error}"))
+    read().map_err(|error| failed_check!("{error}"))
 }
 
 /// Returns the hash, and whether the content has the salt: as bytes, or in base64 if the API server
@@ -145,7 +148,7 @@ mod tests {
         [content, digest(&SHA256, content).as_ref()].concat()
     }
 
-    fn read_bytes(bytes: &[u8]) -> Result<Snapshot, Objection> {
+    fn read_bytes(bytes: &[u8]) -> Result<Snapshot, FailedCheck> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("snapshot.db");
         fs::write(&path, bytes).unwrap();

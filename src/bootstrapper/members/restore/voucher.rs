@@ -10,8 +10,8 @@ use std::path::Path;
 use kubernetes::etcd_signature::{self, Statement};
 use kubernetes::wrapping_key;
 
+use super::failed_check::{FailedCheck, failed_check};
 use super::manifest::shown;
-use super::objection::{Objection, objection};
 use super::snapshot::Snapshot;
 
 /// The folder of the wrapping key in the folder of the cluster's files.
@@ -34,7 +34,7 @@ impl Voucher {
         snapshot: &Snapshot,
         kubernetes: &Path,
         unsigned: &str,
-    ) -> Result<Voucher, Objection> {
+    ) -> Result<Voucher, FailedCheck> {
         let file = etcd_signature::file_of(path);
         let why = match (read(&file)?, wrapping_key::read(&kubernetes.join(FOLDER))) {
             (None, _) => format!("{} is missing", file.display()),
@@ -45,12 +45,12 @@ impl Voucher {
             ),
             (Some(content), Ok(Some(key))) => {
                 let statement = Statement::verified(&content, &key).map_err(|why| {
-                    objection!("{}: {why}: take another copy of both files", file.display())
+                    failed_check!("{}: {why}: take another copy of both files", file.display())
                 })?;
                 return if statement.sha256 == snapshot.hash {
                     Ok(Voucher::Signature(Box::new(statement)))
                 } else {
-                    Err(objection!(
+                    Err(failed_check!(
                         "{} is the signature of another snapshot: expected the SHA-256 {}, got {}",
                         file.display(),
                         snapshot.hash,
@@ -60,12 +60,12 @@ impl Voucher {
             }
         };
         match unsigned {
-            "" => Err(objection!(
+            "" => Err(failed_check!(
                 "the snapshot's signature cannot be verified: {why}. Anyone who could write the file could have added an administrator. If \
                  you know that it is yours, run the command with --unsigned and the SHA-256 that `firstlight etcd snapshot` printed"
             )),
             hash if hash.eq_ignore_ascii_case(&snapshot.hash) => Ok(Voucher::Operator),
-            hash => Err(objection!(
+            hash => Err(failed_check!(
                 "the snapshot is not the one that --unsigned names: expected the SHA-256 {}, got {}",
                 shown(hash),
                 snapshot.hash
@@ -75,14 +75,14 @@ impl Voucher {
 }
 
 /// Reads a signature; `None` if there is none.
-fn read(path: &Path) -> Result<Option<Vec<u8>>, Objection> {
+fn read(path: &Path) -> Result<Option<Vec<u8>>, FailedCheck> {
     let mut content = vec![];
     let limit = etcd_signature::MAX_LEN as u64 + 1;
     let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut content));
     match read {
         Ok(_) => Ok(Some(content)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(objection!("{}: {error}", path.display())),
+        Err(error) => Err(failed_check!("{}: {error}", path.display())),
     }
 }
 

@@ -33,7 +33,7 @@ use verifier::Policy;
 pub use error::Error;
 use place::open;
 pub use place::{ImageDisk, Words};
-pub use release::{MAX_LIST, Part, Release};
+pub use release::{MAX_LIST, Part, SignedRelease};
 pub use version::{ImageVersion, NAMESPACE};
 
 /// How often systemd-boot tries a new version before it takes the old one.
@@ -69,7 +69,7 @@ fn run_on<D: Writable>(
     offer: Offer<'_>,
     say: &mut dyn FnMut(&str),
 ) -> Result<ImageVersion, Error> {
-    let release = Release::verify(offer.list, offer.signature, keys)?;
+    let release = SignedRelease::verify(offer.list, offer.signature, keys)?;
     let running = &place.running.version;
     if !release.version.is_newer_than(running) {
         return Err(Error::Older(release.version, running.clone()));
@@ -104,7 +104,7 @@ fn run_on<D: Writable>(
     Ok(release.version)
 }
 
-fn check_room(place: &ImageDisk, release: &Release, for_image: u64) -> Result<(), Error> {
+fn check_room(place: &ImageDisk, release: &SignedRelease, for_image: u64) -> Result<(), Error> {
     let has_room = |what: &'static str, part: &Part, room: u64| {
         if part.size <= room {
             Ok(())
@@ -118,7 +118,7 @@ fn check_room(place: &ImageDisk, release: &Release, for_image: u64) -> Result<()
 }
 
 /// Checks that list and image are of one version, and that this version is found in a slot of its own.
-fn check_words(place: &ImageDisk, release: &Release, uki: &[u8]) -> Result<(), Error> {
+fn check_words(place: &ImageDisk, release: &SignedRelease, uki: &[u8]) -> Result<(), Error> {
     let words = place::Words::of(&Image::command_line(uki)?);
     let words = words.filter(|it| it.version == release.version);
     let words = words.ok_or_else(|| {

@@ -1,6 +1,6 @@
 //! Whether the join services will give the key to this machine with another image.
 
-use image::{Bank, Case, Given, Image, Platform, Stage, Units};
+use image::{Case, Image, KnownConditions, Platform, RegisterBank, Stage, Units};
 use verifier::{Measurement, Policy, RegisterNames, Registers};
 
 use super::error::Error;
@@ -12,13 +12,13 @@ use std::collections::BTreeMap;
 pub fn check(booted: &Image, policy: &Policy) -> Result<(), Error> {
     let kind = policy.registers();
     let platform = match kind {
-        Registers::Pcrs => Platform::Tpm(Bank::Sha256),
+        Registers::Pcrs => Platform::Tpm(RegisterBank::Sha256),
         Registers::Rtmrs => Platform::Tdx,
     };
     // the image has all units of systemd that measure
-    let given = Given {
+    let given = KnownConditions {
         units: Some(Units::All),
-        ..Given::default()
+        ..KnownConditions::default()
     };
     let possible = booted.registers(platform, &given);
     let differences = |image: &verifier::Image| {

@@ -30,7 +30,7 @@ pub struct Part {
 
 /// The signed list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Release {
+pub struct SignedRelease {
     /// The version.
     pub version: ImageVersion,
     /// The unified kernel image.
@@ -41,9 +41,13 @@ pub struct Release {
     pub hashes: Part,
 }
 
-impl Release {
+impl SignedRelease {
     /// Verifies the signature, and then reads the list. `signature` is the file that ssh-keygen writes. One of `keys` must have signed.
-    pub fn verify(list: &[u8], signature: &str, keys: &[PublicKey]) -> Result<Release, Error> {
+    pub fn verify(
+        list: &[u8],
+        signature: &str,
+        keys: &[PublicKey],
+    ) -> Result<SignedRelease, Error> {
         if keys.is_empty() {
             return Err(Error::NoKey);
         }
@@ -57,7 +61,7 @@ impl Release {
         let mut refused = signature::Error::OtherKey;
         for key in keys {
             match signature::verify(&blob, key, NAMESPACE, list) {
-                Ok(()) => return Release::parse(list),
+                Ok(()) => return SignedRelease::parse(list),
                 Err(signature::Error::OtherKey) => {}
                 Err(error) => refused = error,
             }
@@ -65,7 +69,7 @@ impl Release {
         Err(Error::Signature(refused))
     }
 
-    fn parse(list: &[u8]) -> Result<Release, Error> {
+    fn parse(list: &[u8]) -> Result<SignedRelease, Error> {
         let wrong = |what: &str| Error::List(what.to_owned());
         let json: Value =
             serde_json::from_slice(list).map_err(|error| Error::List(error.to_string()))?;
@@ -80,7 +84,7 @@ impl Release {
                 _ => Err(wrong(&format!("{name} has no size and sha256"))),
             }
         };
-        let release = Release {
+        let release = SignedRelease {
             version: version.ok_or_else(|| wrong("version: expected one such as 0.2.0"))?,
             image: part("image")?,
             root: part("root")?,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::{BodyReader, Client as WebClient, ClientPolicy, Roots};
 use kubernetes::NAMESPACE;
-use kubernetes::client::{CONFIG_MAPS, Client, Config};
+use kubernetes::client::{ApiAccess, CONFIG_MAPS, Client};
 use verifier::Policy;
 
 use super::error::Error;
@@ -72,8 +72,8 @@ impl Remote {
     }
 
     /// Returns the content. Requests each file only after the previous one was read.
-    pub fn content(&self) -> Content<'_> {
-        Content {
+    pub fn content(&self) -> UpdateContent<'_> {
+        UpdateContent {
             remote: self,
             next: 0,
             open: None,
@@ -103,13 +103,13 @@ impl Remote {
 }
 
 /// The files of the content as one.
-pub struct Content<'a> {
+pub struct UpdateContent<'a> {
     remote: &'a Remote,
     next: usize,
     open: Option<BodyReader>,
 }
 
-impl Read for Content<'_> {
+impl Read for UpdateContent<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             if let Some(reader) = &mut self.open {
@@ -134,7 +134,7 @@ pub fn policy_in_force(kubeconfig: &Path) -> Result<Option<Policy>, Error> {
         return Ok(None);
     }
     let unknown = |why: String| Error::NoPolicy(why);
-    let config = Config::from_kubeconfig_file(kubeconfig);
+    let config = ApiAccess::from_kubeconfig_file(kubeconfig);
     let config = config.map_err(|error| unknown(error.to_string()))?;
     let map = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
     let map = Client::new(config, &Stop::new()).within(ANSWER).get(&map);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use base::stop::Stop;
 use base::text::hex;
 use base::timeline::Timeline;
-use image::{Bank, Given, Platform, Stage, Units};
+use image::{KnownConditions, Platform, RegisterBank, Stage, Units};
 use ring::digest::{SHA256, digest};
 use serde_json::json;
 use ssh::signature;
@@ -151,13 +151,13 @@ impl Setting {
     fn policy(&self, uki: &[u8]) -> Policy {
         let disk = File::open(&self.place.disk).unwrap();
         let image = Image::added(disk, uki).unwrap();
-        let given = Given {
+        let given = KnownConditions {
             stage: Some(Stage::Booted),
             secure_boot: Some(false),
             units: Some(Units::All),
         };
         let value = |pcr| {
-            let value = image.value(Platform::Tpm(Bank::Sha256), pcr, &given);
+            let value = image.value(Platform::Tpm(RegisterBank::Sha256), pcr, &given);
             json!({"expected": hex(&value.unwrap()), "warnOnly": false})
         };
         let zero = json!({"expected": "00".repeat(32), "warnOnly": false});
@@ -374,7 +374,7 @@ fn no_mutated_list_is_accepted() {
     let setting = Setting::new();
     let made = setting.release("0.2.0");
     for list in mutations(&made.list, 2000).filter(|it| *it != made.list) {
-        assert!(Release::verify(&list, &made.signature, &setting.keys).is_err());
+        assert!(SignedRelease::verify(&list, &made.signature, &setting.keys).is_err());
     }
 }
 

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use base::machines::{Error, Instance};
-use cloud_api::Metadata;
+use cloud_api::CloudMetadata;
 use support::foreign::fetched;
 use support::mutation::mutations;
 
@@ -16,7 +16,7 @@ const CONF: &str = concat!(
     "/../../mkosi/mkosi.extra/etc/chrony/chrony.conf"
 );
 
-fn sources(text: &str) -> Sources {
+fn sources(text: &str) -> TimeServers {
     text.parse().unwrap()
 }
 
@@ -33,7 +33,7 @@ fn the_setting_is_a_short_list_of_servers_and_devices() {
          refclock PHC /dev/ptp0 poll 3 dpoll -2 offset 0 stratum 2\n\
          minsources 3\n"
     );
-    let same: Sources = list.to_string().parse().unwrap();
+    let same: TimeServers = list.to_string().parse().unwrap();
     assert_eq!(same, list);
 
     for (wrong, why) in [
@@ -49,7 +49,7 @@ fn the_setting_is_a_short_list_of_servers_and_devices() {
         ("a,A", "A occurs twice"),
         ("a,b,c,d,e,f,g,h,i", "at most 8"),
     ] {
-        let error = wrong.parse::<Sources>().unwrap_err().to_string();
+        let error = wrong.parse::<TimeServers>().unwrap_err().to_string();
         assert!(error.contains(why), "{wrong:?}: {error}");
     }
 }
@@ -71,7 +71,7 @@ fn no_list_adds_a_directive_or_an_option() {
     let valid = b"nts:time.example,10.0.0.5,/dev/ptp_kvm";
     let mut accepted = 0;
     for bytes in mutations(valid, 20_000) {
-        let Ok(list) = String::from_utf8_lossy(&bytes).parse::<Sources>() else {
+        let Ok(list) = String::from_utf8_lossy(&bytes).parse::<TimeServers>() else {
             continue;
         };
         accepted += 1;
@@ -165,7 +165,7 @@ struct Listed {
     asked: AtomicU32,
 }
 
-impl Metadata for Listed {
+impl CloudMetadata for Listed {
     fn own_instance(&self) -> Result<Instance, Error> {
         unreachable!("the clock does not ask")
     }

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use base::child_output;
-use base::child_process::{self, Cause};
+use base::child_process::{self, ChildFailure};
 use base::crypto::Secret;
 use base::stop::Stop;
 use base::text::{hex, quoted};
@@ -45,7 +45,7 @@ pub struct Helm {
 
 /// A release of an add-on in the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Release {
+pub struct HelmRelease {
     /// Its revision, from 1.
     pub revision: u64,
     /// Its status, such as `deployed`, `failed` or `pending-upgrade`.
@@ -109,7 +109,7 @@ impl Helm {
             &mut |_| {},
         );
         let answer = answer.map_err(|error| match error.cause {
-            Cause::Start(error) => Error::Missing(error),
+            ChildFailure::Start(error) => Error::Missing(error),
             _ => Error::Missing(io::Error::other(error.to_string())),
         })?;
         let answer = String::from_utf8_lossy(answer.expose());
@@ -141,7 +141,7 @@ impl Helm {
     }
 
     /// Returns an add-on's release, or `None` if the cluster has none.
-    pub fn release(&self, addon: &Addon) -> Result<Option<Release>, Error> {
+    pub fn release(&self, addon: &Addon) -> Result<Option<HelmRelease>, Error> {
         // unlike `helm status`, it does not print the manifests, which can be large
         let mut command = command();
         command.args(["history", &addon.name, "--max", "1", "--output", "json"]);
@@ -154,7 +154,7 @@ impl Helm {
         let text = |field: &str| answer[0][field].as_str().unwrap_or_default().to_owned();
         match answer[0]["revision"].as_u64() {
             Some(_) if text("status") == "uninstalled" => Ok(None),
-            Some(revision) => Ok(Some(Release {
+            Some(revision) => Ok(Some(HelmRelease {
                 revision,
                 status: text("status"),
                 description: text("description"),
@@ -182,7 +182,7 @@ impl Helm {
     }
 
     /// Undoes a call of [`Helm::install`]: restores the previous revision of the release, or removes a new release.
-    pub fn undo(&self, addon: &Addon, before: Option<&Release>) -> Result<(), Error> {
+    pub fn undo(&self, addon: &Addon, before: Option<&HelmRelease>) -> Result<(), Error> {
         let mut command = command();
         match before {
             Some(before) => command.args(["rollback", &addon.name, &before.revision.to_string()]),

@@ -30,7 +30,7 @@ use serde_json::Value;
 
 use crate::shell::progress::Progress;
 use file::Addon;
-use helm::{Helm, Release};
+use helm::{Helm, HelmRelease};
 
 /// How often readiness is checked.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ pub struct Addons {
 
 /// Which of the add-ons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum AddonStage {
     /// The add-ons that our services need: the network plugin.
     BeforeServices,
     /// All other add-ons.
@@ -79,7 +79,7 @@ pub enum Error {
     /// The file for the custom resources cannot be written.
     Save(PathBuf, io::Error),
     /// An earlier run of Helm on the add-on was interrupted.
-    Unfinished(String, String, Release),
+    Unfinished(String, String, HelmRelease),
     /// The add-on did not become ready: its name, what is missing, how long it was waited for.
     NotReady(String, Vec<String>, Duration),
     /// An error after the change began, and the add-on's state after it.
@@ -171,12 +171,13 @@ impl Addons {
     }
 
     /// Installs the add-ons of a stage, one after the other. Returns those that are new or changed.
-    pub fn install(&self, stage: Stage, how: &How) -> Result<Vec<String>, Error> {
-        let is_of = |addon: &&Addon| addon.before_services == (stage == Stage::BeforeServices);
+    pub fn install(&self, stage: AddonStage, how: &How) -> Result<Vec<String>, Error> {
+        let is_of = |addon: &&Addon| addon.before_services == (stage == AddonStage::BeforeServices);
         let mut changed = Vec::new();
         for addon in self.list.iter().filter(is_of) {
             let before = self.present(addon)?;
-            let is_there = |it: &Release| it.description == addon.digest && it.status == "deployed";
+            let is_there =
+                |it: &HelmRelease| it.description == addon.digest && it.status == "deployed";
             let is_new = !before.as_ref().is_some_and(is_there);
             if is_new {
                 changed.push(format!("add-on {}", addon.name));
@@ -219,7 +220,7 @@ impl Addons {
     }
 
     /// Returns the release of an add-on; an error if a run of Helm has not ended.
-    fn present(&self, addon: &Addon) -> Result<Option<Release>, Error> {
+    fn present(&self, addon: &Addon) -> Result<Option<HelmRelease>, Error> {
         match self.helm.release(addon)? {
             Some(it) if it.status.starts_with("pending-") || it.status == "uninstalling" => {
                 let (name, namespace) = (addon.name.clone(), addon.namespace.clone());
@@ -252,7 +253,7 @@ impl Addons {
     fn undo(
         &self,
         addon: &Addon,
-        before: Option<Release>,
+        before: Option<HelmRelease>,
         why: Error,
         progress: &Progress,
     ) -> Result<(), Error> {

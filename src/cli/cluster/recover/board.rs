@@ -27,7 +27,7 @@ const USUAL: (usize, usize) = (80, 24);
 
 /// The state of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NodeState {
+pub enum RecoveryState {
     /// The command asks it for the first time.
     Asking,
     /// It waits for its key, and meets the policy.
@@ -52,43 +52,44 @@ pub enum NodeState {
     Refused,
 }
 
-impl NodeState {
+impl RecoveryState {
     /// Returns the name for people and programs.
     pub fn name(self) -> &'static str {
         match self {
-            NodeState::Asking => "asking",
-            NodeState::Verified => "verified",
-            NodeState::KeySent => "key-sent",
-            NodeState::Opened => "opened",
-            NodeState::Received => "received",
-            NodeState::Member => "member",
-            NodeState::Unreachable => "unreachable",
-            NodeState::Fresh => "fresh",
-            NodeState::OtherCluster => "other-cluster",
-            NodeState::Rejected => "rejected",
-            NodeState::Refused => "refused",
+            RecoveryState::Asking => "asking",
+            RecoveryState::Verified => "verified",
+            RecoveryState::KeySent => "key-sent",
+            RecoveryState::Opened => "opened",
+            RecoveryState::Received => "received",
+            RecoveryState::Member => "member",
+            RecoveryState::Unreachable => "unreachable",
+            RecoveryState::Fresh => "fresh",
+            RecoveryState::OtherCluster => "other-cluster",
+            RecoveryState::Rejected => "rejected",
+            RecoveryState::Refused => "refused",
         }
     }
 
     /// Returns whether the state does not change any more while the command runs.
     fn is_final(self) -> bool {
-        use NodeState::*;
+        use RecoveryState::*;
         matches!(self, Received | Member | OtherCluster | Rejected | Refused)
     }
 
     /// Returns the exit code of a command that ends while a node is in this state.
     pub fn code(self, is_dry_run: bool) -> u8 {
         match self {
-            NodeState::Member | NodeState::Received => 0,
-            NodeState::Verified if is_dry_run => 0,
-            NodeState::Verified => WAITS_FOR_KEY,
-            NodeState::Asking | NodeState::KeySent | NodeState::Opened | NodeState::Unreachable => {
-                UNREACHABLE
-            }
-            NodeState::Fresh => FRESH,
-            NodeState::OtherCluster => OTHER_CLUSTER,
-            NodeState::Rejected => FAILED,
-            NodeState::Refused => ATTESTATION_REFUSED,
+            RecoveryState::Member | RecoveryState::Received => 0,
+            RecoveryState::Verified if is_dry_run => 0,
+            RecoveryState::Verified => WAITS_FOR_KEY,
+            RecoveryState::Asking
+            | RecoveryState::KeySent
+            | RecoveryState::Opened
+            | RecoveryState::Unreachable => UNREACHABLE,
+            RecoveryState::Fresh => FRESH,
+            RecoveryState::OtherCluster => OTHER_CLUSTER,
+            RecoveryState::Rejected => FAILED,
+            RecoveryState::Refused => ATTESTATION_REFUSED,
         }
     }
 }
@@ -100,7 +101,7 @@ pub struct Row {
     /// The address that is shown: the one that answered last.
     pub endpoint: Endpoint,
     /// Its state.
-    pub state: NodeState,
+    pub state: RecoveryState,
     /// Since when it has this state.
     pub since: Instant,
     /// Details of the state for the operator, such as an error; may be empty.
@@ -126,7 +127,7 @@ impl Row {
         Row {
             target,
             endpoint,
-            state: NodeState::Asking,
+            state: RecoveryState::Asking,
             since: now,
             note: String::new(),
             refusal: None,
@@ -140,7 +141,7 @@ impl Row {
     }
 
     /// Changes the state. `note` says more about it.
-    pub fn becomes(&mut self, state: NodeState, note: impl Into<String>) {
+    pub fn becomes(&mut self, state: RecoveryState, note: impl Into<String>) {
         if self.state != state {
             self.since = Instant::now();
         }
@@ -251,8 +252,11 @@ impl Board {
 
     fn is_done(&self, row: &Row) -> bool {
         // a dry run asks each node until it answers, or twice
-        let is_asked =
-            row.tries >= 2 || !matches!(row.state, NodeState::Asking | NodeState::Unreachable);
+        let is_asked = row.tries >= 2
+            || !matches!(
+                row.state,
+                RecoveryState::Asking | RecoveryState::Unreachable
+            );
         row.state.is_final() || (self.is_dry_run && is_asked)
     }
 
@@ -378,9 +382,9 @@ fn aligned<const COLUMNS: usize>(rows: &[[String; COLUMNS]]) -> Vec<String> {
 /// worth a look, and counts the others.
 fn live(rows: &[Row], elapsed: Duration, (columns, height): (usize, usize)) -> Vec<String> {
     let count = |rows: &mut dyn Iterator<Item = &Row>| {
-        let mut states: Vec<NodeState> = rows.map(|row| row.state).collect();
+        let mut states: Vec<RecoveryState> = rows.map(|row| row.state).collect();
         states.sort();
-        let counts = states.chunk_by(NodeState::eq);
+        let counts = states.chunk_by(RecoveryState::eq);
         let counts = counts.map(|same| format!("{} {}", same.len(), same[0].name()));
         counts.collect::<Vec<_>>().join(", ")
     };
@@ -389,8 +393,8 @@ fn live(rows: &[Row], elapsed: Duration, (columns, height): (usize, usize)) -> V
     let mut shown: Vec<usize> = (0..rows.len()).collect();
     // those that are back are worth the least
     let worth = |row: &Row| match row.state {
-        NodeState::Member | NodeState::Received => 2,
-        NodeState::Verified | NodeState::Asking => 1,
+        RecoveryState::Member | RecoveryState::Received => 2,
+        RecoveryState::Verified | RecoveryState::Asking => 1,
         _ => 0,
     };
     shown.sort_by_key(|index| (worth(&rows[*index]), *index));
@@ -448,13 +452,13 @@ mod tests {
     fn a_small_terminal_shows_the_nodes_that_need_a_look_and_counts_the_others() {
         let mut rows = rows(40);
         for row in &mut rows {
-            row.becomes(NodeState::Member, "");
+            row.becomes(RecoveryState::Member, "");
         }
         rows[17].becomes(
-            NodeState::Refused,
+            RecoveryState::Refused,
             "PCR 4: expected aa, got bb\u{1f600}\nmore",
         );
-        rows[30].becomes(NodeState::Unreachable, "x".repeat(200));
+        rows[30].becomes(RecoveryState::Unreachable, "x".repeat(200));
         let lines = live(&rows, Duration::from_secs(61), (60, 10));
         assert!(lines.len() < 10, "{lines:?}");
         assert!(lines.iter().all(|line| line.is_ascii() && line.len() < 60));
@@ -478,7 +482,7 @@ mod tests {
     #[test]
     fn a_peers_text_forges_no_line() {
         let mut rows = rows(1);
-        rows[0].becomes(NodeState::Rejected, "no\nnode-1: member\x1b[2J");
+        rows[0].becomes(RecoveryState::Rejected, "no\nnode-1: member\x1b[2J");
         assert_eq!(
             line(&rows[0]),
             "node-0 10.0.0.0:9999: rejected: no\n    node-1: member\\u001b[2J"

@@ -17,7 +17,7 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 const RECOVER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The secrets that are sent to a node.
-pub struct Key {
+pub struct RecoverySecrets {
     /// The master secret.
     pub kms: ClusterKms,
     /// The measurement salt; empty unless the cluster is migrating.
@@ -34,7 +34,7 @@ pub fn status(channel: &Channel) -> Result<StatusResponse, Status> {
 }
 
 /// Sends the master secret; OK means that the key opens the disk.
-pub fn bring(channel: &Channel, key: &Key, deadline: Instant) -> Result<(), Status> {
+pub fn bring(channel: &Channel, key: &RecoverySecrets, deadline: Instant) -> Result<(), Status> {
     let timeout = deadline
         .saturating_duration_since(Instant::now())
         .min(RECOVER_TIMEOUT);

@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::board::{Board, NodeState, Row};
-use super::calls::{self, Key};
+use super::board::{Board, RecoveryState, Row};
+use super::calls::{self, RecoverySecrets};
 use super::targets::{self, Target};
 use crate::cluster::init::expected_cluster_id;
 use crate::shell::{
@@ -31,7 +31,10 @@ use crate::shell::{
     progress::{Progress, human},
 };
 use crate::workspace::{
-    connect::{Attempt, Endpoint, Node, Noted, Reached, Standing, Trust, and_known, read_policy},
+    connect::{
+        Attempt, ClusterMembership, Endpoint, Node, Noted, Reached, TpmTrust, and_known,
+        read_policy,
+    },
     master_secret::SecretSource,
     state::State,
 };
@@ -76,7 +79,7 @@ pub struct Options {
     /// The attestation variant of the nodes.
     pub variant: &'static Variant,
     /// The TPMs that may get the master secret.
-    pub trust: Trust,
+    pub trust: TpmTrust,
     /// The state file, which has the ID of the cluster, its nodes and their keys.
     pub state: PathBuf,
     /// The source of the master secret.
@@ -115,7 +118,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         cluster,
         policy: and_known(policy, known.iter().copied())?,
         judge,
-        key: Key {
+        key: RecoverySecrets {
             kms,
             measurement_salt: Vec::new(),
         },
@@ -215,7 +218,7 @@ struct Fleet<'a> {
     policy: Policy,
     /// Judges a node that waits for its key.
     judge: Arc<dyn Validator>,
-    key: Key,
+    key: RecoverySecrets,
     /// The attestation keys in the state file.
     known: BTreeSet<KeyName>,
     state: State,
@@ -232,7 +235,7 @@ enum Look {
     /// It waits for its key, and meets the policy.
     Waits(Reached, Result<StatusResponse, Status>),
     /// It has booted.
-    Booted(Standing),
+    Booted(ClusterMembership),
     /// It does not meet the policy.
     Refused(Refusal),
     /// No server answers.
@@ -273,7 +276,7 @@ impl Fleet<'_> {
                 Look::Waits(reached, status) => self.waits(index, reached, status),
                 Look::Booted(standing) => self.booted(index, standing),
                 Look::Refused(why) => self.board.change(index, |rows| {
-                    rows[index].becomes(NodeState::Refused, why.to_string());
+                    rows[index].becomes(RecoveryState::Refused, why.to_string());
                     rows[index].refusal = Some(why);
                 }),
                 Look::Nobody(_) => {}
@@ -307,7 +310,7 @@ impl Fleet<'_> {
             Ok(Ok(_)) => Look::Booted(
                 noted
                     .get()
-                    .map_or(Standing::Other, |it: &Noted| it.standing),
+                    .map_or(ClusterMembership::Other, |it: &Noted| it.standing),
             ),
             Ok(Err(Attempt::Refused(why))) => Look::Refused(why),
             Ok(Err(Attempt::Passing(_))) => Look::Nobody(reason),
@@ -315,18 +318,18 @@ impl Fleet<'_> {
         }
     }
 
-    fn booted(&self, index: usize, standing: Standing) {
+    fn booted(&self, index: usize, standing: ClusterMembership) {
         self.board.change(index, |rows| {
             let row = &mut rows[index];
             row.again_in(WATCH);
             match standing {
-                Standing::Member => row.becomes(NodeState::Member, ""),
-                Standing::Fresh => row.becomes(
-                    NodeState::Fresh,
+                ClusterMembership::Member => row.becomes(RecoveryState::Member, ""),
+                ClusterMembership::Fresh => row.becomes(
+                    RecoveryState::Fresh,
                     "it has booted with a new disk, and belongs to no cluster",
                 ),
-                Standing::Other => row.becomes(
-                    NodeState::OtherCluster,
+                ClusterMembership::Other => row.becomes(
+                    RecoveryState::OtherCluster,
                     format!(
                         "it is a member of another cluster than {}",
                         hex(&self.cluster)
@@ -349,7 +352,7 @@ impl Fleet<'_> {
                 row.disk = status.disk_uuid.clone();
             }
             let is_just_opened =
-                row.state == NodeState::Opened && row.since.elapsed() < AFTER_OPENING;
+                row.state == RecoveryState::Opened && row.since.elapsed() < AFTER_OPENING;
             if is_just_opened {
                 row.again_in(WATCH);
                 return false;
@@ -361,12 +364,12 @@ impl Fleet<'_> {
             };
             match waits {
                 Some(why) => {
-                    row.becomes(NodeState::Verified, why);
+                    row.becomes(RecoveryState::Verified, why);
                     row.again_in(WATCH);
                     false
                 }
                 None => {
-                    row.becomes(NodeState::KeySent, "");
+                    row.becomes(RecoveryState::KeySent, "");
                     row.is_sent = true;
                     true
                 }
@@ -398,7 +401,7 @@ impl Fleet<'_> {
 
     /// Returns how many control planes have opened their disks, and how many there are.
     fn majority(&self, rows: &[Row]) -> (usize, usize) {
-        use NodeState::{Member, Opened, Received};
+        use RecoveryState::{Member, Opened, Received};
         let planes = rows
             .iter()
             .filter(|row| row.target.role == Role::ControlPlane);
@@ -421,10 +424,12 @@ impl Fleet<'_> {
             let row = &mut rows[index];
             row.again_in(WATCH);
             match answer {
-                Ok(()) if tells_state => row.becomes(NodeState::Opened, "it continues its boot"),
+                Ok(()) if tells_state => {
+                    row.becomes(RecoveryState::Opened, "it continues its boot")
+                }
                 // a node of Constellation proves nothing after its boot
                 Ok(()) => row.becomes(
-                    NodeState::Received,
+                    RecoveryState::Received,
                     "its console shows whether the key opens the disk",
                 ),
                 Err(status) => match status.code() {
@@ -432,7 +437,7 @@ impl Fleet<'_> {
                         unreachable(row, &status.to_string());
                     }
                     _ => row.becomes(
-                        NodeState::Rejected,
+                        RecoveryState::Rejected,
                         format!("it got the key, and continues to wait: {status}"),
                     ),
                 },
@@ -503,11 +508,11 @@ fn unreachable(row: &mut Row, reason: &str) {
     row.again_in(pause);
     match (row.state, row.is_sent) {
         // it boots
-        (NodeState::Opened, _) => {}
+        (RecoveryState::Opened, _) => {}
         (_, true) => row.becomes(
-            NodeState::Unreachable,
+            RecoveryState::Unreachable,
             format!("{reason}\nThe key was sent before: it may have opened its disk and continued its boot"),
         ),
-        (_, false) => row.becomes(NodeState::Unreachable, reason),
+        (_, false) => row.becomes(RecoveryState::Unreachable, reason),
     }
 }

@@ -107,9 +107,9 @@ impl CommandLine {
             trust: self.trust.trust(),
             state: self.state,
             action: if self.status {
-                one::Action::Status
+                one::RecoverAction::Status
             } else {
-                one::Action::Push {
+                one::RecoverAction::Push {
                     master_secret: self.secret.source(),
                     is_migrating: self.migrate,
                 }

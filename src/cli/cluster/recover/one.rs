@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::calls::{Key, bring, facts, json, status, summary};
+use super::calls::{RecoverySecrets, bring, facts, json, status, summary};
 use crate::shell::{
     error::Error,
     interrupt,
@@ -11,7 +11,7 @@ use crate::shell::{
     progress::{Progress, printable},
 };
 use crate::workspace::{
-    connect::{Endpoint, Node, Pause, Reached, Trust, and_known, read_policy},
+    connect::{Endpoint, Node, Pause, Reached, TpmTrust, and_known, read_policy},
     master_secret::SecretSource,
     state::State,
 };
@@ -29,11 +29,11 @@ pub struct Options {
     /// The attestation variant of the nodes.
     pub variant: &'static Variant,
     /// The TPMs that may get the master secret.
-    pub trust: Trust,
+    pub trust: TpmTrust,
     /// The state file, which has the keys of known nodes; it may be missing.
     pub state: PathBuf,
     /// What to do with the node.
-    pub action: Action,
+    pub action: RecoverAction,
     /// The form of the output.
     pub output: Output,
     /// The limit for the whole command.
@@ -42,7 +42,7 @@ pub struct Options {
 
 /// What to do with a node.
 #[derive(Debug)]
-pub enum Action {
+pub enum RecoverAction {
     /// Send the master secret.
     Push {
         /// The source of the master secret.
@@ -63,8 +63,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
         .flat_map(|state| state.attestation_keys.iter().copied());
     let (policy, endpoint) = (read_policy(&options.policy)?, &options.endpoint);
     let node = match &options.action {
-        Action::Status => Node::to_ask(endpoint, options.variant, and_known(policy, known)?)?,
-        Action::Push { .. } => Node::to_trust(
+        RecoverAction::Status => {
+            Node::to_ask(endpoint, options.variant, and_known(policy, known)?)?
+        }
+        RecoverAction::Push { .. } => Node::to_trust(
             endpoint,
             options.variant,
             policy,
@@ -86,8 +88,8 @@ pub fn run(options: &Options) -> Result<(), Error> {
 fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Error> {
     let deadline = Instant::now() + options.timeout;
     match &options.action {
-        Action::Status => print_status(options, node, deadline).map(|()| None),
-        Action::Push {
+        RecoverAction::Status => print_status(options, node, deadline).map(|()| None),
+        RecoverAction::Push {
             master_secret,
             is_migrating,
         } => {
@@ -96,7 +98,7 @@ fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Error> 
                 true => State::open(&options.state)?.measurement_salt.to_vec(),
                 false => Vec::new(),
             };
-            let key = Key {
+            let key = RecoverySecrets {
                 kms,
                 measurement_salt,
             };
@@ -128,7 +130,7 @@ fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(),
 fn push(
     options: &Options,
     node: &Node,
-    brought: &Key,
+    brought: &RecoverySecrets,
     deadline: Instant,
 ) -> Result<Option<KeyName>, Error> {
     let progress = Progress::on_stderr();
@@ -258,11 +260,14 @@ mod tests {
         router.unary(STATUS, |_: &Call, _: StatusRequest| Ok(waiting()))
     }
 
-    fn run_at(node: &Server, action: impl FnOnce(&TempDir) -> Action) -> Result<(), (u8, String)> {
+    fn run_at(
+        node: &Server,
+        action: impl FnOnce(&TempDir) -> RecoverAction,
+    ) -> Result<(), (u8, String)> {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::parse(&node.local_addr().to_string(), 9999).unwrap();
         let timeout = Duration::from_secs(10);
-        let (policy, state, trust) = ("none".into(), "none".into(), Trust::AnyTpm);
+        let (policy, state, trust) = ("none".into(), "none".into(), TpmTrust::AnyTpm);
         let options = Options {
             variant: Variant::named(variant::DEFAULT).unwrap(),
             endpoint: endpoint.clone(),
@@ -293,7 +298,7 @@ mod tests {
             let path = dir.path().join("master.json");
             master_secret::open_or_create(&path, &crate::workspace::keeping::Wish::default())
                 .unwrap();
-            Action::Push {
+            RecoverAction::Push {
                 master_secret: SecretSource::File(path),
                 is_migrating: false,
             }
@@ -381,13 +386,13 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         let node = start(with_status(Router::new()));
-        assert_eq!(run_at(&node, |_| Action::Status), Ok(()));
+        assert_eq!(run_at(&node, |_| RecoverAction::Status), Ok(()));
     }
 
     #[test]
     fn a_node_of_the_old_system_has_no_status_to_tell() {
         let node = start(recovering(|_| Ok(RecoverResponse {})));
-        let (exit, text) = run_at(&node, |_| Action::Status).unwrap_err();
+        let (exit, text) = run_at(&node, |_| RecoverAction::Status).unwrap_err();
         assert!(exit == 1 && text.contains("does not report"), "{text}");
     }
 }

@@ -39,13 +39,13 @@ pub struct Target {
 
 /// A network in which waiting nodes are looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Network {
+pub struct ScannedNetwork {
     first: IpAddr,
     bits: u32,
 }
 
 /// Returns the nodes that the operator names, and the networks.
-pub fn named(text: &str, state: &State) -> Result<(Vec<Target>, Vec<Network>), Error> {
+pub fn named(text: &str, state: &State) -> Result<(Vec<Target>, Vec<ScannedNetwork>), Error> {
     let path = Path::new(text);
     if path.is_file() {
         let list = Machines::parse(&files::read(path)?)
@@ -62,7 +62,7 @@ pub fn named(text: &str, state: &State) -> Result<(Vec<Target>, Vec<Network>), E
     let (mut targets, mut networks) = (vec![], vec![]);
     for word in text.split(',').map(str::trim).filter(|it| !it.is_empty()) {
         if word.contains('/') {
-            networks.push(Network::parse(word)?)
+            networks.push(ScannedNetwork::parse(word)?)
         } else {
             targets.push(at(Endpoint::parse(word, recoverproto::PORT)?, state))
         }
@@ -113,9 +113,9 @@ fn same_host(one: &str, other: &str) -> bool {
     }
 }
 
-impl Network {
+impl ScannedNetwork {
     /// Parses `10.42.2.0/24`.
-    fn parse(text: &str) -> Result<Network, Error> {
+    fn parse(text: &str) -> Result<ScannedNetwork, Error> {
         let wrong = |why: &str| Error::Usage(format!("--nodes: {text:?}: {why}"));
         let form = || wrong("it is neither a file nor a network: expected as 10.42.2.0/24");
         let (address, prefix) = text.split_once('/').ok_or_else(form)?;
@@ -137,7 +137,7 @@ impl Network {
             IpAddr::V4(v4) => Ipv4Addr::from(mask(v4.to_bits().into()) as u32).into(),
             IpAddr::V6(v6) => Ipv6Addr::from(mask(v6.to_bits())).into(),
         };
-        Ok(Network { first, bits })
+        Ok(ScannedNetwork { first, bits })
     }
 
     /// Returns the addresses of machines: in IPv4 the first and the last one of a network belong to
@@ -158,8 +158,11 @@ impl Network {
 
 /// Returns the nodes of these networks whose recovery server speaks attested TLS, whether `judge`
 /// accepts them or not.
-pub fn scan(networks: &[Network], judge: &Arc<dyn Validator>, state: &State) -> Vec<Target> {
-    let all: Vec<IpAddr> = networks.iter().flat_map(Network::addresses).collect();
+pub fn scan(networks: &[ScannedNetwork], judge: &Arc<dyn Validator>, state: &State) -> Vec<Target> {
+    let all: Vec<IpAddr> = networks
+        .iter()
+        .flat_map(ScannedNetwork::addresses)
+        .collect();
     let left = Mutex::new(all.into_iter());
     let found = Mutex::new(vec![]);
     let search = || {
@@ -216,7 +219,7 @@ mod tests {
     #[test]
     fn a_network_has_the_addresses_of_its_machines() {
         let of = |text: &str| -> Vec<String> {
-            let network = Network::parse(text).unwrap();
+            let network = ScannedNetwork::parse(text).unwrap();
             network.addresses().map(|it| it.to_string()).collect()
         };
         assert_eq!(of("10.0.0.9/32"), ["10.0.0.9"]);
@@ -234,7 +237,7 @@ mod tests {
             "fd00::/64",
             "/",
         ] {
-            assert!(Network::parse(bad).is_err(), "{bad}");
+            assert!(ScannedNetwork::parse(bad).is_err(), "{bad}");
         }
     }
 
@@ -254,7 +257,7 @@ mod tests {
                 ("", Role::Unknown, "10.0.0.6:99".to_owned()),
             ]
         );
-        assert_eq!(networks, [Network::parse("10.1.0.0/28").unwrap()]);
+        assert_eq!(networks, [ScannedNetwork::parse("10.1.0.0/28").unwrap()]);
         let both = in_state(&state).unwrap();
         assert_eq!(both[0].endpoints.len(), 2);
     }

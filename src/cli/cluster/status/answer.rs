@@ -5,12 +5,12 @@ use proto::recoverproto::{self, StatusResponse};
 use rpc::grpc::Status;
 use verifier::{KeyName, Refusal};
 
-use crate::workspace::connect::{Standing, Unreached};
+use crate::workspace::connect::{ClusterMembership, Unreached};
 
 /// A service that a node can have. The server of a member has only the health service, and is not
 /// in this list.
 #[derive(PartialEq, Eq)]
-pub struct Service {
+pub struct NodeService {
     /// The name for `grpc.health.v1`.
     pub name: &'static str,
     /// The usual TCP port.
@@ -22,20 +22,20 @@ pub struct Service {
 }
 
 /// The services of our nodes, and of a control plane.
-pub const SERVICES: [Service; 3] = [
-    Service {
+pub const SERVICES: [NodeService; 3] = [
+    NodeService {
         name: "recoverproto.API",
         port: recoverproto::PORT,
         title: "recovery server",
         state: "in its initramfs, waiting for the key of its disk from a join service or `firstlight recover`",
     },
-    Service {
+    NodeService {
         name: "init.API",
         port: init::PORT,
         title: "InitServer",
         state: "booted, not yet a member of a cluster, waiting for `firstlight init`",
     },
-    Service {
+    NodeService {
         name: "join.API",
         port: JOIN_PORT,
         title: "join service",
@@ -46,7 +46,7 @@ pub const SERVICES: [Service; 3] = [
 const JOIN_PORT: u16 = 30090;
 
 /// The answer of one server.
-pub enum Answer {
+pub enum ServerAnswer {
     /// No server answers, or the server does not speak attested TLS; the reason.
     Nobody(Unreached),
     /// The node does not meet the policy, or could not be judged: the kind of the refusal says which.
@@ -56,11 +56,11 @@ pub enum Answer {
     /// The node meets the policy.
     Verified {
         /// The node's standing, as PCR 15 shows it.
-        standing: Standing,
+        standing: ClusterMembership,
         /// The policy's image that has the node's registers; `None` if the evidence has none.
         image: Option<Box<str>>,
         /// The services that the server lists.
-        services: Vec<&'static Service>,
+        services: Vec<&'static NodeService>,
         /// The name of the node's attestation key, if it has one.
         key: Option<KeyName>,
         /// What the node waits for in its initramfs.

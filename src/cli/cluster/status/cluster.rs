@@ -11,12 +11,12 @@ use base::time::seconds;
 use serde_json::{Value, json};
 use verifier::KeyName;
 
-use super::ends::{Ending, day, ending};
+use super::ends::{EndingCertificate, day, ending};
 use super::inquiry::Inquiry;
-use super::report::{FRESH, OTHER_CLUSTER, State, UNPROVEN, WAITS_FOR_KEY};
+use super::report::{FRESH, OTHER_CLUSTER, ReportedState, UNPROVEN, WAITS_FOR_KEY};
 use super::served::Validity;
-use super::view::{self, API_SERVER, ETCD, ETCD_PEER, KUBELET, NodeView, Secrets, View};
-use super::waiting::{Waiting, waiting};
+use super::view::{self, API_SERVER, ETCD, ETCD_PEER, KUBELET, NodeView, SecretAccess, View};
+use super::waiting::{WaitingFor, waiting};
 use crate::shell::{
     error::{ATTESTATION_REFUSED, Error, UNREACHABLE},
     output::{Output, say_all},
@@ -36,7 +36,7 @@ const SEVERITY: [u8; 6] = [
 
 /// Asks all nodes, and prints a table of them.
 pub fn run(inquiry: &Inquiry, kubeconfigs: &[PathBuf], output: Output) -> Result<(), Error> {
-    let view = view::gather(inquiry, kubeconfigs, Secrets::Skip).map_err(|it| it.error)?;
+    let view = view::gather(inquiry, kubeconfigs, SecretAccess::Skip).map_err(|it| it.error)?;
     let now = SystemTime::now();
     let waiting = waiting(&view, now);
     match output {
@@ -56,7 +56,7 @@ pub fn run(inquiry: &Inquiry, kubeconfigs: &[PathBuf], output: Output) -> Result
 
 /// Returns the result of the whole command: success if each node is a member of the cluster.
 fn result(nodes: &[NodeView]) -> Result<(), Error> {
-    let states: Vec<State> = nodes.iter().map(|node| node.report.state()).collect();
+    let states: Vec<ReportedState> = nodes.iter().map(|node| node.report.state()).collect();
     let others = nodes
         .iter()
         .zip(&states)
@@ -177,7 +177,7 @@ fn more(view: &View, inquiry: &Inquiry) -> String {
 }
 
 /// Returns lines about the whole cluster: what ends, what waits, what could not be read.
-fn of_cluster(view: &View, waiting: &[Waiting], now: SystemTime) -> String {
+fn of_cluster(view: &View, waiting: &[WaitingFor], now: SystemTime) -> String {
     let mut text = String::new();
     let authorities = view.authorities.iter();
     let operator = view
@@ -188,7 +188,7 @@ fn of_cluster(view: &View, waiting: &[Waiting], now: SystemTime) -> String {
         // writing to a string does not fail
         let _ = writeln!(text, "The {what} ends on {}", day(validity.until));
     }
-    for Ending {
+    for EndingCertificate {
         object, text: what, ..
     } in ending(view, now)
     {
@@ -207,7 +207,7 @@ fn of_cluster(view: &View, waiting: &[Waiting], now: SystemTime) -> String {
             );
         }
     }
-    for Waiting {
+    for WaitingFor {
         object, text: what, ..
     } in waiting
     {
@@ -242,7 +242,7 @@ pub fn shared_keys(nodes: &[NodeView]) -> Vec<(KeyName, Vec<&str>)> {
 }
 
 /// Returns the JSON for programs. docs/cli.md describes it.
-fn to_json(view: &View, waiting: &[Waiting], inquiry: &Inquiry, now: SystemTime) -> Value {
+fn to_json(view: &View, waiting: &[WaitingFor], inquiry: &Inquiry, now: SystemTime) -> Value {
     let each = view.nodes.iter().map(|node| {
         let listed = &node.listed;
         let record = view.objects.record_of(&listed.name);
@@ -273,8 +273,8 @@ fn to_json(view: &View, waiting: &[Waiting], inquiry: &Inquiry, now: SystemTime)
         "nodes": each.collect::<Vec<Value>>(),
         "authorities": authorities.collect::<Vec<Value>>(),
         "operatorCertificate": view.operator.map(|it| seconds(it.until)),
-        "ending": ending(view, now).iter().map(Ending::json).collect::<Vec<Value>>(),
-        "waiting": waiting.iter().map(Waiting::json).collect::<Vec<Value>>(),
+        "ending": ending(view, now).iter().map(EndingCertificate::json).collect::<Vec<Value>>(),
+        "waiting": waiting.iter().map(WaitingFor::json).collect::<Vec<Value>>(),
         "unread": view.objects.unread.iter().map(|(_, why)| why).collect::<Vec<_>>(),
         "oldClientsUntil": view.old_clients_until(),
     })

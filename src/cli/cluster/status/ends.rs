@@ -38,7 +38,7 @@ pub enum Urgency {
 
 /// A certificate that needs attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ending {
+pub struct EndingCertificate {
     /// The node, or what else has it.
     pub object: String,
     /// Whose it is.
@@ -51,7 +51,7 @@ pub struct Ending {
     pub urgency: Urgency,
 }
 
-impl Ending {
+impl EndingCertificate {
     /// Returns the JSON for programs.
     pub fn json(&self) -> Value {
         json!({
@@ -64,7 +64,7 @@ impl Ending {
 }
 
 /// Returns the certificates that have ended or end soon, and those that are not valid yet.
-pub fn ending(view: &View, now: SystemTime) -> Vec<Ending> {
+pub fn ending(view: &View, now: SystemTime) -> Vec<EndingCertificate> {
     let operator = view.operator.map(|it| {
         let what = "the operator's certificate".to_owned();
         ("the kubeconfig", Holder::Operator, what, it)
@@ -85,7 +85,7 @@ pub fn ending(view: &View, now: SystemTime) -> Vec<Ending> {
     });
     let all = operator.into_iter().chain(servers).chain(authorities);
     all.filter_map(|(object, holder, what, validity)| {
-        Some(Ending {
+        Some(EndingCertificate {
             object: object.into(),
             holder,
             urgency: urgency(validity, holder, now)?,

@@ -7,12 +7,12 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::answer::{Answer, SERVICES, Service};
-use super::report::Report;
+use super::answer::{NodeService, SERVICES, ServerAnswer};
+use super::report::StatusReport;
 use crate::cluster::recover;
 use crate::shell::error::Error;
 use crate::trust::verify;
-use crate::workspace::connect::{Attempt, Endpoint, Node, Noted, Reached, Standing};
+use crate::workspace::connect::{Attempt, ClusterMembership, Endpoint, Node, Noted, Reached};
 use base::crypto::CLUSTER_ID_LEN;
 use proto::node::{self, TimelineRequest, TimelineResponse};
 use rpc::grpc::health::{CHECK, HealthCheckRequest, HealthCheckResponse};
@@ -48,7 +48,7 @@ struct Asked {
 impl Inquiry<'_> {
     /// Asks all servers of a node at once, so that a server that does not answer does not delay the
     /// others.
-    pub fn ask(&self, address: &str) -> Result<Report, Error> {
+    pub fn ask(&self, address: &str) -> Result<StatusReport, Error> {
         let asked = |endpoint: &Endpoint| {
             let noted = Arc::default();
             let node = Node::in_any_standing(
@@ -62,7 +62,7 @@ impl Inquiry<'_> {
         };
         let endpoints = endpoints(address)?;
         let servers: Vec<Asked> = endpoints.iter().map(asked).collect::<Result<_, Error>>()?;
-        let report = |answers| Report {
+        let report = |answers| StatusReport {
             address: address.to_owned(),
             answers,
             cluster: self.cluster,
@@ -71,12 +71,14 @@ impl Inquiry<'_> {
         if let Some(first) = endpoints.first()
             && let Err(why) = first.check_name(self.deadline)
         {
-            return Ok(report(vec![(first.clone(), Answer::Nobody(why))]));
+            return Ok(report(vec![(first.clone(), ServerAnswer::Nobody(why))]));
         }
         let started = Instant::now();
         let answers = loop {
             let answers = self.ask_all(&servers);
-            let is_silent = answers.iter().all(|it| matches!(it, Answer::Nobody(_)));
+            let is_silent = answers
+                .iter()
+                .all(|it| matches!(it, ServerAnswer::Nobody(_)));
             if !is_silent || Instant::now() + PAUSE > self.deadline.min(started + CHANGE) {
                 break answers;
             }
@@ -85,13 +87,13 @@ impl Inquiry<'_> {
         Ok(report(endpoints.into_iter().zip(answers).collect()))
     }
 
-    fn ask_all(&self, servers: &[Asked]) -> Vec<Answer> {
+    fn ask_all(&self, servers: &[Asked]) -> Vec<ServerAnswer> {
         thread::scope(|scope| {
             let asking: Vec<_> = servers
                 .iter()
                 .map(|server| scope.spawn(|| ask(server, self.policy, self.deadline)))
                 .collect();
-            let lost = |_| Answer::Nobody("firstlight has a defect".into());
+            let lost = |_| ServerAnswer::Nobody("firstlight has a defect".into());
             asking
                 .into_iter()
                 .map(|asking| asking.join().unwrap_or_else(lost))
@@ -111,14 +113,14 @@ fn endpoints(address: &str) -> Result<Vec<Endpoint>, Error> {
     Ok(endpoints)
 }
 
-fn ask(Asked { node, noted }: &Asked, policy: &Policy, deadline: Instant) -> Answer {
+fn ask(Asked { node, noted }: &Asked, policy: &Policy, deadline: Instant) -> ServerAnswer {
     match node.attempt(deadline) {
         Ok(Reached { channel, key, .. }) => {
             // a connection exists only if the validator has noted something
             let noted = noted.get();
             let boot = boot(&channel, deadline);
-            Answer::Verified {
-                standing: noted.map_or(Standing::Other, |noted| noted.standing),
+            ServerAnswer::Verified {
+                standing: noted.map_or(ClusterMembership::Other, |noted| noted.standing),
                 image: noted.and_then(|noted| verify::image_of(policy, &noted.document)),
                 services: services(&channel, deadline),
                 key,
@@ -127,9 +129,9 @@ fn ask(Asked { node, noted }: &Asked, policy: &Policy, deadline: Instant) -> Ans
                 record: boot.map(|it| it.record),
             }
         }
-        Err(Attempt::Refused(_)) if is_guarded(node, deadline) => Answer::Guarded,
-        Err(Attempt::Refused(why)) => Answer::Refused(why),
-        Err(Attempt::Passing(reason)) => Answer::Nobody(reason),
+        Err(Attempt::Refused(_)) if is_guarded(node, deadline) => ServerAnswer::Guarded,
+        Err(Attempt::Refused(why)) => ServerAnswer::Refused(why),
+        Err(Attempt::Passing(reason)) => ServerAnswer::Nobody(reason),
     }
 }
 
@@ -187,8 +189,8 @@ fn boot(channel: &Channel, deadline: Instant) -> Result<TimelineResponse, Status
 
 /// Returns the services that the server lists; none for Constellation's nodes, which have no health
 /// service.
-fn services(channel: &Channel, deadline: Instant) -> Vec<&'static Service> {
-    let has = |service: &&Service| {
+fn services(channel: &Channel, deadline: Instant) -> Vec<&'static NodeService> {
+    let has = |service: &&NodeService| {
         let options = CallOptions {
             timeout: Some(limit(deadline)),
             ..CallOptions::default()

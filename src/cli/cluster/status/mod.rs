@@ -39,11 +39,11 @@ use crate::workspace::{
     options::{PolicyOptions, time},
     state::{ClusterOptions, State},
 };
-use answer::Answer;
+use answer::ServerAnswer;
 use base::crypto::CLUSTER_ID_LEN;
 use clap::Args;
 use inquiry::Inquiry;
-use report::Report;
+use report::StatusReport;
 use rpc::grpc::{Code, Status};
 use verifier::{KeyName, Variant};
 
@@ -194,7 +194,7 @@ fn keep_nodes(options: &Options, kubeconfigs: &[PathBuf]) {
 }
 
 /// Prints the state of one node.
-fn show(report: &Report, options: &Options) -> Result<(), Error> {
+fn show(report: &StatusReport, options: &Options) -> Result<(), Error> {
     match options.output {
         Output::Text => {
             say_all(&report.text())?;
@@ -217,7 +217,7 @@ fn show(report: &Report, options: &Options) -> Result<(), Error> {
 
 /// Draws the first boot record that a server sent. The verdict, not this function, reports a node
 /// that cannot be asked.
-fn show_timeline(report: &Report, svg: Option<&Path>) -> Result<(), Error> {
+fn show_timeline(report: &StatusReport, svg: Option<&Path>) -> Result<(), Error> {
     match record_of(report) {
         None => Ok(()),
         Some(Ok(record)) => {
@@ -232,12 +232,12 @@ fn show_timeline(report: &Report, svg: Option<&Path>) -> Result<(), Error> {
 
 /// Returns the first boot record that a server sent, or else why it sent none; `None` if no server
 /// is attested.
-fn record_of(report: &Report) -> Option<Result<&str, &Status>> {
+fn record_of(report: &StatusReport) -> Option<Result<&str, &Status>> {
     let records = report
         .answers
         .iter()
         .filter_map(|(_, answer)| match answer {
-            Answer::Verified { record, .. } => Some(record.as_deref()),
+            ServerAnswer::Verified { record, .. } => Some(record.as_deref()),
             _ => None,
         });
     records.max_by_key(Result::is_ok)

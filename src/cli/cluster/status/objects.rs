@@ -11,7 +11,7 @@ use kubernetes::client::{
 };
 use kubernetes::control_planes::{ControlPlane, has_owner};
 use kubernetes::machine_record::MachineRecord;
-use kubernetes::rbac::{self, Account};
+use kubernetes::rbac::{self, PrivilegedAccount};
 use kubernetes::services::COLLATERAL;
 use kubernetes::services::kubeadm_bindings::approves_kubelets;
 use kubernetes::{NAMESPACE, kubeadm, services, yaml};
@@ -48,11 +48,12 @@ const ADDRESSES: [&str; 2] = [
 pub const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 
 /// Lists the objects of a collection, each reduced as it arrives.
-type Lister<'a> = dyn FnMut(List, Collection, Selector, fn(Value) -> Value) -> Vec<Value> + 'a;
+type Lister<'a> =
+    dyn FnMut(ObjectList, Collection, Selector, fn(Value) -> Value) -> Vec<Value> + 'a;
 
 /// A list of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum List {
+pub enum ObjectList {
     /// ConfigMaps: records, settings, authorities.
     Maps,
     /// CertificateSigningRequests.
@@ -100,7 +101,7 @@ pub struct Objects {
     /// The authorities of the API server's clients: what it is, and its certificates in PEM.
     pub authorities: Vec<(&'static str, String)>,
     /// The requests of kubelets for certificates.
-    pub requests: Vec<Request>,
+    pub requests: Vec<SigningRequest>,
     /// Machines that Constellation's join service admitted, and that have not joined yet.
     pub joining: Vec<Joining>,
     /// The DaemonSets of the services that exist.
@@ -114,13 +115,13 @@ pub struct Objects {
     /// When each kubelet said by its own clock that it is alive.
     pub heartbeats: Vec<(String, SystemTime)>,
     /// The bootstrap tokens.
-    pub tokens: Vec<Token>,
+    pub tokens: Vec<WaitingToken>,
     /// The Secrets with the master secret: the name, and whether it is immutable.
     pub master_secrets: Vec<(String, bool)>,
     /// The names of ClusterRoleBindings that let kube-controller-manager approve certificates of kubelets.
     pub approving: Vec<String>,
     /// The accounts that may take over the cluster.
-    pub powerful: Vec<Account>,
+    pub powerful: Vec<PrivilegedAccount>,
     /// The Services that have addresses outside of the cluster's own.
     pub claims: Vec<Claim>,
     /// The port of the join service on each control plane, if its Service is there.
@@ -128,12 +129,12 @@ pub struct Objects {
     /// The admission policies in force.
     pub policies: Vec<String>,
     /// Which lists could not be read, and why. They are empty.
-    pub unread: Vec<(List, String)>,
+    pub unread: Vec<(ObjectList, String)>,
 }
 
 /// A CertificateSigningRequest.
 #[derive(Debug, Clone, Default)]
-pub struct Request {
+pub struct SigningRequest {
     /// Its name.
     pub name: String,
     /// Who asks.
@@ -211,7 +212,7 @@ pub enum Expiration {
 
 /// A bootstrap token.
 #[derive(Debug, Clone, Default)]
-pub struct Token {
+pub struct WaitingToken {
     /// The public half.
     pub id: String,
     /// The groups of a client with this token.
@@ -227,54 +228,61 @@ impl Objects {
     pub fn read(client: &dyn Fn() -> Client, nodes: &mut [Listed], secrets: bool) -> Objects {
         let mut unread = vec![];
         let mut objects = Objects::default();
-        let mut list =
-            |what: List, collection: Collection, selector: Selector, keep: fn(Value) -> Value| {
-                match client().list_keeping(&collection, &selector, keep) {
-                    Ok(list) => list.items,
-                    // Constellation's resources exist only where it did
-                    Err(error) if error.is_not_found() => vec![],
-                    Err(error) => {
-                        unread.push((what, error.to_string()));
-                        vec![]
-                    }
+        let mut list = |what: ObjectList,
+                        collection: Collection,
+                        selector: Selector,
+                        keep: fn(Value) -> Value| {
+            match client().list_keeping(&collection, &selector, keep) {
+                Ok(list) => list.items,
+                // Constellation's resources exist only where it did
+                Err(error) if error.is_not_found() => vec![],
+                Err(error) => {
+                    unread.push((what, error.to_string()));
+                    vec![]
                 }
-            };
+            }
+        };
         let all = Selector::default;
         let maps = list(
-            List::Maps,
+            ObjectList::Maps,
             CONFIG_MAPS.in_namespace(NAMESPACE),
             all(),
             wanted_map,
         );
         let requests = list(
-            List::Requests,
+            ObjectList::Requests,
             CERTIFICATE_SIGNING_REQUESTS.all(),
             all(),
             |it| it,
         );
-        objects.requests = requests.iter().filter_map(Request::read).collect();
-        let joining = list(List::Joining, JOINING_NODES.all(), all(), |it| it);
+        objects.requests = requests.iter().filter_map(SigningRequest::read).collect();
+        let joining = list(ObjectList::Joining, JOINING_NODES.all(), all(), |it| it);
         objects.joining = joining.iter().map(Joining::read).collect();
         let of_services =
             Selector::labels("k8s-app in (join-service,key-service,member-controller)");
         let sets = DAEMON_SETS.in_namespace(NAMESPACE);
-        let sets = list(List::DaemonSets, sets, all(), wanted_set);
+        let sets = list(ObjectList::DaemonSets, sets, all(), wanted_set);
         (objects.services, objects.workloads) = sets.into_iter().partition(is_service);
         let deployments = DEPLOYMENTS.in_namespace(NAMESPACE);
-        let deployments = list(List::Deployments, deployments, all(), |it| {
+        let deployments = list(ObjectList::Deployments, deployments, all(), |it| {
             workload("Deployment", &it)
         });
         objects.workloads.extend(deployments);
         objects.pods = list(
-            List::Pods,
+            ObjectList::Pods,
             PODS.in_namespace(NAMESPACE),
             of_services,
             |it| it,
         );
         let (pods, tier) = (PODS.in_namespace(NAMESPACE), "tier=control-plane");
-        let pods = list(List::ControlPlane, pods, Selector::labels(tier), |it| it);
+        let pods = list(
+            ObjectList::ControlPlane,
+            pods,
+            Selector::labels(tier),
+            |it| it,
+        );
         let leases = list(
-            List::Leases,
+            ObjectList::Leases,
             LEASES.in_namespace(KUBELET_LEASES),
             all(),
             |it| it,
@@ -303,32 +311,40 @@ impl Objects {
 
     /// Takes who may take over the cluster, and what lets Kubernetes approve certificates.
     fn take_roles(&mut self, list: &mut Lister<'_>) {
-        let mut every = |what: List, collection: Collection| {
+        let mut every = |what: ObjectList, collection: Collection| {
             list(what, collection, Selector::default(), wanted_role)
         };
-        let mut bindings = every(List::Bindings, CLUSTER_ROLE_BINDINGS.all());
+        let mut bindings = every(ObjectList::Bindings, CLUSTER_ROLE_BINDINGS.all());
         let approving = bindings.iter().filter(|it| approves_kubelets(it));
         self.approving = approving.map(|it| text(it, "/metadata/name")).collect();
-        let mut roles = every(List::Roles, CLUSTER_ROLES.all());
-        roles.extend(every(List::Roles, ROLES.in_namespace(NAMESPACE)));
-        bindings.extend(every(List::Roles, ROLE_BINDINGS.in_namespace(NAMESPACE)));
+        let mut roles = every(ObjectList::Roles, CLUSTER_ROLES.all());
+        roles.extend(every(ObjectList::Roles, ROLES.in_namespace(NAMESPACE)));
+        bindings.extend(every(
+            ObjectList::Roles,
+            ROLE_BINDINGS.in_namespace(NAMESPACE),
+        ));
         self.powerful = rbac::powerful(&roles, &bindings);
     }
 
     /// Takes who else may have connections to nodes, and the policies that limit this.
     fn take_outside(&mut self, list: &mut Lister<'_>) {
-        let services = list(List::Services, SERVICES.all(), Selector::default(), |it| {
-            if Claim::read(&it).is_some() || is_join_service(&it) {
-                it
-            } else {
-                Value::Null
-            }
-        });
+        let services = list(
+            ObjectList::Services,
+            SERVICES.all(),
+            Selector::default(),
+            |it| {
+                if Claim::read(&it).is_some() || is_join_service(&it) {
+                    it
+                } else {
+                    Value::Null
+                }
+            },
+        );
         self.claims = services.iter().filter_map(Claim::read).collect();
         let join_service = services.iter().find(|service| is_join_service(service));
         self.join_port = join_service.and_then(|it| it["spec"]["ports"][0]["nodePort"].as_u64());
         let bindings = VALIDATING_ADMISSION_POLICY_BINDINGS.all();
-        let bindings = list(List::Policies, bindings, Selector::default(), |it| it);
+        let bindings = list(ObjectList::Policies, bindings, Selector::default(), |it| it);
         self.policies = bindings.iter().filter_map(policy_in_force).collect();
     }
 
@@ -336,12 +352,12 @@ impl Objects {
     fn take_secrets(&mut self, list: &mut Lister<'_>) {
         let secrets = || SECRETS.in_namespace(NAMESPACE);
         let tokens = Selector::fields("type=bootstrap.kubernetes.io/token");
-        let tokens = list(List::Tokens, secrets(), tokens, without_token);
-        self.tokens = tokens.iter().map(Token::read).collect();
+        let tokens = list(ObjectList::Tokens, secrets(), tokens, without_token);
+        self.tokens = tokens.iter().map(WaitingToken::read).collect();
         let plain = Selector::fields(&format!("metadata.name={}", MASTER_SECRETS[0]));
         let ours = Selector::labels("app.kubernetes.io/part-of=firstlight");
         for selector in [plain, ours] {
-            let found = list(List::MasterSecrets, secrets(), selector, without_data);
+            let found = list(ObjectList::MasterSecrets, secrets(), selector, without_data);
             self.master_secrets
                 .extend(found.iter().filter_map(master_secret));
         }
@@ -365,7 +381,7 @@ impl Objects {
                 Err(error) => {
                     let name = kubeadm::CONFIG_MAP;
                     let why = format!("ConfigMap {NAMESPACE}/{name}: {error}");
-                    self.unread.push((List::ControlPlane, why));
+                    self.unread.push((ObjectList::ControlPlane, why));
                 }
             }
         }
@@ -384,7 +400,7 @@ impl Objects {
     }
 
     /// Returns whether a list was read.
-    pub fn has(&self, list: List) -> bool {
+    pub fn has(&self, list: ObjectList) -> bool {
         self.unread.iter().all(|(unread, _)| *unread != list)
     }
 
@@ -582,9 +598,9 @@ fn fetched(times: &str) -> Vec<(String, SystemTime)> {
         .collect()
 }
 
-impl Request {
+impl SigningRequest {
     /// Reads a request; `None` if it is not one of a kubelet.
-    fn read(request: &Value) -> Option<Request> {
+    fn read(request: &Value) -> Option<SigningRequest> {
         let signer = text(request, "/spec/signerName");
         if !KUBELET_SIGNERS.contains(&signer.as_str()) {
             return None;
@@ -592,7 +608,7 @@ impl Request {
         let refused = has(request, "Denied", "True").or_else(|| has(request, "Failed", "True"));
         let is_approved = has(request, "Approved", "True").is_some();
         let is_issued = !text(request, "/status/certificate").is_empty();
-        Some(Request {
+        Some(SigningRequest {
             name: text(request, "/metadata/name"),
             user: text(request, "/spec/username"),
             is_serving: signer == KUBELET_SIGNERS[1],
@@ -672,14 +688,14 @@ impl ControlPlanePod {
     }
 }
 
-impl Token {
-    fn read(secret: &Value) -> Token {
+impl WaitingToken {
+    fn read(secret: &Value) -> WaitingToken {
         let field = |name: &str| {
             let text = secret["data"][name].as_str().unwrap_or_default();
             let bytes = yaml::base64(text).unwrap_or_default();
             String::from_utf8_lossy(&bytes).into_owned()
         };
-        Token {
+        WaitingToken {
             id: field("token-id"),
             groups: field("auth-extra-groups"),
             expires: match field("expiration").as_str() {
@@ -704,7 +720,7 @@ mod tests {
         let mut objects = Objects::default();
         let map = wanted_map(object.clone());
         objects.take_maps(&[map]);
-        objects.requests.extend(Request::read(object));
+        objects.requests.extend(SigningRequest::read(object));
         objects.joining.push(Joining::read(object));
         objects.claims.extend(Claim::read(object));
         objects.policies.extend(policy_in_force(object));
@@ -714,7 +730,7 @@ mod tests {
         objects.heartbeats.extend(heartbeat(object));
         objects
             .tokens
-            .push(Token::read(&without_token(object.clone())));
+            .push(WaitingToken::read(&without_token(object.clone())));
         objects
             .master_secrets
             .extend(master_secret(&without_data(object.clone())));
@@ -817,7 +833,7 @@ mod tests {
     fn the_end_of_a_token_is_read_as_the_api_server_reads_it() {
         let read = |text: &str| {
             let data = json!({"data": {"expiration": STANDARD.encode(text)}});
-            Token::read(&data).expires
+            WaitingToken::read(&data).expires
         };
         let at = |text: &str| Expiration::At(time::parse(text).unwrap());
         for (text, expected) in [
@@ -840,7 +856,7 @@ mod tests {
         ] {
             assert_eq!(read(text), expected, "{text:?}");
         }
-        assert_eq!(Token::read(&json!({})).expires, Expiration::Never);
+        assert_eq!(WaitingToken::read(&json!({})).expires, Expiration::Never);
     }
 
     #[test]

@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use verifier::refusal::Kind;
 use verifier::{KeyName, OTHER_VARIANT, Refusal};
 
-use super::answer::{Answer, SERVICES};
+use super::answer::{SERVICES, ServerAnswer};
 use crate::cluster::recover;
 use crate::shell::error::{ATTESTATION_REFUSED, Error, UNREACHABLE};
 pub use crate::shell::error::{FRESH, OTHER_CLUSTER, WAITS_FOR_KEY};
 use crate::shell::progress::{block, printable};
-use crate::workspace::connect::{Endpoint, Standing};
+use crate::workspace::connect::{ClusterMembership, Endpoint};
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::hex;
 
@@ -23,11 +23,11 @@ use base::text::hex;
 pub const UNPROVEN: u8 = 8;
 
 /// The answers of a node's servers.
-pub struct Report {
+pub struct StatusReport {
     /// The node, as named by the operator or the API server.
     pub address: String,
     /// Each server's address, and its answer.
-    pub answers: Vec<(Endpoint, Answer)>,
+    pub answers: Vec<(Endpoint, ServerAnswer)>,
     /// The ID of the operator's cluster, if it is known.
     pub cluster: Option<[u8; CLUSTER_ID_LEN]>,
     /// Whether the policy names no attestation keys.
@@ -35,13 +35,13 @@ pub struct Report {
 }
 
 /// The state of a node: its name for programs, the exit code, and its sentence for people.
-pub struct State {
+pub struct ReportedState {
     pub name: &'static str,
     pub code: u8,
     pub text: Cow<'static, str>,
 }
 
-const MEMBER: State = State {
+const MEMBER: ReportedState = ReportedState {
     name: "member",
     code: 0,
     text: Cow::Borrowed("it is a member of the cluster"),
@@ -56,10 +56,10 @@ pub enum Unjudged {
     Variant,
 }
 
-impl Report {
+impl StatusReport {
     /// Creates the report of a node that cannot be asked.
-    pub fn silent(address: &str, cluster: Option<[u8; CLUSTER_ID_LEN]>) -> Report {
-        Report {
+    pub fn silent(address: &str, cluster: Option<[u8; CLUSTER_ID_LEN]>) -> StatusReport {
+        StatusReport {
             address: address.to_owned(),
             answers: vec![],
             cluster,
@@ -69,7 +69,7 @@ impl Report {
 
     /// Returns the result of the whole command.
     pub fn result(&self) -> Result<(), Error> {
-        let State { code, text, .. } = self.state();
+        let ReportedState { code, text, .. } = self.state();
         match code {
             0 => Ok(()),
             _ => Err(Error::State(code, format!("{}: {text}", self.address))),
@@ -78,35 +78,36 @@ impl Report {
 
     /// Returns the state of the node. A refused attestation comes first, then the node's standing,
     /// then a node that does not answer.
-    pub fn state(&self) -> State {
-        let has =
-            |wanted: fn(&Answer) -> bool| self.answers.iter().any(|(_, answer)| wanted(answer));
-        let is = |wanted: Standing| {
+    pub fn state(&self) -> ReportedState {
+        let has = |wanted: fn(&ServerAnswer) -> bool| {
+            self.answers.iter().any(|(_, answer)| wanted(answer))
+        };
+        let is = |wanted: ClusterMembership| {
             self.answers
                 .iter()
-                .any(|(_, answer)| matches!(answer, Answer::Verified { standing, .. } if *standing == wanted))
+                .any(|(_, answer)| matches!(answer, ServerAnswer::Verified { standing, .. } if *standing == wanted))
         };
-        let waits_for_key = |answer: &Answer| match answer {
-            Answer::Verified { services, .. } => services
+        let waits_for_key = |answer: &ServerAnswer| match answer {
+            ServerAnswer::Verified { services, .. } => services
                 .iter()
                 .any(|service| service.port == recoverproto::PORT),
             _ => false,
         };
-        let state = |name, code, text: &'static str| State {
+        let state = |name, code, text: &'static str| ReportedState {
             name,
             code,
             text: text.into(),
         };
-        if has(|answer| matches!(answer, Answer::Refused(_))) {
+        if has(|answer| matches!(answer, ServerAnswer::Refused(_))) {
             state(
                 "refused",
                 ATTESTATION_REFUSED,
                 "attestation refused, see above",
             )
-        } else if is(Standing::Other) {
+        } else if is(ClusterMembership::Other) {
             let text = "it belongs to another cluster, or the ID of your cluster is unknown";
             state("other-cluster", OTHER_CLUSTER, text)
-        } else if is(Standing::Member) {
+        } else if is(ClusterMembership::Member) {
             MEMBER
         } else if has(waits_for_key) {
             state(
@@ -114,13 +115,13 @@ impl Report {
                 WAITS_FOR_KEY,
                 "it waits for the key of its disk",
             )
-        } else if is(Standing::Fresh) {
+        } else if is(ClusterMembership::Fresh) {
             state("fresh", FRESH, "it belongs to no cluster yet")
-        } else if has(|answer| matches!(answer, Answer::Guarded)) {
+        } else if has(|answer| matches!(answer, ServerAnswer::Guarded)) {
             let text = "only the join service answers, which proves nothing about its node";
             state("unproven", UNPROVEN, text)
         } else if let Some(text) = self.nameless() {
-            State {
+            ReportedState {
                 name: "unreachable",
                 code: UNREACHABLE,
                 text: text.to_owned().into(),
@@ -142,7 +143,7 @@ impl Report {
     /// Returns why the node's evidence is refused, if it is.
     pub fn refusal(&self) -> Option<&Refusal> {
         self.answers.iter().find_map(|(_, answer)| match answer {
-            Answer::Refused(why) => Some(why),
+            ServerAnswer::Refused(why) => Some(why),
             _ => None,
         })
     }
@@ -163,21 +164,22 @@ impl Report {
     /// Returns why the node's name has no address.
     fn nameless(&self) -> Option<&str> {
         self.answers.iter().find_map(|(_, answer)| match answer {
-            Answer::Nobody(why) if why.is_nameless => Some(&*why.text),
+            ServerAnswer::Nobody(why) if why.is_nameless => Some(&*why.text),
             _ => None,
         })
     }
 
     /// Returns whether the machine has said for each port that no program listens there.
     pub fn is_closed(&self) -> bool {
-        let closed = |answer: &Answer| matches!(answer, Answer::Nobody(why) if why.is_closed);
+        let closed =
+            |answer: &ServerAnswer| matches!(answer, ServerAnswer::Nobody(why) if why.is_closed);
         !self.answers.is_empty() && self.answers.iter().all(|(_, answer)| closed(answer))
     }
 
     /// Returns the attestation keys that the node's servers have.
     pub fn keys(&self) -> impl Iterator<Item = KeyName> {
         self.answers.iter().filter_map(|(_, answer)| match answer {
-            Answer::Verified { key, .. } => *key,
+            ServerAnswer::Verified { key, .. } => *key,
             _ => None,
         })
     }
@@ -185,7 +187,7 @@ impl Report {
     /// Returns the policy's image that the node proves to run.
     pub fn image(&self) -> Option<&str> {
         self.answers.iter().find_map(|(_, answer)| match answer {
-            Answer::Verified { image, .. } => image.as_deref(),
+            ServerAnswer::Verified { image, .. } => image.as_deref(),
             _ => None,
         })
     }
@@ -193,7 +195,7 @@ impl Report {
     /// Returns whether a time service has set the node's clock, if the node says so.
     pub fn has_set_clock(&self) -> Option<bool> {
         self.answers.iter().find_map(|(_, answer)| match answer {
-            Answer::Verified { has_set_clock, .. } => *has_set_clock,
+            ServerAnswer::Verified { has_set_clock, .. } => *has_set_clock,
             _ => None,
         })
     }
@@ -216,36 +218,41 @@ impl Report {
 
     /// Returns a warning about the policy, if it has accepted a server.
     pub fn warning(&self) -> Option<&'static str> {
-        let is_attested = |answer: &Answer| matches!(answer, Answer::Verified { .. });
+        let is_attested = |answer: &ServerAnswer| matches!(answer, ServerAnswer::Verified { .. });
         let is_concerned = self.names_no_keys && self.answers.iter().any(|(_, it)| is_attested(it));
         is_concerned.then_some(
             "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy",
         )
     }
 
-    fn write(&self, text: &mut String, endpoint: &Endpoint, answer: &Answer) -> std::fmt::Result {
+    fn write(
+        &self,
+        text: &mut String,
+        endpoint: &Endpoint,
+        answer: &ServerAnswer,
+    ) -> std::fmt::Result {
         let at_port = SERVICES
             .iter()
             .find(|service| service.port == endpoint.port());
         let usual = at_port.map_or(String::new(), |service| format!(" ({})", service.title));
         match answer {
-            Answer::Nobody(reason) => {
+            ServerAnswer::Nobody(reason) => {
                 writeln!(
                     text,
                     "{endpoint}{usual}: no answer: {}",
                     printable(&reason.text)
                 )
             }
-            Answer::Refused(why) => {
+            ServerAnswer::Refused(why) => {
                 let why = block(&why.text);
                 writeln!(text, "{endpoint}{usual}: attestation refused:\n    {why}")
             }
-            Answer::Guarded => writeln!(
+            ServerAnswer::Guarded => writeln!(
                 text,
                 "{endpoint} (join service): proves nothing, and requires a proof from callers\n  Node:        probably {}",
                 SERVICES[2].state
             ),
-            Answer::Verified {
+            ServerAnswer::Verified {
                 standing,
                 services,
                 key,
@@ -254,7 +261,7 @@ impl Report {
                 ..
             } => {
                 // Constellation's nodes do not list their services
-                let is_old = services.is_empty() && *standing == Standing::Fresh;
+                let is_old = services.is_empty() && *standing == ClusterMembership::Fresh;
                 let found = if is_old {
                     at_port.into_iter().collect()
                 } else {
@@ -269,15 +276,15 @@ impl Report {
                 writeln!(text, "{endpoint} ({title}): attested, meets the policy")?;
                 let states: Vec<&str> = found.iter().map(|service| service.state).collect();
                 let state = match (standing, self.cluster) {
-                    (Standing::Fresh, _) => states.join("; "),
-                    (Standing::Member, Some(id)) => format!("a member of this cluster, {}", hex(&id)),
+                    (ClusterMembership::Fresh, _) => states.join("; "),
+                    (ClusterMembership::Member, Some(id)) => format!("a member of this cluster, {}", hex(&id)),
                     (_, Some(id)) => format!("a member of another cluster than {}", hex(&id)),
                     (_, None) => {
                         "a member of a cluster; to check whether it is yours, give --state or --cluster-id".into()
                     }
                 };
                 writeln!(text, "  Node:        {state}")?;
-                if *standing != Standing::Fresh
+                if *standing != ClusterMembership::Fresh
                     && services.iter().any(|service| service.port == init::PORT)
                 {
                     writeln!(
@@ -307,10 +314,10 @@ impl Report {
     pub fn json(&self, timeline: Option<Value>) -> Value {
         let servers = self.answers.iter().map(|(endpoint, answer)| {
             let (name, reason) = match answer {
-                Answer::Nobody(reason) => ("none", Some(&reason.text)),
-                Answer::Refused(why) => ("refused", Some(&why.text)),
-                Answer::Guarded => ("guarded", None),
-                Answer::Verified { .. } => ("attested", None),
+                ServerAnswer::Nobody(reason) => ("none", Some(&reason.text)),
+                ServerAnswer::Refused(why) => ("refused", Some(&why.text)),
+                ServerAnswer::Guarded => ("guarded", None),
+                ServerAnswer::Verified { .. } => ("attested", None),
             };
             let mut server = json!({
                 "address": endpoint.to_string(),
@@ -322,7 +329,7 @@ impl Report {
                 "waiting": null,
                 "clockSynchronized": null,
             });
-            if let Answer::Verified {
+            if let ServerAnswer::Verified {
                 standing,
                 services,
                 key,
@@ -332,9 +339,9 @@ impl Report {
             } = answer
             {
                 server["standing"] = match standing {
-                    Standing::Fresh => "fresh",
-                    Standing::Member => "member",
-                    Standing::Other => "other",
+                    ClusterMembership::Fresh => "fresh",
+                    ClusterMembership::Member => "member",
+                    ClusterMembership::Other => "other",
                 }
                 .into();
                 server["services"] = services.iter().map(|service| service.name).collect();

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use base::stop::Stop;
 use base::sync::lock;
-use kubernetes::client::{self, Client, Config};
+use kubernetes::client::{self, ApiAccess, Client};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use super::inquiry::Inquiry;
 use super::listed::{Listed, without_roles};
 use super::objects::Objects;
-use super::report::Report;
+use super::report::StatusReport;
 use super::served::{Asker, Served, ServedError, Validity};
 use crate::shell::error::Error;
 use crate::workspace::{connect::Endpoint, kubeconfig};
@@ -74,7 +74,7 @@ pub struct NodeView {
     /// What Kubernetes knows of it.
     pub listed: Listed,
     /// What it proves.
-    pub report: Report,
+    pub report: StatusReport,
     /// What its servers show.
     pub servers: NodeServers,
 }
@@ -115,7 +115,7 @@ impl NodeServers {
 
 /// Whether the command reads Secrets, of which it keeps nothing secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Secrets {
+pub enum SecretAccess {
     /// It does.
     Read,
     /// It does not.
@@ -123,7 +123,7 @@ pub enum Secrets {
 }
 
 /// Returns what a kubeconfig says by itself: the operator's certificate, and the authorities.
-fn of_config(config: &Config) -> View {
+fn of_config(config: &ApiAccess) -> View {
     View {
         server: config.server().to_owned(),
         operator: config.certificate().and_then(Validity::of),
@@ -146,7 +146,7 @@ fn speaks_no_tls(asker: &Asker, known: &View) -> bool {
 /// Why the nodes of a cluster could not be listed.
 pub struct Unlisted {
     /// What is at fault.
-    pub cause: Cause,
+    pub cause: ListFailure,
     /// The error of the command.
     pub error: Error,
     /// What the kubeconfig says by itself.
@@ -155,7 +155,7 @@ pub struct Unlisted {
 
 /// What is at fault if the nodes cannot be listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub enum ListFailure {
     /// The kubeconfig cannot be used.
     Kubeconfig,
     /// The API server does not accept the credentials (401).
@@ -176,17 +176,17 @@ impl Unlisted {
     fn of(error: &client::Error, known: View) -> Box<Unlisted> {
         let cause = match error {
             client::Error::Refused(refused) => match refused.code {
-                401 => Cause::Credentials,
-                403 => Cause::Rights,
-                _ => Cause::Refused,
+                401 => ListFailure::Credentials,
+                403 => ListFailure::Rights,
+                _ => ListFailure::Refused,
             },
             client::Error::Unreachable {
                 untrusted: Some(_), ..
-            } => Cause::Certificate,
+            } => ListFailure::Certificate,
             client::Error::Unreachable { .. } | client::Error::NoAddress { .. } => {
-                Cause::NoConnection
+                ListFailure::NoConnection
             }
-            _ => Cause::Refused,
+            _ => ListFailure::Refused,
         };
         Box::new(Unlisted {
             cause,
@@ -200,10 +200,10 @@ impl Unlisted {
 pub fn gather(
     inquiry: &Inquiry,
     kubeconfigs: &[PathBuf],
-    secrets: Secrets,
+    secrets: SecretAccess,
 ) -> Result<View, Box<Unlisted>> {
     let config = kubeconfig::read_config(kubeconfigs).map_err(|error| Unlisted {
-        cause: Cause::Kubeconfig,
+        cause: ListFailure::Kubeconfig,
         error: error.into(),
         known: View::default(),
     })?;
@@ -216,15 +216,16 @@ pub fn gather(
         Ok(found) => found,
         Err(error) => {
             let mut unlisted = Unlisted::of(&error, known);
-            if unlisted.cause == Cause::NoConnection && speaks_no_tls(&asker, &unlisted.known) {
-                unlisted.cause = Cause::NoTls;
+            if unlisted.cause == ListFailure::NoConnection && speaks_no_tls(&asker, &unlisted.known)
+            {
+                unlisted.cause = ListFailure::NoTls;
             }
             return Err(unlisted);
         }
     };
     // one list that hangs must not use up the time of all others
     let brief = || client().within(TIME_OF_LIST.min(left(inquiry.deadline)));
-    let objects = Objects::read(&brief, &mut nodes, secrets == Secrets::Read);
+    let objects = Objects::read(&brief, &mut nodes, secrets == SecretAccess::Read);
     let mut nodes = ask_all(nodes, |node| {
         let servers = || ask_servers(&asker, &node, &objects, inquiry.deadline);
         let (report, servers) = thread::scope(|scope| {
@@ -232,7 +233,7 @@ pub fn gather(
             let report = match Endpoint::parse(&node.address, API_SERVER_PORT) {
                 Ok(_) => inquiry.ask(&node.address),
                 // one Node with such an address must not hide all others
-                Err(_) => Ok(Report::silent(&node.address, inquiry.cluster)),
+                Err(_) => Ok(StatusReport::silent(&node.address, inquiry.cluster)),
             };
             (report, servers.join().unwrap_or_default())
         });
@@ -243,7 +244,7 @@ pub fn gather(
         })
     })
     .map_err(|error| Unlisted {
-        cause: Cause::Refused,
+        cause: ListFailure::Refused,
         error,
         known: View::default(),
     })?;
@@ -404,7 +405,7 @@ mod tests {
             cluster: None,
             deadline: Instant::now() + time,
         };
-        match gather(&inquiry, &[path], Secrets::Skip) {
+        match gather(&inquiry, &[path], SecretAccess::Skip) {
             Ok(_) => panic!("nobody has listed the nodes"),
             Err(unlisted) => unlisted,
         }
@@ -426,7 +427,7 @@ mod tests {
             let config = kubeconfig(&server.endpoint.to_string(), &server.pem);
             let end = Instant::now() + Duration::from_secs(1);
             let unlisted = gathered(&config, Duration::from_secs(1));
-            assert_eq!(unlisted.cause, Cause::NoConnection, "{act:?}");
+            assert_eq!(unlisted.cause, ListFailure::NoConnection, "{act:?}");
             // otherwise it would take a quarter of an hour or more
             support::promptly::assert_no_wait(end, Duration::from_secs(3));
         }
@@ -438,15 +439,15 @@ mod tests {
         for (answer, expected) in [
             (
                 "HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n",
-                Cause::Credentials,
+                ListFailure::Credentials,
             ),
             (
                 "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n",
-                Cause::Rights,
+                ListFailure::Rights,
             ),
             (
                 "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
-                Cause::Refused,
+                ListFailure::Refused,
             ),
         ] {
             let server = Server::start(|_| {}, false, Act::Answer(answer.as_bytes()));
@@ -460,11 +461,21 @@ mod tests {
         let server = Server::start(|_| {}, false, Act::Answer(b""));
         let config = kubeconfig(&server.endpoint.to_string(), &other.pem);
         let unlisted = gathered(&config, Duration::from_secs(300));
-        assert_eq!(unlisted.cause, Cause::Certificate, "{}", unlisted.error);
+        assert_eq!(
+            unlisted.cause,
+            ListFailure::Certificate,
+            "{}",
+            unlisted.error
+        );
         // it is not tried until the deadline
         support::promptly::assert_no_wait(started, Duration::from_secs(10));
         let unlisted = gathered("a: b: c", Duration::from_secs(1));
-        assert_eq!(unlisted.cause, Cause::Kubeconfig, "{}", unlisted.error);
+        assert_eq!(
+            unlisted.cause,
+            ListFailure::Kubeconfig,
+            "{}",
+            unlisted.error
+        );
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         thread::spawn(move || {
@@ -473,11 +484,16 @@ mod tests {
             }
         });
         let unlisted = gathered(&kubeconfig(&address, &other.pem), Duration::from_secs(2));
-        assert_eq!(unlisted.cause, Cause::NoTls, "{}", unlisted.error);
+        assert_eq!(unlisted.cause, ListFailure::NoTls, "{}", unlisted.error);
         let unlisted = gathered(
             &kubeconfig("127.0.0.1:9", &other.pem),
             Duration::from_secs(1),
         );
-        assert_eq!(unlisted.cause, Cause::NoConnection, "{}", unlisted.error);
+        assert_eq!(
+            unlisted.cause,
+            ListFailure::NoConnection,
+            "{}",
+            unlisted.error
+        );
     }
 }

@@ -5,13 +5,13 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-use super::objects::{Fate, List, UNINITIALIZED};
+use super::objects::{Fate, ObjectList, UNINITIALIZED};
 use super::view::View;
 use crate::shell::progress::human;
 
 /// Something that waits.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitingFor {
     /// The keyword in JSON.
     pub kind: &'static str,
     /// The node, or the object.
@@ -20,7 +20,7 @@ pub struct Waiting {
     pub text: String,
 }
 
-impl Waiting {
+impl WaitingFor {
     /// Returns the JSON for programs.
     pub fn json(&self) -> Value {
         json!({"kind": self.kind, "object": self.object, "for": self.text})
@@ -28,7 +28,7 @@ impl Waiting {
 }
 
 /// Returns everything that waits.
-pub fn waiting(view: &View, now: SystemTime) -> Vec<Waiting> {
+pub fn waiting(view: &View, now: SystemTime) -> Vec<WaitingFor> {
     let objects = &view.objects;
     let since = |at: Option<SystemTime>| {
         let age = at.and_then(|at| now.duration_since(at).ok());
@@ -38,7 +38,7 @@ pub fn waiting(view: &View, now: SystemTime) -> Vec<Waiting> {
     let mut all = vec![];
     let mut add = |kind, object: &str, text: String| {
         let object = object.to_owned();
-        all.push(Waiting { kind, object, text });
+        all.push(WaitingFor { kind, object, text });
     };
     for request in &objects.requests {
         let what = match request.fate {
@@ -76,7 +76,7 @@ pub fn waiting(view: &View, now: SystemTime) -> Vec<Waiting> {
         }
     }
     for node in view.nodes.iter().map(|node| &node.listed) {
-        if objects.has(List::Maps) && objects.record_of(&node.name).is_none() {
+        if objects.has(ObjectList::Maps) && objects.record_of(&node.name).is_none() {
             add(
                 "node-without-record",
                 &node.name,
@@ -104,8 +104,8 @@ mod tests {
     use kubernetes::machine_record::MachineRecord;
 
     use super::super::listed::Listed;
-    use super::super::objects::{Joining, Objects, Request};
-    use super::super::report::Report;
+    use super::super::objects::{Joining, Objects, SigningRequest};
+    use super::super::report::StatusReport;
     use super::super::view::{NodeServers, NodeView};
     use super::*;
 
@@ -117,11 +117,11 @@ mod tests {
             issued: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(700)),
             ..MachineRecord::default()
         };
-        let request = |name: &str, fate: Fate| Request {
+        let request = |name: &str, fate: Fate| SigningRequest {
             name: name.into(),
             user: "u".into(),
             fate,
-            ..Request::default()
+            ..SigningRequest::default()
         };
         let node = |name: &str, taints: &[&str]| NodeView {
             listed: Listed {
@@ -129,7 +129,7 @@ mod tests {
                 taints: taints.iter().map(|it| (*it).to_owned()).collect(),
                 ..Listed::default()
             },
-            report: Report {
+            report: StatusReport {
                 address: String::new(),
                 answers: vec![],
                 cluster: None,

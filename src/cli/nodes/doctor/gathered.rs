@@ -10,7 +10,7 @@ use verifier::{KeyName, Policy, Variant};
 use super::folder::Folder;
 use crate::cluster::{
     status::ends::day_from,
-    status::view::{Cause, View},
+    status::view::{ListFailure, View},
 };
 
 /// Everything that was gathered.
@@ -18,7 +18,7 @@ pub struct Gathered {
     /// The time of this machine.
     pub now: SystemTime,
     /// Why the nodes could not be listed. Then the view has only what the kubeconfig says.
-    pub unlisted: Option<(Cause, String)>,
+    pub unlisted: Option<(ListFailure, String)>,
     /// The cluster.
     pub view: View,
     /// The policy in the operator's file.

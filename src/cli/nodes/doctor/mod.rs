@@ -24,7 +24,7 @@ use verifier::{KeyName, Variant};
 
 use crate::cluster::{
     status::inquiry::Inquiry,
-    status::view::{self, Secrets},
+    status::view::{self, SecretAccess},
 };
 use crate::shell::{
     error::Error,
@@ -159,14 +159,15 @@ fn gather(options: &Options) -> Result<Gathered, Error> {
             .or(state.and_then(|state| state.cluster_id)),
         deadline: Instant::now() + options.timeout,
     };
-    let (view, unlisted) = match view::gather(&inquiry, &options.paths.kubeconfigs, Secrets::Read) {
-        Ok(view) => (view, None),
-        // the operator's certificate may be the reason
-        Err(unlisted) => (
-            unlisted.known,
-            Some((unlisted.cause, unlisted.error.to_string())),
-        ),
-    };
+    let (view, unlisted) =
+        match view::gather(&inquiry, &options.paths.kubeconfigs, SecretAccess::Read) {
+            Ok(view) => (view, None),
+            // the operator's certificate may be the reason
+            Err(unlisted) => (
+                unlisted.known,
+                Some((unlisted.cause, unlisted.error.to_string())),
+            ),
+        };
     Ok(Gathered {
         now: SystemTime::now(),
         unlisted,
@@ -248,7 +249,7 @@ fn json(facts: &Gathered, found: &[(&Check, Diagnosis)]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::status::view::Cause;
+    use crate::cluster::status::view::ListFailure;
 
     /// The page that explains the checks.
     const PAGE: &str = include_str!("../../../../docs/day-two/doctor.md");
@@ -283,7 +284,7 @@ mod tests {
         assert!(said.starts_with(expected), "{said}");
         assert!(said.ends_with("checks, 4 nodes)\n"), "{said}");
         found.extend(["d", "e", "f", "g", "h"].map(|object| of(object, "x")));
-        facts.unlisted = Some((Cause::Refused, String::new()));
+        facts.unlisted = Some((ListFailure::Refused, String::new()));
         let said = text(&facts, &found);
         assert!(said.contains(": a, c, d, e, f and 2 more: x\n"), "{said}");
         assert!(said.ends_with("checks, no node was asked)\n"), "{said}");

@@ -23,7 +23,7 @@ const MAGIC_AT: usize = 16;
 const BUFFER: usize = 64 << 10;
 
 /// A complete snapshot.
-pub struct Snapshot {
+pub struct DownloadedSnapshot {
     /// Its length in bytes.
     pub length: u64,
     /// The SHA-256 of the database, in hexadecimal digits.
@@ -45,7 +45,7 @@ pub fn download(
     expected: &ExpectedFile,
     content: impl Read,
     path: &Path,
-) -> Result<Snapshot, Error> {
+) -> Result<DownloadedSnapshot, Error> {
     let part = part_of(path);
     files::create_private_by(path, &part, |file| copy(expected, content, file, path))
 }
@@ -55,7 +55,7 @@ fn copy(
     mut content: impl Read,
     file: &mut File,
     path: &Path,
-) -> Result<Snapshot, Error> {
+) -> Result<DownloadedSnapshot, Error> {
     let mut seen = Seen::new(expected.challenge);
     let mut buffer = Zeroizing::new(vec![0; BUFFER]);
     loop {
@@ -162,7 +162,7 @@ impl Seen {
         self.tail.drain(..hashed);
     }
 
-    fn finish(self) -> Result<Snapshot, Error> {
+    fn finish(self) -> Result<DownloadedSnapshot, Error> {
         let has_hash = self.length % PAGE == SHA256_OUTPUT_LEN as u64;
         if !has_hash
             || !self.beginning.ends_with(&MAGIC)
@@ -176,7 +176,7 @@ impl Seen {
         }
         let hash = self.hash.finish();
         if hash.as_ref() == &**self.tail {
-            Ok(Snapshot {
+            Ok(DownloadedSnapshot {
                 length: self.length,
                 hash: hex(hash.as_ref()),
             })

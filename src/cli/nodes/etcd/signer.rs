@@ -10,7 +10,7 @@ use kubernetes::client::Client;
 use kubernetes::etcd_signature::{Statement, file_of};
 use kubernetes::{services, wrapping_key};
 
-use super::download::Snapshot;
+use super::download::DownloadedSnapshot;
 use crate::cluster::init::expected_cluster_id;
 use crate::nodes::etcd_members::Etcd;
 use crate::shell::{error::Error, files};
@@ -59,7 +59,7 @@ impl Signer {
         &self,
         file: &Path,
         etcd: &Etcd,
-        snapshot: &Snapshot,
+        snapshot: &DownloadedSnapshot,
         revision: u64,
         version: &str,
     ) -> Result<PathBuf, Error> {

@@ -15,7 +15,7 @@ use kubernetes::etcd_signature::file_of;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::download::{ExpectedFile, Snapshot, download};
+use super::download::{DownloadedSnapshot, ExpectedFile, download};
 use super::signer::Signer;
 use crate::nodes::etcd_members::{Etcd, EtcdPlace};
 use crate::shell::{
@@ -207,7 +207,7 @@ fn plan(options: &Options, node: &str, readers: &[String]) -> String {
     )
 }
 
-fn done(file: &Path, snapshot: &Snapshot, state: &State, node: &str) -> String {
+fn done(file: &Path, snapshot: &DownloadedSnapshot, state: &State, node: &str) -> String {
     format!(
         "saved: {}, {} bytes, of revision {} or later, by etcd {} on {node}; it has the SHA-256 that etcd added: {}\nwarning: it contains every \
          Secret of the cluster in plaintext: encrypt it before you store it",

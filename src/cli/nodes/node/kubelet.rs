@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     fn heard(code: u16, reason: &str, message: &str) -> Kubelet {
-        let refused = client::Refused {
+        let refused = client::ApiStatus {
             request: "get nodes a/proxy".into(),
             code,
             reason: reason.into(),

@@ -8,7 +8,7 @@ use kubernetes::client::{Client, NODES};
 use crate::nodes::{
     drain::{self, DrainOptions, Drained, Permitted, Pods},
     lock::Lock,
-    rollout::decide::{Cluster, Seen, downtime, keeps_majority},
+    rollout::decide::{ClusterFacts, Seen, downtime, keeps_majority},
     rollout::view,
 };
 use crate::shell::{
@@ -135,7 +135,7 @@ impl<'a> Absence<'a> {
     }
 
     /// Asks before the cluster loses its API server.
-    fn check_control_plane(&self, cluster: &Cluster, seen: &Seen) -> Result<(), Error> {
+    fn check_control_plane(&self, cluster: &ClusterFacts, seen: &Seen) -> Result<(), Error> {
         if !seen.is_control_plane && !seen.is_labelled {
             return Ok(());
         }

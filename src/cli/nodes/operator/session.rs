@@ -125,7 +125,7 @@ impl Operator {
     }
 
     /// Connects to a node and verifies it. Tries its addresses one after the other.
-    pub fn connect(&self, node: &str, progress: &Progress) -> Result<Session<'_>, Error> {
+    pub fn connect(&self, node: &str, progress: &Progress) -> Result<NodeSession<'_>, Error> {
         let deadline = Instant::now() + self.timeout;
         let endpoints = self.endpoints(node)?;
         let mut last = None;
@@ -143,7 +143,7 @@ impl Operator {
             match target.reach(Instant::now() + share, progress) {
                 Ok(reached) => {
                     progress.phase(format!("asking {endpoint}"));
-                    return Ok(Session {
+                    return Ok(NodeSession {
                         name: endpoint.to_string(),
                         operator: self,
                         channel: reached.channel,
@@ -226,7 +226,7 @@ fn sign(key: &Path, message: &[u8]) -> Result<Vec<u8>, Error> {
 }
 
 /// A connection to a node.
-pub struct Session<'a> {
+pub struct NodeSession<'a> {
     /// The address of the node.
     pub name: String,
     operator: &'a Operator,
@@ -234,7 +234,7 @@ pub struct Session<'a> {
     deadline: Instant,
 }
 
-impl Session<'_> {
+impl NodeSession<'_> {
     /// Makes a call. `make` gets the channel, the proof of the operator, and the options of a call that ends with the time limit of the
     /// command. If the node refuses the certificate because of its clock, makes it again with a certificate for that time.
     pub fn call<T>(

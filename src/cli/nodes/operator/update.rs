@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use proto::operator::{Caller, UPDATE, UpdateRequest, UpdateResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Requests, Status};
 
-use super::session::Session;
+use super::session::NodeSession;
 use crate::shell::{error::Error, files, output::Output};
 
 /// Bytes of a part of the content or of the policy, which fits the size of a request.
@@ -49,7 +49,7 @@ impl ImageRelease {
     }
 
     /// Sends the release to the node of this session, and prints what the node says.
-    pub fn send(&self, session: &Session<'_>, node: &str, output: Output) -> Result<(), Error> {
+    pub fn send(&self, session: &NodeSession<'_>, node: &str, output: Output) -> Result<(), Error> {
         session.call(|channel, caller, _| self.call(channel, caller, node, output))
     }
 

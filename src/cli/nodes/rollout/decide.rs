@@ -39,7 +39,7 @@ pub struct Seen {
 
 /// What the cluster is like.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Cluster {
+pub struct ClusterFacts {
     /// The nodes, sorted by name.
     pub nodes: Vec<Seen>,
     /// The IDs of the images that the policy accepts.
@@ -94,7 +94,7 @@ impl Goal {
 
 impl RolloutRecord {
     /// Returns the nodes that are left, in the order of their changes.
-    pub fn left<'a>(&self, cluster: &'a Cluster) -> Vec<&'a Seen> {
+    pub fn left<'a>(&self, cluster: &'a ClusterFacts) -> Vec<&'a Seen> {
         let first = self.goal.begins_with_control_planes();
         let is_left = |node: &&Seen| {
             let is_unsure = !first && self.unsure.contains(&node.name);
@@ -108,7 +108,7 @@ impl RolloutRecord {
 
     /// Returns the present node if this step takes away it or its member of etcd: its reboot, unless it has rebooted already, or its
     /// upgrade. Control planes are never replaced by a rollout.
-    pub fn leaves_at(&self, step: NodeStep, cluster: &Cluster) -> Option<String> {
+    pub fn leaves_at(&self, step: NodeStep, cluster: &ClusterFacts) -> Option<String> {
         let node = self.node.as_ref()?;
         let seen = cluster.nodes.iter().find(|it| it.name == node.name)?;
         let leaves_at = match (&self.way, &self.goal) {
@@ -121,7 +121,7 @@ impl RolloutRecord {
     }
 
     /// Returns why a rollout cannot go on by itself: what was reached is lost, or a node runs an image that is not accepted any more.
-    fn lost(&self, cluster: &Cluster) -> Option<String> {
+    fn lost(&self, cluster: &ClusterFacts) -> Option<String> {
         let is_lost =
             |node: &&Seen| self.changed.contains(&node.name) && !self.goal.is_reached(node);
         if let Some(node) = cluster.nodes.iter().find(is_lost) {
@@ -156,7 +156,7 @@ fn shown(text: &str) -> &str {
 }
 
 /// Returns what is done next.
-pub fn next(record: &RolloutRecord, cluster: &Cluster) -> Next {
+pub fn next(record: &RolloutRecord, cluster: &ClusterFacts) -> Next {
     // a control plane that is taken for a worker would go without a look at etcd
     if let Some(why) = cluster.unrecorded {
         return Next::Stop(why.into());
@@ -214,7 +214,7 @@ pub fn next(record: &RolloutRecord, cluster: &Cluster) -> Next {
 }
 
 /// Returns whether this node may be changed now.
-fn begin(node: &Seen, record: &RolloutRecord, cluster: &Cluster) -> Next {
+fn begin(node: &Seen, record: &RolloutRecord, cluster: &ClusterFacts) -> Next {
     if !node.is_ready {
         return Next::Stop(format!(
             "{} is not Ready and was not changed: repair it, or remove it from the cluster; the policy keeps accepting its image",
@@ -232,7 +232,7 @@ fn begin(node: &Seen, record: &RolloutRecord, cluster: &Cluster) -> Next {
 }
 
 /// Returns what comes before a node may be taken away; `None` if it may be now.
-fn may_go(node: &Seen, record: &RolloutRecord, cluster: &Cluster) -> Option<Next> {
+fn may_go(node: &Seen, record: &RolloutRecord, cluster: &ClusterFacts) -> Option<Next> {
     if !node.is_control_plane {
         return None;
     }
@@ -283,7 +283,7 @@ pub fn downtime(members: usize) -> String {
 }
 
 /// Returns what is done with the node that is being changed.
-fn next_of(node: &Current, record: &RolloutRecord, cluster: &Cluster) -> Next {
+fn next_of(node: &Current, record: &RolloutRecord, cluster: &ClusterFacts) -> Next {
     if record.wish == Some(RolloutWish::Abort) {
         return Next::Pause;
     }
@@ -313,7 +313,7 @@ fn returned(
     node: &Current,
     seen: Option<&Seen>,
     record: &RolloutRecord,
-    cluster: &Cluster,
+    cluster: &ClusterFacts,
 ) -> Next {
     let goal = &record.goal;
     if record.way == Way::Replaced {
@@ -380,7 +380,7 @@ fn returned(
 }
 
 /// Prepares a record for another run: what had stopped is tried again.
-pub fn resume(record: &mut RolloutRecord, cluster: &Cluster) {
+pub fn resume(record: &mut RolloutRecord, cluster: &ClusterFacts) {
     let has_stopped = matches!(record.state, RolloutState::Stopped(_));
     record.state = RolloutState::Running;
     record.wish = None;
@@ -425,7 +425,7 @@ pub fn resume(record: &mut RolloutRecord, cluster: &Cluster) {
 }
 
 /// Returns whether the new image leaves the policy when the rollout is aborted: no node may have it.
-pub fn leaves_after_abort(record: &RolloutRecord, cluster: &Cluster) -> bool {
+pub fn leaves_after_abort(record: &RolloutRecord, cluster: &ClusterFacts) -> bool {
     let Goal::Image {
         ids, was_accepted, ..
     } = &record.goal
@@ -449,10 +449,10 @@ mod tests {
     use crate::nodes::rollout::record::{NodeStep::*, UPDATE};
 
     /// A node by its letter: an upper-case one is a control plane. `+` has the new image, `!` is not ready, `-` is cordoned.
-    fn cluster(nodes: &str) -> Cluster {
+    fn cluster(nodes: &str) -> ClusterFacts {
         let nodes: Vec<Seen> = nodes.split_whitespace().map(node).collect();
         let planes = || nodes.iter().filter(|it| it.is_control_plane);
-        Cluster {
+        ClusterFacts {
             members: planes().count(),
             ready_members: planes().filter(|it| it.is_ready).count(),
             accepted: vec!["old".into(), "new".into()],
@@ -705,7 +705,7 @@ mod tests {
     fn a_node_is_back_when_its_kubelet_lives_after_it_proved_the_image() {
         let mut record = at(images(), "d", Return);
         let is_waiting =
-            |record: &RolloutRecord, nodes: &Cluster, what: &str| match next(record, nodes) {
+            |record: &RolloutRecord, nodes: &ClusterFacts, what: &str| match next(record, nodes) {
                 Next::Wait(why) if why.contains(what) => {}
                 other => panic!("{what}: {other:?}"),
             };
@@ -745,7 +745,7 @@ mod tests {
         let mut record = at(images(), "d", Return);
         record.way = Way::Replaced;
         record.node.as_mut().unwrap().ready_before = 2;
-        let waits = |nodes: &Cluster, what: &str| match next(&record, nodes) {
+        let waits = |nodes: &ClusterFacts, what: &str| match next(&record, nodes) {
             Next::Wait(why) if why.contains(what) => {}
             other => panic!("{what}: {other:?}"),
         };

@@ -37,11 +37,11 @@ use crate::shell::{
 };
 use crate::trust::policy::both_images;
 use crate::workspace::kubeconfig;
-use decide::Cluster;
+use decide::ClusterFacts;
 pub(crate) use options::CommandLine;
 use options::{NewGoal, Options, Verb};
 use record::{Goal, NodeStep, RolloutRecord, RolloutState, RolloutWish, Way};
-use report::{Names, NodePods};
+use report::{ImageNames, NodePods};
 use steps::{Rollout, permitted};
 
 /// The name of the command.
@@ -87,7 +87,7 @@ struct Operation<'a> {
 
 impl Operation<'_> {
     /// Reads the cluster, with what nodes have proved to a command that drove this rollout.
-    fn cluster(&self, record: &RolloutRecord) -> Result<Cluster, Error> {
+    fn cluster(&self, record: &RolloutRecord) -> Result<ClusterFacts, Error> {
         let mut cluster = view::read(self.client)?;
         proof::add_proved(record, &mut cluster);
         Ok(cluster)
@@ -264,7 +264,7 @@ impl Operation<'_> {
     fn put_down(
         &self,
         record: &mut RolloutRecord,
-        cluster: &Cluster,
+        cluster: &ClusterFacts,
         lock: &Lock,
         progress: &Progress,
     ) -> Result<String, Error> {
@@ -354,7 +354,7 @@ impl Operation<'_> {
     fn blocks(
         &self,
         record: &RolloutRecord,
-        cluster: &Cluster,
+        cluster: &ClusterFacts,
     ) -> Result<(Vec<NodePods>, Vec<String>), Error> {
         let mut blocks = vec![];
         if let Err(error) = refuse_second(RolloutRecord::find(self.client)?.as_ref()) {
@@ -390,7 +390,7 @@ impl Operation<'_> {
     fn pods(
         &self,
         record: &RolloutRecord,
-        cluster: &Cluster,
+        cluster: &ClusterFacts,
     ) -> Result<(Vec<NodePods>, Vec<String>), Error> {
         let drains = !matches!(record.goal, Goal::Kubernetes { drains: false, .. });
         let (mut all, mut refused) = (vec![], vec![]);
@@ -420,7 +420,11 @@ impl Operation<'_> {
     }
 
     /// Shows where the rollout is. Returns what the cluster is like, and the names of images.
-    fn show(&self, record: &RolloutRecord, progress: Progress) -> Result<(Cluster, Names), Error> {
+    fn show(
+        &self,
+        record: &RolloutRecord,
+        progress: Progress,
+    ) -> Result<(ClusterFacts, ImageNames), Error> {
         let cluster = self.cluster(record)?;
         let names = names(self.client, record)?;
         let holder = lock::holder(self.client, NAME)?;
@@ -494,7 +498,7 @@ fn image_goal(client: &Client, path: &Path) -> Result<Goal, Error> {
 }
 
 /// Returns the names of the images that are known.
-fn names(client: &Client, record: &RolloutRecord) -> Result<Names, client::Error> {
+fn names(client: &Client, record: &RolloutRecord) -> Result<ImageNames, client::Error> {
     let present = services::present_policy(client)?.unwrap_or_default();
     let present = Policy::from_json(&present).ok();
     let images = present.iter().flat_map(|policy| policy.images());
@@ -503,7 +507,7 @@ fn names(client: &Client, record: &RolloutRecord) -> Result<Names, client::Error
 }
 
 /// Adds the name of the new image.
-fn report_names(mut names: Names, record: &RolloutRecord) -> Names {
+fn report_names(mut names: ImageNames, record: &RolloutRecord) -> ImageNames {
     if let Goal::Image { ids, name, .. } = &record.goal {
         names.extend(ids.iter().map(|id| (id.clone(), name.clone())));
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use kubernetes::parameters::Version;
+use kubernetes::parameters::KubernetesVersion;
 
 use super::record::{UPDATE, Way};
 use crate::nodes::drain::{DrainOptions, Permitted};
@@ -95,7 +95,7 @@ pub enum NewGoal {
     /// The image of this policy; `-` is standard input.
     Image(PathBuf),
     /// A version of Kubernetes, and the list of its components.
-    Kubernetes(Version, PathBuf),
+    Kubernetes(KubernetesVersion, PathBuf),
 }
 
 /// The options of the command line.

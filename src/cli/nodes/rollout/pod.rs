@@ -36,7 +36,7 @@ pub const BOOTSTRAPPER: &str = "/usr/bin/bootstrapper";
 pub const IMAGE_UNIT: &str = "firstlight-rollout";
 
 /// What a pod runs on a node.
-pub struct Job<'a> {
+pub struct PodJob<'a> {
     /// The node.
     pub node: &'a str,
     /// A word that differs between the jobs of a node.
@@ -93,7 +93,7 @@ pub fn list_path() -> String {
     format!("/var/lib/kubelet/pods/$(POD_UID)/volumes/kubernetes.io~configmap/{LIST}/components")
 }
 
-impl Job<'_> {
+impl PodJob<'_> {
     /// Runs the job, and calls `tick` all the while, and with true right before the pod is made. Goes on with a pod of the same attempt.
     pub fn run(
         &self,
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     fn job(words: Vec<String>, list: Option<&str>) -> Value {
-        let job = Job {
+        let job = PodJob {
             node: "n",
             name: "upgrade",
             words,
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_pod_of_another_node_is_not_taken_for_ours() {
-        let job = Job {
+        let job = PodJob {
             node: "n",
             name: "reboot",
             words: vec![],

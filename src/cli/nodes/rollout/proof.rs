@@ -10,7 +10,7 @@ use kubernetes::machine_record;
 use kubernetes::services;
 use verifier::{Policy, Variant};
 
-use super::decide::{Cluster, Seen};
+use super::decide::{ClusterFacts, Seen};
 use super::record::{Goal, NodeStep, RolloutRecord, Way};
 use crate::cluster::{status::inquiry::Inquiry, status::listed::listed};
 use crate::shell::error::Error;
@@ -43,7 +43,7 @@ impl Prover {
         &mut self,
         client: &Client,
         record: &mut RolloutRecord,
-        cluster: &mut Cluster,
+        cluster: &mut ClusterFacts,
     ) -> Result<(), Error> {
         let Goal::Image { ids, .. } = record.goal.clone() else {
             return Ok(());
@@ -101,7 +101,7 @@ impl Prover {
 }
 
 /// Adds the image that nodes have proved to a command that drove this rollout.
-pub fn add_proved(record: &RolloutRecord, cluster: &mut Cluster) {
+pub fn add_proved(record: &RolloutRecord, cluster: &mut ClusterFacts) {
     let Goal::Image { ids, .. } = &record.goal else {
         return;
     };

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::decide::{Cluster, Seen};
+use super::decide::{ClusterFacts, Seen};
 use super::record::{Goal, RolloutRecord, RolloutState, Way};
 use crate::shell::progress::printable;
 
@@ -17,10 +17,10 @@ pub struct NodePods {
 }
 
 /// A name for each image.
-pub type Names = Vec<(String, String)>;
+pub type ImageNames = Vec<(String, String)>;
 
 /// Returns the name of an image for people.
-fn name_of(id: &str, names: &Names) -> String {
+fn name_of(id: &str, names: &ImageNames) -> String {
     match names.iter().find(|(known, _)| known == id) {
         Some((_, name)) if !name.is_empty() => printable(name),
         Some(_) => "the first image".into(),
@@ -47,9 +47,9 @@ pub fn goal(record: &RolloutRecord) -> String {
 pub fn plan(
     record: &RolloutRecord,
     replace_command: &[String],
-    cluster: &Cluster,
+    cluster: &ClusterFacts,
     pods: &[NodePods],
-    names: &Names,
+    names: &ImageNames,
     blocks: &[String],
 ) -> String {
     let mut text = format!("Rollout of {}\n", goal(record));
@@ -115,7 +115,7 @@ fn role(node: &Seen) -> &'static str {
 }
 
 /// Returns what a node has now.
-fn has(node: &Seen, record: &RolloutRecord, names: &Names) -> String {
+fn has(node: &Seen, record: &RolloutRecord, names: &ImageNames) -> String {
     match record.goal {
         Goal::Image { .. } => name_of(&node.image, names),
         Goal::Kubernetes { .. } => printable(&node.kubelet),
@@ -125,9 +125,9 @@ fn has(node: &Seen, record: &RolloutRecord, names: &Names) -> String {
 /// Returns where the rollout is.
 pub fn status(
     record: &RolloutRecord,
-    cluster: &Cluster,
+    cluster: &ClusterFacts,
     driver: Option<&str>,
-    names: &Names,
+    names: &ImageNames,
 ) -> String {
     let total = cluster.nodes.len();
     let have = total - record.left(cluster).len();
@@ -175,9 +175,9 @@ pub fn status(
 /// Returns the plan or the status for programs.
 pub fn json(
     record: &RolloutRecord,
-    cluster: &Cluster,
+    cluster: &ClusterFacts,
     pods: &[NodePods],
-    names: &Names,
+    names: &ImageNames,
     blocks: &[String],
 ) -> Value {
     let state = match &record.state {

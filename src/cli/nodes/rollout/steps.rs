@@ -14,9 +14,9 @@ use kubernetes::services;
 use ring::digest::{SHA256, digest};
 use serde_json::Value;
 
-use super::decide::{self, Cluster, Next, Seen};
+use super::decide::{self, ClusterFacts, Next, Seen};
 use super::options::Options;
-use super::pod::{self, Ended, IMAGE_UNIT, Job, UPGRADE_UNIT, as_unit, pause};
+use super::pod::{self, Ended, IMAGE_UNIT, PodJob, UPGRADE_UNIT, as_unit, pause};
 use super::proof::Prover;
 use super::record::{Current, Goal, NodeStep, RolloutRecord, RolloutState, RolloutWish, Way};
 use super::view;
@@ -192,7 +192,7 @@ impl Rollout<'_> {
     fn act(
         &self,
         record: &mut RolloutRecord,
-        cluster: &Cluster,
+        cluster: &ClusterFacts,
         next: Next,
     ) -> Result<bool, Error> {
         match next {
@@ -247,7 +247,7 @@ impl Rollout<'_> {
     fn check_etcd(
         &self,
         record: &RolloutRecord,
-        cluster: &Cluster,
+        cluster: &ClusterFacts,
         name: &str,
     ) -> Result<(), Error> {
         // a member whose record is lost counts, too; etcd says whether it is one
@@ -309,7 +309,7 @@ impl Rollout<'_> {
         }
     }
 
-    fn begin(&self, record: &mut RolloutRecord, cluster: &Cluster, name: &str) {
+    fn begin(&self, record: &mut RolloutRecord, cluster: &ClusterFacts, name: &str) {
         let Some(seen) = cluster.nodes.iter().find(|it| it.name == name) else {
             return;
         };
@@ -335,7 +335,7 @@ impl Rollout<'_> {
     }
 
     /// Records that a step is done.
-    fn after(&self, record: &mut RolloutRecord, cluster: &Cluster, step: NodeStep) {
+    fn after(&self, record: &mut RolloutRecord, cluster: &ClusterFacts, step: NodeStep) {
         let next = record.step_after(step);
         let Some(node) = &mut record.node else {
             return;
@@ -360,7 +360,7 @@ impl Rollout<'_> {
     fn step(
         &self,
         record: &mut RolloutRecord,
-        cluster: &Cluster,
+        cluster: &ClusterFacts,
         step: NodeStep,
     ) -> Result<(), Error> {
         let Some(node) = record.node.clone() else {
@@ -388,7 +388,7 @@ impl Rollout<'_> {
     fn drain(
         &self,
         record: &RolloutRecord,
-        cluster: &Cluster,
+        cluster: &ClusterFacts,
         name: &str,
         uid: &str,
     ) -> Result<(), Error> {
@@ -465,7 +465,7 @@ impl Rollout<'_> {
                 )
             }
         };
-        let job = Job {
+        let job = PodJob {
             node: name,
             name: job,
             words,
@@ -530,7 +530,7 @@ impl Rollout<'_> {
     fn reboot(
         &self,
         record: &mut RolloutRecord,
-        cluster: &Cluster,
+        cluster: &ClusterFacts,
         name: &str,
         tries: u32,
     ) -> Result<(), Error> {
@@ -562,11 +562,11 @@ impl Rollout<'_> {
     fn keep(
         &self,
         record: &mut RolloutRecord,
-        cluster: &Cluster,
+        cluster: &ClusterFacts,
         name: &str,
         tries: u32,
     ) -> Result<(), Error> {
-        let job = Job {
+        let job = PodJob {
             node: name,
             name: "trial",
             words: TRIAL.map(str::to_owned).to_vec(),
@@ -724,8 +724,8 @@ fn pause_after(turn: &Result<Turn, Error>, took: Duration) -> Duration {
 }
 
 /// Restarts the machine.
-fn reboot_job<'a>(record: &RolloutRecord, node: &'a str, tries: u32) -> Job<'a> {
-    Job {
+fn reboot_job<'a>(record: &RolloutRecord, node: &'a str, tries: u32) -> PodJob<'a> {
+    PodJob {
         node,
         name: "reboot",
         words: ["/usr/bin/systemctl", "reboot"].map(str::to_owned).to_vec(),

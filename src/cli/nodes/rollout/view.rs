@@ -10,7 +10,7 @@ use kubernetes::services;
 use serde_json::Value;
 use verifier::Policy;
 
-use super::decide::{Cluster, Seen};
+use super::decide::{ClusterFacts, Seen};
 use crate::nodes::etcd_members::ETCD;
 use crate::workspace::objects::{KUBELET_LEASES, condition, list, text};
 
@@ -18,7 +18,7 @@ use crate::workspace::objects::{KUBELET_LEASES, condition, list, text};
 const JOIN: Duration = Duration::from_secs(20 * 60);
 
 /// Asks the API server, and changes nothing.
-pub fn read(client: &Client) -> Result<Cluster, client::Error> {
+pub fn read(client: &Client) -> Result<ClusterFacts, client::Error> {
     let nodes = client.list_keeping(&NODES.all(), &Selector::default(), without_images)?;
     let named = |object: &Value| text(object, "/metadata/name").to_owned();
     let records = machine_record::of_nodes(client)?;
@@ -64,7 +64,7 @@ pub fn read(client: &Client) -> Result<Cluster, client::Error> {
             .map(|it| it.id().to_string())
             .collect()
     });
-    Ok(Cluster {
+    Ok(ClusterFacts {
         nodes,
         accepted: accepted.unwrap_or_default(),
         joining,

@@ -9,7 +9,7 @@ use ring::digest::{Context, SHA256};
 use super::list::read;
 use crate::shell::error::Error;
 use base::text::hex;
-use kubernetes::components::{Component, Policy};
+use kubernetes::components::{ComponentPolicy, KubernetesComponent};
 use proto::components::Component as Wire;
 
 /// The programs that a node starts; each needs its own entry.
@@ -21,7 +21,8 @@ pub fn check(list: &Path, folder: Option<&Path>) -> Result<String, Error> {
     let fault =
         |error: &dyn std::fmt::Display| Error::failed(format!("{}: {error}", list.display()));
     for entry in &entries {
-        Component::parse(entry, &Policy::default()).map_err(|error| fault(&error))?;
+        KubernetesComponent::parse(entry, &ComponentPolicy::default())
+            .map_err(|error| fault(&error))?;
     }
     for name in NEEDED {
         if !entries

@@ -19,7 +19,7 @@ use proto::components::Component;
 /// A component in the file of a list.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct ListedComponent {
     url: String,
     #[serde(default)]
     hash: String,
@@ -28,9 +28,9 @@ pub struct Entry {
     extract: bool,
 }
 
-impl From<Component> for Entry {
-    fn from(component: Component) -> Entry {
-        Entry {
+impl From<Component> for ListedComponent {
+    fn from(component: Component) -> ListedComponent {
+        ListedComponent {
             url: component.url,
             hash: component.hash,
             install_path: component.install_path,
@@ -42,7 +42,7 @@ impl From<Component> for Entry {
 /// Returns the list in a file.
 pub fn read(path: &Path) -> Result<Vec<Component>, Error> {
     let content = files::read(path)?;
-    let entries: Vec<Entry> = serde_json::from_slice(&content).map_err(|error| {
+    let entries: Vec<ListedComponent> = serde_json::from_slice(&content).map_err(|error| {
         FileError::Content(path.into(), format!("not a list of components: {error}"))
     })?;
     Ok(entries

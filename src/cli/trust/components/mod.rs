@@ -12,8 +12,8 @@ use crate::workspace::options::time;
 use base::text::quoted;
 pub use check::check;
 use clap::Args;
-use kubernetes::parameters::Version;
-use list::Entry;
+use kubernetes::parameters::KubernetesVersion;
+use list::ListedComponent;
 pub use list::{DOWNLOADS, read};
 use proto::components::Component;
 pub use published::{REGISTRY, Servers};
@@ -68,11 +68,11 @@ impl CommandLine {
             authorities: self.ca,
         };
         let action = match (self.check, self.version) {
-            (Some(list), _) => Action::Check {
+            (Some(list), _) => ComponentsAction::Check {
                 list,
                 files: self.files,
             },
-            (None, named) => Action::Make {
+            (None, named) => ComponentsAction::Make {
                 version: version(&named.unwrap_or_default(), None, &servers, self.timeout)?,
                 servers,
             },
@@ -88,18 +88,18 @@ impl CommandLine {
 #[derive(Debug)]
 pub struct Options {
     /// What to do.
-    pub action: Action,
+    pub action: ComponentsAction,
     /// The limit for the whole command.
     pub timeout: Duration,
 }
 
 /// What the command does.
 #[derive(Debug)]
-pub enum Action {
+pub enum ComponentsAction {
     /// Prints the list for a version, from the files that its project publishes.
     Make {
         /// The version of Kubernetes.
-        version: Version,
+        version: KubernetesVersion,
         /// Where the programs are published.
         servers: Servers,
     },
@@ -119,9 +119,9 @@ pub fn version(
     list: Option<&Path>,
     servers: &Servers,
     limit: Duration,
-) -> Result<Version, Error> {
+) -> Result<KubernetesVersion, Error> {
     let parsed = |text: &str| {
-        text.parse::<Version>()
+        text.parse::<KubernetesVersion>()
             .map_err(|error| Error::Usage(error.to_string()))
     };
     let with_v = format!("v{text}");
@@ -159,7 +159,7 @@ pub fn version(
 
 /// Returns the list for a new node: from the operator's file, or without a file from the servers that publish Kubernetes.
 pub fn of(
-    version: &Version,
+    version: &KubernetesVersion,
     file: Option<&Path>,
     limit: Duration,
 ) -> Result<Vec<Component>, Error> {
@@ -182,12 +182,13 @@ pub fn of(
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {
     match &options.action {
-        Action::Make { version, servers } => {
+        ComponentsAction::Make { version, servers } => {
             let list = published::list(version, servers, options.timeout)?;
-            let entries: Vec<Entry> = list.into_iter().map(Entry::from).collect();
+            let entries: Vec<ListedComponent> =
+                list.into_iter().map(ListedComponent::from).collect();
             let json = serde_json::to_value(entries).map_err(Error::failed)?;
             say(format_args!("{json:#}"))
         }
-        Action::Check { list, files } => say(check(list, files.as_deref())?),
+        ComponentsAction::Check { list, files } => say(check(list, files.as_deref())?),
     }
 }

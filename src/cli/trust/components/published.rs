@@ -11,7 +11,7 @@ use crate::shell::{error::Error, progress::Progress};
 use base::request::Request;
 use base::text::hex;
 use http::{ClientPolicy, ErrorKind, Proxy, Roots};
-use kubernetes::parameters::Version;
+use kubernetes::parameters::KubernetesVersion;
 use proto::components::Component;
 
 /// The registry of Kubernetes' images.
@@ -72,7 +72,7 @@ pub fn newest(
 
 /// Returns the list for a version.
 pub fn list(
-    version: &Version,
+    version: &KubernetesVersion,
     servers: &Servers,
     timeout: Duration,
 ) -> Result<Vec<Component>, Error> {

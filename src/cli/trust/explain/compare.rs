@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::evidence::{Entry, Register, Registers};
+use super::evidence::{Entry, ReplayedBank, ReplayedRegister};
 use base::crypto::CLUSTER_ID_LEN;
-use image::{Bank, Case, Image, Platform};
+use image::{Case, Image, Platform, RegisterBank};
 use verifier::{Policy, RegisterNames, phases};
 
 /// The PCR of the kernel's IMA, which has its own log.
@@ -29,7 +29,7 @@ enum Writer {
 
 /// The expected state of registers.
 #[derive(Default)]
-pub struct Expected {
+pub struct ExpectedRegisters {
     /// The registers by number.
     pub by_number: BTreeMap<u32, ExpectedRegister>,
 }
@@ -47,7 +47,7 @@ pub struct ExpectedRegister {
 
 /// The state of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RegisterState {
     /// It has the expected value.
     Matches,
     /// It has another value.
@@ -61,21 +61,21 @@ pub enum Verdict {
     NotInLog,
 }
 
-impl Verdict {
+impl RegisterState {
     /// Returns the verdict in words.
     pub fn words(self) -> &'static str {
         match self {
-            Verdict::Matches => "as expected",
-            Verdict::Differs => "differs",
-            Verdict::Explained => "explained",
-            Verdict::Unexplained => "not explained",
-            Verdict::NotInLog => "not in the log",
+            RegisterState::Matches => "as expected",
+            RegisterState::Differs => "differs",
+            RegisterState::Explained => "explained",
+            RegisterState::Unexplained => "not explained",
+            RegisterState::NotInLog => "not in the log",
         }
     }
 
     /// Returns whether a person should look at it.
     pub fn is_bad(self) -> bool {
-        matches!(self, Verdict::Differs | Verdict::Unexplained)
+        matches!(self, RegisterState::Differs | RegisterState::Unexplained)
     }
 }
 
@@ -94,7 +94,7 @@ pub struct Finding {
     /// Its number.
     pub number: u32,
     /// Its state compared with the expectation.
-    pub verdict: Verdict,
+    pub verdict: RegisterState,
     /// The expected value.
     pub expected: Option<Vec<u8>>,
     /// The present value.
@@ -109,10 +109,10 @@ pub struct Finding {
     pub notes: Vec<String>,
 }
 
-impl Expected {
+impl ExpectedRegisters {
     /// Returns a policy's expectations for a machine, from the image and the stage of its boot with
     /// the fewest differences.
-    pub fn of_policy(policy: &Policy, registers: &Registers) -> Expected {
+    pub fn of_policy(policy: &Policy, registers: &ReplayedBank) -> ExpectedRegisters {
         let images = policy.images().iter();
         let stages = images.flat_map(|image| {
             let booted = image.measurements().clone();
@@ -125,7 +125,12 @@ impl Expected {
             })
         });
         let differences = |values: &BTreeMap<u32, verifier::Measurement>| {
-            let of = |number| registers.by_number.get(&number).and_then(Register::value);
+            let of = |number| {
+                registers
+                    .by_number
+                    .get(&number)
+                    .and_then(ReplayedRegister::value)
+            };
             let differs = values
                 .iter()
                 .filter(|(number, it)| of(**number) != Some(&it.expected));
@@ -133,7 +138,7 @@ impl Expected {
         };
         let nearest = stages.min_by_key(|(.., values)| differences(values));
         let Some((name, stage, values)) = nearest else {
-            return Expected::default();
+            return ExpectedRegisters::default();
         };
         let note = match (name, stage) {
             ("", None) => String::new(),
@@ -149,14 +154,14 @@ impl Expected {
             };
             (number, expected)
         };
-        Expected {
+        ExpectedRegisters {
             by_number: values.into_iter().map(one).collect(),
         }
     }
 
     /// Returns the state of another machine as expectations.
-    pub fn of_machine(registers: &Registers) -> Expected {
-        let one = |(number, register): (&u32, &Register)| {
+    pub fn of_machine(registers: &ReplayedBank) -> ExpectedRegisters {
+        let one = |(number, register): (&u32, &ReplayedRegister)| {
             let expected = ExpectedRegister {
                 value: register.value().map(<[u8]>::to_vec),
                 events: Some(register.events.clone()),
@@ -164,7 +169,7 @@ impl Expected {
             };
             (*number, expected)
         };
-        Expected {
+        ExpectedRegisters {
             by_number: registers.by_number.iter().map(one).collect(),
         }
     }
@@ -172,15 +177,15 @@ impl Expected {
     /// Returns the expectations for a machine that boots an image. If several boots are possible,
     /// takes the one that gives the present value of a register, else the one with the most events
     /// in common.
-    pub fn of_image(image: &Image, registers: &Registers) -> Expected {
+    pub fn of_image(image: &Image, registers: &ReplayedBank) -> ExpectedRegisters {
         let platform = match (registers.is_tdx, registers.bank) {
             (true, _) => Platform::Tdx,
-            (false, "SHA-384") => Platform::Tpm(Bank::Sha384),
-            (false, _) => Platform::Tpm(Bank::Sha256),
+            (false, "SHA-384") => Platform::Tpm(RegisterBank::Sha384),
+            (false, _) => Platform::Tpm(RegisterBank::Sha256),
         };
-        let all = image.registers(platform, &image::Given::default());
+        let all = image.registers(platform, &image::KnownConditions::default());
         let one = |(number, cases): (u32, Vec<Case>)| {
-            let nothing = Register::default();
+            let nothing = ReplayedRegister::default();
             let register = registers.by_number.get(&number).unwrap_or(&nothing);
             let nearest = cases.into_iter().max_by_key(|case| {
                 let value = case.value.as_ref().ok().map(|value| &value[..]);
@@ -201,7 +206,7 @@ impl Expected {
                 });
             (number, expected)
         };
-        Expected {
+        ExpectedRegisters {
             by_number: all.into_iter().map(one).collect(),
         }
     }
@@ -215,7 +220,7 @@ impl Expected {
     }
 
     /// Overrides values with those of another source, and keeps the events.
-    pub fn with_values_of(mut self, other: Expected) -> Expected {
+    pub fn with_values_of(mut self, other: ExpectedRegisters) -> ExpectedRegisters {
         for (number, register) in other.by_number {
             let present = self.by_number.entry(number).or_default();
             present.value = register.value;
@@ -226,7 +231,7 @@ impl Expected {
 }
 
 fn entries(case: &Case) -> Vec<Entry> {
-    let entry = |event: &image::Event| Entry {
+    let entry = |event: &image::LoggedEvent| Entry {
         kind: "predicted".into(),
         what: event.what.clone(),
         digest: event.digest.clone(),
@@ -242,8 +247,8 @@ fn in_common(got: &[Entry], expected: &[Entry]) -> usize {
 
 /// Compares each register; `is_cluster_known` says whether the operator named the cluster.
 pub fn compare(
-    mut registers: Registers,
-    expected: &Expected,
+    mut registers: ReplayedBank,
+    expected: &ExpectedRegisters,
     is_cluster_known: bool,
 ) -> Vec<Finding> {
     let names: BTreeMap<u32, String> = registers
@@ -279,7 +284,7 @@ fn is_worth_it(finding: &Finding) -> bool {
 fn finding(
     name: String,
     number: u32,
-    mut register: Register,
+    mut register: ReplayedRegister,
     expected: &ExpectedRegister,
     writer: Writer,
 ) -> Finding {
@@ -306,15 +311,15 @@ fn finding(
     }
     let is_explained = register.is_explained();
     let verdict = match (&value, &got) {
-        (Some(value), Some(got)) if value == got => Verdict::Matches,
-        (Some(_), _) => Verdict::Differs,
-        (None, _) if is_explained => Verdict::Explained,
-        (None, _) if is_elsewhere && writer != Writer::Logged => Verdict::NotInLog,
-        (None, _) => Verdict::Unexplained,
+        (Some(value), Some(got)) if value == got => RegisterState::Matches,
+        (Some(_), _) => RegisterState::Differs,
+        (None, _) if is_explained => RegisterState::Explained,
+        (None, _) if is_elsewhere && writer != Writer::Logged => RegisterState::NotInLog,
+        (None, _) => RegisterState::Unexplained,
     };
     let events = expected.events.as_ref();
     let difference = events
-        .filter(|_| verdict == Verdict::Differs)
+        .filter(|_| verdict == RegisterState::Differs)
         .and_then(|events| {
             let at = in_common(&register.events, events);
             (at < events.len().max(register.events.len())).then(|| Difference {
@@ -322,7 +327,7 @@ fn finding(
                 expected: events.get(at).cloned(),
             })
         });
-    if let (Verdict::Differs, Some(value), Some(got)) = (verdict, &value, &got) {
+    if let (RegisterState::Differs, Some(value), Some(got)) = (verdict, &value, &got) {
         notes.extend(difference_of_words(number, value, got));
     }
     if writer == Writer::Ima && is_elsewhere {
@@ -330,7 +335,7 @@ fn finding(
     } else if writer == Writer::TdxModule && is_elsewhere {
         notes
             .push("the TDX module measured the firmware into it before the machine started".into());
-    } else if !is_explained && register.quoted.is_some() && verdict != Verdict::NotInLog {
+    } else if !is_explained && register.quoted.is_some() && verdict != RegisterState::NotInLog {
         notes.push(if register.events.is_empty() {
             "the log has no event of it".into()
         } else {

@@ -6,7 +6,7 @@ use super::device_path;
 use super::text::{ascii, guid, plain, utf16};
 use base::bytes::Reader;
 use base::x509::Certificate;
-use verifier::event_log::{self, Event};
+use verifier::event_log::{self, LogEntry};
 
 /// Maximum number of certificates of a variable that are shown.
 const SHOWN_NAMES: usize = 8;
@@ -40,7 +40,7 @@ pub fn type_name(kind: u32) -> String {
 }
 
 /// Returns a description of the measured data.
-pub fn describe(event: &Event) -> String {
+pub fn describe(event: &LogEntry) -> String {
     let (data, len) = event.uncut();
     let words = match event.kind {
         0x3 => no_action(data),
@@ -150,7 +150,7 @@ fn tagged(data: &[u8]) -> Option<String> {
 }
 
 /// Returns whether systemd-stub measured the name of a section instead of its content.
-fn announces(event: &Event) -> bool {
+fn announces(event: &LogEntry) -> bool {
     let name: Vec<u8> = event.data.iter().step_by(2).copied().collect();
     let digest = ring::digest::digest(&ring::digest::SHA256, &name);
     event.sha256.is_some_and(|sha256| sha256 == digest.as_ref())

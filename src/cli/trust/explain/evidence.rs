@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::decode;
 use crate::shell::error::Error;
-use verifier::event_log::{self, DYNAMIC, EV_NO_ACTION, Log, SHA1, SHA256};
+use verifier::event_log::{self, DYNAMIC, EV_NO_ACTION, EventLog, SHA1, SHA256};
 use verifier::{phases, systemd_log, variant};
 
 /// TPM_ALG_ID of SHA-384.
@@ -31,20 +31,20 @@ pub struct LogAndQuotes {
 }
 
 /// A bank of registers with the events that gave them their values.
-pub struct Registers {
+pub struct ReplayedBank {
     /// The bank's name.
     pub bank: &'static str,
     /// Whether these are the measurement registers of a TDX guest instead of the PCRs of a TPM.
     pub is_tdx: bool,
     /// The registers by number.
-    pub by_number: BTreeMap<u32, Register>,
+    pub by_number: BTreeMap<u32, ReplayedRegister>,
     /// The length of a register in bytes.
     len: usize,
 }
 
 /// A register.
 #[derive(Default)]
-pub struct Register {
+pub struct ReplayedRegister {
     /// The events that extended it, in order.
     pub events: Vec<Entry>,
     /// The value after a replay of the events; `None` if an event has no digest of this bank.
@@ -64,7 +64,7 @@ pub struct Entry {
     pub digest: Vec<u8>,
 }
 
-impl Register {
+impl ReplayedRegister {
     /// Returns the register's value: the quoted one, or that of the log.
     pub fn value(&self) -> Option<&[u8]> {
         self.quoted.as_deref().or(self.replayed.as_deref())
@@ -222,7 +222,7 @@ impl LogAndQuotes {
     }
 
     /// Returns the registers of the best bank that both this evidence and the other have.
-    pub fn registers(&self, other: Option<&LogAndQuotes>) -> Result<Registers, Error> {
+    pub fn registers(&self, other: Option<&LogAndQuotes>) -> Result<ReplayedBank, Error> {
         let both = |bank: &u16| self.has(*bank) && other.is_none_or(|other| other.has(*bank));
         let (bank, name) =
             BANKS
@@ -248,14 +248,14 @@ impl LogAndQuotes {
         in_log || self.quoted.contains_key(&bank) || bank == SHA256 && !self.systemd.is_empty()
     }
 
-    fn of_bank(&self, bank: u16, name: &'static str) -> Registers {
+    fn of_bank(&self, bank: u16, name: &'static str) -> ReplayedBank {
         let log = event_log::parse(&self.log);
         let is_tdx = self.is_tdx || is_tdx(&log);
-        let mut by_number: BTreeMap<u32, Register> = BTreeMap::new();
+        let mut by_number: BTreeMap<u32, ReplayedRegister> = BTreeMap::new();
         for (number, value) in self.quoted.get(&bank).into_iter().flatten() {
             let register = new(*number, value.len());
             let quoted = Some(value.clone());
-            by_number.insert(*number, Register { quoted, ..register });
+            by_number.insert(*number, ReplayedRegister { quoted, ..register });
         }
         let len = log.banks.iter().find(|(it, _)| *it == bank);
         let len = len.map_or(32, |(_, len)| *len);
@@ -294,7 +294,7 @@ impl LogAndQuotes {
                 register.add_words_up_to(*number, &quoted);
             }
         }
-        Registers {
+        ReplayedBank {
             bank: name,
             is_tdx,
             by_number,
@@ -303,14 +303,14 @@ impl LogAndQuotes {
     }
 }
 
-impl Registers {
+impl ReplayedBank {
     /// Takes a register out. A register without events has its value at the machine's start, unless
     /// a quote omits it.
-    pub fn take(&mut self, number: u32) -> Register {
+    pub fn take(&mut self, number: u32) -> ReplayedRegister {
         let is_quoted = self.by_number.values().any(|it| it.quoted.is_some());
         let other = || {
             if is_quoted {
-                Register::default()
+                ReplayedRegister::default()
             } else {
                 new(number, self.len)
             }
@@ -338,17 +338,17 @@ impl Registers {
 }
 
 /// Returns a register of this length as it is when the machine starts.
-fn new(number: u32, len: usize) -> Register {
+fn new(number: u32, len: usize) -> ReplayedRegister {
     let byte = if DYNAMIC.contains(&number) { 0xff } else { 0 };
-    Register {
+    ReplayedRegister {
         replayed: Some(vec![byte; len.min(64)]),
-        ..Register::default()
+        ..ReplayedRegister::default()
     }
 }
 
 /// Returns whether a log is from a TDX guest: it has only SHA-384 digests, and extends no register
 /// above RTMR3. The log of a TPM has events of PCR 7.
-fn is_tdx(log: &Log) -> bool {
+fn is_tdx(log: &EventLog) -> bool {
     let mut events = log.events.iter();
     log.banks == [(SHA384, 48)] && events.all(|event| event.kind == EV_NO_ACTION || event.pcr <= 4)
 }

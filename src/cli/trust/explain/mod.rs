@@ -32,7 +32,7 @@ use crate::workspace::{
 };
 use base::crypto::CLUSTER_ID_LEN;
 use clap::Args;
-use compare::{Expected, Finding};
+use compare::{ExpectedRegisters, Finding};
 use evidence::LogAndQuotes;
 use report::Pen;
 use verifier::Variant;
@@ -167,19 +167,19 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let registers = evidence.registers(other.as_ref()).map_err(Error::failed)?;
     let bank = registers.bank;
     let mut against = vec![];
-    let mut expected = Expected::default();
+    let mut expected = ExpectedRegisters::default();
     if let Some(other) = &other {
         let good = other.registers(Some(&evidence)).map_err(Error::failed)?;
-        expected = Expected::of_machine(&good);
+        expected = ExpectedRegisters::of_machine(&good);
         against.push(other.name.clone());
     }
     if let Some(source) = &options.image {
-        expected = Expected::of_image(&measure_image::read(source)?, &registers);
+        expected = ExpectedRegisters::of_image(&measure_image::read(source)?, &registers);
         against.push(source.name());
     }
     if let Some(path) = &options.policy {
         let policy = read_policy(path)?;
-        expected = expected.with_values_of(Expected::of_policy(&policy, &registers));
+        expected = expected.with_values_of(ExpectedRegisters::of_policy(&policy, &registers));
         against.push(path.display().to_string());
     }
     if let Some(id) = &options.cluster_id {
@@ -258,7 +258,7 @@ fn verdict(name: &str, findings: &[Finding]) -> Result<(), Error> {
 pub fn explained(bytes: &[u8]) -> Result<String, Error> {
     let evidence = LogAndQuotes::parse("input", bytes)?;
     let registers = evidence.registers(None)?;
-    let findings = compare::compare(registers, &Expected::default(), false);
+    let findings = compare::compare(registers, &ExpectedRegisters::default(), false);
     let has_colour = false;
     Ok(report::text("input", &findings, &Pen { has_colour }))
 }
@@ -269,8 +269,8 @@ mod tests {
     use base::text::hex;
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
-    use compare::Verdict;
-    use evidence::Registers;
+    use compare::RegisterState;
+    use evidence::ReplayedBank;
     use support::mutation::{corpus, mutations};
     use tpm::CLUSTER_ID_PCR;
     use verifier::{Measurement, Policy};
@@ -315,12 +315,12 @@ mod tests {
         .to_string()
     }
 
-    fn registers(input: &[u8]) -> Registers {
+    fn registers(input: &[u8]) -> ReplayedBank {
         let evidence = LogAndQuotes::parse("input", input).unwrap();
         evidence.registers(None).unwrap()
     }
 
-    fn verdicts(findings: &[Finding]) -> BTreeMap<u32, Verdict> {
+    fn verdicts(findings: &[Finding]) -> BTreeMap<u32, RegisterState> {
         let one = |finding: &Finding| (finding.number, finding.verdict);
         findings.iter().map(one).collect()
     }
@@ -329,12 +329,12 @@ mod tests {
     fn evidence_is_explained_by_its_log() {
         let values = quoted(8, &[8; 32]);
         let registers = registers(document(&values).as_bytes());
-        let findings = compare::compare(registers, &Expected::default(), false);
+        let findings = compare::compare(registers, &ExpectedRegisters::default(), false);
         let verdicts = verdicts(&findings);
-        assert_eq!(verdicts[&4], Verdict::Explained);
-        assert_eq!(verdicts[&8], Verdict::Unexplained);
+        assert_eq!(verdicts[&4], RegisterState::Explained);
+        assert_eq!(verdicts[&8], RegisterState::Unexplained);
         // the kernel's IMA extends this register
-        assert_eq!(verdicts[&10], Verdict::NotInLog);
+        assert_eq!(verdicts[&10], RegisterState::NotInLog);
         // nothing has extended it
         assert!(!verdicts.contains_key(&15));
     }
@@ -349,24 +349,24 @@ mod tests {
         let policy = Policy::new(policy.into()).unwrap();
         let of = |values: BTreeMap<u32, Vec<u8>>, is_cluster_known| {
             let registers = registers(document(&values).as_bytes());
-            let mut expected = Expected::of_policy(&policy, &registers);
+            let mut expected = ExpectedRegisters::of_policy(&policy, &registers);
             if is_cluster_known {
                 expected.and_cluster(&[0x11; 32], registers.kind());
             }
             compare::compare(registers, &expected, is_cluster_known)
         };
         let fresh = verdicts(&of(quoted(8, &[8; 32]), false));
-        assert_eq!(fresh[&8], Verdict::Matches);
-        assert_eq!(fresh[&9], Verdict::Differs);
-        assert_eq!(fresh[&15], Verdict::Matches);
+        assert_eq!(fresh[&8], RegisterState::Matches);
+        assert_eq!(fresh[&9], RegisterState::Differs);
+        assert_eq!(fresh[&15], RegisterState::Matches);
         // a member of some cluster, and of the one that the operator names
         let member = verifier::Registers::Pcrs.after(&[0x11; 32]);
         let of_15 = |value: &[u8], is_known| {
             verdicts(&of(quoted(CLUSTER_ID_PCR, value), is_known))[&CLUSTER_ID_PCR]
         };
-        assert_eq!(of_15(member.as_ref(), false), Verdict::NotInLog);
-        assert_eq!(of_15(member.as_ref(), true), Verdict::Matches);
-        assert_eq!(of_15(&[1; 32], true), Verdict::Differs);
+        assert_eq!(of_15(member.as_ref(), false), RegisterState::NotInLog);
+        assert_eq!(of_15(member.as_ref(), true), RegisterState::Matches);
+        assert_eq!(of_15(&[1; 32], true), RegisterState::Differs);
     }
 
     #[test]
@@ -385,12 +385,12 @@ mod tests {
         other[at] ^= 1;
         let findings = compare::compare(
             registers(&other),
-            &Expected::of_machine(&registers(OVMF)),
+            &ExpectedRegisters::of_machine(&registers(OVMF)),
             false,
         );
         let bad: Vec<_> = findings.iter().filter(|it| it.verdict.is_bad()).collect();
         assert_eq!(bad.len(), 1);
-        assert_eq!((bad[0].number, bad[0].verdict), (9, Verdict::Differs));
+        assert_eq!((bad[0].number, bad[0].verdict), (9, RegisterState::Differs));
         let difference = bad[0].difference.as_ref().unwrap();
         assert_eq!(difference.at, 1);
         let text = report::text("x", &findings, &Pen { has_colour: false });
@@ -437,10 +437,10 @@ mod tests {
         };
         let policy = Policy::new([(11, policy)].into()).unwrap();
         let registers = registers(OVMF);
-        let expected = Expected::of_policy(&policy, &registers);
+        let expected = ExpectedRegisters::of_policy(&policy, &registers);
         let findings = compare::compare(registers, &expected, false);
         let of_11 = findings.iter().find(|it| it.number == 11).unwrap();
-        assert_eq!(of_11.verdict, Verdict::Matches);
+        assert_eq!(of_11.verdict, RegisterState::Matches);
         assert_eq!(of_11.events[3].what, "phase of the boot: ready");
     }
 

@@ -14,7 +14,8 @@ use proto::init;
 use proto::recoverproto;
 use verifier::refusal::Kind;
 use verifier::{
-    Challenge, Identified, Identity, Measurement, Policy, Properties, Refusal, Validator, Variant,
+    CredentialChallenge, Identified, MachineIdentity, Measurement, Policy, Properties, Refusal,
+    Validator, Variant,
 };
 
 /// Returns the document of the first server of the node that answers: the recovery server of a node
@@ -90,7 +91,7 @@ impl Validator for Recorder {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         Ok(None)
     }
 

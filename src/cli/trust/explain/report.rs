@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::compare::{Finding, Verdict};
+use super::compare::{Finding, RegisterState};
 use super::evidence::Entry;
 use base::text::hex;
 
@@ -53,15 +53,15 @@ pub fn text(title: &str, findings: &[Finding], pen: &Pen) -> String {
     // writing to a string does not fail
     for finding in findings {
         let style = match finding.verdict {
-            Verdict::Matches | Verdict::Explained => Style::Green,
-            Verdict::NotInLog => Style::Yellow,
-            Verdict::Differs | Verdict::Unexplained => Style::Red,
+            RegisterState::Matches | RegisterState::Explained => Style::Green,
+            RegisterState::NotInLog => Style::Yellow,
+            RegisterState::Differs | RegisterState::Unexplained => Style::Red,
         };
         let name = pen.paint(Style::Bold, &finding.name);
         let verdict = pen.paint(style, finding.verdict.words());
         let _ = writeln!(text, "\n{name}: {verdict}");
         let value = |value: &Option<Vec<u8>>| value.as_deref().map_or("not known".into(), hex);
-        if finding.expected.is_some() && finding.verdict != Verdict::Matches {
+        if finding.expected.is_some() && finding.verdict != RegisterState::Matches {
             let _ = writeln!(text, "  expected {}", value(&finding.expected));
         }
         let _ = writeln!(text, "  got      {}", value(&finding.got));

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use base::text::hex;
-use endorsement::roots::Root;
+use endorsement::roots::TpmRoot;
 use serde_json::{Value, json};
 use verifier::{Measurement, Policy, RegisterNames};
 
@@ -159,7 +159,7 @@ struct Requirement {
 }
 
 /// A difference between two policies.
-pub struct Difference {
+pub struct PolicyDifference {
     /// What differs.
     pub what: String,
     /// The first policy's requirement; `None` if it has none.
@@ -168,7 +168,7 @@ pub struct Difference {
     pub after: Option<String>,
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for PolicyDifference {
     /// Writes a line with `-` for the first policy, and one with `+` for the second.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (sign, value) in [('-', &self.before), ('+', &self.after)] {
@@ -228,7 +228,7 @@ fn requirements(policy: &Policy) -> Vec<Requirement> {
 /// Returns the name of a root, or the fingerprint of certificates in PEM; returns other texts
 /// unchanged.
 fn root(entry: &str) -> String {
-    match Root::parse(entry) {
+    match TpmRoot::parse(entry) {
         Ok(root) if root.name != entry => format!("certificate SHA-256 {}", root.name),
         _ => base::text::printable(entry, 200),
     }
@@ -368,14 +368,14 @@ fn facts(policy: &Policy) -> Vec<(String, String)> {
 }
 
 /// Returns the differences of two policies.
-pub fn differences(old: &Policy, new: &Policy) -> Vec<Difference> {
+pub fn differences(old: &Policy, new: &Policy) -> Vec<PolicyDifference> {
     let (old, new) = (facts(old), facts(new));
     let of = |facts: &[(String, String)], what: &str| {
         let found = facts.iter().find(|(other, _)| other == what);
         found.map(|(_, value)| value.clone())
     };
     let added = new.iter().filter(|(what, _)| of(&old, what).is_none());
-    let all = old.iter().chain(added).map(|(what, _)| Difference {
+    let all = old.iter().chain(added).map(|(what, _)| PolicyDifference {
         what: what.clone(),
         before: of(&old, what),
         after: of(&new, what),

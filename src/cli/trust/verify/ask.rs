@@ -7,24 +7,30 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::demand::Demand;
-use super::presented::{Channel, Presented};
+use super::demand::MachineRequirements;
+use super::presented::{AtlsForm, PresentedEvidence};
 use crate::shell::error::Error;
 use crate::workspace::connect::{Endpoint, Node};
 use proto::verify::{GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_RESPONSE};
 use rpc::grpc::{self, CallOptions};
 use verifier::refusal::Kind;
-use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
+use verifier::{
+    CredentialChallenge, Evidence, Identified, MachineIdentity, Properties, Refusal, Validator,
+};
 
 /// The evidence that a server sent, if any, and the verdict on it. The outer error: it did not
 /// answer.
 type Asked = (
-    Option<Presented>,
+    Option<PresentedEvidence>,
     Result<Result<Identified, Refusal>, Error>,
 );
 
 /// Asks over attested TLS.
-pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<Asked, Error> {
+pub fn attested(
+    endpoint: &Endpoint,
+    demand: &MachineRequirements,
+    timeout: Duration,
+) -> Result<Asked, Error> {
     let deadline = Instant::now() + timeout;
     let observer = Arc::new(Observer {
         judge: demand.validator()?,
@@ -48,7 +54,7 @@ pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Resu
     };
     let is_strong = presented
         .as_ref()
-        .is_some_and(|presented| presented.channel() == Channel::Strong);
+        .is_some_and(|presented| presented.channel() == AtlsForm::Strong);
     let verdict = match (judged, result) {
         (Some(Ok(identified)), Ok(())) => Ok(Ok(identified.clone())),
         // the exchange first refuses evidence for another connection, so what the observer accepted
@@ -87,13 +93,17 @@ fn connect(endpoint: &Endpoint, client: atls::Client, deadline: Instant) -> Resu
 }
 
 /// Asks a verification service of Constellation.
-pub fn plain(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<Asked, Error> {
+pub fn plain(
+    endpoint: &Endpoint,
+    demand: &MachineRequirements,
+    timeout: Duration,
+) -> Result<Asked, Error> {
     let nonce = base::crypto::random::<32>();
     let document = match get_attestation(endpoint, &nonce, Instant::now() + timeout) {
         Ok(document) => document,
         Err(why) => return Ok((None, Err(why))),
     };
-    let presented = Presented::plain(document, nonce.to_vec());
+    let presented = PresentedEvidence::plain(document, nonce.to_vec());
     let verdict = presented.judged_by(&*demand.validator()?);
     Ok((Some(presented), Ok(verdict)))
 }
@@ -128,7 +138,7 @@ fn get_attestation(endpoint: &Endpoint, nonce: &[u8], deadline: Instant) -> Resu
 /// Keeps the peer's evidence, and the verdict on it.
 struct Observer {
     judge: Arc<dyn Validator>,
-    seen: OnceLock<(Presented, Result<Identified, Refusal>)>,
+    seen: OnceLock<(PresentedEvidence, Result<Identified, Refusal>)>,
 }
 
 impl Validator for Observer {
@@ -136,14 +146,14 @@ impl Validator for Observer {
         self.judge.properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         self.judge.challenge(peer)
     }
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         let judged = self.judge.judge(evidence);
         // The observer is called at most once, and by one form of attested TLS.
-        let seen = (Presented::of(evidence), judged.clone());
+        let seen = (PresentedEvidence::of(evidence), judged.clone());
         self.seen.get_or_init(|| seen);
         judged
     }

@@ -29,7 +29,7 @@ impl std::fmt::Display for EvidenceSource {
 }
 
 /// The requirements for the machine.
-pub struct Demand {
+pub struct MachineRequirements {
     /// How it attests itself.
     pub variant: &'static Variant,
     /// The registers and keys, with the cluster's ID in PCR 15.
@@ -38,7 +38,7 @@ pub struct Demand {
     pub cluster: Option<[u8; CLUSTER_ID_LEN]>,
 }
 
-impl Demand {
+impl MachineRequirements {
     /// Returns the validator that checks these requirements.
     pub fn validator(&self) -> Result<Arc<dyn Validator>, Error> {
         endorsement::validator(self.variant, self.policy.clone(), &sources()).map_err(Error::failed)

@@ -23,9 +23,9 @@ use crate::workspace::{
 };
 use base::crypto::CLUSTER_ID_LEN;
 use clap::Args;
-use demand::Demand;
 pub use demand::EvidenceSource;
-use report::Report;
+use demand::MachineRequirements;
+use report::VerifyReport;
 pub use report::{image_of, meaning, refusals};
 use verifier::{KeyName, Variant};
 
@@ -158,22 +158,24 @@ pub fn run(options: &Options) -> Result<(), Error> {
         let text = presented.to_json(variant, &source.to_string());
         files::replace_private(path, text.as_bytes())?;
     }
-    let report = Report::new(source, &demand, presented.as_ref(), verdict);
+    let report = VerifyReport::new(source, &demand, presented.as_ref(), verdict);
     say_all(&if options.output == Output::Json {
         report.json()
     } else {
         report.text()
     })?;
     match &report.verdict {
-        report::Verdict::Proven => Ok(()),
-        report::Verdict::Refused(why) => Err(Error::Attestation(format!(
+        report::VerifyOutcome::Proven => Ok(()),
+        report::VerifyOutcome::Refused(why) => Err(Error::Attestation(format!(
             "{source}: attestation refused: {why}"
         ))),
-        report::Verdict::Unreachable(why) => Err(Error::Unreachable(format!("{source}: {why}"))),
+        report::VerifyOutcome::Unreachable(why) => {
+            Err(Error::Unreachable(format!("{source}: {why}")))
+        }
     }
 }
 
-fn demand(options: &Options, variant: &'static Variant) -> Result<Demand, Error> {
+fn demand(options: &Options, variant: &'static Variant) -> Result<MachineRequirements, Error> {
     let state = State::find(&options.state)?;
     let known = state
         .iter()
@@ -194,7 +196,7 @@ fn demand(options: &Options, variant: &'static Variant) -> Result<Demand, Error>
         Some(id) => policy.expecting_cluster(id),
         None => policy.expecting_fresh(),
     };
-    Ok(Demand {
+    Ok(MachineRequirements {
         variant,
         policy,
         cluster,

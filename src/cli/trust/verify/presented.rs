@@ -13,10 +13,11 @@ use crate::shell::{
     files::{self, FileError},
 };
 use proto::verify::USER_DATA;
-use tpm::{Endorsement, EndorsementKind};
+use tpm::{EndorsementKind, KeyEndorsement};
 use verifier::refusal::Kind;
 use verifier::{
-    Evidence, Identified, Identity, KeyName, Refusal, Role, Session, Validator, Variant, role_of,
+    Evidence, Identified, KeyName, MachineIdentity, PeerRole, Refusal, Session, Validator, Variant,
+    role_of,
 };
 
 /// The version of the file.
@@ -25,7 +26,7 @@ const VERSION: u32 = 1;
 /// The form in which evidence came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Channel {
+pub enum AtlsForm {
     /// Received in the strong form of attested TLS.
     Strong,
     /// Received in the old form of attested TLS.
@@ -34,20 +35,20 @@ pub enum Channel {
     Plain,
 }
 
-impl Channel {
+impl AtlsForm {
     /// Returns the name in the output.
     pub fn name(self) -> &'static str {
         match self {
-            Channel::Strong => "strong",
-            Channel::Old => "old",
-            Channel::Plain => "plain",
+            AtlsForm::Strong => "strong",
+            AtlsForm::Old => "old",
+            AtlsForm::Plain => "plain",
         }
     }
 }
 
 /// What a machine presented.
 #[derive(Debug, Clone)]
-pub struct Presented {
+pub struct PresentedEvidence {
     document: Vec<u8>,
     nonce: Vec<u8>,
     /// The values to which a document of the strong form is bound.
@@ -60,18 +61,18 @@ pub struct Presented {
 struct Bound {
     digest: [u8; 32],
     secret: Vec<u8>,
-    peer: Identity,
+    peer: MachineIdentity,
 }
 
-impl Presented {
+impl PresentedEvidence {
     /// Keeps what attested TLS received.
-    pub fn of(evidence: &Evidence<'_>) -> Presented {
+    pub fn of(evidence: &Evidence<'_>) -> PresentedEvidence {
         let bound = |session: Session<'_>| Bound {
             digest: *session.digest,
             secret: session.secret.into(),
             peer: session.peer.clone(),
         };
-        Presented {
+        PresentedEvidence {
             document: evidence.document.into(),
             nonce: evidence.nonce.into(),
             session: evidence.session.map(bound),
@@ -80,8 +81,8 @@ impl Presented {
     }
 
     /// Keeps what a verification service sent.
-    pub fn plain(document: Vec<u8>, nonce: Vec<u8>) -> Presented {
-        Presented {
+    pub fn plain(document: Vec<u8>, nonce: Vec<u8>) -> PresentedEvidence {
+        PresentedEvidence {
             document,
             nonce,
             session: None,
@@ -90,11 +91,11 @@ impl Presented {
     }
 
     /// Returns how it came.
-    pub fn channel(&self) -> Channel {
+    pub fn channel(&self) -> AtlsForm {
         match (&self.session, self.is_plain) {
-            (Some(_), _) => Channel::Strong,
-            (None, true) => Channel::Plain,
-            (None, false) => Channel::Old,
+            (Some(_), _) => AtlsForm::Strong,
+            (None, true) => AtlsForm::Plain,
+            (None, false) => AtlsForm::Old,
         }
     }
 
@@ -110,7 +111,7 @@ impl Presented {
     }
 
     /// Returns the role in which the machine proves itself with these user data.
-    pub fn role(&self, identified: &Identified) -> Option<Role> {
+    pub fn role(&self, identified: &Identified) -> Option<PeerRole> {
         let bound = self.session.as_ref()?;
         role_of(&identified.user_data, &bound.digest, &bound.secret)
     }
@@ -144,8 +145,8 @@ impl Presented {
         });
         let identified = validator.judge(&evidence)?;
         match self.role(&identified) {
-            Some(Role::Server | Role::JoinService) => Ok(identified),
-            Some(Role::Client) | None => {
+            Some(PeerRole::Server | PeerRole::JoinService) => Ok(identified),
+            Some(PeerRole::Client) | None => {
                 Err(Kind::Nonce.because("its attestation document is for another connection"))
             }
         }
@@ -178,14 +179,14 @@ impl Presented {
     }
 }
 
-/// Reads a file that [`Presented::to_json`] made, and returns the variant of its document.
-pub fn read(path: &Path) -> Result<(Presented, &'static Variant), Error> {
+/// Reads a file that [`PresentedEvidence::to_json`] made, and returns the variant of its document.
+pub fn read(path: &Path) -> Result<(PresentedEvidence, &'static Variant), Error> {
     let bytes = files::read(path)?;
     parse(&bytes).map_err(|why| FileError::Content(path.into(), why.to_string()).into())
 }
 
 /// Parses the content of such a file.
-pub fn parse(bytes: &[u8]) -> Result<(Presented, &'static Variant), Error> {
+pub fn parse(bytes: &[u8]) -> Result<(PresentedEvidence, &'static Variant), Error> {
     let file: File = serde_json::from_slice(bytes)
         .map_err(|error| format!("not evidence that `firstlight verify --save` wrote: {error}"))?;
     if file.version != VERSION {
@@ -195,15 +196,15 @@ pub fn parse(bytes: &[u8]) -> Result<(Presented, &'static Variant), Error> {
     }
     let variant = Variant::named(&file.variant).map_err(Error::content)?;
     let session = file.session.map(|session| session.parse()).transpose()?;
-    if session.is_some() != (file.form == Channel::Strong) {
+    if session.is_some() != (file.form == AtlsForm::Strong) {
         let text = "only evidence of the form \"strong\" has a session";
         return Err(Error::content(text));
     }
-    let presented = Presented {
+    let presented = PresentedEvidence {
         document: decode("document", &file.document)?,
         nonce: decode("nonce", &file.nonce)?,
         session,
-        is_plain: file.form == Channel::Plain,
+        is_plain: file.form == AtlsForm::Plain,
     };
     Ok((presented, variant))
 }
@@ -216,7 +217,7 @@ struct File {
     source: String,
     /// Seconds since 1970.
     time: u64,
-    form: Channel,
+    form: AtlsForm,
     nonce: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     session: Option<SessionJson>,
@@ -238,7 +239,7 @@ struct EndorsementJson {
     chain: Vec<String>,
 }
 
-fn to_json(endorsement: &Endorsement) -> EndorsementJson {
+fn to_json(endorsement: &KeyEndorsement) -> EndorsementJson {
     EndorsementJson {
         template: endorsement.kind as u32,
         certificate: STANDARD.encode(&endorsement.certificate),
@@ -257,7 +258,7 @@ impl SessionJson {
             .try_into()
             .map_err(|_| Error::content("the digest of its session does not have 32 bytes"))?;
         let endorsements = self.endorsements.iter().map(|it| {
-            Ok(Endorsement {
+            Ok(KeyEndorsement {
                 kind: EndorsementKind::with_index(it.template)
                     .ok_or_else(|| format!("the template {:#x} is not known", it.template))?,
                 certificate: decode("certificate", &it.certificate)?,
@@ -271,7 +272,7 @@ impl SessionJson {
         Ok(Bound {
             digest,
             secret: decode("secret", &self.secret)?,
-            peer: Identity {
+            peer: MachineIdentity {
                 key: decode("key", &self.key)?,
                 endorsements: endorsements.collect::<Result<_, Error>>()?,
             },
@@ -290,19 +291,19 @@ mod tests {
     use support::mutation::mutations;
     use verifier::variant;
 
-    fn kept() -> Presented {
-        let endorsement = Endorsement {
+    fn kept() -> PresentedEvidence {
+        let endorsement = KeyEndorsement {
             kind: EndorsementKind::P256,
             certificate: vec![4; 200],
             chain: vec![vec![5; 100]],
         };
-        Presented {
+        PresentedEvidence {
             document: b"{}".to_vec(),
             nonce: vec![1; 32],
             session: Some(Bound {
                 digest: [2; 32],
                 secret: vec![3; 32],
-                peer: Identity {
+                peer: MachineIdentity {
                     key: vec![6; 90],
                     endorsements: vec![endorsement],
                 },
@@ -314,11 +315,11 @@ mod tests {
     #[test]
     fn a_file_has_all_that_the_judgement_needs() {
         let of_strong = kept();
-        let old = Presented {
+        let old = PresentedEvidence {
             session: None,
             ..of_strong.clone()
         };
-        let plain = Presented::plain(b"{}".to_vec(), vec![1; 32]);
+        let plain = PresentedEvidence::plain(b"{}".to_vec(), vec![1; 32]);
         for presented in [of_strong, old, plain] {
             let text = presented.to_json(&variant::ALL[0], "node:9000");
             let (read, variant) = parse(text.as_bytes()).unwrap();

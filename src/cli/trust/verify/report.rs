@@ -6,8 +6,8 @@ use std::sync::Arc;
 use base::text::hex;
 use serde_json::{Value, json};
 
-use super::demand::{Demand, EvidenceSource};
-use super::presented::Presented;
+use super::demand::{EvidenceSource, MachineRequirements};
+use super::presented::PresentedEvidence;
 use crate::shell::error::Error;
 use crate::trust::explain;
 use crate::workspace::sources::without_words;
@@ -18,11 +18,11 @@ use verifier::{
 };
 
 /// What the command says.
-pub struct Report<'a> {
+pub struct VerifyReport<'a> {
     source: &'a EvidenceSource,
-    demand: &'a Demand,
+    demand: &'a MachineRequirements,
     /// What the command found.
-    pub verdict: Verdict,
+    pub verdict: VerifyOutcome,
     form: Option<&'static str>,
     role: Option<&'static str>,
     key: Option<KeyName>,
@@ -40,7 +40,7 @@ pub struct Report<'a> {
 }
 
 /// What the command found.
-pub enum Verdict {
+pub enum VerifyOutcome {
     /// The machine meets all requirements.
     Proven,
     /// The machine does not meet them, for this reason.
@@ -49,27 +49,27 @@ pub enum Verdict {
     Unreachable(String),
 }
 
-impl Verdict {
+impl VerifyOutcome {
     fn name(&self) -> &'static str {
         match self {
-            Verdict::Proven => "proven",
-            Verdict::Refused(_) => "refused",
-            Verdict::Unreachable(_) => "unreachable",
+            VerifyOutcome::Proven => "proven",
+            VerifyOutcome::Refused(_) => "refused",
+            VerifyOutcome::Unreachable(_) => "unreachable",
         }
     }
 
     fn reason(&self) -> Option<&str> {
         match self {
-            Verdict::Proven => None,
-            Verdict::Refused(refusal) => Some(&refusal.text),
-            Verdict::Unreachable(why) => Some(why),
+            VerifyOutcome::Proven => None,
+            VerifyOutcome::Refused(refusal) => Some(&refusal.text),
+            VerifyOutcome::Unreachable(why) => Some(why),
         }
     }
 
     /// Returns the reasons of a refusal for programs.
     fn refusals(&self) -> Vec<Value> {
         match self {
-            Verdict::Refused(refusal) => refusals(refusal),
+            VerifyOutcome::Refused(refusal) => refusals(refusal),
             _ => vec![],
         }
     }
@@ -97,14 +97,14 @@ struct Register {
     got: Option<Vec<u8>>,
 }
 
-impl<'a> Report<'a> {
+impl<'a> VerifyReport<'a> {
     /// Makes the report on a machine's evidence. The outer error of the verdict: no server answers.
     pub fn new(
         source: &'a EvidenceSource,
-        demand: &'a Demand,
-        presented: Option<&Presented>,
+        demand: &'a MachineRequirements,
+        presented: Option<&PresentedEvidence>,
         verdict: Result<Result<Identified, Refusal>, Error>,
-    ) -> Report<'a> {
+    ) -> VerifyReport<'a> {
         // the proven facts about a refused machine: its signatures, and the policy's requirements
         // for the platform
         let genuine = || {
@@ -114,12 +114,12 @@ impl<'a> Report<'a> {
             presented?.identified_by(&*validator.ok()?)
         };
         let (verdict, genuine) = match verdict {
-            Ok(Ok(identified)) => (Verdict::Proven, Some(identified)),
-            Ok(Err(why)) => (Verdict::Refused(why), genuine()),
-            Err(why) => (Verdict::Unreachable(why.to_string()), genuine()),
+            Ok(Ok(identified)) => (VerifyOutcome::Proven, Some(identified)),
+            Ok(Err(why)) => (VerifyOutcome::Refused(why), genuine()),
+            Err(why) => (VerifyOutcome::Unreachable(why.to_string()), genuine()),
         };
         let key = genuine.as_ref().and_then(|it| it.machine.as_deref());
-        let mut report = Report {
+        let mut report = VerifyReport {
             source,
             demand,
             form: presented.map(|presented| presented.channel().name()),
@@ -189,11 +189,11 @@ impl<'a> Report<'a> {
             (Some(key), _) if policy.keys().contains(key) => Some("named"),
             // without a TPM the platform signs the registers itself, and there is no key that the
             // policy could list
-            (None, Verdict::Proven) if self.is_endorsed => Some("endorsed"),
+            (None, VerifyOutcome::Proven) if self.is_endorsed => Some("endorsed"),
             _ if self.is_endorsed && names_none => Some("endorsed"),
             (None, _) => None,
             _ if policy.believes_any_key() => Some("any key"),
-            (_, Verdict::Proven) => Some("certified"),
+            (_, VerifyOutcome::Proven) => Some("certified"),
             _ => None,
         }
     }
@@ -207,7 +207,7 @@ impl<'a> Report<'a> {
 
     /// Returns how the proven image treats the host's ACPI tables.
     fn acpi(&self) -> Option<&'static str> {
-        let is_proven = matches!(self.verdict, Verdict::Proven);
+        let is_proven = matches!(self.verdict, VerifyOutcome::Proven);
         self.confines_acpi
             .filter(|_| is_proven)
             .map(|confines| if confines { "the host's tables are confined" } else {
@@ -218,7 +218,7 @@ impl<'a> Report<'a> {
 
     /// Returns the cluster in the evidence.
     fn cluster(&self) -> Option<String> {
-        let proven = matches!(self.verdict, Verdict::Proven);
+        let proven = matches!(self.verdict, VerifyOutcome::Proven);
         self.demand.cluster.filter(|_| proven).map(|id| hex(&id))
     }
 
@@ -234,7 +234,7 @@ impl<'a> Report<'a> {
     /// Returns the table for people.
     pub fn text(&self) -> String {
         let no_cluster = match self.verdict {
-            Verdict::Proven => "none",
+            VerifyOutcome::Proven => "none",
             _ => "not proven",
         };
         let platform = self.platform.as_deref();
@@ -306,7 +306,7 @@ impl<'a> Report<'a> {
             "role": self.role,
             "stage": self.stage(),
             "image": self.image,
-            "confinesAcpi": self.confines_acpi.filter(|_| matches!(self.verdict, Verdict::Proven)),
+            "confinesAcpi": self.confines_acpi.filter(|_| matches!(self.verdict, VerifyOutcome::Proven)),
             "cluster": self.cluster(),
             "key": self.key.map(|key| key.to_string()),
             "believed": self.belief(),

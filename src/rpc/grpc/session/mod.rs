@@ -494,11 +494,11 @@ fn reset_status(code: ErrorCode, by_peer: bool, is_late: bool) -> Status {
 }
 
 /// Returns the HTTP/2 limits for `streams` concurrent calls with headers of at most `header_bytes`.
-fn h2_limits(streams: u32, header_bytes: u32) -> h2::Limits {
-    h2::Limits {
+fn h2_limits(streams: u32, header_bytes: u32) -> h2::H2Limits {
+    h2::H2Limits {
         streams,
         header_list: header_bytes,
-        ..h2::Limits::default()
+        ..h2::H2Limits::default()
     }
 }
 

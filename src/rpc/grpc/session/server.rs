@@ -111,7 +111,7 @@ impl Session<ServerSide> {
         established_by: Instant,
         now: Instant,
     ) -> Session<ServerSide> {
-        let h2 = Connection::server(h2::Limits {
+        let h2 = Connection::server(h2::H2Limits {
             resets: limits.resets,
             ..h2_limits(limits.streams, limits.header_bytes)
         });

@@ -9,7 +9,7 @@ use crate::grpc::limits::Limits;
 use crate::grpc::message::{decode, encode};
 use crate::grpc::metadata::Metadata;
 use crate::grpc::methods::{Method, Methods};
-use crate::share::{Share, SharedLimit};
+use crate::share::{LimitShare, SharedLimit};
 
 /// A method whose handler starts with the complete request, and one that starts with the headers.
 const ONE: &str = "/t.T/One";
@@ -33,8 +33,8 @@ impl Pair {
         }
         let memory = SharedLimit::new(limits.buffered_bytes, 0);
         let share = Arc::new(PeerShare {
-            handlers: Share::of(&SharedLimit::new(limits.handlers, 0)),
-            memory: Share::of(&memory),
+            handlers: LimitShare::of(&SharedLimit::new(limits.handlers, 0)),
+            memory: LimitShare::of(&memory),
         });
         let by = now + limits.handshake;
         let (limits, methods) = (Arc::new(limits), Arc::new(methods));

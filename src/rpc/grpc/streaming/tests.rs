@@ -906,7 +906,7 @@ fn until_closed(mut socket: TcpStream) -> Vec<u8> {
 
 /// Creates a client from our HTTP/2 state machine, without gRPC.
 fn by_hand(server: &Server) -> (TcpStream, h2::Connection) {
-    let mut client = h2::Connection::client(h2::Limits::default());
+    let mut client = h2::Connection::client(h2::H2Limits::default());
     let mut socket = TcpStream::connect(server.local_addr()).unwrap();
     let mut received = Vec::new();
     while !client.is_established() {
@@ -966,7 +966,7 @@ fn a_client_that_never_acknowledges_our_settings_is_dropped() {
     let server = start(hurried());
     let mut socket = TcpStream::connect(server.local_addr()).unwrap();
     // The client sends its preface, SETTINGS and a request, which is answered.
-    let mut client = h2::Connection::client(h2::Limits::default());
+    let mut client = h2::Connection::client(h2::H2Limits::default());
     open(&mut client, "/t.T/None");
     socket.write_all(client.output()).unwrap();
     let said = until_closed(socket);
@@ -1013,9 +1013,9 @@ fn metadata_beyond_the_peers_limit_fails_only_its_call() {
 
     // The other direction: the handler's answer exceeds the limit of this client.
     let mut socket = TcpStream::connect(server.local_addr()).unwrap();
-    let mut client = h2::Connection::client(h2::Limits {
+    let mut client = h2::Connection::client(h2::H2Limits {
         header_list: 150,
-        ..h2::Limits::default()
+        ..h2::H2Limits::default()
     });
     let stream = open(&mut client, "/t.T/Fail");
     client.send_data(stream, &[0; 5], true).unwrap();

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::h2::{Connection, ErrorCode, Field, Indexing, Limits};
+use crate::h2::{Connection, ErrorCode, Field, H2Limits, Indexing};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
@@ -15,9 +15,9 @@ pub fn bytes(input: &[u8]) {
     };
     let is_server = mode & 1 == 0;
     let mut connection = if is_server {
-        Connection::server(Limits::default())
+        Connection::server(H2Limits::default())
     } else {
-        Connection::client(Limits::default())
+        Connection::client(H2Limits::default())
     };
     let now = Instant::now();
     let mut received = if mode & 2 == 0 {
@@ -66,12 +66,12 @@ pub fn bytes(input: &[u8]) {
 /// Feeds arbitrary header blocks to one connection, to test HPACK and the rules for header fields.
 /// Accepted fields must come out unchanged after they are sent over another connection.
 pub fn header_blocks(input: &[u8]) {
-    let limits = Limits {
+    let limits = H2Limits {
         resets: crate::h2::Allowance {
             burst: 1 << 20,
             per_second: 1,
         },
-        ..Limits::default()
+        ..H2Limits::default()
     };
     let (mut server, mut client, mut next) = (
         Connection::server(limits),

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::h2::{
-    Allowance, Connection, Error, ErrorCode, Event, Field, Indexing, Limits, SendError,
+    Allowance, Connection, Error, ErrorCode, Event, Field, H2Limits, Indexing, SendError,
 };
 
 const HEAD: usize = 9;
@@ -100,7 +100,7 @@ impl Pair {
     fn new(program: &mut Program<'_>) -> Pair {
         let mut limits = || {
             let choice = program.small();
-            Limits {
+            H2Limits {
                 streams: [1, 3, 20, 100][choice & 3],
                 header_list: [200, 2000, 16 << 10, 100 << 10][choice >> 2 & 3],
                 stream_window: [65_535, 65_536, 100_000, 256 << 10][choice >> 4 & 3],
@@ -603,7 +603,7 @@ impl Stream {
 struct Side {
     connection: Connection,
     is_server: bool,
-    limits: Limits,
+    limits: H2Limits,
     inbox: Vec<u8>,
     dead: Option<Error>,
     streams: BTreeMap<u32, Stream>,
@@ -631,7 +631,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(is_server: bool, limits: Limits) -> Side {
+    fn new(is_server: bool, limits: H2Limits) -> Side {
         let mut side = Side {
             connection: if is_server {
                 Connection::server(limits)

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Error, Event, Limits, SendError};
+use super::connection::{Connection, Error, Event, H2Limits, SendError};
 use super::frame::{self, ErrorCode, MAX_31_BITS, MAX_FRAME, PREFACE, flag, kind, setting};
 use super::{Allowance, Indexing};
 use support::mutation::{corpus, mutations};
@@ -107,7 +107,7 @@ fn request(stream: u32, flags: u8) -> Vec<u8> {
     raw(kind::HEADERS, flags, stream, &REQUEST)
 }
 
-fn server_with(limits: Limits) -> Connection {
+fn server_with(limits: H2Limits) -> Connection {
     let mut server = Connection::server(limits);
     feed(&mut server, &[PREFACE.as_slice(), &settings(&[])].concat()).unwrap();
     output(&mut server);
@@ -115,7 +115,7 @@ fn server_with(limits: Limits) -> Connection {
 }
 
 fn server() -> Connection {
-    server_with(Limits::default())
+    server_with(H2Limits::default())
 }
 
 fn fields<'a>(
@@ -134,7 +134,7 @@ const POST: [(&str, &str); 4] = [
 ];
 
 /// Creates a client and a server that know each other's settings.
-fn pair(client: Limits, server: Limits) -> (Connection, Connection) {
+fn pair(client: H2Limits, server: H2Limits) -> (Connection, Connection) {
     let (mut client, mut server) = (Connection::client(client), Connection::server(server));
     exchange(&mut client, &mut server);
     (client, server)
@@ -199,7 +199,7 @@ fn prepared() -> Connection {
 
 #[test]
 fn a_call_runs_through_both_connections() {
-    let (mut client, mut server) = pair(Limits::default(), Limits::default());
+    let (mut client, mut server) = pair(H2Limits::default(), H2Limits::default());
     for round in 0..3 {
         let stream = client.open(fields(&POST), false).unwrap();
         assert_eq!(stream, 1 + 2 * round);
@@ -233,12 +233,12 @@ fn a_call_runs_through_both_connections() {
 
 #[test]
 fn sending_stops_at_the_windows_and_continues_after_a_release() {
-    let limits = Limits {
+    let limits = H2Limits {
         stream_window: 65_535,
         connection_window: 65_535,
-        ..Limits::default()
+        ..H2Limits::default()
     };
-    let (mut client, mut server) = pair(Limits::default(), limits);
+    let (mut client, mut server) = pair(H2Limits::default(), limits);
     let data = vec![7; 200_000];
     let stream = client.open(fields(&POST), false).unwrap();
     let mut sent = 0;
@@ -259,12 +259,12 @@ fn sending_stops_at_the_windows_and_continues_after_a_release() {
 
 #[test]
 fn unreleased_data_blocks_only_its_stream() {
-    let limits = Limits {
+    let limits = H2Limits {
         stream_window: 65_535,
         connection_window: 100_000,
-        ..Limits::default()
+        ..H2Limits::default()
     };
-    let (mut client, mut server) = pair(Limits::default(), limits);
+    let (mut client, mut server) = pair(H2Limits::default(), limits);
     for _ in 0..5 {
         let stream = client.open(fields(&POST), false).unwrap();
         assert_eq!(client.send_data(stream, &[0; 80_000], false), Ok(65_535));
@@ -303,9 +303,9 @@ fn a_changed_initial_window_moves_open_streams_even_below_zero() {
 
 #[test]
 fn long_header_blocks_are_continued() {
-    let limits = Limits {
+    let limits = H2Limits {
         header_list: 60_000,
-        ..Limits::default()
+        ..H2Limits::default()
     };
     let (mut client, mut server) = pair(limits, limits);
     let long = "v".repeat(50_000);
@@ -330,10 +330,10 @@ fn long_header_blocks_are_continued() {
 #[test]
 fn the_peers_limit_of_streams_is_kept() {
     let (mut client, mut server) = pair(
-        Limits::default(),
-        Limits {
+        H2Limits::default(),
+        H2Limits {
             streams: 2,
-            ..Limits::default()
+            ..H2Limits::default()
         },
     );
     let first = client.open(fields(&POST), true).unwrap();
@@ -350,14 +350,14 @@ fn the_peers_limit_of_streams_is_kept() {
 #[test]
 fn the_peers_limit_of_header_lists_is_kept() {
     // Names and values, and 32 bytes for each field (§6.5.2).
-    let exactly = Limits {
+    let exactly = H2Limits {
         header_list: 11 + 11 + 11 + 19 + 4 * 32,
-        ..Limits::default()
+        ..H2Limits::default()
     };
     let (mut client, mut server) = pair(
-        Limits {
+        H2Limits {
             header_list: 41,
-            ..Limits::default()
+            ..H2Limits::default()
         },
         exactly,
     );
@@ -377,7 +377,7 @@ fn the_peers_limit_of_header_lists_is_kept() {
 
 #[test]
 fn goaway_drains_in_two_steps() {
-    let (mut client, mut server) = pair(Limits::default(), Limits::default());
+    let (mut client, mut server) = pair(H2Limits::default(), H2Limits::default());
     let early = client.open(fields(&POST), true).unwrap();
     let late = output(&mut client);
     server.shutdown("");
@@ -407,7 +407,7 @@ fn goaway_drains_in_two_steps() {
 
 #[test]
 fn pings_are_answered_and_ours_come_back() {
-    let (mut client, mut server) = pair(Limits::default(), Limits::default());
+    let (mut client, mut server) = pair(H2Limits::default(), H2Limits::default());
     server.ping();
     assert_eq!(
         exchange(&mut client, &mut server),
@@ -456,7 +456,7 @@ fn trailers_of_a_request_end_it() {
 #[test]
 fn a_connection_is_established_once_settings_came_and_ours_are_acknowledged() {
     // One byte at a time.
-    let mut server = Connection::server(Limits::default());
+    let mut server = Connection::server(H2Limits::default());
     let hello = [PREFACE.as_slice(), &settings(&[])].concat();
     for at in 0..PREFACE.len() {
         assert_eq!(feed(&mut server, &hello[at..=at]).unwrap(), []);
@@ -549,7 +549,7 @@ fn after_a_connection_error_nothing_is_received_or_sent() {
     server.goaway(ErrorCode::NO_ERROR, "");
     assert!(output(&mut server).is_empty(), "GOAWAY is the last frame");
 
-    let mut client = pair(Limits::default(), Limits::default()).0;
+    let mut client = pair(H2Limits::default(), H2Limits::default()).0;
     feed(&mut client, &raw(kind::PING, 0, 0, &[0; 7])).unwrap_err();
     assert_eq!(client.open(fields(&POST), true), Err(SendError::GoingAway));
 }
@@ -648,12 +648,12 @@ fn rapid_resets_end_the_connection() {
 
 #[test]
 fn a_peer_that_takes_our_data_may_answer_each_frame() {
-    let mut server = server_with(Limits {
+    let mut server = server_with(H2Limits {
         control: Allowance {
             burst: 100,
             per_second: 1,
         },
-        ..Limits::default()
+        ..H2Limits::default()
     });
     let now = Instant::now();
     feed_at(&mut server, &request(1, END), now).unwrap();
@@ -721,16 +721,16 @@ fn conversation() -> Vec<u8> {
 #[test]
 fn mutated_conversations_cause_no_panic_and_little_output() {
     let seed = conversation();
-    assert!(feed(&mut Connection::server(Limits::default()), &seed).is_ok());
+    assert!(feed(&mut Connection::server(H2Limits::default()), &seed).is_ok());
     let mut random = Random::new(0x9113);
     let now = Instant::now();
     let to_servers = mutations(&seed, 15_000).map(|bytes| (true, bytes));
     let to_clients = mutations(&seed[PREFACE.len()..], 5000).map(|bytes| (false, bytes));
     for (is_server, bytes) in to_servers.chain(to_clients) {
         let mut connection = if is_server {
-            Connection::server(Limits::default())
+            Connection::server(H2Limits::default())
         } else {
-            Connection::client(Limits::default())
+            Connection::client(H2Limits::default())
         };
         let (mut taken, mut given) = (0, 0);
         loop {

@@ -40,7 +40,7 @@ fn prepared_as(role: Role) -> Connection {
     if role == Server {
         return prepared();
     }
-    let mut client = Connection::client(Limits::default());
+    let mut client = Connection::client(H2Limits::default());
     feed(&mut client, &settings(&[])).unwrap();
     for (stream, end) in [(1, false), (3, true), (5, true), (7, true), (9, true)] {
         assert_eq!(client.open(fields(&POST), end), Ok(stream));
@@ -139,8 +139,8 @@ fn rfc9113_3_4_connections_begin_with_preface_and_settings() {
     ];
     for (role, bytes) in starts {
         let mut connection = match role {
-            Server => Connection::server(Limits::default()),
-            _ => Connection::client(Limits::default()),
+            Server => Connection::server(H2Limits::default()),
+            _ => Connection::client(H2Limits::default()),
         };
         let code = feed(&mut connection, &bytes)
             .expect_err("the rule is broken")
@@ -443,9 +443,9 @@ fn rfc9113_5_1_1_stream_identifiers_are_odd_and_rise() {
 
 #[test]
 fn rfc9113_5_1_2_streams_above_the_limit_are_refused() {
-    let mut server = server_with(Limits {
+    let mut server = server_with(H2Limits {
         streams: 1,
-        ..Limits::default()
+        ..H2Limits::default()
     });
     let seen = feed(&mut server, &[request(1, END), request(3, END)].concat()).unwrap();
     assert_eq!(seen, [Seen::Headers(1, true)]);

@@ -28,7 +28,7 @@ const TOKEN_PREFIX: &str = "system:bootstrap:";
 
 /// The validated request of a kubelet.
 #[derive(Debug, PartialEq, Eq)]
-pub struct RequestedCertificate {
+pub struct RequestedClientCertificate {
     /// The node in the subject.
     pub node: String,
     /// The hash of its key.
@@ -45,7 +45,7 @@ enum By {
 }
 
 /// Checks everything that the request alone shows: the requester, the usages and the names.
-pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
+pub fn examine(request: &Value) -> Result<RequestedClientCertificate, Judgement> {
     let of_group = |prefix: &str, group: &str| {
         let rest = user_of(request)
             .strip_prefix(prefix)
@@ -78,13 +78,13 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
         .unwrap_or_default()
         .to_owned();
     let key = asked.key_hash();
-    Ok(RequestedCertificate { node, key, by })
+    Ok(RequestedClientCertificate { node, key, by })
 }
 
 /// Decides whether the requester may be this node. `node_of_token` returns the node of a token's ticket,
 /// and `migration` is the day until which nodes without a record renew their certificates.
 pub fn compare(
-    asked: &RequestedCertificate,
+    asked: &RequestedClientCertificate,
     membership: &Membership,
     node_of_token: impl FnOnce(&str) -> Option<String>,
     migration: Option<Migration>,
@@ -108,7 +108,7 @@ pub fn compare(
 /// Judges the first certificate, by the token of a ticket.
 fn of_ticket(
     token: &str,
-    asked: &RequestedCertificate,
+    asked: &RequestedClientCertificate,
     membership: &Membership,
     node_of_token: impl FnOnce(&str) -> Option<String>,
 ) -> Result<Judgement, Judgement> {

@@ -33,13 +33,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::audit::{MemberAudit, Verdict};
+use super::audit::{ApprovalDecision, MemberAudit};
 use crate::cluster::Cluster;
 use crate::cluster::instances::Instances;
 use crate::cluster::refusal::TicketRefusal;
 use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
-use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, Error, Event, Selector};
+use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, CollectionEvent, Error, Selector};
 use kubernetes::services::TICKET_GROUP;
 use kubernetes::services::migration::Migration;
 use membership::Membership;
@@ -48,7 +48,7 @@ use request::{
     GROUP, Judgement, MAX_ENCODED, MAX_USAGES, REQUESTER, TOO_LONG, USER_PREFIX, is_decided,
     is_of_group, name_of, strings, text, user_of,
 };
-use serving::Wanted;
+use serving::RequestedName;
 
 /// The timeout of an API call.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -160,22 +160,22 @@ impl Approver {
         Ok(running)
     }
 
-    fn on(&self, event: Option<Event>) {
+    fn on(&self, event: Option<CollectionEvent>) {
         let mut state = self.lock();
         match event {
             None => {}
-            Some(Event::Listed(requests)) => {
+            Some(CollectionEvent::Listed(requests)) => {
                 let mut before = std::mem::take(&mut state.open);
                 for request in requests {
                     let known = before.remove(name_of(&request));
                     state.take(request, known);
                 }
             }
-            Some(Event::Added(request) | Event::Modified(request)) => {
+            Some(CollectionEvent::Added(request) | CollectionEvent::Modified(request)) => {
                 let known = state.open.remove(name_of(&request));
                 state.take(request, known);
             }
-            Some(Event::Deleted(request)) => drop(state.open.remove(name_of(&request))),
+            Some(CollectionEvent::Deleted(request)) => drop(state.open.remove(name_of(&request))),
         }
         drop(state);
         self.changed.notify_all();
@@ -212,11 +212,11 @@ impl Approver {
         };
         let (node, judgement) = self.judge(&request);
         let (verdict, reason, why) = match judgement {
-            Approve(reason, why) => (Verdict::Approved, reason, why),
-            Deny(reason, why) => (Verdict::Denied, reason, why),
-            Leave(reason, why) => (Verdict::Left, reason, why),
+            Approve(reason, why) => (ApprovalDecision::Approved, reason, why),
+            Deny(reason, why) => (ApprovalDecision::Denied, reason, why),
+            Leave(reason, why) => (ApprovalDecision::Left, reason, why),
         };
-        if verdict == Verdict::Left {
+        if verdict == ApprovalDecision::Left {
             self.postpone(&request, &node, Some((verdict, reason, &why)));
             if reason == REQUESTER {
                 // This judgement never changes.
@@ -238,7 +238,7 @@ impl Approver {
                 self.postpone(
                     &request,
                     &node,
-                    Some((Verdict::Failed, refusal.reason, &refusal.details)),
+                    Some((ApprovalDecision::Failed, refusal.reason, &refusal.details)),
                 );
                 // The API server would probably refuse the next request as well.
                 return UNKNOWN_PAUSE;
@@ -252,7 +252,7 @@ impl Approver {
         &self,
         request: &Arc<Value>,
         node: &str,
-        why: Option<(Verdict, &'static str, &str)>,
+        why: Option<(ApprovalDecision, &'static str, &str)>,
     ) {
         let mut state = self.lock();
         let Some(open) = state
@@ -270,7 +270,14 @@ impl Approver {
         }
     }
 
-    fn log(&self, request: &Value, node: &str, verdict: Verdict, reason: &'static str, why: &str) {
+    fn log(
+        &self,
+        request: &Value,
+        node: &str,
+        verdict: ApprovalDecision,
+        reason: &'static str,
+        why: &str,
+    ) {
         let kind = Kind::of(request).map_or("", Kind::name);
         self.audit
             .certificate(kind, verdict, name_of(request), node, reason, why);
@@ -302,12 +309,12 @@ impl Approver {
         let judgement = serving::examine(request).map_or_else(
             |judgement| judgement,
             |asked| {
-                let owner = |wanted: &Wanted| match wanted {
-                    Wanted::Name(name) => {
+                let owner = |wanted: &RequestedName| match wanted {
+                    RequestedName::Name(name) => {
                         let known = membership(name);
                         (known.has_node || known.record.is_some()).then(|| name.clone())
                     }
-                    Wanted::Address(address) => self.cluster.node_of_address(*address),
+                    RequestedName::Address(address) => self.cluster.node_of_address(*address),
                 };
                 let control_plane = |address| self.cluster.control_plane_of_address(address);
                 let kubeadm = self.cluster.kubeadm();
@@ -329,11 +336,11 @@ impl Approver {
     fn decide(
         &self,
         request: &Value,
-        verdict: Verdict,
+        verdict: ApprovalDecision,
         reason: &str,
         why: &str,
     ) -> Result<(), Error> {
-        let kind = if verdict == Verdict::Approved {
+        let kind = if verdict == ApprovalDecision::Approved {
             "Approved"
         } else {
             "Denied"

@@ -29,8 +29,8 @@ use serde_json::Value;
 use super::membership::Membership;
 use super::request::Judgement::{Approve, Deny, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
-use crate::cluster::Kubeadm;
-use crate::cluster::known_machines::{KnownMachines, Machine};
+use crate::cluster::KubeadmSettings;
+use crate::cluster::known_machines::{CloudMachine, KnownMachines};
 use crate::cluster::refusal::TicketRefusal;
 use kubernetes::NAMESPACE;
 use kubernetes::certificate_request::CertificateRequest;
@@ -43,37 +43,37 @@ pub const SERVER_AUTH: &str = "server auth";
 
 /// The validated request of a kubelet.
 #[derive(Debug, PartialEq, Eq)]
-pub struct RequestedCertificate {
+pub struct RequestedServingCertificate {
     pub node: String,
-    pub wanted: Vec<Wanted>,
+    pub wanted: Vec<RequestedName>,
 }
 
 /// A name or an address in the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum RequestedName {
     /// A DNS name.
     Name(String),
     /// An address.
     Address(IpAddr),
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for RequestedName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Wanted::Name(name) => f.write_str(&quoted(name, 80)),
-            Wanted::Address(address) => address.fmt(f),
+            RequestedName::Name(name) => f.write_str(&quoted(name, 80)),
+            RequestedName::Address(address) => address.fmt(f),
         }
     }
 }
 
-impl Wanted {
+impl RequestedName {
     /// Returns whether `machine`, the machine of `node`, has this name or address.
-    fn is_of(&self, node: &str, machine: &Machine) -> bool {
+    fn is_of(&self, node: &str, machine: &CloudMachine) -> bool {
         match self {
-            Wanted::Name(name) => {
+            RequestedName::Name(name) => {
                 name == node || machine.names().any(|own| own.eq_ignore_ascii_case(name))
             }
-            Wanted::Address(address) => {
+            RequestedName::Address(address) => {
                 machine.addresses().any(|own| own == address.to_canonical())
             }
         }
@@ -82,22 +82,22 @@ impl Wanted {
     /// Returns whether the node of this record joined with this name or address.
     fn is_in(&self, record: &MachineRecord) -> bool {
         match self {
-            Wanted::Name(name) => *name == record.node,
-            Wanted::Address(address) => record.has_address(*address),
+            RequestedName::Name(name) => *name == record.node,
+            RequestedName::Address(address) => record.has_address(*address),
         }
     }
 
     /// Returns another node than `node` whose machine has this name or address in the cloud's list.
     fn other_owner<'a>(&self, node: &str, machines: &'a KnownMachines) -> Option<&'a str> {
         match self {
-            Wanted::Name(name) => machines.other_with_name(name, node),
-            Wanted::Address(address) => machines.other_with_address(*address, node),
+            RequestedName::Name(name) => machines.other_with_name(name, node),
+            RequestedName::Address(address) => machines.other_with_address(*address, node),
         }
     }
 
     /// Returns whether it is a name of the cluster's services, which no machine has.
     fn is_of_services(&self) -> bool {
-        let Wanted::Name(name) = self else {
+        let RequestedName::Name(name) = self else {
             return false;
         };
         let name = name.to_ascii_lowercase();
@@ -108,25 +108,25 @@ impl Wanted {
     }
 
     /// Returns whether clients reach the API server under it.
-    fn is_of_api_server(&self, kubeadm: &Kubeadm) -> bool {
+    fn is_of_api_server(&self, kubeadm: &KubeadmSettings) -> bool {
         match self {
-            Wanted::Name(name) => kubeadm.is_served_under(name),
-            Wanted::Address(address) => kubeadm.is_served_under(&address.to_string()),
+            RequestedName::Name(name) => kubeadm.is_served_under(name),
+            RequestedName::Address(address) => kubeadm.is_served_under(&address.to_string()),
         }
     }
 
     /// Returns the reason for a denial in one word.
     fn reason(&self) -> &'static str {
         match self {
-            Wanted::Name(_) => "name",
-            Wanted::Address(_) => "address",
+            RequestedName::Name(_) => "name",
+            RequestedName::Address(_) => "address",
         }
     }
 }
 
 /// Checks everything that the request alone shows: the requester, the usages, the subject and the
 /// names.
-pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
+pub fn examine(request: &Value) -> Result<RequestedServingCertificate, Judgement> {
     let user = user_of(request);
     let Some(node) = user
         .strip_prefix(USER_PREFIX)
@@ -153,9 +153,9 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
             ),
         );
     }
-    let names = names.into_iter().map(Wanted::Name);
+    let names = names.into_iter().map(RequestedName::Name);
     let wanted: Vec<_> = names
-        .chain(addresses.into_iter().map(Wanted::Address))
+        .chain(addresses.into_iter().map(RequestedName::Address))
         .collect();
     if let Some(name) = wanted.iter().find(|wanted| wanted.is_of_services()) {
         return deny(
@@ -169,7 +169,7 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
             "a serving certificate needs a name or an address".into(),
         );
     }
-    Ok(RequestedCertificate {
+    Ok(RequestedServingCertificate {
         node: node.to_owned(),
         wanted,
     })
@@ -180,10 +180,10 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
 /// record. `control_plane` returns the other control plane with an address in its record. `kubeadm` has the
 /// names of the API server. Calls `cloud` only if there is a record.
 pub fn compare(
-    asked: &RequestedCertificate,
+    asked: &RequestedServingCertificate,
     membership: &Membership,
-    kubeadm: Result<Kubeadm, TicketRefusal>,
-    owner: impl Fn(&Wanted) -> Option<String>,
+    kubeadm: Result<KubeadmSettings, TicketRefusal>,
+    owner: impl Fn(&RequestedName) -> Option<String>,
     control_plane: impl Fn(IpAddr) -> Option<String>,
     cloud: impl FnOnce() -> Option<Result<Arc<KnownMachines>, TicketRefusal>>,
 ) -> Judgement {
@@ -200,7 +200,7 @@ pub fn compare(
         _ if record.control_plane => {}
         Err(refusal) => return Leave(refusal.reason, refusal.to_string()),
         Ok(kubeadm) => {
-            let is_of_server = |wanted: &&Wanted| wanted.is_of_api_server(&kubeadm);
+            let is_of_server = |wanted: &&RequestedName| wanted.is_of_api_server(&kubeadm);
             if let Some(wanted) = asked.wanted.iter().find(is_of_server) {
                 let why = format!(
                     "{wanted} belongs to the cluster's API server, and {node} is not a control plane"
@@ -215,8 +215,8 @@ pub fn compare(
         Some(Ok(machines)) => compare_with_cloud(asked, &machines, &map, owner),
         Some(Err(refusal)) => Leave("metadata", refusal.to_string()),
     };
-    let of_other = |wanted: &Wanted| match wanted {
-        Wanted::Address(address) if !record.control_plane => {
+    let of_other = |wanted: &RequestedName| match wanted {
+        RequestedName::Address(address) if !record.control_plane => {
             Some((*address, control_plane(*address)?))
         }
         _ => None,
@@ -235,13 +235,13 @@ pub fn compare(
 }
 
 fn compare_with_record(
-    asked: &RequestedCertificate,
+    asked: &RequestedServingCertificate,
     record: &MachineRecord,
     map: &str,
-    owner: impl Fn(&Wanted) -> Option<String>,
+    owner: impl Fn(&RequestedName) -> Option<String>,
 ) -> Judgement {
     let node = &asked.node;
-    let unknown = |wanted: &&Wanted| !wanted.is_in(record);
+    let unknown = |wanted: &&RequestedName| !wanted.is_in(record);
     let Some(wanted) = asked.wanted.iter().find(unknown) else {
         let why = format!("{node} joined with this name and address, according to {map}");
         return Approve("recorded", why);
@@ -249,7 +249,7 @@ fn compare_with_record(
     if let Some(other) = owner(wanted).filter(|other| other != node) {
         return of_other(wanted, node, &other);
     }
-    if record.addresses.is_empty() && matches!(wanted, Wanted::Address(_)) {
+    if record.addresses.is_empty() && matches!(wanted, RequestedName::Address(_)) {
         let why = format!("{map} has no addresses, and no metadata service lists those of {node}");
         return Leave("no-addresses", why);
     }
@@ -260,10 +260,10 @@ fn compare_with_record(
 }
 
 fn compare_with_cloud(
-    asked: &RequestedCertificate,
+    asked: &RequestedServingCertificate,
     machines: &KnownMachines,
     map: &str,
-    owner: impl Fn(&Wanted) -> Option<String>,
+    owner: impl Fn(&RequestedName) -> Option<String>,
 ) -> Judgement {
     let node = &asked.node;
     let Some(machine) = machines.get(node) else {
@@ -271,10 +271,10 @@ fn compare_with_cloud(
             format!("the cloud's metadata service knows no machine of this cluster named {node}");
         return Leave("unknown-machine", why);
     };
-    let unknown = |wanted: &&Wanted| !wanted.is_of(node, machine);
+    let unknown = |wanted: &&RequestedName| !wanted.is_of(node, machine);
     let Some(wanted) = asked.wanted.iter().find(unknown) else {
         // a cloud may give a machine the name of a node that it does not list
-        let names = (asked.wanted.iter()).filter(|wanted| matches!(wanted, Wanted::Name(_)));
+        let names = (asked.wanted.iter()).filter(|wanted| matches!(wanted, RequestedName::Name(_)));
         let others = names.filter_map(|wanted| Some((wanted, owner(wanted)?)));
         if let Some((wanted, other)) = others.into_iter().find(|(_, other)| other != node) {
             return of_other(wanted, node, &other);
@@ -296,7 +296,8 @@ fn compare_with_cloud(
     };
     let other = wanted.other_owner(node, machines).map(str::to_owned);
     // another machine may have got this address since a machine joined with it
-    let other = other.or_else(|| matches!(wanted, Wanted::Name(_)).then(|| owner(wanted))?);
+    let other =
+        other.or_else(|| matches!(wanted, RequestedName::Name(_)).then(|| owner(wanted))?);
     match other {
         Some(other) => of_other(wanted, node, &other),
         None => Leave(
@@ -309,15 +310,15 @@ fn compare_with_cloud(
 /// Returns a name or address that another machine has too, and that machine. In two networks, two
 /// machines may have the same address.
 fn shared<'a>(
-    wanted: &'a [Wanted],
+    wanted: &'a [RequestedName],
     node: &str,
     machines: &'a KnownMachines,
-) -> Option<(&'a Wanted, &'a str)> {
+) -> Option<(&'a RequestedName, &'a str)> {
     let mut wanted = wanted.iter();
     wanted.find_map(|one| Some((one, one.other_owner(node, machines)?)))
 }
 
-fn of_other(wanted: &Wanted, node: &str, other: &str) -> Judgement {
+fn of_other(wanted: &RequestedName, node: &str, other: &str) -> Judgement {
     Deny(
         wanted.reason(),
         format!("{wanted} belongs to {other}, not to {node}"),
@@ -351,11 +352,11 @@ mod tests {
 
     #[test]
     fn a_kubelets_request_for_its_own_name_and_addresses_has_the_right_form() {
-        let asked = RequestedCertificate {
+        let asked = RequestedServingCertificate {
             node: "n".into(),
             wanted: vec![
-                Wanted::Name("n".into()),
-                Wanted::Address(IP.parse().unwrap()),
+                RequestedName::Name("n".into()),
+                RequestedName::Address(IP.parse().unwrap()),
             ],
         };
         assert_eq!(examine(&good()), Ok(asked));
@@ -437,17 +438,17 @@ mod tests {
     ) -> Judgement {
         let cloud = cloud.map(|known| known.cloned());
         let wanted = match text.parse() {
-            Ok(address) => Wanted::Address(address),
-            Err(_) => Wanted::Name(text.into()),
+            Ok(address) => RequestedName::Address(address),
+            Err(_) => RequestedName::Name(text.into()),
         };
-        let asked = RequestedCertificate {
+        let asked = RequestedServingCertificate {
             node: "n".into(),
-            wanted: vec![Wanted::Name("n".into()), wanted],
+            wanted: vec![RequestedName::Name("n".into()), wanted],
         };
-        let owner = |wanted: &Wanted| {
+        let owner = |wanted: &RequestedName| {
             let of_m = [
-                Wanted::Name("m".into()),
-                Wanted::Address("10.0.0.9".parse().unwrap()),
+                RequestedName::Name("m".into()),
+                RequestedName::Address("10.0.0.9".parse().unwrap()),
             ];
             of_m.contains(wanted).then(|| "m".to_owned())
         };
@@ -490,8 +491,8 @@ mod tests {
         ))
     }
 
-    fn kubeadm() -> Kubeadm {
-        Kubeadm {
+    fn kubeadm() -> KubeadmSettings {
+        KubeadmSettings {
             endpoint: "10.0.0.50:6443".into(),
             names: vec!["*.api.example".into()],
             services: vec!["10.96.0.0/16".parse().unwrap()],

@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::decide::{Answer, Reason};
+use super::decide::{NodeAnswer, WatchReason};
 use base::text::printable;
 use kubernetes::machine_record::MachineRecord;
 use proto::generation::{GENERATION, GenerationRequest, GenerationResponse};
@@ -37,7 +37,7 @@ const MESSAGE: usize = 1000;
 /// What a node has answered.
 pub struct Asked {
     /// The result.
-    pub answer: Answer,
+    pub answer: NodeAnswer,
     /// The address of the Node that is not in its record, if there is one.
     pub moved: Option<IpAddr>,
     /// What it has proved, if it is accepted.
@@ -56,8 +56,8 @@ pub struct Proved {
     pub generation: Option<String>,
 }
 
-impl From<Answer> for Asked {
-    fn from(answer: Answer) -> Asked {
+impl From<NodeAnswer> for Asked {
+    fn from(answer: NodeAnswer) -> Asked {
         Asked {
             answer,
             moved: None,
@@ -109,7 +109,7 @@ pub fn ask(
     let mut first: Option<Asked> = None;
     for place in places {
         let asked = ask_at(place, validator, record);
-        let has_none = matches!(asked.answer, Answer::None(_));
+        let has_none = matches!(asked.answer, NodeAnswer::None(_));
         // the first one is where it should be
         let asked = first.filter(|_| has_none).unwrap_or(asked);
         first = Some(Asked { moved, ..asked });
@@ -131,7 +131,7 @@ fn ask_at(place: Place, validator: &Arc<dyn Validator>, record: Option<&MachineR
     let proved = proved.and_then(|transport| {
         let name = transport.identity.clone();
         match judge(name.as_deref(), place, record) {
-            Answer::Accepted => {}
+            NodeAnswer::Accepted => {}
             answer => return Err(answer),
         }
         let claims = transport.claims.as_ref();
@@ -145,7 +145,7 @@ fn ask_at(place: Place, validator: &Arc<dyn Validator>, record: Option<&MachineR
     });
     match proved {
         Ok(proved) => Asked {
-            answer: Answer::Accepted,
+            answer: NodeAnswer::Accepted,
             moved: None,
             proved: Some(proved),
         },
@@ -157,8 +157,8 @@ fn ask_at(place: Place, validator: &Arc<dyn Validator>, record: Option<&MachineR
 fn prove(
     address: SocketAddr,
     validator: &Arc<dyn Validator>,
-    refused: &dyn Fn(&Refusal) -> Answer,
-) -> Result<Transport, Answer> {
+    refused: &dyn Fn(&Refusal) -> NodeAnswer,
+) -> Result<Transport, NodeAnswer> {
     let unreachable = |error: io::Error| none("Unreachable", format!("{address}: {error}"));
     let socket = TcpStream::connect_timeout(&address, CONNECT).map_err(unreachable)?;
     let judge = verifier::judge(validator.clone());
@@ -173,7 +173,7 @@ fn generation(
     transport: Transport,
     address: SocketAddr,
     recorded: &str,
-) -> Result<Option<String>, Answer> {
+) -> Result<Option<String>, NodeAnswer> {
     let options = CallOptions {
         timeout: Some(PROVE),
         ..CallOptions::default()
@@ -192,7 +192,7 @@ fn generation(
     };
     let current = printable(&answer.current, GENERATION_LEN);
     if answer.is_unknown {
-        Err(Answer::Refused(Reason {
+        Err(NodeAnswer::Refused(WatchReason {
             word: "OldDisk",
             message: format!(
                 "the state disk is an older copy: it does not know generation {recorded}, which it had at the last evidence; \
@@ -207,11 +207,11 @@ fn generation(
 /// Returns what a machine with an earlier version has proved, which knows no generations. An old copy
 /// of its disk has the old image, too, and the policy may still accept that image. So a machine that
 /// had a generation must not come back without one.
-fn without_generations(recorded: &str) -> Result<Option<String>, Answer> {
+fn without_generations(recorded: &str) -> Result<Option<String>, NodeAnswer> {
     if recorded.is_empty() {
         Ok(None)
     } else {
-        Err(Answer::Refused(Reason {
+        Err(NodeAnswer::Refused(WatchReason {
             word: "OldDisk",
             message: format!(
                 "the node runs an earlier version, which knows no generations, and its state disk had generation {recorded} at \
@@ -222,7 +222,11 @@ fn without_generations(recorded: &str) -> Result<Option<String>, Answer> {
     }
 }
 
-fn failed(address: SocketAddr, error: atls::Error, refused: &dyn Fn(&Refusal) -> Answer) -> Answer {
+fn failed(
+    address: SocketAddr,
+    error: atls::Error,
+    refused: &dyn Fn(&Refusal) -> NodeAnswer,
+) -> NodeAnswer {
     match error {
         atls::Error::Refused(why) => refused(&verifier::refusal_of(why)),
         atls::Error::TimedOut => none("TimedOut", format!("{address}: {error}")),
@@ -234,29 +238,29 @@ fn failed(address: SocketAddr, error: atls::Error, refused: &dyn Fn(&Refusal) ->
     }
 }
 
-fn none(word: &'static str, message: String) -> Answer {
-    Answer::None(Reason { word, message })
+fn none(word: &'static str, message: String) -> NodeAnswer {
+    NodeAnswer::None(WatchReason { word, message })
 }
 
 /// Returns what a refusal means. Without current collateral the verifier cannot judge: that is no fault
 /// of the node, unless there is another reason beside it. A refusal says something about the node only if the evidence is that
 /// of its machine, or if evidence names no machine and comes from its address.
-fn of_refusal(refusal: &Refusal, place: Place, record: Option<&MachineRecord>) -> Answer {
-    let reason = Reason {
+fn of_refusal(refusal: &Refusal, place: Place, record: Option<&MachineRecord>) -> NodeAnswer {
+    let reason = WatchReason {
         word: word(refusal.kind),
         message: refusal.to_string().chars().take(MESSAGE).collect(),
     };
     let is_of_verifier = |kind| matches!(kind, Kind::Collateral | Kind::Expired);
     let mut all = refusal.others.iter().map(|other| other.kind);
     if is_of_verifier(refusal.kind) && all.all(is_of_verifier) {
-        return Answer::None(reason);
+        return NodeAnswer::None(reason);
     }
     let machine = refusal.machine.as_deref();
     let recorded = record.map(|record| record.machine.as_str());
     match (machine, recorded) {
-        (Some(machine), Some(recorded)) if machine == recorded => Answer::Refused(reason),
-        (None, Some("")) if place.is_recorded => Answer::Refused(reason),
-        _ if place.is_recorded => Answer::Foreign(Reason {
+        (Some(machine), Some(recorded)) if machine == recorded => NodeAnswer::Refused(reason),
+        (None, Some("")) if place.is_recorded => NodeAnswer::Refused(reason),
+        _ if place.is_recorded => NodeAnswer::Foreign(WatchReason {
             message: format!(
                 "what answers at {} is not shown to be the node's machine, and is refused: {}",
                 place.address, reason.message
@@ -296,12 +300,12 @@ fn word(kind: Kind) -> &'static str {
 
 /// Compares the machine that proved itself with the one in the record. The evidence of some variants
 /// names no machine; then the record names none either, and there is nothing to compare.
-fn judge(machine: Option<&str>, place: Place, record: Option<&MachineRecord>) -> Answer {
+fn judge(machine: Option<&str>, place: Place, record: Option<&MachineRecord>) -> NodeAnswer {
     let recorded = record.map(|record| record.machine.as_str());
     let machine_or_none = machine.unwrap_or("a machine without a name");
     match (machine, recorded) {
-        (Some(machine), Some(recorded)) if machine == recorded => Answer::Accepted,
-        (None, Some("")) if place.is_recorded => Answer::Accepted,
+        (Some(machine), Some(recorded)) if machine == recorded => NodeAnswer::Accepted,
+        (None, Some("")) if place.is_recorded => NodeAnswer::Accepted,
         (_, None | Some("")) => none(
             "NoRecord",
             format!(
@@ -310,7 +314,7 @@ fn judge(machine: Option<&str>, place: Place, record: Option<&MachineRecord>) ->
             ),
         ),
         (_, Some(recorded)) => {
-            let reason = Reason {
+            let reason = WatchReason {
                 word: "OtherMachine",
                 message: format!(
                     "another machine of the cluster answers at {}: expected {recorded}, got {machine_or_none}",
@@ -318,9 +322,9 @@ fn judge(machine: Option<&str>, place: Place, record: Option<&MachineRecord>) ->
                 ),
             };
             if place.is_recorded {
-                Answer::Foreign(reason)
+                NodeAnswer::Foreign(reason)
             } else {
-                Answer::None(reason)
+                NodeAnswer::None(reason)
             }
         }
     }
@@ -330,12 +334,12 @@ fn judge(machine: Option<&str>, place: Place, record: Option<&MachineRecord>) ->
 mod tests {
     use super::*;
 
-    fn word_of(answer: Answer) -> (&'static str, &'static str) {
+    fn word_of(answer: NodeAnswer) -> (&'static str, &'static str) {
         match answer {
-            Answer::Accepted => ("accepted", ""),
-            Answer::Refused(reason) => ("refused", reason.word),
-            Answer::Foreign(reason) => ("foreign", reason.word),
-            Answer::None(reason) => ("none", reason.word),
+            NodeAnswer::Accepted => ("accepted", ""),
+            NodeAnswer::Refused(reason) => ("refused", reason.word),
+            NodeAnswer::Foreign(reason) => ("foreign", reason.word),
+            NodeAnswer::None(reason) => ("none", reason.word),
         }
     }
 
@@ -459,7 +463,7 @@ mod tests {
     fn a_message_is_bounded() {
         let refusal = Kind::Measurement.because("ä".repeat(5000)).by("m".into());
         let answer = of_refusal(&refusal, place(true), Some(&record("m", &[])));
-        let Answer::Refused(reason) = answer else {
+        let NodeAnswer::Refused(reason) = answer else {
             panic!()
         };
         assert_eq!(reason.message.chars().count(), MESSAGE);

@@ -33,7 +33,7 @@ const ACCEPTED: &str = "the machine in the node's record proves software that th
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     /// What happens to a node that is refused.
-    pub action: Action,
+    pub action: WatchAction,
     /// After which time a node without evidence is treated as a refused one; `None`: never.
     pub silence: Option<Duration>,
     /// The percentage of nodes above which a refusal is one of many, and only reported.
@@ -44,7 +44,7 @@ pub struct Rules {
 
 /// What happens to a node that is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Action {
+pub enum WatchAction {
     /// Its condition, label, event and metrics say so.
     Report,
     /// It also gets a taint: no new pods are placed on it.
@@ -55,7 +55,7 @@ pub enum Action {
 
 /// Why a node's evidence was refused, or why there is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reason {
+pub struct WatchReason {
     /// The reason of a condition, such as `Measurement`.
     pub word: &'static str,
     /// A sentence for a person.
@@ -64,15 +64,15 @@ pub struct Reason {
 
 /// The answer of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum NodeAnswer {
     /// The policy accepts its evidence, and it is the machine of its record.
     Accepted,
     /// The policy refuses the evidence of the machine in its record.
-    Refused(Reason),
+    Refused(WatchReason),
     /// Another machine answers where the node should be, or one that does not prove which it is.
-    Foreign(Reason),
+    Foreign(WatchReason),
     /// There is no evidence that could be judged. The node's software may be right.
-    None(Reason),
+    None(WatchReason),
 }
 
 /// What is known about a node.
@@ -81,9 +81,9 @@ pub struct Known {
     /// When the policy accepted its evidence last.
     pub good: Option<Instant>,
     /// Why its own evidence was refused last; `None` if it was accepted, or there was none.
-    refused: Option<Reason>,
+    refused: Option<WatchReason>,
     /// What answers in its place; `None` if nothing does.
-    foreign: Option<Reason>,
+    foreign: Option<WatchReason>,
     /// The present time without evidence.
     silence: Option<Silence>,
 }
@@ -92,12 +92,12 @@ pub struct Known {
 struct Silence {
     since: Instant,
     tries: u32,
-    reason: Reason,
+    reason: WatchReason,
 }
 
 /// How a node counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum AttestationState {
     /// Its last evidence was accepted.
     Good,
     /// Its own evidence was refused.
@@ -110,24 +110,24 @@ pub enum Standing {
 
 impl Known {
     /// Returns what is known after an answer.
-    pub fn after(self, answer: &Answer, now: Instant) -> Known {
+    pub fn after(self, answer: &NodeAnswer, now: Instant) -> Known {
         match answer {
-            Answer::Accepted => Known {
+            NodeAnswer::Accepted => Known {
                 good: Some(now),
                 ..Known::default()
             },
-            Answer::Refused(reason) => Known {
+            NodeAnswer::Refused(reason) => Known {
                 refused: Some(reason.clone()),
                 foreign: None,
                 silence: None,
                 ..self
             },
-            Answer::Foreign(reason) => Known {
+            NodeAnswer::Foreign(reason) => Known {
                 foreign: Some(reason.clone()),
                 silence: None,
                 ..self
             },
-            Answer::None(reason) => {
+            NodeAnswer::None(reason) => {
                 let before = self.silence.as_ref();
                 let silence = Silence {
                     since: before.map_or(now, |before| before.since),
@@ -143,16 +143,16 @@ impl Known {
     }
 
     /// Returns how the node counts.
-    pub fn standing(&self, rules: &Rules, now: Instant) -> Standing {
+    pub fn standing(&self, rules: &Rules, now: Instant) -> AttestationState {
         if self.refused.is_some() {
-            return Standing::Refused;
+            return AttestationState::Refused;
         }
         if self.foreign.is_some() || self.is_silent(rules, now) {
-            return Standing::Unproven;
+            return AttestationState::Unproven;
         }
         match (&self.good, &self.silence) {
-            (Some(_), None) => Standing::Good,
-            _ => Standing::Open,
+            (Some(_), None) => AttestationState::Good,
+            _ => AttestationState::Open,
         }
     }
 
@@ -172,7 +172,7 @@ impl Known {
             self
         } else {
             Known {
-                refused: Some(Reason {
+                refused: Some(WatchReason {
                     word: "RefusedBefore",
                     message: "the record says that the evidence of the machine was refused".into(),
                 }),
@@ -187,13 +187,13 @@ impl Known {
     }
 
     /// Returns status, reason and message of the condition; `None` while the condition stays as it is.
-    pub fn condition(&self, rules: &Rules, now: Instant) -> Option<(&'static str, Reason)> {
+    pub fn condition(&self, rules: &Rules, now: Instant) -> Option<(&'static str, WatchReason)> {
         if let Some(reason) = self.refused.as_ref().or(self.foreign.as_ref()) {
             return Some(("False", reason.clone()));
         }
         match &self.silence {
             Some(silence) if self.is_silent(rules, now) => {
-                let reason = Reason {
+                let reason = WatchReason {
                     word: SILENT,
                     message: silence.reason.message.clone(),
                 };
@@ -202,7 +202,7 @@ impl Known {
             Some(silence) if silence.tries >= TRIES => Some(("Unknown", silence.reason.clone())),
             Some(_) => None,
             None => self.good.map(|_| {
-                let reason = Reason {
+                let reason = WatchReason {
                     word: "Accepted",
                     message: ACCEPTED.into(),
                 };
@@ -236,22 +236,22 @@ pub struct Census {
 
 impl Census {
     /// Adds a node.
-    pub fn add(&mut self, standing: Standing) {
+    pub fn add(&mut self, standing: AttestationState) {
         match standing {
-            Standing::Good => self.good += 1,
-            Standing::Refused => self.refused += 1,
-            Standing::Unproven => self.unproven += 1,
-            Standing::Open => self.open += 1,
+            AttestationState::Good => self.good += 1,
+            AttestationState::Refused => self.refused += 1,
+            AttestationState::Unproven => self.unproven += 1,
+            AttestationState::Open => self.open += 1,
         }
     }
 
     /// Removes a node.
-    pub fn remove(&mut self, standing: Standing) {
+    pub fn remove(&mut self, standing: AttestationState) {
         let count = match standing {
-            Standing::Good => &mut self.good,
-            Standing::Refused => &mut self.refused,
-            Standing::Unproven => &mut self.unproven,
-            Standing::Open => &mut self.open,
+            AttestationState::Good => &mut self.good,
+            AttestationState::Refused => &mut self.refused,
+            AttestationState::Unproven => &mut self.unproven,
+            AttestationState::Open => &mut self.open,
         };
         *count = count.saturating_sub(1);
     }
@@ -292,21 +292,23 @@ pub fn desired(
     }
     let has_any = present.taint.is_some() || present.has_cordoned;
     let is_bad = match (known.standing(rules, now), mode) {
-        (Standing::Good, _) => false,
-        (Standing::Refused | Standing::Unproven, Mode::Normal) => true,
+        (AttestationState::Good, _) => false,
+        (AttestationState::Refused | AttestationState::Unproven, Mode::Normal) => true,
         // a later mass ends nothing: an attacker could make one
-        (Standing::Refused | Standing::Unproven, Mode::Waiting | Mode::Mass) => return wanted,
+        (AttestationState::Refused | AttestationState::Unproven, Mode::Waiting | Mode::Mass) => {
+            return wanted;
+        }
         // after a change of the leader, a node that was refused stays so until it proves itself
-        (Standing::Open, _) if has_any => return wanted,
-        (Standing::Open, _) => false,
+        (AttestationState::Open, _) if has_any => return wanted,
+        (AttestationState::Open, _) => false,
     };
     let value = if known.is_refused() || known.foreign.is_some() {
         "refused"
     } else {
         "silent"
     };
-    wanted.taint = (is_bad && rules.action >= Action::Taint).then(|| value.to_owned());
-    let cordons = is_bad && rules.action == Action::Cordon;
+    wanted.taint = (is_bad && rules.action >= WatchAction::Taint).then(|| value.to_owned());
+    let cordons = is_bad && rules.action == WatchAction::Cordon;
     match (cordons, present.has_cordoned) {
         // another person's cordon is not ours to end
         (true, false) if !present.is_cordoned => {
@@ -323,8 +325,8 @@ pub fn desired(
 /// Returns whether the record of the machine should say that it is refused; `None`: it stays as it is.
 pub fn closes(known: &Known, rules: &Rules, mode: Mode, now: Instant) -> Option<bool> {
     match known.standing(rules, now) {
-        Standing::Good => Some(false),
-        Standing::Refused if rules.close_disks && mode == Mode::Normal => Some(true),
+        AttestationState::Good => Some(false),
+        AttestationState::Refused if rules.close_disks && mode == Mode::Normal => Some(true),
         _ => None,
     }
 }
@@ -335,7 +337,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    fn rules(action: Action) -> Rules {
+    fn rules(action: WatchAction) -> Rules {
         Rules {
             action,
             silence: Some(HOUR),
@@ -344,28 +346,28 @@ mod tests {
         }
     }
 
-    fn refused() -> Answer {
-        Answer::Refused(Reason {
+    fn refused() -> NodeAnswer {
+        NodeAnswer::Refused(WatchReason {
             word: "Measurement",
             message: "PCR 4: expected 1, got 2".into(),
         })
     }
 
-    fn foreign() -> Answer {
-        Answer::Foreign(Reason {
+    fn foreign() -> NodeAnswer {
+        NodeAnswer::Foreign(WatchReason {
             word: "OtherMachine",
             message: "expected m, got n".into(),
         })
     }
 
-    fn none() -> Answer {
-        Answer::None(Reason {
+    fn none() -> NodeAnswer {
+        NodeAnswer::None(WatchReason {
             word: "Unreachable",
             message: "10.0.0.7:9000: refused".into(),
         })
     }
 
-    fn known(answers: &[Answer], now: Instant) -> Known {
+    fn known(answers: &[NodeAnswer], now: Instant) -> Known {
         let known = Known::default();
         answers
             .iter()
@@ -373,15 +375,15 @@ mod tests {
     }
 
     fn condition(known: &Known, now: Instant) -> Option<(&'static str, &'static str)> {
-        let condition = known.condition(&rules(Action::Taint), now);
+        let condition = known.condition(&rules(WatchAction::Taint), now);
         condition.map(|(status, reason)| (status, reason.word))
     }
 
     #[test]
     fn the_condition_follows_the_answers() {
         let now = Instant::now();
-        let of = |answers: &[Answer]| condition(&known(answers, now), now);
-        let (good, bad, none) = (Answer::Accepted, refused(), none());
+        let of = |answers: &[NodeAnswer]| condition(&known(answers, now), now);
+        let (good, bad, none) = (NodeAnswer::Accepted, refused(), none());
         let unreachable = Some(("Unknown", "Unreachable"));
         assert_eq!(of(&[]), None);
         assert_eq!(of(std::slice::from_ref(&good)), Some(("True", "Accepted")));
@@ -404,7 +406,7 @@ mod tests {
         assert_eq!(of(&[foreign()]), other);
         assert_eq!(of(&[bad, foreign()]), Some(("False", "Measurement")));
         assert_eq!(
-            of(&[foreign(), Answer::Accepted]),
+            of(&[foreign(), NodeAnswer::Accepted]),
             Some(("True", "Accepted"))
         );
     }
@@ -412,31 +414,43 @@ mod tests {
     #[test]
     fn a_silent_node_counts_as_refused_after_its_time() {
         let now = Instant::now();
-        let silent = known(&[Answer::Accepted, none(), none()], now);
-        let rules = rules(Action::Taint);
+        let silent = known(&[NodeAnswer::Accepted, none(), none()], now);
+        let rules = rules(WatchAction::Taint);
         assert_eq!(
             silent.standing(&rules, now + HOUR - PAUSES[0]),
-            Standing::Open
+            AttestationState::Open
         );
-        assert_eq!(silent.standing(&rules, now + HOUR), Standing::Unproven);
+        assert_eq!(
+            silent.standing(&rules, now + HOUR),
+            AttestationState::Unproven
+        );
         assert_eq!(condition(&silent, now + HOUR), Some(("Unknown", SILENT)));
         let never = Rules {
             silence: None,
             ..rules
         };
-        assert_eq!(silent.standing(&never, now + 1000 * HOUR), Standing::Open);
+        assert_eq!(
+            silent.standing(&never, now + 1000 * HOUR),
+            AttestationState::Open
+        );
         // the time begins with the first answer that is missing, and ends with evidence
         let again = silent.clone().after(&none(), now + HOUR / 2);
-        assert_eq!(again.standing(&rules, now + HOUR), Standing::Unproven);
-        let good = again.after(&Answer::Accepted, now + HOUR);
-        assert_eq!(good.standing(&rules, now + 9 * HOUR), Standing::Good);
+        assert_eq!(
+            again.standing(&rules, now + HOUR),
+            AttestationState::Unproven
+        );
+        let good = again.after(&NodeAnswer::Accepted, now + HOUR);
+        assert_eq!(
+            good.standing(&rules, now + 9 * HOUR),
+            AttestationState::Good
+        );
     }
 
     #[test]
     fn a_node_without_evidence_is_asked_again_soon_at_first() {
         let now = Instant::now();
-        let pause = |answers: &[Answer], interval| known(answers, now).pause(interval);
-        assert_eq!(pause(&[Answer::Accepted], HOUR), HOUR);
+        let pause = |answers: &[NodeAnswer], interval| known(answers, now).pause(interval);
+        assert_eq!(pause(&[NodeAnswer::Accepted], HOUR), HOUR);
         assert_eq!(pause(&[refused()], HOUR), HOUR);
         assert_eq!(pause(&[none()], HOUR), PAUSES[0]);
         assert_eq!(pause(&[none(), none()], HOUR), PAUSES[1]);
@@ -466,7 +480,12 @@ mod tests {
     }
 
     /// What the taint and the cordon of a node become.
-    fn becomes(answers: &[Answer], action: Action, mode: Mode, present: &Attested) -> Attested {
+    fn becomes(
+        answers: &[NodeAnswer],
+        action: WatchAction,
+        mode: Mode,
+        present: &Attested,
+    ) -> Attested {
         let now = Instant::now();
         desired(&known(answers, now), &rules(action), mode, now, present)
     }
@@ -488,15 +507,22 @@ mod tests {
             has_cordoned: true,
             ..tainted.clone()
         };
-        assert_eq!(of(Action::Report), reported);
-        assert_eq!(of(Action::Taint), tainted);
-        assert_eq!(of(Action::Cordon), cordoned);
+        assert_eq!(of(WatchAction::Report), reported);
+        assert_eq!(of(WatchAction::Taint), tainted);
+        assert_eq!(of(WatchAction::Cordon), cordoned);
         // evidence that is accepted ends it
         let good = Attested {
             label: Some("true".into()),
             ..Attested::default()
         };
-        let of = |present| becomes(&[Answer::Accepted], Action::Cordon, Mode::Normal, present);
+        let of = |present| {
+            becomes(
+                &[NodeAnswer::Accepted],
+                WatchAction::Cordon,
+                Mode::Normal,
+                present,
+            )
+        };
         assert_eq!(of(&cordoned), good);
         // an administrator's cordon stays, also that of a node that is refused
         let own = Attested {
@@ -504,14 +530,14 @@ mod tests {
             ..Attested::default()
         };
         assert!(of(&own).is_cordoned);
-        let both = becomes(&[refused()], Action::Cordon, Mode::Normal, &own);
+        let both = becomes(&[refused()], WatchAction::Cordon, Mode::Normal, &own);
         assert!(both.is_cordoned && !both.has_cordoned && both.taint.is_some());
         // a node that ends its cordon gets it again
         let ended = Attested {
             is_cordoned: false,
             ..cordoned.clone()
         };
-        let again = becomes(&[refused()], Action::Cordon, Mode::Normal, &ended);
+        let again = becomes(&[refused()], WatchAction::Cordon, Mode::Normal, &ended);
         assert_eq!(again, cordoned);
     }
 
@@ -523,21 +549,21 @@ mod tests {
             ..Attested::default()
         };
         let bad = [refused()];
-        let of = |mode, present| becomes(&bad, Action::Taint, mode, present).taint;
+        let of = |mode, present| becomes(&bad, WatchAction::Taint, mode, present).taint;
         let fresh = Attested::default();
         assert_eq!(of(Mode::Waiting, &fresh), None);
         assert_eq!(of(Mode::Waiting, &tainted), Some("refused".into()));
         assert_eq!(of(Mode::Mass, &fresh), None);
         // somebody could make a mass to end what is set
         assert_eq!(of(Mode::Mass, &tainted), Some("refused".into()));
-        let good = [Answer::Accepted];
-        let ended = becomes(&good, Action::Taint, Mode::Mass, &tainted);
+        let good = [NodeAnswer::Accepted];
+        let ended = becomes(&good, WatchAction::Taint, Mode::Mass, &tainted);
         assert_eq!(ended.taint, None);
         // the result is shown all the same
-        let shown = becomes(&bad, Action::Taint, Mode::Mass, &fresh);
+        let shown = becomes(&bad, WatchAction::Taint, Mode::Mass, &fresh);
         assert_eq!(shown.label.as_deref(), Some("false"));
         // a new leader does not know why a node has a taint: it stays until there is evidence
-        let silent = becomes(&[none()], Action::Taint, Mode::Normal, &tainted);
+        let silent = becomes(&[none()], WatchAction::Taint, Mode::Normal, &tainted);
         assert_eq!(silent, tainted);
     }
 
@@ -546,17 +572,20 @@ mod tests {
         let now = Instant::now();
         let wanted = Rules {
             close_disks: true,
-            ..rules(Action::Report)
+            ..rules(WatchAction::Report)
         };
-        let of = |answers: &[Answer], rules: &Rules, mode, at| {
+        let of = |answers: &[NodeAnswer], rules: &Rules, mode, at| {
             closes(&known(answers, now), rules, mode, at)
         };
         let bad = [refused()];
         assert_eq!(of(&bad, &wanted, Mode::Normal, now), Some(true));
-        assert_eq!(of(&bad, &rules(Action::Cordon), Mode::Normal, now), None);
+        assert_eq!(
+            of(&bad, &rules(WatchAction::Cordon), Mode::Normal, now),
+            None
+        );
         assert_eq!(of(&bad, &wanted, Mode::Mass, now), None);
         assert_eq!(of(&bad, &wanted, Mode::Waiting, now), None);
-        let silent = [Answer::Accepted, none(), none()];
+        let silent = [NodeAnswer::Accepted, none(), none()];
         assert_eq!(of(&silent, &wanted, Mode::Normal, now + HOUR), None);
         // it says nothing about the machine in the record
         assert_eq!(of(&[foreign()], &wanted, Mode::Normal, now), None);
@@ -564,7 +593,7 @@ mod tests {
         let both = [bad[0].clone(), foreign()];
         assert_eq!(of(&both, &wanted, Mode::Normal, now), Some(true));
         assert_eq!(
-            of(&[Answer::Accepted], &wanted, Mode::Mass, now),
+            of(&[NodeAnswer::Accepted], &wanted, Mode::Mass, now),
             Some(false)
         );
     }
@@ -573,7 +602,7 @@ mod tests {
     fn another_machine_in_its_place_taints_a_node() {
         let tainted = becomes(
             &[foreign()],
-            Action::Taint,
+            WatchAction::Taint,
             Mode::Normal,
             &Attested::default(),
         );
@@ -584,17 +613,17 @@ mod tests {
     #[test]
     fn a_machine_that_its_record_calls_refused_is_so_until_its_evidence_is_accepted() {
         let now = Instant::now();
-        let known = |answers: &[Answer]| {
+        let known = |answers: &[NodeAnswer]| {
             let before = Known::default().refused_before();
             answers
                 .iter()
                 .fold(before, |known, answer| known.after(answer, now))
         };
-        let rules = rules(Action::Taint);
-        let standing = |answers: &[Answer]| known(answers).standing(&rules, now);
-        assert_eq!(standing(&[none()]), Standing::Refused);
-        assert_eq!(standing(&[Answer::Accepted]), Standing::Good);
-        let later = Known::default().after(&Answer::Accepted, now);
+        let rules = rules(WatchAction::Taint);
+        let standing = |answers: &[NodeAnswer]| known(answers).standing(&rules, now);
+        assert_eq!(standing(&[none()]), AttestationState::Refused);
+        assert_eq!(standing(&[NodeAnswer::Accepted]), AttestationState::Good);
+        let later = Known::default().after(&NodeAnswer::Accepted, now);
         assert_eq!(later.clone().refused_before(), later);
     }
 }

@@ -23,7 +23,7 @@ const APPROVED_BOOT: i8 = 3;
 const GENUINE_HARDWARE: i8 = 2;
 
 /// An accepted node.
-pub struct Accepted<'a> {
+pub struct AcceptedNode<'a> {
     /// The issuer's URL.
     pub issuer: &'a str,
     /// The node's name.
@@ -46,7 +46,7 @@ pub struct Accepted<'a> {
     pub life: Duration,
 }
 
-impl Accepted<'_> {
+impl AcceptedNode<'_> {
     /// Returns when the result expires, in seconds since 1970.
     pub fn expires(&self) -> u64 {
         seconds(self.at) + self.life.as_secs()
@@ -99,8 +99,8 @@ pub fn seconds(at: SystemTime) -> u64 {
 mod tests {
     use super::*;
 
-    fn accepted<'a>() -> Accepted<'a> {
-        Accepted {
+    fn accepted<'a>() -> AcceptedNode<'a> {
+        AcceptedNode {
             issuer: "https://results.example",
             node: "worker-0",
             uid: "u",
@@ -134,13 +134,13 @@ mod tests {
 
     #[test]
     fn only_what_was_proved_is_claimed() {
-        let of = |it: Accepted<'_>| it.claims()["submods"]["node"].clone();
+        let of = |it: AcceptedNode<'_>| it.claims()["submods"]["node"].clone();
         assert!(
             of(accepted())["ear_trustworthiness_vector"]
                 .get("hardware")
                 .is_none()
         );
-        let platform = of(Accepted {
+        let platform = of(AcceptedNode {
             has_platform: true,
             image: Some("7c0e"),
             ..accepted()

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::decide::{Action, Rules};
+use super::decide::{Rules, WatchAction};
 use super::{ElectionTimes, Options, Place};
 use base::network::any_address;
 use base::options::{Opt, Table, put};
@@ -43,7 +43,7 @@ pub const OPTIONS: &Table<WatchFlags> = &[
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct WatchFlags {
     interval: Option<Duration>,
-    action: Option<Action>,
+    action: Option<WatchAction>,
     silence: Option<Duration>,
     share: Option<u8>,
     close_disks: bool,
@@ -64,7 +64,7 @@ impl WatchFlags {
         Ok(Some(Options {
             interval,
             rules: Rules {
-                action: self.action.unwrap_or(Action::Report),
+                action: self.action.unwrap_or(WatchAction::Report),
                 silence: self.silence,
                 share: self.share.unwrap_or(SHARE),
                 close_disks: self.close_disks,
@@ -113,12 +113,12 @@ fn share(name: &str, value: OsString) -> Result<Option<u8>, Failure> {
     }
 }
 
-fn action(name: &str, value: OsString) -> Result<Option<Action>, Failure> {
+fn action(name: &str, value: OsString) -> Result<Option<WatchAction>, Failure> {
     match text(value)?.as_str() {
         "" => Ok(None),
-        "report" => Ok(Some(Action::Report)),
-        "taint" => Ok(Some(Action::Taint)),
-        "cordon" => Ok(Some(Action::Cordon)),
+        "report" => Ok(Some(WatchAction::Report)),
+        "taint" => Ok(Some(WatchAction::Taint)),
+        "cordon" => Ok(Some(WatchAction::Cordon)),
         other => Err(wrong(name, other, "report, taint or cordon")),
     }
 }
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(options.issuer, None);
         assert_eq!(options.interval, Duration::from_secs(600));
         let expected = Rules {
-            action: Action::Report,
+            action: WatchAction::Report,
             silence: None,
             share: 20,
             close_disks: false,
@@ -195,7 +195,7 @@ mod tests {
             ("watch-close-disks", "yes"),
         ];
         let expected = Rules {
-            action: Action::Cordon,
+            action: WatchAction::Cordon,
             silence: Some(Duration::from_secs(2_592_000)),
             share: 0,
             close_disks: true,

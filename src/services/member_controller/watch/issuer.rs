@@ -6,7 +6,7 @@
 //! refused, silent, other record: the ConfigMap is deleted
 //! ```
 //!
-//! The replica that asks the nodes writes; each replica answers relying parties ([`Issuer::page`]), from
+//! The replica that asks the nodes writes; each replica answers relying parties ([`ResultIssuer::page`]), from
 //! what the API server has at that moment. A token is shown only while the policy by which its node was
 //! judged is in force. It is a statement about a node and no credential: everybody may read it.
 //!
@@ -20,11 +20,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http::server::Response;
+use http::server::ServedResponse;
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::ear::{self, Accepted};
+use super::ear::{self, AcceptedNode};
 use super::signing::Keys;
 use crate::cluster::Cluster;
 use crate::key_service::members::InForce;
@@ -54,7 +54,7 @@ const RUNNING: u32 = 4;
 /// The timeout of such a read, and of calls for the keys.
 const READ: Duration = Duration::from_secs(2);
 /// Relying parties come through few addresses: those of proxies.
-pub const LIMITS: http::server::Limits = http::server::Limits {
+pub const LIMITS: http::server::ServerLimits = http::server::ServerLimits {
     connections: 32,
     of_peer: 16,
     time: Duration::from_secs(5),
@@ -70,7 +70,7 @@ pub struct Place {
 }
 
 /// Signs and publishes results.
-pub struct Issuer {
+pub struct ResultIssuer {
     client: Client,
     cluster: Arc<Cluster>,
     /// The directory of the wrapping key.
@@ -98,7 +98,7 @@ struct Pace {
     running: u32,
 }
 
-impl Issuer {
+impl ResultIssuer {
     /// Creates an issuer without keys, whose tokens are valid for a little more than this interval.
     /// `wrapping_key` is the directory of the wrapping key.
     pub fn new(
@@ -107,13 +107,13 @@ impl Issuer {
         wrapping_key: &Path,
         (client, cluster): (&Client, &Arc<Cluster>),
         registry: &Registry,
-    ) -> Issuer {
+    ) -> ResultIssuer {
         let pace = Pace {
             since: Instant::now(),
             begun: 0,
             running: 0,
         };
-        Issuer {
+        ResultIssuer {
             client: client.clone(),
             cluster: cluster.clone(),
             wrapping_key: wrapping_key.into(),
@@ -258,7 +258,7 @@ impl Issuer {
     /// replica may write. Fails if the result was published or withdrawn meanwhile.
     pub fn publish(
         &self,
-        accepted: &Accepted<'_>,
+        accepted: &AcceptedNode<'_>,
         may: impl Fn() -> bool,
     ) -> Result<(), Unpublished> {
         let keys = self.keys();
@@ -314,21 +314,25 @@ impl Issuer {
     }
 
     /// Answers the `GET` of a target.
-    pub fn page(&self, target: &str, in_force: impl Fn() -> Option<Arc<InForce>>) -> Response {
+    pub fn page(
+        &self,
+        target: &str,
+        in_force: impl Fn() -> Option<Arc<InForce>>,
+    ) -> ServedResponse {
         let keys = self.keys();
         match page_of(&self.url, target) {
             Page::Configuration => json_of(&configuration(&self.url)),
             // a relying party would remember that there are none
-            Page::Keys if keys.is_empty() => Response::status(UNAVAILABLE),
+            Page::Keys if keys.is_empty() => ServedResponse::status(UNAVAILABLE),
             Page::Keys => json_of(&keys.public()),
             Page::Node(_) if keys.is_empty() || !self.cluster.is_known_within(Duration::ZERO) => {
-                Response::status(UNAVAILABLE)
+                ServedResponse::status(UNAVAILABLE)
             }
             Page::Node(name) => match self.cluster.node(name) {
                 Some(node) => self.token(name, &node.uid, &keys, in_force),
-                None => Response::status(NOT_FOUND),
+                None => ServedResponse::status(NOT_FOUND),
             },
-            Page::None => Response::status(NOT_FOUND),
+            Page::None => ServedResponse::status(NOT_FOUND),
         }
     }
 
@@ -338,9 +342,9 @@ impl Issuer {
         uid: &str,
         keys: &Keys,
         in_force: impl Fn() -> Option<Arc<InForce>>,
-    ) -> Response {
+    ) -> ServedResponse {
         let Some(_running) = self.begin(Instant::now()) else {
-            return Response::status(UNAVAILABLE);
+            return ServedResponse::status(UNAVAILABLE);
         };
         let found = self.client.within(READ).find(&map_of(node));
         // after the read: a policy that is in force now was so when the token was read, or is newer
@@ -354,12 +358,12 @@ impl Issuer {
                     has_key: |key: &str| keys.has(key),
                 };
                 let token = current(&map, &present, SystemTime::now());
-                token.map_or(Response::status(NOT_FOUND), |token| {
-                    Response::ok("application/eat+jwt", token.to_owned())
+                token.map_or(ServedResponse::status(NOT_FOUND), |token| {
+                    ServedResponse::ok("application/eat+jwt", token.to_owned())
                 })
             }
-            (Ok(None), Some(_)) => Response::status(NOT_FOUND),
-            _ => Response::status(UNAVAILABLE),
+            (Ok(None), Some(_)) => ServedResponse::status(NOT_FOUND),
+            _ => ServedResponse::status(UNAVAILABLE),
         }
     }
 
@@ -474,8 +478,8 @@ fn configuration(url: &str) -> Value {
     })
 }
 
-fn json_of(value: &Value) -> Response {
-    Response::ok("application/json", format!("{value}\n"))
+fn json_of(value: &Value) -> ServedResponse {
+    ServedResponse::ok("application/json", format!("{value}\n"))
 }
 
 /// Why a token is not published.
@@ -523,7 +527,8 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
     use verifier::{
-        Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator, refusal::Kind,
+        CredentialChallenge, Evidence, Identified, MachineIdentity, Properties, Refusal, Validator,
+        refusal::Kind,
     };
 
     const URL: &str = "https://results.example/cluster-1";
@@ -542,7 +547,7 @@ mod tests {
             }
         }
 
-        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+        fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
             Ok(None)
         }
 

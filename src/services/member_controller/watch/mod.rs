@@ -15,7 +15,6 @@
 //! An object is written when something changes. Only the time of the last evidence, in the condition, is
 //! written without a change, and seldom: [`decide::HEARTBEAT`].
 
-mod agenda;
 mod ask;
 mod decide;
 mod ear;
@@ -23,6 +22,7 @@ pub mod flags;
 mod issuer;
 mod leader;
 mod objects;
+mod schedule;
 pub mod signing;
 
 use std::fmt;
@@ -39,22 +39,22 @@ use crate::cluster::node_status::NodeStatus;
 use crate::cluster::secrets::Secrets;
 use crate::key_service::members::{InForce, Members};
 use crate::metrics::{Counter, Labelled, Registry};
-use crate::serving::Refused;
-use agenda::{Agenda, Job};
+use crate::serving::CannotListen;
 use ask::{Asked, Proved};
 use base::crypto::{cluster_id, random};
 use base::sync::{lock, wait_timeout};
-use decide::{Answer, Reason};
-use ear::Accepted;
-use issuer::{Issuer, Unpublished};
+use decide::{NodeAnswer, WatchReason};
+use ear::AcceptedNode;
+use issuer::{ResultIssuer, Unpublished};
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, MachineRecord};
 use leader::Election;
+use schedule::{DueNode, Schedule};
 use verifier::Variant;
 use verifier::sources::Sources;
 
-pub use decide::{Action, Rules};
+pub use decide::{Rules, WatchAction};
 pub use issuer::Place;
 pub use leader::ElectionTimes;
 
@@ -113,13 +113,13 @@ struct Shared {
     /// The policy of the present round of questions. A new one begins a round, in which nothing follows
     /// from a refusal.
     policy: Mutex<Option<Arc<InForce>>>,
-    issuer: Option<Issuer>,
+    issuer: Option<ResultIssuer>,
     /// The fault of the signing keys that was logged last; a fault is logged when it changes.
     logged: Mutex<String>,
     /// Whether the log says that evidence names no machine.
     nameless: Once,
     election: Mutex<Election>,
-    agenda: Mutex<Agenda>,
+    schedule: Mutex<Schedule>,
     changed: Condvar,
     asked: Labelled<Counter, 2>,
 }
@@ -136,7 +136,7 @@ impl Watching {
         let client = client.within(TIMEOUT);
         let issuer = options.issuer.as_ref().map(|place| {
             let url = place.url.clone();
-            Issuer::new(
+            ResultIssuer::new(
                 url,
                 options.interval,
                 &judging.wrapping_key_dir,
@@ -155,7 +155,7 @@ impl Watching {
             logged: Mutex::default(),
             nameless: Once::new(),
             election: Mutex::new(Election::new(identity(), options.times)),
-            agenda: Mutex::new(Agenda::new(options.interval, options.rules)),
+            schedule: Mutex::new(Schedule::new(options.interval, options.rules)),
             changed: Condvar::new(),
             asked: registry.labelled(
                 "firstlight_watch_answers_total",
@@ -182,17 +182,17 @@ impl Watching {
     }
 
     /// Starts the HTTP server for relying parties, if results are published.
-    pub fn serve_results(&self) -> Result<Option<http::server::Server>, Refused> {
+    pub fn serve_results(&self) -> Result<Option<http::server::HttpServer>, CannotListen> {
         let Some(place) = &self.shared.options.issuer else {
             return Ok(None);
         };
         let shared = Arc::downgrade(&self.shared);
         let page = move |target: &str| match shared.upgrade() {
             Some(shared) => shared.page(target),
-            None => http::server::Response::status("503 Service Unavailable"),
+            None => http::server::ServedResponse::status("503 Service Unavailable"),
         };
         let page = move |target: &str, _| page(target);
-        let server = http::server::Server::start("results", place.listen, issuer::LIMITS, page)
+        let server = http::server::HttpServer::start("results", place.listen, issuer::LIMITS, page)
             .map_err(|error| (place.listen, error))?;
         log::info!(
             "attestation results of nodes on http://{}, for {}",
@@ -204,7 +204,7 @@ impl Watching {
 
     /// Gives the Lease to another replica. Before the client is stopped.
     pub fn finish(&self) {
-        self.shared.agenda().stop();
+        self.shared.schedule().stop();
         lock(&self.shared.election).release(&self.shared.client.within(LOOK));
     }
 }
@@ -222,46 +222,46 @@ fn identity() -> String {
 }
 
 fn add_metrics(registry: &Registry, shared: &Arc<Shared>) {
-    let gauge = |name, help, of: &[(&'static str, &str)], read: fn(&Agenda) -> Option<f64>| {
+    let gauge = |name, help, of: &[(&'static str, &str)], read: fn(&Schedule) -> Option<f64>| {
         let shared = Arc::downgrade(shared);
         registry.gauge_of(name, help, of, move || {
-            read(&lock(&shared.upgrade()?.agenda))
+            read(&lock(&shared.upgrade()?.schedule))
         });
     };
     gauge(
         "firstlight_watch_leader",
         "1 on the replica that asks the nodes for evidence, else 0.",
         &[],
-        |agenda| Some(f64::from(u8::from(agenda.leads(Instant::now())))),
+        |schedule| Some(f64::from(u8::from(schedule.leads(Instant::now())))),
     );
     const NODES: &str = "firstlight_watch_nodes";
     const HELP: &str = "Number of nodes: their last evidence was accepted; refused, or missing for too long; neither is known. On the leader.";
-    gauge(NODES, HELP, &[("result", "accepted")], |agenda| {
-        Some(agenda.census()?.good as f64)
+    gauge(NODES, HELP, &[("result", "accepted")], |schedule| {
+        Some(schedule.census()?.good as f64)
     });
-    gauge(NODES, HELP, &[("result", "refused")], |agenda| {
-        Some((agenda.census()?.refused + agenda.census()?.unproven) as f64)
+    gauge(NODES, HELP, &[("result", "refused")], |schedule| {
+        Some((schedule.census()?.refused + schedule.census()?.unproven) as f64)
     });
-    gauge(NODES, HELP, &[("result", "unknown")], |agenda| {
-        Some(agenda.census()?.open as f64)
+    gauge(NODES, HELP, &[("result", "unknown")], |schedule| {
+        Some(schedule.census()?.open as f64)
     });
     gauge(
         "firstlight_watch_oldest_seconds",
         "Age of the oldest last good evidence of a node; of one without, the time for which this replica leads. On the leader.",
         &[],
-        |agenda| Some(agenda.oldest(Instant::now())?.as_secs_f64()),
+        |schedule| Some(schedule.oldest(Instant::now())?.as_secs_f64()),
     );
     gauge(
         "firstlight_watch_mass_refusal",
         "1 while so many nodes are refused that nothing follows from it, else 0. On the leader.",
         &[],
-        |agenda| Some(f64::from(u8::from(agenda.is_mass()?))),
+        |schedule| Some(f64::from(u8::from(schedule.is_mass()?))),
     );
 }
 
 impl Shared {
-    fn agenda(&self) -> MutexGuard<'_, Agenda> {
-        lock(&self.agenda)
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        lock(&self.schedule)
     }
 
     /// The thread of the election.
@@ -304,18 +304,18 @@ impl Shared {
         let until = election.until().filter(|until| *until > now);
         drop(election);
         self.refresh_keys(until.is_some());
-        let mut agenda = self.agenda();
-        match (until, agenda.leads(now)) {
-            (Some(until), true) => agenda.extend(until),
+        let mut schedule = self.schedule();
+        match (until, schedule.leads(now)) {
+            (Some(until), true) => schedule.extend(until),
             (Some(until), false) => {
                 log::info!("this replica asks the nodes for evidence from now on");
-                agenda.begin(until, self.cluster.nodes());
+                schedule.begin(until, self.cluster.nodes());
             }
             (None, true) => {
                 log::info!("this replica no longer asks the nodes for evidence");
-                agenda.stop();
+                schedule.stop();
             }
-            (None, false) => agenda.stop(),
+            (None, false) => schedule.stop(),
         }
         Ok(stepped?)
     }
@@ -352,7 +352,7 @@ impl Shared {
         let before = lock(&self.policy).clone();
         if before.is_none_or(|before| before.digest != present) {
             self.use_policy();
-            self.agenda().ask_all();
+            self.schedule().ask_all();
         }
     }
 
@@ -381,7 +381,7 @@ impl Shared {
             Ok(are_others) => {
                 if are_others {
                     // no published key verifies the tokens that there are
-                    self.agenda().ask_again();
+                    self.schedule().ask_again();
                 }
                 String::new()
             }
@@ -395,15 +395,15 @@ impl Shared {
         *logged = why;
     }
 
-    fn page(&self, target: &str) -> http::server::Response {
+    fn page(&self, target: &str) -> http::server::ServedResponse {
         match &self.issuer {
             Some(issuer) => issuer.page(target, || self.members.get().map(Members::in_force)),
-            None => http::server::Response::status("404 Not Found"),
+            None => http::server::ServedResponse::status("404 Not Found"),
         }
     }
 
     fn node_changed(&self, name: &str, node: Option<&NodeStatus>) {
-        self.agenda().node_changed(name, node);
+        self.schedule().node_changed(name, node);
         self.changed.notify_all();
     }
 
@@ -411,7 +411,7 @@ impl Shared {
     fn work(&self) {
         while let Some(job) = self.next() {
             let Some(node) = self.cluster.node(&job.node) else {
-                self.agenda().node_changed(&job.node, None);
+                self.schedule().node_changed(&job.node, None);
                 continue;
             };
             let record = self
@@ -432,32 +432,32 @@ impl Shared {
     }
 
     /// Waits for the next node that is due; `None` when the service stops.
-    fn next(&self) -> Option<Job> {
-        let mut agenda = self.agenda();
+    fn next(&self) -> Option<DueNode> {
+        let mut schedule = self.schedule();
         while !self.client.is_stopped() {
             let now = Instant::now();
-            let wait = match agenda.next(now) {
+            let wait = match schedule.next(now) {
                 Ok(job) => return Some(job),
                 Err(due) => due.map_or(LOOK, |due| due.duration_since(now).min(LOOK)),
             };
-            agenda = wait_timeout(&self.changed, agenda, wait);
+            schedule = wait_timeout(&self.changed, schedule, wait);
         }
         None
     }
 
-    fn count(&self, answer: &Answer) {
+    fn count(&self, answer: &NodeAnswer) {
         let labels = match answer {
-            Answer::Accepted => ["accepted", "Accepted"],
-            Answer::Refused(reason) => ["refused", reason.word],
-            Answer::Foreign(reason) => ["foreign", reason.word],
-            Answer::None(reason) => ["none", reason.word],
+            NodeAnswer::Accepted => ["accepted", "Accepted"],
+            NodeAnswer::Refused(reason) => ["refused", reason.word],
+            NodeAnswer::Foreign(reason) => ["foreign", reason.word],
+            NodeAnswer::None(reason) => ["none", reason.word],
         };
         self.asked.with(labels).inc();
     }
 
     /// Reports a Node whose address is not in its record, once.
     fn report_moved(&self, name: &str, node: &NodeStatus, asked: &Asked) {
-        if self.agenda().note_moved(name, asked.moved)
+        if self.schedule().note_moved(name, asked.moved)
             && let (Some(moved), Some(_)) = (asked.moved, node.address)
         {
             log::warn!(
@@ -468,12 +468,12 @@ impl Shared {
     }
 
     /// Notes the answer, and writes what follows from it.
-    fn take(&self, job: Job, question: &Question<'_>, asked: Asked) {
+    fn take(&self, job: DueNode, question: &Question<'_>, asked: Asked) {
         let name = job.node.clone();
         let (node, record) = (question.node, question.record);
         let now = Instant::now();
         let Some(follow) = self
-            .agenda()
+            .schedule()
             .answered(job, (node, record), &asked.answer, now)
         else {
             return;
@@ -495,14 +495,14 @@ impl Shared {
             Err(error) if error.is_not_found() => {}
             Err(error) => {
                 log::warn!("node {name}: the result of its attestation is written later: {error}");
-                self.agenda().ask_within(&name, WRITE_AGAIN);
+                self.schedule().ask_within(&name, WRITE_AGAIN);
             }
         }
     }
 
     /// Ends the publication of the result of a node that is not accepted any more. A node that does not
     /// answer once, such as one that reboots, keeps it until it expires.
-    fn withdraw(&self, name: &str, follow: &agenda::Follow) -> Result<(), client::Error> {
+    fn withdraw(&self, name: &str, follow: &schedule::Follow) -> Result<(), client::Error> {
         let is_bad = follow.condition.as_ref().is_some_and(|it| it.0 != "True");
         match &self.issuer {
             Some(issuer) if is_bad && self.may_write() => issuer.withdraw(name),
@@ -540,7 +540,7 @@ impl Shared {
                 log::info!(
                     "node {name}: its record has changed while it was asked: it gets no attestation result yet"
                 );
-                self.agenda().ask_within(name, WRITE_AGAIN);
+                self.schedule().ask_within(name, WRITE_AGAIN);
             }
             return issuer.withhold(name);
         }
@@ -555,7 +555,7 @@ impl Shared {
             });
             return issuer.withhold(name);
         };
-        let accepted = Accepted {
+        let accepted = AcceptedNode {
             issuer: issuer.url(),
             node: name,
             uid: &question.node.uid,
@@ -583,7 +583,7 @@ impl Shared {
         name: &str,
         node: &NodeStatus,
         record: Option<&MachineRecord>,
-        follow: &agenda::Follow,
+        follow: &schedule::Follow,
     ) -> Result<(), client::Error> {
         let present = &node.attested;
         if let Some((status, reason)) = &follow.condition {
@@ -591,7 +591,7 @@ impl Shared {
             if (present.condition != shown || follow.is_late) && self.may_write() {
                 objects::write_condition(&self.client, name, node, (status, reason))?;
                 let shown = shown.map(str::to_owned);
-                let before = self.agenda().wrote(name, shown, Instant::now());
+                let before = self.schedule().wrote(name, shown, Instant::now());
                 // the watch of Nodes may not have delivered an earlier write of this replica
                 let before = before.as_ref().unwrap_or(&present.condition);
                 if before[..2] != [*status, reason.word] {
@@ -630,7 +630,7 @@ impl Shared {
 
     /// Returns whether this replica still leads, so that no two write.
     fn may_write(&self) -> bool {
-        self.agenda().leads(Instant::now())
+        self.schedule().leads(Instant::now())
     }
 }
 
@@ -649,7 +649,7 @@ fn ask_node(node: &NodeStatus, record: Option<&MachineRecord>, policy: Option<&I
         None => {
             let message = "the attestation policy is not known yet".into();
             let word = "NoEvidence";
-            Answer::None(Reason { word, message }).into()
+            NodeAnswer::None(WatchReason { word, message }).into()
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-use super::decide::Reason;
+use super::decide::WatchReason;
 use crate::cluster::node_status::{ATTESTED, Attested, CORDONED, LABEL, NodeStatus, TAINT};
 use base::time;
 use kubernetes::NAMESPACE;
@@ -20,7 +20,7 @@ pub fn write_condition(
     client: &Client,
     name: &str,
     node: &NodeStatus,
-    (status, reason): (&str, &Reason),
+    (status, reason): (&str, &WatchReason),
 ) -> Result<(), client::Error> {
     let now = time::seconds(SystemTime::now());
     let before = &node.attested;

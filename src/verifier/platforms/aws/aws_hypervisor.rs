@@ -16,9 +16,9 @@ pub use attest::aws_hypervisor::*;
 use base::text;
 use hardware::claims::Property;
 
-use crate::ak_certificate::Root;
+use crate::ak_certificate::AkRoot;
 use crate::document::Base64;
-use crate::instance::{CloudRequirements, ID, Instance, Sha384};
+use crate::instance::{CloudInstance, CloudRequirements, ID, Sha384};
 use crate::nitro_document::NitroDocument;
 use crate::refusal::{Kind, Refusal};
 use crate::sources::Sources;
@@ -31,7 +31,7 @@ pub const ROOTS: &[&roots::Root] = &[&roots::AWS_NITRO];
 
 /// Judges by the hypervisor's document, and by EC2's description of the instance.
 pub struct AwsHypervisor {
-    roots: Vec<Root>,
+    roots: Vec<AkRoot>,
     demands: CloudRequirements,
     /// The requirements that the hypervisor's document must meet: all except those that only EC2
     /// can answer.
@@ -44,7 +44,7 @@ impl AwsHypervisor {
     pub fn new(policy: &Policy, sources: &Arc<dyn Sources>) -> Result<AwsHypervisor, PolicyError> {
         let demands = policy.cloud();
         Ok(AwsHypervisor {
-            roots: Root::demanded(demands, ROOTS)?,
+            roots: AkRoot::demanded(demands, ROOTS)?,
             signed: CloudRequirements {
                 accounts: vec![],
                 zones: vec![],
@@ -111,9 +111,9 @@ impl AwsHypervisor {
                 "it is from {module:.80}, but the machine says that it is {said}"
             )));
         }
-        let instance = Instance {
+        let instance = CloudInstance {
             id: Some(id.into()),
-            ..Instance::default()
+            ..CloudInstance::default()
         };
         self.signed.judge(&instance)?;
         check_quoted(&document, quoted)?;

@@ -41,9 +41,9 @@ struct InstanceInfo {
 fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
-) -> Result<vtpm::Validator, PolicyError> {
+) -> Result<vtpm::VtpmValidator, PolicyError> {
     let verifier = AwsNitroTpm(AwsHypervisor::new(&policy, sources)?);
-    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
+    Ok(vtpm::VtpmValidator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by the document of AWS's hypervisor.

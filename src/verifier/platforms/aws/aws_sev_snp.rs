@@ -14,7 +14,7 @@ pub use attest::aws_sev_snp::*;
 use crate::aws_hypervisor::AwsHypervisor;
 use crate::judged::{CLOUD, KEYS, OF_AWS, SNP};
 use crate::refusal::Refusal;
-use crate::snp::{self, Hardware, InstanceInfo};
+use crate::snp::{self, InstanceInfo, ReportJudge};
 use crate::sources::Sources;
 use crate::vtpm::{self, PlatformVerifier, Quoted};
 use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
@@ -35,18 +35,18 @@ pub const VARIANT: Variant = Variant {
 fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
-) -> Result<vtpm::Validator, PolicyError> {
+) -> Result<vtpm::VtpmValidator, PolicyError> {
     let verifier = AwsChip {
         hypervisor: AwsHypervisor::new(&policy, sources)?,
-        hardware: Hardware::new(&policy, sources)?,
+        hardware: ReportJudge::new(&policy, sources)?,
     };
-    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
+    Ok(vtpm::VtpmValidator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by the chip's report and by the document of AWS's hypervisor.
 struct AwsChip {
     hypervisor: AwsHypervisor,
-    hardware: Hardware,
+    hardware: ReportJudge,
 }
 
 impl PlatformVerifier for AwsChip {

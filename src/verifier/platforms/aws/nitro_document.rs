@@ -22,7 +22,7 @@ use ring::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
 use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
-use crate::ak_certificate::{Root, root_of};
+use crate::ak_certificate::{AkRoot, root_of};
 use crate::cbor;
 use crate::refusal::{Kind, Refusal};
 
@@ -90,7 +90,7 @@ impl NitroDocument {
 
     /// Checks that the hypervisor signed the document: its certificate leads to one of the roots at
     /// this time.
-    pub fn verify<'r>(&self, roots: &'r [Root], now: UnixTime) -> Result<&'r str, Refusal> {
+    pub fn verify<'r>(&self, roots: &'r [AkRoot], now: UnixTime) -> Result<&'r str, Refusal> {
         let usage = KeyUsage::client_auth(); // AWS's certificates name no use
         let root = root_of(&self.certificate, &self.chain, roots, usage, now)
             .map_err(|refusal| refusal.reworded(|why| format!("its certificate {why}")))?;
@@ -269,7 +269,7 @@ fn signed(payload: &[u8]) -> Result<Vec<u8>, Malformed> {
 fn point(key: &[u8]) -> Option<&[u8]> {
     // id-ecPublicKey with secp384r1
     const P384: &[u8] = b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x05\x2b\x81\x04\x00\x22";
-    let mut key = der::Reader::new(der::Reader::new(key).expect(der::SEQUENCE).ok()?);
+    let mut key = der::DerReader::new(der::DerReader::new(key).expect(der::SEQUENCE).ok()?);
     let algorithm = key.expect(der::SEQUENCE).ok()?;
     // the first byte is the number of unused bits
     let point = key.expect(der::BIT_STRING).ok()?.strip_prefix(&[0])?;

@@ -7,13 +7,13 @@
 use std::sync::Arc;
 
 pub use attest::azure_sev_snp::*;
-use hardware::snp::report::{Report, Signer};
+use hardware::snp::report::{Report, ReportSigner};
 
 use crate::hcl::{self, RuntimeData};
 use crate::judged::{KEYS, SNP};
 use crate::maa::Question;
 use crate::refusal::{Kind, Refusal};
-use crate::snp::{self, Hardware, InstanceInfo};
+use crate::snp::{self, InstanceInfo, ReportJudge};
 use crate::sources::Sources;
 use crate::vtpm::{self, PlatformVerifier, Quoted};
 use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
@@ -33,19 +33,19 @@ pub const VARIANT: Variant = Variant {
 fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
-) -> Result<vtpm::Validator, PolicyError> {
+) -> Result<vtpm::VtpmValidator, PolicyError> {
     policy.snp().check_maa_url()?;
     let verifier = AzureChip {
-        hardware: Hardware::new(&policy, sources)?,
+        hardware: ReportJudge::new(&policy, sources)?,
         policy: policy.clone(),
         sources: sources.clone(),
     };
-    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
+    Ok(vtpm::VtpmValidator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by the report of the chip.
 struct AzureChip {
-    hardware: Hardware,
+    hardware: ReportJudge,
     policy: Arc<Policy>,
     sources: Arc<dyn Sources>,
 }
@@ -67,7 +67,7 @@ impl PlatformVerifier for AzureChip {
             azure.ok_or_else(|| Kind::Malformed.because("the document has no runtime data"))?;
         let report = Report::parse(&info.attestation_report.0)?;
         let data = RuntimeData::verify(&azure.runtime_data.0, &report.report_data, &quoted.spki)?;
-        if report.signer()? != Signer::Vcek {
+        if report.signer()? != ReportSigner::Vcek {
             return Err(Kind::Certificate
                 .because("the report is signed by a VLEK, which machines of Azure do not have"));
         }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 pub use attest::azure_tdx::*;
-use hardware::tdx::quote::Quote;
+use hardware::tdx::quote::TdxQuote;
 
 use crate::document::Document;
 use crate::hcl::{self, RuntimeData};
@@ -24,7 +24,7 @@ pub const VARIANT: Variant = Variant {
     launch: None,
     validator: |policy, sources| {
         let policy = Arc::new(policy);
-        let hardware = td::Hardware::new(&policy, sources)?;
+        let hardware = td::QuoteJudge::new(&policy, sources)?;
         Ok(Arc::new(validator(policy, hardware)))
     },
     collateral: Some(collateral),
@@ -32,24 +32,24 @@ pub const VARIANT: Variant = Variant {
 };
 
 /// Makes a validator that accepts documents that meet `policy`, by which `hardware` judges.
-pub fn validator(policy: Arc<Policy>, hardware: td::Hardware) -> vtpm::Validator {
+pub fn validator(policy: Arc<Policy>, hardware: td::QuoteJudge) -> vtpm::VtpmValidator {
     let verifier = Paravisor {
         hardware,
         policy: policy.clone(),
     };
-    vtpm::Validator::new(policy, Arc::new(verifier))
+    vtpm::VtpmValidator::new(policy, Arc::new(verifier))
 }
 
 /// Returns the collateral for a document, or `None` if these sources do not have it.
 fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Brought> {
     let document: Document = serde_json::from_slice(document).ok()?;
-    let info: InstanceInfo = serde_json::from_slice(&document.instance_info?.0).ok()?;
+    let info: AzureTdxInfo = serde_json::from_slice(&document.instance_info?.0).ok()?;
     td::collateral_of(&info.attestation_report.0, sources)
 }
 
 /// Judges by the hardware's quote, which covers the paravisor's key.
 struct Paravisor {
-    hardware: td::Hardware,
+    hardware: td::QuoteJudge,
     policy: Arc<Policy>,
 }
 
@@ -64,8 +64,8 @@ impl PlatformVerifier for Paravisor {
     }
 
     fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
-        let info: InstanceInfo = quoted.info()?;
-        let quote = Quote::parse(&info.attestation_report.0)?;
+        let info: AzureTdxInfo = quoted.info()?;
+        let quote = TdxQuote::parse(&info.attestation_report.0)?;
         let data =
             RuntimeData::verify(&info.runtime_data.0, &quote.body.report_data, &quoted.spki)?;
         let mut claims = self

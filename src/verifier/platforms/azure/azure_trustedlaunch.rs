@@ -11,9 +11,9 @@ pub use attest::azure_trustedlaunch::*;
 use base::text;
 use webpki::KeyUsage;
 
-use crate::ak_certificate::{self, Root};
+use crate::ak_certificate::{self, AkRoot};
 use crate::hcl;
-use crate::instance::{CloudRequirements, Instance};
+use crate::instance::{CloudInstance, CloudRequirements};
 use crate::judged::{CLOUD, KEYS};
 use crate::refusal::{Kind, Refusal};
 use crate::vtpm::{self, PlatformVerifier, Quoted};
@@ -45,17 +45,17 @@ const NAMES: [&str; 2] = [
 const ROOTS: &[&roots::Root] = &[&roots::AZURE_2023, &roots::MICROSOFT_2021];
 
 /// Makes a validator that accepts documents that meet `policy`.
-fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
+fn validator(policy: Arc<Policy>) -> Result<vtpm::VtpmValidator, PolicyError> {
     let verifier = AzureAuthority {
-        roots: Root::demanded(policy.cloud(), ROOTS)?,
+        roots: AkRoot::demanded(policy.cloud(), ROOTS)?,
         demands: policy.cloud().clone(),
     };
-    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
+    Ok(vtpm::VtpmValidator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by Azure's certificates.
 struct AzureAuthority {
-    roots: Vec<Root>,
+    roots: Vec<AkRoot>,
     demands: CloudRequirements,
 }
 
@@ -70,7 +70,7 @@ impl PlatformVerifier for AzureAuthority {
     }
 
     fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
-        let info: InstanceInfo = quoted.info()?;
+        let info: TrustedLaunchInfo = quoted.info()?;
         let above = [info.ca].into_iter().chain(info.chain).map(|one| one.0);
         let chain: Vec<_> = above.filter(|one| !one.is_empty()).collect();
         let certificate = ak_certificate::of_key(&info.ak_cert.0, &quoted.spki)?;
@@ -90,9 +90,9 @@ impl PlatformVerifier for AzureAuthority {
                 NAMES.join(" or *")
             ))
         })?;
-        let instance = Instance {
+        let instance = CloudInstance {
             id: Some(id.into()),
-            ..Instance::default()
+            ..CloudInstance::default()
         };
         self.demands.judge(&instance)?;
         Ok(Some(PlatformClaims {

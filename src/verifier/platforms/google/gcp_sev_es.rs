@@ -15,9 +15,9 @@ use base::x509::Certificate;
 use proto::attested::Collateral;
 use webpki::KeyUsage;
 
-use crate::ak_certificate::{self, Root};
-use crate::event_log::{self, EV_NO_ACTION, Event};
-use crate::instance::{CloudRequirements, Instance};
+use crate::ak_certificate::{self, AkRoot};
+use crate::event_log::{self, EV_NO_ACTION, LogEntry};
+use crate::instance::{CloudInstance, CloudRequirements};
 use crate::judged::{CLOUD, KEYS, OF_GOOGLE};
 use crate::refusal::{Kind, Refusal};
 use crate::sources::Sources;
@@ -71,14 +71,14 @@ pub(crate) fn key_authority(document: &[u8], sources: &dyn Sources) -> Option<Ve
 fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
-) -> Result<vtpm::Validator, PolicyError> {
+) -> Result<vtpm::VtpmValidator, PolicyError> {
     let verifier = GoogleAuthority::new(&policy, sources)?;
-    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
+    Ok(vtpm::VtpmValidator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by Google's certificates.
 pub struct GoogleAuthority {
-    roots: Vec<Root>,
+    roots: Vec<AkRoot>,
     demands: CloudRequirements,
     sources: Arc<dyn Sources>,
 }
@@ -90,7 +90,7 @@ impl GoogleAuthority {
         sources: &Arc<dyn Sources>,
     ) -> Result<GoogleAuthority, PolicyError> {
         Ok(GoogleAuthority {
-            roots: Root::demanded(policy.cloud(), ROOTS)?,
+            roots: AkRoot::demanded(policy.cloud(), ROOTS)?,
             demands: policy.cloud().clone(),
             sources: sources.clone(),
         })
@@ -102,7 +102,7 @@ impl GoogleAuthority {
         &'a self,
         quoted: &'a Quoted<'_>,
         names: &Names,
-    ) -> Result<(&'a str, Instance), Refusal> {
+    ) -> Result<(&'a str, CloudInstance), Refusal> {
         if quoted.key_certificate.is_empty() {
             return Err(Kind::Unproven.because(format!(
                 "the document has no certificate of the attestation key (ak_cert): machines have it at the NV index {CERTIFICATE_INDEX:#x}"
@@ -113,7 +113,7 @@ impl GoogleAuthority {
         let verify = |chain: &[Vec<u8>]| {
             ak_certificate::verify(certificate, chain, &self.roots, usage(), quoted.now)
         };
-        let demanded = |certificate: &Certificate<'_>| -> Result<Instance, Refusal> {
+        let demanded = |certificate: &Certificate<'_>| -> Result<CloudInstance, Refusal> {
             let instance = instance(certificate)?;
             check_named(&instance, names)?;
             self.demands.judge(&instance)?;
@@ -152,7 +152,7 @@ impl PlatformVerifier for GoogleAuthority {
     fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let names: Names = quoted.info()?;
         let (root, instance) = self.certified(quoted, &names)?;
-        let firmware = Firmware::measured(quoted.event_log, quoted.pcr_0()?)?;
+        let firmware = GoogleFirmware::measured(quoted.event_log, quoted.pcr_0()?)?;
         firmware.check()?;
         let mut properties = instance.properties();
         properties.push(hardware::claims::Property {
@@ -176,7 +176,7 @@ pub fn usage() -> KeyUsage {
 }
 
 /// Returns the instance that a certificate contains.
-pub fn instance(certificate: &Certificate<'_>) -> Result<Instance, Refusal> {
+pub fn instance(certificate: &Certificate<'_>) -> Result<CloudInstance, Refusal> {
     let wrong = |why| Kind::Certificate.because(why);
     let extension = certificate
         .extension(INSTANCE)
@@ -195,9 +195,9 @@ pub fn instance(certificate: &Certificate<'_>) -> Result<Instance, Refusal> {
 
 /// Reads zone, project number, project ID, instance ID, instance name, and the security properties,
 /// of which \[1\] says whether the certificate is from production. Further properties may follow.
-fn read_instance(extension: &[u8]) -> Result<(Instance, bool), der::Malformed> {
-    let mut outer = der::Reader::new(extension);
-    let mut fields = der::Reader::new(outer.expect(der::SEQUENCE)?);
+fn read_instance(extension: &[u8]) -> Result<(CloudInstance, bool), der::Malformed> {
+    let mut outer = der::DerReader::new(extension);
+    let mut fields = der::DerReader::new(outer.expect(der::SEQUENCE)?);
     outer.end()?;
     let zone = text(&mut fields)?;
     let project_number = number(&mut fields)?;
@@ -206,32 +206,33 @@ fn read_instance(extension: &[u8]) -> Result<(Instance, bool), der::Malformed> {
     let name = text(&mut fields)?;
     let properties = fields.expect(context(0))?;
     fields.end()?;
-    let mut properties = der::Reader::new(der::Reader::new(properties).expect(der::SEQUENCE)?);
+    let mut properties =
+        der::DerReader::new(der::DerReader::new(properties).expect(der::SEQUENCE)?);
     let mut is_production = false;
     while !properties.is_empty() {
         if let (tag, value) = properties.read()?
             && tag == context(1)
         {
-            is_production = der::Reader::new(value).expect(der::BOOLEAN)? == [0xff];
+            is_production = der::DerReader::new(value).expect(der::BOOLEAN)? == [0xff];
         }
     }
-    let instance = Instance {
+    let instance = CloudInstance {
         id: Some(id),
         project: Some((project, project_number)),
         zone: Some(zone),
         name: Some(name),
-        ..Instance::default()
+        ..CloudInstance::default()
     };
     Ok((instance, is_production))
 }
 
-fn text(fields: &mut der::Reader<'_>) -> Result<String, der::Malformed> {
+fn text(fields: &mut der::DerReader<'_>) -> Result<String, der::Malformed> {
     let bytes = fields.expect(der::UTF8_STRING)?;
     String::from_utf8(bytes.to_vec()).map_err(|_| der::Malformed)
 }
 
 /// Reads an INTEGER of at most 64 bits that is not negative.
-fn number(fields: &mut der::Reader<'_>) -> Result<String, der::Malformed> {
+fn number(fields: &mut der::DerReader<'_>) -> Result<String, der::Malformed> {
     let bytes = fields.expect(der::INTEGER)?;
     let digits = bytes.strip_prefix(&[0]).unwrap_or(bytes);
     if bytes.is_empty() || bytes[0] >= 0x80 || digits.len() > 8 {
@@ -245,7 +246,7 @@ fn number(fields: &mut der::Reader<'_>) -> Result<String, der::Malformed> {
 
 /// Checks that the document names the same instance as the certificate, because other code uses the
 /// document's names.
-fn check_named(instance: &Instance, info: &Names) -> Result<(), Refusal> {
+fn check_named(instance: &CloudInstance, info: &Names) -> Result<(), Refusal> {
     let project = instance.project.as_ref().map(|(name, _)| name);
     let is_same = instance.zone.as_ref() == Some(&info.zone)
         && project == Some(&info.project_id)
@@ -261,7 +262,7 @@ fn check_named(instance: &Instance, info: &Names) -> Result<(), Refusal> {
 
 /// What Google's firmware measures into PCR 0 about itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Firmware {
+pub struct GoogleFirmware {
     /// The version.
     pub version: u32,
     /// The technology with which the host encrypts the memory: 0 none, 1 SEV, 2 SEV-ES, 3 TDX, 4
@@ -269,13 +270,13 @@ pub struct Firmware {
     pub technology: u8,
 }
 
-impl Firmware {
+impl GoogleFirmware {
     /// Returns what the events before the separator contain, if a replay of the log gives this
     /// value of PCR 0.
     ///
     /// The types of events are not measured. So each event is recognized by its data, whose hash
     /// must be the event's digest.
-    pub fn measured(log: &[u8], pcr_0: &[u8]) -> Result<Firmware, Refusal> {
+    pub fn measured(log: &[u8], pcr_0: &[u8]) -> Result<GoogleFirmware, Refusal> {
         let unproven = |why| Kind::Unproven.because(why).of("PCR 0");
         let events = event_log::replayed(log, 0, pcr_0).ok_or_else(|| unproven(
             "the event log does not explain PCR 0, so it is unknown how the host encrypts the memory",
@@ -287,7 +288,7 @@ impl Firmware {
         };
         let version = only(&utf_16(FIRMWARE)).and_then(version);
         let technology = only(NONHOST_INFO).and_then(technology);
-        Ok(Firmware {
+        Ok(GoogleFirmware {
             version: version.ok_or_else(|| unproven("PCR 0 is not that of Google's firmware"))?,
             technology: technology
                 .ok_or_else(|| unproven("PCR 0 does not show how the host encrypts the memory"))?,
@@ -296,10 +297,10 @@ impl Firmware {
 
     fn check(&self) -> Result<(), Refusal> {
         match self {
-            Firmware { version: 0, .. } => {
+            GoogleFirmware { version: 0, .. } => {
                 Err(Kind::Outdated.because("the firmware is older than version 1"))
             }
-            Firmware {
+            GoogleFirmware {
                 technology: 1 | 2, ..
             } => Ok(()),
             _ => Err(Kind::Protection.because(format!(
@@ -335,7 +336,7 @@ impl Firmware {
 /// Returns the data of the events of PCR 0 before the separator, if its hash is the event's digest.
 /// Software can extend PCR 0 only after the separator, but could change the separator's type in the
 /// log.
-fn before_separator<'a>(events: &[Event<'a>]) -> Result<Vec<&'a [u8]>, Refusal> {
+fn before_separator<'a>(events: &[LogEntry<'a>]) -> Result<Vec<&'a [u8]>, Refusal> {
     let separators = SEPARATORS.map(|data| sha256(&[&data]));
     let mut own = vec![];
     for event in events.iter().filter(|event| event.kind != EV_NO_ACTION) {

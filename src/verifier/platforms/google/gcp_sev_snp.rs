@@ -6,10 +6,10 @@ use std::sync::Arc;
 pub use attest::gcp_sev_snp::*;
 use proto::attested::Collateral;
 
-use crate::gcp_sev_es::{self, Firmware, GoogleAuthority};
+use crate::gcp_sev_es::{self, GoogleAuthority, GoogleFirmware};
 use crate::judged::{CLOUD, KEYS, OF_GOOGLE, SNP};
 use crate::refusal::{Kind, Refusal};
-use crate::snp::{self, Hardware, InstanceInfo};
+use crate::snp::{self, InstanceInfo, ReportJudge};
 use crate::sources::Sources;
 use crate::vtpm::{self, PlatformVerifier, Quoted};
 use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
@@ -39,18 +39,18 @@ fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> {
 fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
-) -> Result<vtpm::Validator, PolicyError> {
+) -> Result<vtpm::VtpmValidator, PolicyError> {
     let verifier = GoogleChip {
         google: GoogleAuthority::new(&policy, sources)?,
-        hardware: Hardware::new(&policy, sources)?,
+        hardware: ReportJudge::new(&policy, sources)?,
     };
-    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
+    Ok(vtpm::VtpmValidator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by the chip's report and Google's certificate.
 struct GoogleChip {
     google: GoogleAuthority,
-    hardware: Hardware,
+    hardware: ReportJudge,
 }
 
 impl PlatformVerifier for GoogleChip {
@@ -75,7 +75,7 @@ impl PlatformVerifier for GoogleChip {
         // last, because it may fetch the certificate of Google's CA: only a machine with a genuine
         // report can cause that request
         let (root, instance) = self.google.certified(quoted, names)?;
-        Firmware::measured(quoted.event_log, quoted.pcr_0()?)?.check_snp()?;
+        GoogleFirmware::measured(quoted.event_log, quoted.pcr_0()?)?.check_snp()?;
         claims.signed_by += &format!("; the attestation key by {root}");
         claims.properties.extend(instance.properties());
         claims.bound = vec![

@@ -9,16 +9,17 @@ use std::sync::Arc;
 
 pub use attest::qemu_snp::*;
 use attest::snp::{Kernel, Reporter};
-use hardware::snp::report::{Report, Signer};
+use hardware::snp::report::{Report, ReportSigner};
 
 use crate::judged::{LaunchDigest, Measured, SNP};
 use crate::policy::{Fault, PolicyError};
 use crate::refusal::Kind;
-use crate::snp::{self, Hardware};
+use crate::snp::{self, ReportJudge};
 use crate::sources::Sources;
 use crate::{
-    Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
-    Refusal, RegisterNames, Registers, Stage, Variant, claims, cluster_register, hex, json,
+    ClusterRegister, CredentialChallenge, Evidence, Identified, MachineIdentity, Measurement,
+    Policy, Properties, Refusal, RegisterNames, Registers, Stage, Variant, claims,
+    cluster_register, hex, json,
 };
 use proto::attested::Collateral;
 use tpm::{CLUSTER_ID_PCR, Location};
@@ -52,7 +53,7 @@ fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> {
 /// Validates documents against a policy.
 struct Validator {
     policy: Arc<Policy>,
-    hardware: Hardware,
+    hardware: ReportJudge,
     /// Whether the policy names clouds whose key (VLEK) may sign.
     accepts_vlek: bool,
 }
@@ -79,7 +80,7 @@ impl Validator {
             ));
         }
         let accepts_vlek = !demands.clouds.is_empty();
-        let hardware = Hardware::new(&policy, sources)?;
+        let hardware = ReportJudge::new(&policy, sources)?;
         Ok(Validator {
             policy,
             hardware,
@@ -98,7 +99,7 @@ impl Validator {
                         another variant";
             return Err(Kind::Nonce.because(text).of("REPORT_DATA"));
         }
-        if report.signer()? == Signer::Vlek && !self.accepts_vlek {
+        if report.signer()? == ReportSigner::Vlek && !self.accepts_vlek {
             let text = "the report is signed by a VLEK, the key of a cloud, but the policy names no cloud (snp.clouds)";
             return Err(Kind::Certificate.because(text));
         }
@@ -137,7 +138,7 @@ impl crate::Validator for Validator {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         Ok(None)
     }
 

@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use attest::qemu_tdx::*;
-use hardware::tdx::quote::{Body, Quote, Register};
+use hardware::tdx::quote::{Body, Register, TdxQuote};
 
 use crate::judged::{Measured, TDX};
 use crate::policy::{Fault, PolicyError};
 use crate::refusal::Kind;
 use crate::sources::Sources;
 use crate::{
-    Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
-    Refusal, RegisterNames, Registers, Stage, Variant, hex, json, td,
+    ClusterRegister, CredentialChallenge, Evidence, Identified, MachineIdentity, Measurement,
+    Policy, Properties, Refusal, RegisterNames, Registers, Stage, Variant, hex, json, td,
 };
 use proto::attested::Collateral as Brought;
 use tpm::Location;
@@ -26,7 +26,7 @@ pub const VARIANT: Variant = Variant {
     launch: None,
     validator: |policy, sources| {
         let policy = Arc::new(policy);
-        let hardware = td::Hardware::new(&policy, sources)?;
+        let hardware = td::QuoteJudge::new(&policy, sources)?;
         Ok(Arc::new(TdValidator::new(policy, hardware)?))
     },
     collateral: Some(collateral),
@@ -43,8 +43,8 @@ pub struct Said {
 
 /// Returns the content of a document of this variant; `None` if it is not one.
 pub fn said(document: &[u8]) -> Option<Said> {
-    let document: Document = serde_json::from_slice(document).ok()?;
-    let quote = Quote::parse(&document.raw_quote.0).ok()?;
+    let document: TdxDocument = serde_json::from_slice(document).ok()?;
+    let quote = TdxQuote::parse(&document.raw_quote.0).ok()?;
     Some(Said {
         registers: registers(&quote.body),
         event_log: document.event_log.0,
@@ -53,20 +53,20 @@ pub fn said(document: &[u8]) -> Option<Said> {
 
 /// Returns the collateral for a document, or `None` if these sources do not have it.
 fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Brought> {
-    let document: Document = serde_json::from_slice(document).ok()?;
+    let document: TdxDocument = serde_json::from_slice(document).ok()?;
     td::collateral_of(&document.raw_quote.0, sources)
 }
 
 /// Validates documents against a policy.
 pub struct TdValidator {
     policy: Arc<Policy>,
-    hardware: td::Hardware,
+    hardware: td::QuoteJudge,
 }
 
 impl TdValidator {
     /// Makes a validator for a policy; `hardware` judges by it. It must be a policy of TDX
     /// machines.
-    pub fn new(policy: Arc<Policy>, hardware: td::Hardware) -> Result<TdValidator, PolicyError> {
+    pub fn new(policy: Arc<Policy>, hardware: td::QuoteJudge) -> Result<TdValidator, PolicyError> {
         // a policy that accepts any image has no registers
         let has_some = !policy.images()[0].measurements().is_empty();
         if has_some && policy.registers() == Registers::Pcrs {
@@ -79,8 +79,8 @@ impl TdValidator {
     }
 
     fn check(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
-        let document: Document = json::document(evidence.document)?;
-        let quote = Quote::parse(&document.raw_quote.0)?;
+        let document: TdxDocument = json::document(evidence.document)?;
+        let quote = TdxQuote::parse(&document.raw_quote.0)?;
         if quote.body.report_data != report_data(&document.user_data.0, evidence.nonce) {
             return Err(Kind::Nonce
                 .because("the quote was made for another connection: its nonce does not match"));
@@ -127,7 +127,7 @@ impl crate::Validator for TdValidator {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
+    fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         Ok(None)
     }
 

@@ -31,8 +31,8 @@ pub const VARIANT: Variant = Variant {
 };
 
 /// Makes a validator that accepts documents that meet `policy`.
-pub fn validator(policy: Arc<Policy>) -> vtpm::Validator {
-    vtpm::Validator::new(policy, Arc::new(AnyPlatform))
+pub fn validator(policy: Arc<Policy>) -> vtpm::VtpmValidator {
+    vtpm::VtpmValidator::new(policy, Arc::new(AnyPlatform))
 }
 
 impl PlatformVerifier for AnyPlatform {

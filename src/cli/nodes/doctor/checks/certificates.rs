@@ -7,15 +7,15 @@ use std::time::Duration;
 use super::super::diagnosis::{Diagnosis, Severity};
 use super::super::gathered::Gathered;
 use crate::cluster::{
-    status::ends::{Ending, Holder, Urgency, ending},
-    status::objects::{Fate, Request},
+    status::ends::{EndingCertificate, Holder, Urgency, ending},
+    status::objects::{Fate, SigningRequest},
 };
 
 /// How long a request may wait before it is reported.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
 /// Returns the finding about a certificate that ends.
-fn of_ending(ending: Ending) -> Diagnosis {
+fn of_ending(ending: EndingCertificate) -> Diagnosis {
     let advice = match ending.holder {
         Holder::Operator => {
             "copy /etc/kubernetes/admin.conf of a control plane after its certificates were renewed (docs/day-two/certificates.md)"
@@ -85,7 +85,7 @@ pub fn authorities(facts: &Gathered) -> Vec<Diagnosis> {
 /// Kubelets get the certificates that they ask for.
 pub fn requests(facts: &Gathered) -> Vec<Diagnosis> {
     // of each kubelet and kind the newest decides, because a kubelet asks again
-    let mut newest: BTreeMap<(&str, bool), &Request> = BTreeMap::new();
+    let mut newest: BTreeMap<(&str, bool), &SigningRequest> = BTreeMap::new();
     for request in &facts.view.objects.requests {
         let place = newest
             .entry((&request.user, request.is_serving))
@@ -100,7 +100,7 @@ pub fn requests(facts: &Gathered) -> Vec<Diagnosis> {
         .collect()
 }
 
-fn of_request(facts: &Gathered, request: &Request) -> Option<Diagnosis> {
+fn of_request(facts: &Gathered, request: &SigningRequest) -> Option<Diagnosis> {
     let waited = request.made.map_or(Duration::ZERO, |made| facts.age(made));
     let object = format!("certificate request {}", request.name);
     let kind = if request.is_serving {

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 
 use kubernetes::kubeadm;
-use kubernetes::parameters::Version;
+use kubernetes::parameters::KubernetesVersion;
 use kubernetes::readiness;
 
 use super::super::diagnosis::Diagnosis;
 use super::super::gathered::Gathered;
 use crate::cluster::{
-    status::objects::List,
+    status::objects::ObjectList,
     status::served::{Served, ServedError},
-    status::view::{Cause, NodeView},
+    status::view::{ListFailure, NodeView},
 };
 use crate::nodes::upgrade::{ETCD_ADVICE, ETCD_STEP, is_before_etcd_3_6};
 
@@ -55,34 +55,34 @@ pub fn api_server(facts: &Gathered) -> Vec<Diagnosis> {
 }
 
 /// Returns what to do if the API server does not list the nodes.
-fn unlisted(cause: Cause, why: &str, facts: &Gathered) -> Diagnosis {
+fn unlisted(cause: ListFailure, why: &str, facts: &Gathered) -> Diagnosis {
     let file = facts.policy_file.display();
     let advice = match cause {
-        Cause::Kubeconfig => {
+        ListFailure::Kubeconfig => {
             "give the right file by --kubeconfig, or copy /etc/kubernetes/admin.conf of a control plane \
              (docs/day-two/secrets.md#other-files-are-lost)"
                 .into()
         }
-        Cause::Credentials => {
+        ListFailure::Credentials => {
             "the credentials in the kubeconfig have ended, or are of another cluster: copy /etc/kubernetes/admin.conf of a control plane \
              (docs/day-two/certificates.md)"
                 .into()
         }
-        Cause::Rights => {
+        ListFailure::Rights => {
             "the credentials are good, and their user may not do this: use the administrator's kubeconfig".into()
         }
-        Cause::Certificate => format!(
+        ListFailure::Certificate => format!(
             "do not use this server before you know why: the kubeconfig is of another cluster, the certificate has ended or does not \
              name this address, or another machine answers; ask a control plane what it is: firstlight status HOST --policy {file}"
         ),
-        Cause::NoTls => {
+        ListFailure::NoTls => {
             "another program answers there: correct the address in the kubeconfig, or where the load balancer leads to".into()
         }
-        Cause::NoConnection => format!(
+        ListFailure::NoConnection => format!(
             "check the address in the kubeconfig, the load balancer and the firewall, then ask a control plane: firstlight status HOST \
              --policy {file}"
         ),
-        Cause::Refused => {
+        ListFailure::Refused => {
             "run the command again; if the error stays, look at the log of the API server on a control plane (docs/boot.md)".into()
         }
     };
@@ -336,7 +336,7 @@ pub fn versions(facts: &Gathered) -> Vec<Diagnosis> {
     }
     let recorded = view.objects.version().and_then(version);
     // without the pods, only one API server's version is known
-    let knows_all = view.objects.has(List::ControlPlane);
+    let knows_all = view.objects.has(ObjectList::ControlPlane);
     if let Some(recorded) = recorded.filter(|it| knows_all && !all.contains(it)) {
         found.push(Diagnosis::warning(
             format!("ConfigMap kube-system/{}", kubeadm::CONFIG_MAP),
@@ -386,7 +386,7 @@ pub fn end_of_life(facts: &Gathered) -> Vec<Diagnosis> {
         return vec![];
     };
     let advice = "upgrade one minor version after the other (docs/day-two/upgrade.md)";
-    let Ok(version) = text.parse::<Version>() else {
+    let Ok(version) = text.parse::<KubernetesVersion>() else {
         return vec![Diagnosis::note(
             "the API server",
             format!("its version {text} is none that this version of firstlight knows"),

@@ -1,7 +1,7 @@
 //! What keeps those inside of the cluster from the nodes' ports, and from the facts from which Firstlight concludes something.
 
 use kubernetes::kubeadm::DENY_EXTERNAL_IPS;
-use kubernetes::rbac::Account;
+use kubernetes::rbac::PrivilegedAccount;
 use kubernetes::services::ADMISSION_POLICIES;
 
 use super::super::diagnosis::Diagnosis;
@@ -89,7 +89,7 @@ pub fn admission(facts: &Gathered) -> Vec<Diagnosis> {
 /// No account whose token is on a node may take over the cluster.
 pub fn accounts(facts: &Gathered) -> Vec<Diagnosis> {
     let each = facts.view.objects.powerful.iter();
-    let diagnosis = |account: &Account| {
+    let diagnosis = |account: &PrivilegedAccount| {
         let bindings = account.bindings.join(", ");
         let text = format!("it may {}", account.may.join("; "));
         if account.is_of_people {

@@ -11,7 +11,7 @@ pub mod tests;
 
 use super::diagnosis::Diagnosis;
 use super::gathered::Gathered;
-use crate::cluster::status::objects::List;
+use crate::cluster::status::objects::ObjectList;
 
 /// A check.
 pub struct Check {
@@ -19,7 +19,7 @@ pub struct Check {
     pub name: &'static str,
     /// The lists of the API server without which it would find what is not there; `None` if it does not judge what the API server
     /// says.
-    needs: Option<&'static [List]>,
+    needs: Option<&'static [ObjectList]>,
     run: fn(&Gathered) -> Vec<Diagnosis>,
 }
 
@@ -37,7 +37,7 @@ impl Check {
 
 const fn check(
     name: &'static str,
-    needs: &'static [List],
+    needs: &'static [ObjectList],
     run: fn(&Gathered) -> Vec<Diagnosis>,
 ) -> Check {
     Check {
@@ -61,60 +61,72 @@ pub const CHECKS: &[Check] = &[
     check("endpoint", &[], control_plane::endpoint),
     check(
         "control-plane",
-        &[List::ControlPlane],
+        &[ObjectList::ControlPlane],
         control_plane::control_plane,
     ),
-    check("etcd", &[List::ControlPlane], control_plane::etcd),
+    check("etcd", &[ObjectList::ControlPlane], control_plane::etcd),
     check("versions", &[], control_plane::versions),
     check("end-of-life", &[], control_plane::end_of_life),
     check("attestation", &[], nodes::attestation),
     check("ready", &[], nodes::ready),
     check("network-plugin", &[], nodes::network_plugin),
     check("cloud-controller", &[], nodes::cloud_controller),
-    check("records", &[List::Maps], nodes::records),
-    check("addresses", &[List::Maps], nodes::addresses),
+    check("records", &[ObjectList::Maps], nodes::records),
+    check("addresses", &[ObjectList::Maps], nodes::addresses),
     check("clocks", &[], nodes::clocks),
     always("certificates", certificates::certificates),
     always("authorities", certificates::authorities),
     check(
         "certificate-requests",
-        &[List::Requests],
+        &[ObjectList::Requests],
         certificates::requests,
     ),
     check(
         "certificate-approval",
-        &[List::Bindings],
+        &[ObjectList::Bindings],
         certificates::approval,
     ),
     check("system-pods", &[], control_plane::system_pods),
-    check("services", &[List::DaemonSets], services::services),
-    check("policy", &[List::Maps], services::policy),
-    check("old-clients", &[List::DaemonSets], services::old_clients),
-    check("migration", &[List::DaemonSets], services::migration),
-    check("plaintext", &[List::DaemonSets], services::plaintext),
+    check("services", &[ObjectList::DaemonSets], services::services),
+    check("policy", &[ObjectList::Maps], services::policy),
+    check(
+        "old-clients",
+        &[ObjectList::DaemonSets],
+        services::old_clients,
+    ),
+    check("migration", &[ObjectList::DaemonSets], services::migration),
+    check("plaintext", &[ObjectList::DaemonSets], services::plaintext),
     check(
         "old-form",
-        &[List::DaemonSets, List::Maps],
+        &[ObjectList::DaemonSets, ObjectList::Maps],
         services::old_form,
     ),
-    check("collateral", &[List::Maps], services::collateral),
+    check("collateral", &[ObjectList::Maps], services::collateral),
     check(
         "master-secret",
-        &[List::DaemonSets, List::MasterSecrets],
+        &[ObjectList::DaemonSets, ObjectList::MasterSecrets],
         services::master_secret,
     ),
     check(
         "bootstrap-tokens",
-        &[List::Tokens],
+        &[ObjectList::Tokens],
         services::bootstrap_tokens,
     ),
-    check("ports", &[List::Services], inside::ports),
+    check("ports", &[ObjectList::Services], inside::ports),
     check(
         "admission",
-        &[List::Policies, List::DaemonSets, List::ControlPlane],
+        &[
+            ObjectList::Policies,
+            ObjectList::DaemonSets,
+            ObjectList::ControlPlane,
+        ],
         inside::admission,
     ),
-    check("accounts", &[List::Bindings, List::Roles], inside::accounts),
+    check(
+        "accounts",
+        &[ObjectList::Bindings, ObjectList::Roles],
+        inside::accounts,
+    ),
     always("files", files::files),
     always("state", files::state),
     check("unread", &[], control_plane::unread),

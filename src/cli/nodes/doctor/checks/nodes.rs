@@ -9,8 +9,8 @@ use super::super::diagnosis::Diagnosis;
 use super::super::gathered::Gathered;
 use crate::cluster::{
     status::cluster::shared_keys,
-    status::objects::{List, UNINITIALIZED},
-    status::report::{Report, Unjudged},
+    status::objects::{ObjectList, UNINITIALIZED},
+    status::report::{StatusReport, Unjudged},
     status::view::NodeView,
 };
 use crate::shell::progress::human;
@@ -94,7 +94,7 @@ fn of_all(facts: &Gathered) -> Option<Diagnosis> {
 }
 
 /// Returns what the first server says, without its address.
-fn reason(report: &Report) -> String {
+fn reason(report: &StatusReport) -> String {
     match report.refusal() {
         // one line for each register
         Some(why) => why.text.lines().next().unwrap_or_default().to_owned(),
@@ -112,7 +112,7 @@ fn is_foreign(facts: &Gathered, node: &NodeView) -> bool {
     let objects = &facts.view.objects;
     node.listed.is_ready
         && node.report.is_closed()
-        && objects.has(List::Maps)
+        && objects.has(ObjectList::Maps)
         && objects.record_of(&node.listed.name).is_none()
 }
 
@@ -287,7 +287,7 @@ pub fn cloud_controller(facts: &Gathered) -> Vec<Diagnosis> {
 fn unrecorded(facts: &Gathered) -> Option<Diagnosis> {
     let objects = &facts.view.objects;
     let has_planes = objects.records.iter().any(|it| it.control_plane);
-    let is_known = has_planes || !objects.has(List::Maps) || facts.view.nodes.is_empty();
+    let is_known = has_planes || !objects.has(ObjectList::Maps) || facts.view.nodes.is_empty();
     (!is_known).then(|| {
         Diagnosis::error(
             "the control planes",

@@ -15,7 +15,7 @@ use super::super::diagnosis::Diagnosis;
 use super::super::gathered::{Gathered, image_of};
 use crate::cluster::{
     apply,
-    status::objects::{Expiration, Token, is_of_set},
+    status::objects::{Expiration, WaitingToken, is_of_set},
 };
 use crate::trust::policy;
 
@@ -416,7 +416,7 @@ pub fn bootstrap_tokens(facts: &Gathered) -> Vec<Diagnosis> {
     usable.filter_map(|token| of_token(facts, token)).collect()
 }
 
-fn of_token(facts: &Gathered, token: &Token) -> Option<Diagnosis> {
+fn of_token(facts: &Gathered, token: &WaitingToken) -> Option<Diagnosis> {
     let object = format!("Secret kube-system/bootstrap-token-{}", token.id);
     let delete = format!(
         "kubectl -n kube-system delete secret bootstrap-token-{}",

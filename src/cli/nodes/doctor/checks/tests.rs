@@ -9,9 +9,9 @@ use base::crypto::Secret;
 use base::kms::ClusterKms;
 use base::time;
 use kubernetes::machine_record::MachineRecord;
-use kubernetes::rbac::Account;
-use kubernetes::services::master_secret::Keeping;
-use kubernetes::services::{self, Settings};
+use kubernetes::rbac::PrivilegedAccount;
+use kubernetes::services::master_secret::MasterSecretStorage;
+use kubernetes::services::{self, ServiceSettings};
 use rpc::grpc::{Code, Status};
 use serde_json::{Value, json};
 use verifier::refusal::Kind;
@@ -22,18 +22,18 @@ use super::super::folder::{Folder, OwnFile};
 use super::super::gathered::Gathered;
 use super::CHECKS;
 use crate::cluster::{
-    status::answer::{Answer, SERVICES},
+    status::answer::{SERVICES, ServerAnswer},
     status::listed::Listed,
     status::objects::{
-        Claim, ControlPlanePod, Expiration, Fate, Joining, List, Objects, Request, Token,
-        UNINITIALIZED,
+        Claim, ControlPlanePod, Expiration, Fate, Joining, ObjectList, Objects, SigningRequest,
+        UNINITIALIZED, WaitingToken,
     },
-    status::report::Report,
+    status::report::StatusReport,
     status::served::{Served, ServedError, Validity},
-    status::view::{Cause, NodeServers, NodeView, View},
+    status::view::{ListFailure, NodeServers, NodeView, View},
 };
 use crate::commands;
-use crate::workspace::connect::{Endpoint, Standing, Unreached};
+use crate::workspace::connect::{ClusterMembership, Endpoint, Unreached};
 
 const DAY: u64 = 24 * 60 * 60;
 const NAMES: [&str; 4] = ["cp-0", "cp-1", "cp-2", "worker-a"];
@@ -82,9 +82,9 @@ fn unreachable(why: &str) -> Option<Result<Served, ServedError>> {
     Some(Err(ServedError::Unreachable(why.into())))
 }
 
-fn verified(name: &str) -> Answer {
-    Answer::Verified {
-        standing: Standing::Member,
+fn verified(name: &str) -> ServerAnswer {
+    ServerAnswer::Verified {
+        standing: ClusterMembership::Member,
         image: None,
         services: vec![],
         key: Some(KeyName::of(name.as_bytes())),
@@ -95,16 +95,16 @@ fn verified(name: &str) -> Answer {
 }
 
 /// Returns the report of a node that answers that no program listens.
-fn closed() -> Report {
-    report(Answer::Nobody(Unreached {
+fn closed() -> StatusReport {
+    report(ServerAnswer::Nobody(Unreached {
         text: "refused".into(),
         is_closed: true,
         is_nameless: false,
     }))
 }
 
-fn refused(why: Refusal) -> Report {
-    report(Answer::Refused(why))
+fn refused(why: Refusal) -> StatusReport {
+    report(ServerAnswer::Refused(why))
 }
 
 fn of_other_variant() -> Refusal {
@@ -112,9 +112,9 @@ fn of_other_variant() -> Refusal {
     Kind::Unproven.because(why).of(OTHER_VARIANT)
 }
 
-fn report(answer: Answer) -> Report {
+fn report(answer: ServerAnswer) -> StatusReport {
     let endpoint = Endpoint::parse("10.0.0.1", 9000).unwrap();
-    Report {
+    StatusReport {
         address: "10.0.0.1".into(),
         answers: vec![(endpoint, answer)],
         cluster: Some([7; 32]),
@@ -165,13 +165,13 @@ fn record(index: usize) -> MachineRecord {
 
 /// Returns the DaemonSets as they are installed, all of their pods ready.
 fn sets(image: &str) -> Vec<Value> {
-    let settings = Settings {
+    let settings = ServiceSettings {
         image: image.into(),
         variant: "qemu-vtpm".into(),
         policy: policy_text(),
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
-        keeping: Keeping::default(),
+        keeping: MasterSecretStorage::default(),
         node_port: None,
         migrate_until: None,
         old_clients_until: None,
@@ -595,7 +595,7 @@ const OF_CONTROL_PLANE: &[Fault] = &[
         it.view
             .objects
             .unread
-            .push((List::Tokens, "list secrets: forbidden".into()));
+            .push((ObjectList::Tokens, "list secrets: forbidden".into()));
     }),
 ];
 
@@ -604,7 +604,7 @@ const OF_NODES: &[Fault] = &[
         &[("attestation", Error), ("ready", Error)],
         "worker-a: unreachable: 10.0.0.1:9000 (InitServer): no answer: no route",
         |it| {
-            it.view.nodes[3].report = report(Answer::Nobody("no route".into()));
+            it.view.nodes[3].report = report(ServerAnswer::Nobody("no route".into()));
             it.view.nodes[3].listed.is_ready = false;
         },
     ),
@@ -660,7 +660,7 @@ const OF_NODES: &[Fault] = &[
     (
         &[("attestation", Warning)],
         "worker-a: unreachable: 10.0.0.1:9000 (InitServer): no answer: no route",
-        |it| it.view.nodes[3].report = report(Answer::Nobody("no route".into())),
+        |it| it.view.nodes[3].report = report(ServerAnswer::Nobody("no route".into())),
     ),
     (
         &[("attestation", Warning)],
@@ -697,11 +697,11 @@ const OF_NODES: &[Fault] = &[
         "worker-a: waits-for-key: 10.0.0.1:9000 (recovery server): attested",
         |it| {
             let mut answer = verified("worker-a");
-            if let Answer::Verified {
+            if let ServerAnswer::Verified {
                 standing, services, ..
             } = &mut answer
             {
-                *standing = Standing::Fresh;
+                *standing = ClusterMembership::Fresh;
                 services.push(&SERVICES[0]);
             }
             it.view.nodes[3].report = report(answer);
@@ -712,11 +712,11 @@ const OF_NODES: &[Fault] = &[
         "worker-a: fresh: 10.0.0.1:9000 (InitServer): attested",
         |it| {
             let mut answer = verified("worker-a");
-            if let Answer::Verified {
+            if let ServerAnswer::Verified {
                 standing, services, ..
             } = &mut answer
             {
-                *standing = Standing::Fresh;
+                *standing = ClusterMembership::Fresh;
                 services.push(&SERVICES[1]);
             }
             it.view.nodes[3].report = report(answer);
@@ -726,13 +726,13 @@ const OF_NODES: &[Fault] = &[
         &[("attestation", Warning)],
         "worker-a: only its join service answers",
         |it| {
-            it.view.nodes[3].report = report(Answer::Guarded);
+            it.view.nodes[3].report = report(ServerAnswer::Guarded);
         },
     ),
     (&[("attestation", Error)], "worker-a: other-cluster", |it| {
         let mut answer = verified("worker-a");
-        if let Answer::Verified { standing, .. } = &mut answer {
-            *standing = Standing::Other;
+        if let ServerAnswer::Verified { standing, .. } = &mut answer {
+            *standing = ClusterMembership::Other;
         }
         it.view.nodes[3].report = report(answer);
     }),
@@ -757,7 +757,7 @@ const OF_NODES: &[Fault] = &[
         "all 4 nodes: none answers this machine",
         |it| {
             for node in &mut it.view.nodes {
-                node.report = report(Answer::Nobody("filtered".into()));
+                node.report = report(ServerAnswer::Nobody("filtered".into()));
             }
         },
     ),
@@ -888,7 +888,8 @@ const OF_NODES: &[Fault] = &[
         &[("clocks", Warning)],
         "cp-0: no time service has set its clock",
         |it| {
-            let Answer::Verified { has_set_clock, .. } = &mut it.view.nodes[0].report.answers[0].1
+            let ServerAnswer::Verified { has_set_clock, .. } =
+                &mut it.view.nodes[0].report.answers[0].1
             else {
                 panic!();
             };
@@ -1038,8 +1039,8 @@ const OF_CERTIFICATES: &[Fault] = &[
     ),
 ];
 
-fn request(minutes: u64, fate: Fate) -> Request {
-    Request {
+fn request(minutes: u64, fate: Fate) -> SigningRequest {
+    SigningRequest {
         name: "csr-1".into(),
         user: "system:node:worker-a".into(),
         is_serving: true,
@@ -1050,8 +1051,8 @@ fn request(minutes: u64, fate: Fate) -> Request {
 
 const KUBEADM_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
 
-fn token(groups: &str, expires: Expiration, authenticates: bool) -> Token {
-    Token {
+fn token(groups: &str, expires: Expiration, authenticates: bool) -> WaitingToken {
+    WaitingToken {
         id: "abcdef".into(),
         groups: groups.into(),
         expires,
@@ -1158,7 +1159,7 @@ const OF_SERVICES: &[Fault] = &[
             it.view.objects.policy = Some(policy.to_string());
             for (node, runs) in it.view.nodes.iter_mut().zip([0, 0, 1, 0]) {
                 let name = ["the first image", "image 1.3"][runs];
-                if let Answer::Verified { image, .. } = &mut node.report.answers[0].1 {
+                if let ServerAnswer::Verified { image, .. } = &mut node.report.answers[0].1 {
                     *image = Some(name.into());
                 }
             }
@@ -1309,12 +1310,12 @@ const OF_SERVICES: &[Fault] = &[
 
 /// A Service with an address of a node that takes connections to this port.
 /// Returns an account that may read Secrets.
-fn account(name: &str) -> Account {
-    Account {
+fn account(name: &str) -> PrivilegedAccount {
+    PrivilegedAccount {
         name: name.into(),
         may: vec!["read the Secrets"],
         bindings: vec!["ClusterRoleBinding agent".into()],
-        ..Account::default()
+        ..PrivilegedAccount::default()
     }
 }
 
@@ -1366,7 +1367,7 @@ const OF_INSIDE: &[Fault] = &[
         &[("accounts", Note)],
         "kube-system/cloud: it may read the Secrets",
         |it| {
-            let cloud = Account {
+            let cloud = PrivilegedAccount {
                 is_cloud_controller: true,
                 ..account("kube-system/cloud")
             };
@@ -1377,7 +1378,7 @@ const OF_INSIDE: &[Fault] = &[
         &[("accounts", Note)],
         "group admins: it may read the Secrets",
         |it| {
-            let people = Account {
+            let people = PrivilegedAccount {
                 is_of_people: true,
                 ..account("group admins")
             };
@@ -1478,13 +1479,13 @@ fn each_fault_is_found_by_its_check() {
 fn without_the_api_server_only_that_the_kubeconfig_and_the_files_are_judged() {
     let mut advices = BTreeSet::new();
     for cause in [
-        Cause::Kubeconfig,
-        Cause::Credentials,
-        Cause::Rights,
-        Cause::Certificate,
-        Cause::NoTls,
-        Cause::NoConnection,
-        Cause::Refused,
+        ListFailure::Kubeconfig,
+        ListFailure::Credentials,
+        ListFailure::Rights,
+        ListFailure::Certificate,
+        ListFailure::NoTls,
+        ListFailure::NoConnection,
+        ListFailure::Refused,
     ] {
         let facts = Gathered {
             unlisted: Some((cause, "why".into())),
@@ -1582,7 +1583,7 @@ fn what_is_on_its_way_is_no_finding() {
 
 #[test]
 fn a_list_that_could_not_be_read_is_a_note_and_nothing_else() {
-    use List::*;
+    use ObjectList::*;
     for list in [
         Maps,
         Requests,
@@ -1631,8 +1632,8 @@ fn without_the_id_of_the_cluster_no_node_is_told_to_be_removed() {
     facts.folder.cluster = None;
     for node in &mut facts.view.nodes {
         node.report.cluster = None;
-        if let Answer::Verified { standing, .. } = &mut node.report.answers[0].1 {
-            *standing = Standing::Other;
+        if let ServerAnswer::Verified { standing, .. } = &mut node.report.answers[0].1 {
+            *standing = ClusterMembership::Other;
         }
     }
     let found = found(&facts);

@@ -5,7 +5,9 @@ use std::collections::{BinaryHeap, HashMap};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::decide::{self, Answer, Census, HEARTBEAT, Known, Mode, Reason, Rules, Standing};
+use super::decide::{
+    self, AttestationState, Census, HEARTBEAT, Known, Mode, NodeAnswer, Rules, WatchReason,
+};
 use crate::cluster::node_status::{Attested, NodeStatus};
 use base::crypto::random;
 use kubernetes::machine_record::MachineRecord;
@@ -16,7 +18,7 @@ const EACH: Duration = Duration::from_millis(20);
 const SOON: Duration = Duration::from_secs(1);
 
 /// The nodes of the cluster, while this replica leads.
-pub struct Agenda {
+pub struct Schedule {
     interval: Duration,
     rules: Rules,
     /// Until when this replica leads; `None` if it does not.
@@ -76,7 +78,7 @@ struct Entry {
     boot: String,
     is_ready: bool,
     known: Known,
-    standing: Standing,
+    standing: AttestationState,
     /// How it counts; `None` without a record.
     share: Option<Share>,
     due: Instant,
@@ -95,7 +97,7 @@ struct Entry {
 
 /// A node that is due.
 #[derive(Debug)]
-pub struct Job {
+pub struct DueNode {
     /// Its name.
     pub node: String,
     round: u64,
@@ -105,7 +107,7 @@ pub struct Job {
 #[derive(Debug)]
 pub struct Follow {
     /// Status and reason of the condition; `None`: as it is.
-    pub condition: Option<(&'static str, Reason)>,
+    pub condition: Option<(&'static str, WatchReason)>,
     /// Whether the condition's time is old.
     pub is_late: bool,
     /// Label, taint and cordon; its condition has no meaning.
@@ -114,11 +116,11 @@ pub struct Follow {
     pub closes: Option<bool>,
 }
 
-impl Agenda {
-    /// Creates an agenda of a replica that does not lead.
-    pub fn new(interval: Duration, rules: Rules) -> Agenda {
+impl Schedule {
+    /// Creates a schedule of a replica that does not lead.
+    pub fn new(interval: Duration, rules: Rules) -> Schedule {
         let now = Instant::now();
-        Agenda {
+        Schedule {
             interval,
             rules,
             until: None,
@@ -209,7 +211,7 @@ impl Agenda {
             boot: node.boot.clone(),
             is_ready: node.ready_since.is_some(),
             known: Known::default(),
-            standing: Standing::Open,
+            standing: AttestationState::Open,
             share: None,
             due: now,
             is_asked: false,
@@ -264,7 +266,7 @@ impl Agenda {
     }
 
     /// Returns a node that is due, or when the next one is.
-    pub fn next(&mut self, now: Instant) -> Result<Job, Option<Instant>> {
+    pub fn next(&mut self, now: Instant) -> Result<DueNode, Option<Instant>> {
         if !self.leads(now) {
             return Err(None);
         }
@@ -279,7 +281,7 @@ impl Agenda {
             if let Some(entry) = entry.filter(|entry| entry.due == due && !entry.is_asked) {
                 entry.is_asked = true;
                 let round = self.round;
-                return Ok(Job { node, round });
+                return Ok(DueNode { node, round });
             }
         }
         Err(None)
@@ -289,9 +291,9 @@ impl Agenda {
     /// replica no longer leads.
     pub fn answered(
         &mut self,
-        Job { node: name, round }: Job,
+        DueNode { node: name, round }: DueNode,
         (node, record): (&NodeStatus, Option<&MachineRecord>),
-        answer: &Answer,
+        answer: &NodeAnswer,
         now: Instant,
     ) -> Option<Follow> {
         if !self.leads(now) {
@@ -388,7 +390,12 @@ impl Agenda {
                 );
             }
             self.modes = modes;
-            self.spread(|entry| matches!(entry.standing, Standing::Refused | Standing::Unproven));
+            self.spread(|entry| {
+                matches!(
+                    entry.standing,
+                    AttestationState::Refused | AttestationState::Unproven
+                )
+            });
         }
         modes
     }
@@ -432,16 +439,16 @@ impl Modes {
         unproven: Mode::Waiting,
     };
 
-    fn of(self, standing: Standing) -> Mode {
+    fn of(self, standing: AttestationState) -> Mode {
         match standing {
-            Standing::Refused => self.refused,
+            AttestationState::Refused => self.refused,
             _ => self.unproven,
         }
     }
 }
 
 impl Share {
-    fn of(known: &Known, standing: Standing, name: &str, record: &MachineRecord) -> Share {
+    fn of(known: &Known, standing: AttestationState, name: &str, record: &MachineRecord) -> Share {
         // the evidence of some variants names no machine
         let machine = if record.machine.is_empty() {
             name
@@ -455,7 +462,7 @@ impl Share {
         };
         Share {
             evidence,
-            is_unproven: standing == Standing::Unproven,
+            is_unproven: standing == AttestationState::Unproven,
         }
     }
 }
@@ -507,7 +514,7 @@ fn fraction() -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::decide::Action;
+    use super::super::decide::WatchAction;
     use super::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
@@ -520,36 +527,36 @@ mod tests {
         }
     }
 
-    /// An agenda that leads, with this number of nodes.
-    fn leading(count: usize) -> Agenda {
+    /// A schedule that leads, with this number of nodes.
+    fn leading(count: usize) -> Schedule {
         leading_of((0..count).map(|number| format!("n{number}")))
     }
 
-    fn leading_of(names: impl Iterator<Item = String>) -> Agenda {
+    fn leading_of(names: impl Iterator<Item = String>) -> Schedule {
         let rules = Rules {
-            action: Action::Taint,
+            action: WatchAction::Taint,
             silence: None,
             share: 20,
             close_disks: false,
         };
-        let mut agenda = Agenda::new(HOUR, rules);
+        let mut schedule = Schedule::new(HOUR, rules);
         let nodes = names.map(|name| (name, node("u", "b")));
-        agenda.begin(Instant::now() + 100 * HOUR, nodes.collect());
-        agenda
+        schedule.begin(Instant::now() + 100 * HOUR, nodes.collect());
+        schedule
     }
 
     /// Answers for all nodes that are due at this time; returns their names and what follows.
     fn answer_all(
-        agenda: &mut Agenda,
+        schedule: &mut Schedule,
         now: Instant,
-        answer: impl Fn(&str) -> Answer,
+        answer: impl Fn(&str) -> NodeAnswer,
     ) -> Vec<(String, Option<String>)> {
         let mut all = Vec::new();
-        while let Ok(job) = agenda.next(now) {
+        while let Ok(job) = schedule.next(now) {
             let name = job.node.clone();
             let record = record_of(&name);
             let follow =
-                agenda.answered(job, (&node("u", "b"), Some(&record)), &answer(&name), now);
+                schedule.answered(job, (&node("u", "b"), Some(&record)), &answer(&name), now);
             all.push((name, follow.unwrap().wanted.taint));
         }
         all
@@ -565,45 +572,48 @@ mod tests {
         }
     }
 
-    fn refused() -> Answer {
-        Answer::Refused(Reason::default())
+    fn refused() -> NodeAnswer {
+        NodeAnswer::Refused(WatchReason::default())
     }
 
     #[test]
     fn each_node_is_asked_once_in_an_interval_and_the_nodes_are_spread() {
-        let mut agenda = leading(1000);
+        let mut schedule = leading(1000);
         let begin = Instant::now();
         // all of them within 20 s, 20 ms for each
-        let first = answer_all(&mut agenda, begin + Duration::from_secs(21), |_| {
-            Answer::Accepted
+        let first = answer_all(&mut schedule, begin + Duration::from_secs(21), |_| {
+            NodeAnswer::Accepted
         });
         assert_eq!(first.len(), 1000);
-        let quarter = |agenda: &mut Agenda, minutes: u64| {
+        let quarter = |schedule: &mut Schedule, minutes: u64| {
             let now = begin + Duration::from_secs(60 * minutes);
-            answer_all(agenda, now, |_| Answer::Accepted).len()
+            answer_all(schedule, now, |_| NodeAnswer::Accepted).len()
         };
-        assert_eq!(quarter(&mut agenda, 53), 0);
-        let counts: Vec<usize> = (54..=67).map(|at| quarter(&mut agenda, at)).collect();
+        assert_eq!(quarter(&mut schedule, 53), 0);
+        let counts: Vec<usize> = (54..=67).map(|at| quarter(&mut schedule, at)).collect();
         assert_eq!(counts.iter().sum::<usize>(), 1000);
         assert!(counts.iter().all(|count| *count < 200), "{counts:?}");
     }
 
     #[test]
     fn a_node_is_asked_at_once_when_it_is_new_reboots_becomes_ready_or_is_made_again() {
-        let mut agenda = leading(1);
+        let mut schedule = leading(1);
         let now = Instant::now() + 2 * SOON;
-        assert_eq!(answer_all(&mut agenda, now, |_| Answer::Accepted).len(), 1);
+        assert_eq!(
+            answer_all(&mut schedule, now, |_| NodeAnswer::Accepted).len(),
+            1
+        );
         let ready = NodeStatus {
             ready_since: Some(std::time::SystemTime::now()),
             ..node("u", "c")
         };
         let mut change = |name: &str, node: Option<&NodeStatus>| {
-            agenda.node_changed(name, node);
-            let job = agenda.next(now).ok()?;
+            schedule.node_changed(name, node);
+            let job = schedule.next(now).ok()?;
             // the answer is for the node that it was
             let other = NodeStatus::default();
             let node = node.unwrap_or(&other);
-            let follow = agenda.answered(job, (node, None), &Answer::Accepted, now);
+            let follow = schedule.answered(job, (node, None), &NodeAnswer::Accepted, now);
             follow.map(|follow| follow.condition.is_some())
         };
         assert_eq!(change("n0", Some(&node("u", "b"))), None);
@@ -613,19 +623,19 @@ mod tests {
         assert_eq!(change("n0", Some(&node("v", "c"))), Some(true));
         assert_eq!(change("n1", Some(&node("w", "d"))), Some(true));
         assert_eq!(change("n1", None), None);
-        assert_eq!(agenda.census().map(|it| it.good), Some(1));
+        assert_eq!(schedule.census().map(|it| it.good), Some(1));
     }
 
     #[test]
     fn one_refused_node_is_tainted_when_all_were_asked_and_many_are_not() {
-        let mut agenda = leading(10);
+        let mut schedule = leading(10);
         let now = Instant::now() + 2 * SOON;
         let is_bad = |names: &'static [&str]| {
             move |name: &str| {
                 if names.contains(&name) {
                     refused()
                 } else {
-                    Answer::Accepted
+                    NodeAnswer::Accepted
                 }
             }
         };
@@ -634,13 +644,13 @@ mod tests {
             tainted.map(|(name, _)| name.clone()).collect()
         };
         // asked again when the last one has answered
-        let all = answer_all(&mut agenda, now, is_bad(&["n3"]));
+        let all = answer_all(&mut schedule, now, is_bad(&["n3"]));
         assert_eq!(taints(&all).last().map(String::as_str), Some("n3"));
-        agenda.ask_all();
-        let all = answer_all(&mut agenda, now, is_bad(&["n3", "n4", "n5"]));
+        schedule.ask_all();
+        let all = answer_all(&mut schedule, now, is_bad(&["n3", "n4", "n5"]));
         assert_eq!(taints(&all), [""; 0]);
         assert_eq!(
-            (agenda.is_mass(), agenda.census),
+            (schedule.is_mass(), schedule.census),
             (
                 Some(true),
                 Census {
@@ -663,77 +673,77 @@ mod tests {
 
     #[test]
     fn nodes_that_prove_nothing_do_not_hide_a_machine_that_is_refused() {
-        let mut agenda = leading(10);
+        let mut schedule = leading(10);
         let now = Instant::now() + 2 * SOON;
-        answer_all(&mut agenda, now, |_| Answer::Accepted);
+        answer_all(&mut schedule, now, |_| NodeAnswer::Accepted);
         // one worker answers for six others, or has cut them off; then it is refused itself
-        agenda.ask_all();
-        let all = answer_all(&mut agenda, now, |name| match name {
+        schedule.ask_all();
+        let all = answer_all(&mut schedule, now, |name| match name {
             "n0" => refused(),
-            "n1" | "n2" | "n3" => Answer::Foreign(Reason::default()),
-            "n4" | "n5" | "n6" => Answer::None(Reason::default()),
-            _ => Answer::Accepted,
+            "n1" | "n2" | "n3" => NodeAnswer::Foreign(WatchReason::default()),
+            "n4" | "n5" | "n6" => NodeAnswer::None(WatchReason::default()),
+            _ => NodeAnswer::Accepted,
         });
-        assert_eq!(agenda.is_mass(), Some(true));
+        assert_eq!(schedule.is_mass(), Some(true));
         assert_eq!(tainted(&all), ["n0"]);
-        let counts = (agenda.masses.accepted, agenda.masses.refused.len());
+        let counts = (schedule.masses.accepted, schedule.masses.refused.len());
         assert_eq!(counts, (9, 1));
     }
 
     #[test]
     fn a_machine_with_several_names_is_refused_once() {
         let names = ["m-0", "m-1", "m-2", "m-3", "n0", "n1", "n2", "n3", "n4"];
-        let mut agenda = leading_of(names.iter().map(|name| (*name).to_owned()));
+        let mut schedule = leading_of(names.iter().map(|name| (*name).to_owned()));
         let now = Instant::now() + 2 * SOON;
         let mut refuse = |bad: &'static str| {
-            agenda.ask_all();
-            let all = answer_all(&mut agenda, now, |name| {
+            schedule.ask_all();
+            let all = answer_all(&mut schedule, now, |name| {
                 if name.starts_with(bad) {
                     refused()
                 } else {
-                    Answer::Accepted
+                    NodeAnswer::Accepted
                 }
             });
             (
                 tainted(&all).len(),
-                agenda.is_mass(),
-                agenda.masses.refused.len(),
+                schedule.is_mass(),
+                schedule.masses.refused.len(),
             )
         };
         assert_eq!(refuse("m"), (4, Some(false), 1));
         assert_eq!(refuse("n"), (0, Some(true), 5));
         assert_eq!(refuse("-"), (0, Some(false), 0));
-        assert_eq!(agenda.masses.accepted, names.len());
+        assert_eq!(schedule.masses.accepted, names.len());
         for name in names {
-            agenda.node_changed(name, None);
+            schedule.node_changed(name, None);
         }
-        let masses = &agenda.masses;
+        let masses = &schedule.masses;
         assert!(masses.refused.is_empty());
         assert_eq!((masses.accepted, masses.proven, masses.unproven), (0, 0, 0));
     }
 
     #[test]
     fn nodes_without_a_record_count_for_no_mass() {
-        let mut agenda = leading(3);
+        let mut schedule = leading(3);
         let now = Instant::now() + 2 * SOON;
-        while let Ok(job) = agenda.next(now) {
+        while let Ok(job) = schedule.next(now) {
             let record = record_of(&job.node);
             let (answer, record) = match job.node.as_str() {
-                "n0" => (Answer::Accepted, Some(&record)),
-                _ => (Answer::Foreign(Reason::default()), None),
+                "n0" => (NodeAnswer::Accepted, Some(&record)),
+                _ => (NodeAnswer::Foreign(WatchReason::default()), None),
             };
-            agenda.answered(job, (&node("u", "b"), record), &answer, now);
+            schedule.answered(job, (&node("u", "b"), record), &answer, now);
         }
-        assert_eq!(agenda.is_mass(), Some(false));
-        assert_eq!((agenda.masses.proven, agenda.masses.unproven), (1, 0));
+        assert_eq!(schedule.is_mass(), Some(false));
+        assert_eq!((schedule.masses.proven, schedule.masses.unproven), (1, 0));
     }
 
     #[test]
     fn a_new_node_object_of_a_refused_machine_is_refused_before_it_answers() {
-        let mut agenda = leading(3);
+        let mut schedule = leading(3);
         let now = Instant::now() + 2 * SOON;
         let mut last = None;
-        while let Ok(job) = agenda.next(now) {
+        while let Ok(job) = schedule.next(now) {
             let refused = (job.node == "n1").then_some(std::time::SystemTime::UNIX_EPOCH);
             let (is_one, record) = (
                 refused.is_some(),
@@ -743,11 +753,11 @@ mod tests {
                 },
             );
             let answer = if is_one {
-                Answer::None(Reason::default())
+                NodeAnswer::None(WatchReason::default())
             } else {
-                Answer::Accepted
+                NodeAnswer::Accepted
             };
-            let follow = agenda.answered(job, (&node("u", "b"), Some(&record)), &answer, now);
+            let follow = schedule.answered(job, (&node("u", "b"), Some(&record)), &answer, now);
             if is_one {
                 last = follow
                     .unwrap()
@@ -756,41 +766,41 @@ mod tests {
             }
         }
         assert_eq!(last, Some(("False", "RefusedBefore")));
-        assert_eq!(agenda.census.refused, 1);
+        assert_eq!(schedule.census.refused, 1);
     }
 
     #[test]
     fn a_replica_that_does_not_lead_asks_nobody_and_takes_no_answer() {
-        let mut agenda = leading(2);
+        let mut schedule = leading(2);
         let now = Instant::now() + 2 * SOON;
-        let job = agenda.next(now).unwrap();
+        let job = schedule.next(now).unwrap();
         let late = now + 101 * HOUR;
-        assert!(agenda.next(late).is_err());
+        assert!(schedule.next(late).is_err());
         assert!(
-            agenda
+            schedule
                 .answered(job, (&node("u", "b"), None), &refused(), late)
                 .is_none()
         );
-        agenda.stop();
-        agenda.node_changed("n9", Some(&node("u", "b")));
-        assert!(agenda.next(now).is_err() && agenda.census().is_none());
-        assert_eq!((agenda.oldest(now), agenda.is_mass()), (None, None));
+        schedule.stop();
+        schedule.node_changed("n9", Some(&node("u", "b")));
+        assert!(schedule.next(now).is_err() && schedule.census().is_none());
+        assert_eq!((schedule.oldest(now), schedule.is_mass()), (None, None));
     }
 
     #[test]
     fn something_that_happens_while_a_node_is_asked_is_not_lost() {
-        let mut agenda = leading(1);
+        let mut schedule = leading(1);
         let now = Instant::now() + 2 * SOON;
-        let job = agenda.next(now).unwrap();
-        agenda.ask_all();
+        let job = schedule.next(now).unwrap();
+        schedule.ask_all();
         // it is not asked twice at a time
-        assert!(agenda.next(now).is_err());
-        agenda.answered(job, (&node("u", "b"), None), &Answer::Accepted, now);
-        assert_eq!(agenda.pending, 1, "the answer is for the policy before");
+        assert!(schedule.next(now).is_err());
+        schedule.answered(job, (&node("u", "b"), None), &NodeAnswer::Accepted, now);
+        assert_eq!(schedule.pending, 1, "the answer is for the policy before");
         assert_eq!(
-            answer_all(&mut agenda, now + SOON, |_| Answer::Accepted).len(),
+            answer_all(&mut schedule, now + SOON, |_| NodeAnswer::Accepted).len(),
             1
         );
-        assert_eq!(agenda.pending, 0);
+        assert_eq!(schedule.pending, 0);
     }
 }

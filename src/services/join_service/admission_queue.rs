@@ -50,7 +50,7 @@ const SPACING: f64 = 0.85;
 
 /// The callers of one method.
 #[derive(Default)]
-pub struct Rush(Mutex<State>);
+pub struct AdmissionQueue(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -69,19 +69,19 @@ struct State {
     turned_away: Option<Instant>,
 }
 
-impl Rush {
+impl AdmissionQueue {
     /// Takes a slot, and waits for one if the queue is not full. Errors with the time after which the
     /// caller should ask again.
-    pub fn enter(&self) -> Result<Slot<'_>, Duration> {
+    pub fn enter(&self) -> Result<QueueSlot<'_>, Duration> {
         self.enter_within(MAX_WAIT)
     }
 
-    fn enter_within(&self, time: Duration) -> Result<Slot<'_>, Duration> {
+    fn enter_within(&self, time: Duration) -> Result<QueueSlot<'_>, Duration> {
         let end = Instant::now() + time;
         let mut state = lock(&self.0);
         if state.taken < SLOTS {
             state.taken += 1;
-            return Ok(Slot::of(self));
+            return Ok(QueueSlot::of(self));
         }
         if state.queue.len() == QUEUE {
             return Err(state.refuse(Instant::now()));
@@ -94,7 +94,7 @@ impl Rush {
             thread::park_timeout(end.saturating_duration_since(Instant::now()));
             state = lock(&self.0);
             let Some(at) = state.queue.iter().position(|(other, _)| *other == number) else {
-                return Ok(Slot::of(self));
+                return Ok(QueueSlot::of(self));
             };
             let now = Instant::now();
             if end <= now {
@@ -165,15 +165,15 @@ impl State {
 }
 
 /// A slot, until this is dropped.
-pub struct Slot<'a> {
-    rush: &'a Rush,
+pub struct QueueSlot<'a> {
+    queue: &'a AdmissionQueue,
     is_ticket: bool,
 }
 
-impl<'a> Slot<'a> {
-    fn of(rush: &'a Rush) -> Slot<'a> {
-        Slot {
-            rush,
+impl<'a> QueueSlot<'a> {
+    fn of(queue: &'a AdmissionQueue) -> QueueSlot<'a> {
+        QueueSlot {
+            queue,
             is_ticket: false,
         }
     }
@@ -184,9 +184,9 @@ impl<'a> Slot<'a> {
     }
 }
 
-impl Drop for Slot<'_> {
+impl Drop for QueueSlot<'_> {
     fn drop(&mut self) {
-        self.rush.leave(self.is_ticket, Instant::now());
+        self.queue.leave(self.is_ticket, Instant::now());
     }
 }
 
@@ -199,95 +199,95 @@ mod tests {
     use super::*;
 
     /// Fills all slots, and lets tickets end one after the other, each taking this time.
-    fn busy(ticket: Duration, tickets: usize) -> (Rush, Instant) {
-        let rush = full();
+    fn busy(ticket: Duration, tickets: usize) -> (AdmissionQueue, Instant) {
+        let queue = full();
         let mut now = Instant::now();
         for _ in 0..tickets {
             now += ticket;
-            rush.leave(true, now);
-            forget(rush.enter());
+            queue.leave(true, now);
+            forget(queue.enter());
         }
-        (rush, now)
+        (queue, now)
     }
 
     /// All slots are taken.
-    fn full() -> Rush {
-        let rush = Rush::default();
-        (0..SLOTS).for_each(|_| forget(rush.enter()));
-        rush
+    fn full() -> AdmissionQueue {
+        let queue = AdmissionQueue::default();
+        (0..SLOTS).for_each(|_| forget(queue.enter()));
+        queue
     }
 
-    fn refuse(rush: &Rush, now: Instant) -> Duration {
-        lock(&rush.0).refuse(now)
+    fn refuse(queue: &AdmissionQueue, now: Instant) -> Duration {
+        lock(&queue.0).refuse(now)
     }
 
     #[test]
     fn as_many_as_there_are_slots_enter_and_a_slot_is_free_again_after_its_ticket() {
-        let rush = Rush::default();
-        let slots: Vec<_> = (0..SLOTS).map(|_| rush.enter()).collect();
+        let queue = AdmissionQueue::default();
+        let slots: Vec<_> = (0..SLOTS).map(|_| queue.enter()).collect();
         assert!(slots.iter().all(Result::is_ok));
         let none = Duration::ZERO;
-        assert_eq!(rush.enter_within(none).err(), Some(SHORTEST));
+        assert_eq!(queue.enter_within(none).err(), Some(SHORTEST));
         drop(slots);
-        assert!(rush.enter_within(none).is_ok());
-        assert_eq!(lock(&rush.0).taken, 0);
+        assert!(queue.enter_within(none).is_ok());
+        assert_eq!(lock(&queue.0).taken, 0);
     }
 
     #[test]
     fn a_slot_passes_to_the_first_caller_in_the_queue_before_one_that_comes_later() {
-        let rush = full();
+        let queue = full();
         let long = Duration::from_secs(20);
         thread::scope(|scope| {
             let (entered, entries) = mpsc::channel();
-            let queue = |number: usize| {
-                let (rush, entered) = (&rush, entered.clone());
+            let arrive = |number: usize| {
+                let (queue, entered) = (&queue, entered.clone());
                 scope.spawn(move || {
-                    forget(rush.enter_within(long));
+                    forget(queue.enter_within(long));
                     entered.send(number).unwrap();
                 });
-                while lock(&rush.0).last_number < number as u64 {
+                while lock(&queue.0).last_number < number as u64 {
                     thread::yield_now();
                 }
             };
-            (1..=QUEUE).for_each(queue);
-            assert!(rush.enter_within(long).is_err());
+            (1..=QUEUE).for_each(arrive);
+            assert!(queue.enter_within(long).is_err());
             // a wake-up that has no reason changes nothing
-            lock(&rush.0).queue[0].1.unpark();
+            lock(&queue.0).queue[0].1.unpark();
             for number in 1..=QUEUE {
-                rush.leave(true, Instant::now());
+                queue.leave(true, Instant::now());
                 // one that comes in this moment waits behind all others
-                queue(QUEUE + number);
+                arrive(QUEUE + number);
                 assert_eq!(entries.recv(), Ok(number));
-                let state = lock(&rush.0);
+                let state = lock(&queue.0);
                 assert_eq!((state.taken, state.queue.len()), (SLOTS, QUEUE));
             }
             for number in 1..=QUEUE {
-                rush.leave(true, Instant::now());
+                queue.leave(true, Instant::now());
                 assert_eq!(entries.recv(), Ok(QUEUE + number));
             }
-            assert_eq!(lock(&rush.0).taken, SLOTS);
-            rush.leave(true, Instant::now());
-            assert_eq!(lock(&rush.0).taken, SLOTS - 1);
+            assert_eq!(lock(&queue.0).taken, SLOTS);
+            queue.leave(true, Instant::now());
+            assert_eq!(lock(&queue.0).taken, SLOTS - 1);
         });
     }
 
     #[test]
     fn a_caller_that_waits_in_vain_is_told_its_turn_and_leaves_the_queue() {
-        let rush = full();
-        let told = rush.enter_within(Duration::from_millis(10)).err();
+        let queue = full();
+        let told = queue.enter_within(Duration::from_millis(10)).err();
         assert_eq!(told, Some(SHORTEST));
-        let state = lock(&rush.0);
+        let state = lock(&queue.0);
         assert_eq!((state.taken, state.queue.len()), (SLOTS, 0));
     }
 
     #[test]
     fn only_tickets_count_for_the_rate() {
-        let (rush, _) = busy(Duration::from_millis(50), 500);
-        let mean = || lock(&rush.0).mean;
+        let (queue, _) = busy(Duration::from_millis(50), 500);
+        let mean = || lock(&queue.0).mean;
         let before = mean();
-        drop(Slot::of(&rush));
+        drop(QueueSlot::of(&queue));
         assert_eq!(mean(), before);
-        let mut slot = Slot::of(&rush);
+        let mut slot = QueueSlot::of(&queue);
         slot.ticket_issued();
         drop(slot);
         assert_ne!(mean(), before);
@@ -296,8 +296,8 @@ mod tests {
     #[test]
     fn the_refused_get_turns_one_after_the_other_at_the_rate_of_the_tickets() {
         for ticket in [Duration::from_millis(4), Duration::from_millis(50)] {
-            let (rush, now) = busy(ticket, 500);
-            let told: Vec<Duration> = (0..1000).map(|_| refuse(&rush, now)).collect();
+            let (queue, now) = busy(ticket, 500);
+            let told: Vec<Duration> = (0..1000).map(|_| refuse(&queue, now)).collect();
             assert_eq!(told[0], SHORTEST);
             let spacing = ticket.mul_f64(SPACING);
             let wanted = SHORTEST + 999 * spacing;
@@ -305,7 +305,7 @@ mod tests {
             assert!(range.contains(&told[999]), "{:?} of {wanted:?}", told[999]);
             // half of them later, the queue is half as long
             let later = now + SHORTEST + 500 * spacing;
-            let last = refuse(&rush, later);
+            let last = refuse(&queue, later);
             let wanted = 500 * spacing;
             let range = wanted.mul_f64(0.95).max(SHORTEST)..=wanted.mul_f64(1.05).max(SHORTEST);
             assert!(range.contains(&last), "{last:?} of {wanted:?}");
@@ -315,45 +315,45 @@ mod tests {
     #[test]
     fn connections_without_a_handshake_come_after_the_proven_callers_and_do_not_delay_them() {
         let ticket = Duration::from_millis(50);
-        let (rush, now) = busy(ticket, 500);
-        (0..100).for_each(|_| _ = refuse(&rush, now));
-        let told: Vec<Duration> = (0..100).map(|_| rush.turn_away(now)).collect();
+        let (queue, now) = busy(ticket, 500);
+        (0..100).for_each(|_| _ = refuse(&queue, now));
+        let told: Vec<Duration> = (0..100).map(|_| queue.turn_away(now)).collect();
         assert!(told.is_sorted() && told[0] > SHORTEST + 99 * ticket.mul_f64(0.8));
-        (0..100_000).for_each(|_| _ = rush.turn_away(now));
-        assert_eq!(rush.turn_away(now), LONGEST);
-        let proven = refuse(&rush, now);
+        (0..100_000).for_each(|_| _ = queue.turn_away(now));
+        assert_eq!(queue.turn_away(now), LONGEST);
+        let proven = refuse(&queue, now);
         assert!(proven < told[1], "{proven:?}");
     }
 
     #[test]
     fn many_connections_make_nobody_wait_for_long_while_a_slot_is_free() {
-        let (rush, now) = (Rush::default(), Instant::now());
-        (0..100_000).for_each(|_| _ = rush.turn_away(now));
-        assert_eq!(rush.turn_away(now), LONGEST_CALM);
+        let (queue, now) = (AdmissionQueue::default(), Instant::now());
+        (0..100_000).for_each(|_| _ = queue.turn_away(now));
+        assert_eq!(queue.turn_away(now), LONGEST_CALM);
         // all slots are taken, by callers that have proven themselves
-        (0..SLOTS).for_each(|_| forget(rush.enter()));
-        (0..100_000).for_each(|_| _ = rush.turn_away(now));
-        assert_eq!(rush.turn_away(now), LONGEST);
-        assert_eq!(refuse(&rush, now), SHORTEST);
-        rush.leave(true, now);
-        assert_eq!(rush.turn_away(now), LONGEST);
+        (0..SLOTS).for_each(|_| forget(queue.enter()));
+        (0..100_000).for_each(|_| _ = queue.turn_away(now));
+        assert_eq!(queue.turn_away(now), LONGEST);
+        assert_eq!(refuse(&queue, now), SHORTEST);
+        queue.leave(true, now);
+        assert_eq!(queue.turn_away(now), LONGEST);
         let later = now + 2 * CALM;
-        assert_eq!(rush.turn_away(later), LONGEST_CALM);
+        assert_eq!(queue.turn_away(later), LONGEST_CALM);
     }
 
     #[test]
     fn nobody_is_told_to_wait_for_ever_and_a_quiet_time_does_not_slow_the_rate() {
-        let (rush, now) = busy(Duration::from_secs(3), 500);
-        let told: Vec<Duration> = (0..1000).map(|_| refuse(&rush, now)).collect();
+        let (queue, now) = busy(Duration::from_secs(3), 500);
+        let told: Vec<Duration> = (0..1000).map(|_| refuse(&queue, now)).collect();
         assert_eq!(told[999], LONGEST);
-        let (rush, mut now) = busy(Duration::from_millis(4), 500);
-        (0..SLOTS).for_each(|_| rush.leave(true, now));
+        let (queue, mut now) = busy(Duration::from_millis(4), 500);
+        (0..SLOTS).for_each(|_| queue.leave(true, now));
         for _ in 0..100 {
             now += Duration::from_secs(5);
-            forget(rush.enter());
-            rush.leave(true, now);
+            forget(queue.enter());
+            queue.leave(true, now);
         }
-        let mean = lock(&rush.0).mean.unwrap();
+        let mean = lock(&queue.0).mean.unwrap();
         assert!(mean < 0.005, "{mean}");
     }
 }
