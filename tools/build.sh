@@ -32,7 +32,10 @@ esac
 
 home=${CARGO_HOME:-$HOME/.cargo}
 # without these flags, panic messages and debug sections would contain paths of this machine
-places=("$out=/target" "$ROOT=/firstlight" "$home=/cargo" "$(rustc --print sysroot)=/rust")
+sysroot=$(rustc --print sysroot)
+places=("$out=/target" "$ROOT=/firstlight" "$home=/cargo" "$sysroot=/rust")
+# the compiler names the files of the standard library so if it does not find them; with the component rust-src it finds them
+places+=("$sysroot/lib/rustlib/src/rust=/rustc/$(rustc --version --verbose | sed -n 's/^commit-hash: //p')")
 # packed relocations: those of a position-independent program then take 4 KB in place of 270 KB (musl reads them since 1.2.4, glibc
 # since 2.36)
 CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; flags=(-Ctarget-feature=+crt-static "-Clink-arg=-Wl,-z,pack-relative-relocs" "${places[@]/#/--remap-path-prefix=}"); echo "${flags[*]}")
