@@ -86,7 +86,7 @@ fn a_failure_in_json_has_its_kind_and_the_exit_code_of_the_kind() {
     for (args, kind, code) in [
         (&["verify"][..], "usage", 2),
         (&["verify", "--evidence", "missing.json"], "file", 1),
-        (&["verify", "--evidence", "policy.json"], "file", 1),
+        (&["verify", "--evidence", "policy.json"], "content", 1),
         (
             &["recover", "--status", "--timeout", "1s", NOBODY],
             "unreachable",
@@ -104,6 +104,35 @@ fn a_failure_in_json_has_its_kind_and_the_exit_code_of_the_kind() {
         );
         let said = text(&output.stderr);
         assert!(said.contains(error["text"].as_str().unwrap()), "{said}");
+    }
+}
+
+#[test]
+fn a_cause_has_the_same_kind_in_each_command() {
+    let dir = workspace();
+    write(dir.path(), "bad", "{}", 0o600);
+    for command in [
+        "policy show FILE",
+        "policy diff policy.json FILE",
+        "status --policy FILE 127.0.0.1:1",
+        "init --endpoint x --policy FILE --init-secret init-secret",
+        "apply --policy policy.json --image i --print --master-secret FILE",
+        "upgrade --components list --kubeconfig FILE v1.36.4",
+        "timeline FILE",
+        "verify --policy policy.json --evidence FILE",
+        "recover --policy policy.json --master-secret FILE 127.0.0.1:1",
+        "share --threshold 2 --shares 3 --master-secret FILE",
+        "wrap --kms kms://vault --master-secret FILE",
+        "ssh --key policy.json --master-secret FILE",
+    ] {
+        let kind = |file: &str| {
+            let command = format!("{} -o json", command.replace("FILE", file));
+            let output = firstlight(dir.path(), &command.split(' ').collect::<Vec<_>>());
+            let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            (output.status.code(), printed["error"]["kind"].to_string())
+        };
+        assert_eq!(kind("missing"), (Some(1), r#""file""#.into()), "{command}");
+        assert_eq!(kind("bad"), (Some(1), r#""content""#.into()), "{command}");
     }
 }
 

@@ -292,8 +292,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Error> {
     if options.print {
         let settings = settings(options, None)?;
-        let objects =
-            services::manifests_without(&settings, &options.skip_phases).map_err(Error::failed)?;
+        let objects = services::manifests_without(&settings, &options.skip_phases)?;
         return say(format_args!(
             "{:#}",
             json!({"apiVersion": "v1", "kind": "List", "items": objects})
@@ -326,7 +325,7 @@ pub fn apply(options: &Options) -> Result<Applied, Error> {
 
 /// Returns the objects that these options make in this cluster.
 pub fn manifests(options: &Options, client: &Client) -> Result<Vec<Value>, Error> {
-    services::manifests(&settings(options, Some(client))?).map_err(Error::failed)
+    Ok(services::manifests(&settings(options, Some(client))?)?)
 }
 
 /// Returns the result for people: the number of changed objects.
@@ -350,13 +349,12 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<ServiceSetting
         None => files::read(&options.policy)?,
     };
     let unusable = |error: &dyn std::fmt::Display| {
-        Error::failed(format!("{}: {error}", options.policy.display()))
+        Error::content(format!("{}: {error}", options.policy.display()))
     };
     let policy = str::from_utf8(&policy).map_err(|error| unusable(&error))?;
     let kms = options
         .master_secret
-        .read_wrapped(options.wish.kms.as_deref())
-        .map_err(Error::failed)?;
+        .read_wrapped(options.wish.kms.as_deref())?;
     let state = State::open(&options.state)?;
     // checked here: if the service cannot read the new policy, it keeps the previous one, and the
     // operator would not notice
@@ -403,7 +401,7 @@ fn variant(options: &Options, client: Option<&Client>) -> Result<&'static Varian
     }
     let present = client.map(services::present_variant).transpose();
     let present = present?.flatten();
-    Variant::named(present.as_deref().unwrap_or(DEFAULT)).map_err(Error::failed)
+    Variant::named(present.as_deref().unwrap_or(DEFAULT)).map_err(Error::content)
 }
 
 /// Returns the policy that `apply` puts in force: that of the file, the keys of known nodes, and the strong form of attested TLS
@@ -460,14 +458,14 @@ pub fn bring_in(client: &Client, options: &Options, progress: &Progress) -> Resu
     let addons = (options.addons.as_ref())
         .map(|list| Addons::read(list, &options.kubeconfig))
         .transpose()
-        .map_err(Error::failed)?;
+        .map_err(addon_failed)?;
     progress.phase(format!("waiting for the API server {}", client.server()));
     client
         .within(options.timeout)
         .wait_ready(&mut |why| progress.line(why))?;
     if let Some(addons) = &addons {
         let version = client.version()?;
-        addons.check(&version).map_err(Error::failed)?;
+        addons.check(&version).map_err(Error::content)?;
     }
     if !options.is_dry_run {
         interrupt::means(
@@ -538,7 +536,7 @@ fn check_old_clients(client: &Client, options: &Options) -> Result<(), Error> {
     let present = services::old_clients(client)?;
     match undecided(&present, options.old_clients, options.grants.as_deref()) {
         None => Ok(()),
-        Some((loss, advice)) => Err(Error::failed(format!(
+        Some((loss, advice)) => Err(Error::blocked(format!(
             "{loss}. Nothing was changed. {advice} (docs/migration.md)"
         ))),
     }
@@ -616,7 +614,7 @@ fn check_network(client: &Client, options: &Options) -> Result<(), Error> {
     };
     match outside::why_open(client)? {
         None => Ok(()),
-        Some(why) => Err(Error::failed(format!(
+        Some(why) => Err(Error::blocked(format!(
             "with --old-clients-until {until}, the key service would still serve nobody without a token, because that is safe only \
              where Cilium replaces kube-proxy and drops packets from outside of the cluster: {why}. Nothing was changed. Let Cilium \
              do that, or give --old-clients-until never (docs/storage.md)"

@@ -54,7 +54,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         Some(state) => state,
         None => State::create(state)?,
     };
-    let (kms, origin) = master_secret::open_or_create(secret, &wish).map_err(Error::failed)?;
+    let (kms, origin) = master_secret::open_or_create(secret, &wish)?;
     if origin == SecretOrigin::Created {
         log::warn!(
             "a new master secret is in {}: without it the cluster cannot be recovered",
@@ -63,7 +63,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     }
     let id = expected_cluster_id(&kms, &state.measurement_salt)?;
     if let Some(other) = state.cluster_id.filter(|it| *it != id) {
-        return Err(Error::failed(format!(
+        return Err(Error::content(format!(
             "the state file is of the cluster {}, and this master secret makes the cluster {}: one of the two files belongs to another cluster",
             hex(&other),
             hex(&id)

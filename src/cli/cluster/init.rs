@@ -291,18 +291,18 @@ struct Brought {
 }
 
 fn check(options: &Options) -> Result<Brought, Error> {
-    let cluster_name = parameters::cluster_name(&options.cluster_name).map_err(Error::failed)?;
+    let cluster_name = parameters::cluster_name(&options.cluster_name).map_err(Error::content)?;
     let init_secret = read_init_secret(&options.init_secret)?;
     if options.kubeconfig.exists() {
         let path = options.kubeconfig.display();
-        return Err(Error::failed(format!(
+        return Err(Error::blocked(format!(
             "{path} exists: it belongs to another cluster; move it away"
         )));
     }
     let state = State::find(&options.state)?;
     if let Some(id) = state.as_ref().and_then(|state| state.cluster_id) {
         let path = options.state.display();
-        return Err(Error::failed(format!(
+        return Err(Error::blocked(format!(
             "cluster {} already exists; to make another one, move {path} away",
             hex(&id)
         )));
@@ -333,7 +333,7 @@ fn rehearse(
     let kms = options.wish.kms.as_deref();
     let kms = match master_secret::read_wrapped(&options.master_secret, kms) {
         Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => None,
-        read => Some(read.map_err(Error::failed)?),
+        read => Some(read?),
     };
     let external = options.wish.key()?;
     if let (Some(external), false) = (&external, options.wish.create_key) {
@@ -349,7 +349,7 @@ fn rehearse(
     let reached = node.reach(deadline, &progress)?;
     drop(progress);
     check_carried(options, &reached)
-        .map_err(|error| Error::failed(format!("{error}. Nothing was sent")))?;
+        .map_err(|error| error.with_text(|text| format!("{text}. Nothing was sent")))?;
     let key = reached.key;
 
     let (output, endpoint) = (options.output, &options.endpoint);
@@ -410,8 +410,7 @@ fn initialize(
         Some(state) => state,
         None => State::create(&options.state)?,
     };
-    let (kms, origin) = master_secret::open_or_create(&options.master_secret, &options.wish)
-        .map_err(Error::failed)?;
+    let (kms, origin) = master_secret::open_or_create(&options.master_secret, &options.wish)?;
     let output = options.output;
     output.say(format_args!(
         "{} {}",
@@ -426,7 +425,7 @@ fn initialize(
     let request = request(options, &kms, &state, &init_secret, components);
     let answered = send(&node, &request, options, deadline)?;
     if answered.success.cluster_id != expected {
-        return Err(Error::failed(format!(
+        return Err(Error::refused(format!(
             "the node's cluster ID is {}, but the cluster ID of this master secret is {}: do not use this node",
             hex(&answered.success.cluster_id),
             hex(&expected)
@@ -476,7 +475,7 @@ fn check_carried(options: &Options, reached: &Reached) -> Result<(), Error> {
     if lost.is_empty() {
         Ok(())
     } else {
-        Err(Error::failed(format!(
+        Err(Error::refused(format!(
             "{}: the node has the init server of Constellation: {}",
             options.endpoint,
             lost.join("; ")
@@ -583,16 +582,16 @@ fn keep_result(
 impl Kubernetes {
     /// Checks for input that the node would refuse, and returns the components that it installs.
     fn check(&self, limit: Duration) -> Result<Vec<Component>, Error> {
-        Networks::parse(&self.service_cidr, &self.pod_cidr, None).map_err(Error::failed)?;
+        Networks::parse(&self.service_cidr, &self.pod_cidr, None).map_err(Error::content)?;
         for name in &self.apiserver_sans {
             parameters::alternative_name(name)
-                .map_err(|error| Error::failed(format!("--apiserver-san: {error}")))?;
+                .map_err(|error| Error::content(format!("--apiserver-san: {error}")))?;
         }
         if let Some(list) = &self.addons {
-            let addons = Addons::read(list, &[]).map_err(Error::failed)?;
+            let addons = Addons::read(list, &[]).map_err(Error::content)?;
             addons
                 .check(&self.version.to_string())
-                .map_err(Error::failed)?;
+                .map_err(Error::content)?;
         }
         if let Some(warning) = self.version.warning(SystemTime::now()) {
             log::warn!("{warning}");
@@ -689,7 +688,7 @@ pub fn read_init_secret(path: &Path) -> Result<Secret, Error> {
     let line = content.strip_suffix(b"\n").unwrap_or(&content);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     if line.is_empty() {
-        Err(Error::failed(format!(
+        Err(Error::content(format!(
             "the init secret in {} is empty",
             path.display()
         )))
@@ -900,7 +899,7 @@ impl NoSuccess {
                     short(&status.to_string())
                 )),
             },
-            NoSuccess::Nothing => Error::failed(format!(
+            NoSuccess::Nothing => Error::refused(format!(
                 "{endpoint}: the node ended the call without an answer"
             )),
             NoSuccess::Local(error) => Error::failed(error),

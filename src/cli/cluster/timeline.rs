@@ -14,7 +14,7 @@ pub use crate::cluster::chart::BootPart;
 use crate::cluster::chart::{svg, text};
 use crate::shell::{
     error::Error,
-    files,
+    files::{self, FileError},
     output::{Output, say_all},
 };
 use clap::Args;
@@ -68,7 +68,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     } else {
         files::read(&options.record)
     };
-    let record = record.map_err(Error::failed)?;
+    let record = record?;
     let name = options.record.display().to_string();
     let record = String::from_utf8_lossy(&record);
     match options.output {
@@ -89,8 +89,8 @@ pub fn json(record: &str) -> Value {
 
 /// Writes a chart as a picture.
 pub fn draw(steps: &[BootPart], picture: &Path) -> Result<(), Error> {
-    fs::write(picture, svg(steps))
-        .map_err(|error| Error::failed(format!("cannot write {}: {error}", picture.display())))
+    Ok(fs::write(picture, svg(steps))
+        .map_err(|error| FileError::Io("write", picture.into(), error))?)
 }
 
 fn steps_of(name: &str, record: &str) -> Result<Vec<BootPart>, Error> {
@@ -99,7 +99,7 @@ fn steps_of(name: &str, record: &str) -> Result<Vec<BootPart>, Error> {
         Ok(steps)
     } else {
         let error = "has no events of a boot: expected lines as `firstlight[unlock]    3.214s mapped: /dev/mapper/state`";
-        Err(Error::failed(format!("{name} {error}")))
+        Err(Error::content(format!("{name} {error}")))
     }
 }
 

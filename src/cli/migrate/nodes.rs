@@ -141,7 +141,7 @@ fn wait(client: &Client, image: &str, limit: Duration, progress: &Progress) -> R
         }
         if changed.elapsed() >= limit {
             let left = last.as_ref().map(Seen::left).unwrap_or_default();
-            return Err(Error::failed(format!(
+            return Err(Error::Unreachable(format!(
                 "the nodes have not changed for {}: {left}. Look at the machine's console, and at the logs: kubectl -n kube-system \
                  logs daemonset/join-service and deployment/constellation-operator-controller-manager. Then run the same command again",
                 human(limit)
@@ -184,7 +184,7 @@ pub fn unproven(
     state: &State,
     progress: &Progress,
 ) -> Result<Vec<Left>, Error> {
-    let variant = Variant::named(variant).map_err(Error::failed)?;
+    let variant = Variant::named(variant).map_err(Error::content)?;
     let policy = Policy::from_json(policy).map_err(Error::content)?;
     let policy = and_known(policy, state.attestation_keys.iter().copied())?;
     let nodes = listed(client)?;
@@ -218,7 +218,7 @@ pub fn check(client: &Client, image: &str) -> Result<(), Error> {
     if seen.is_complete() {
         Ok(())
     } else {
-        Err(Error::failed(format!(
+        Err(Error::blocked(format!(
             "some nodes do not run the image {image}: {}",
             seen.left()
         )))

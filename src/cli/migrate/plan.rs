@@ -415,7 +415,7 @@ impl Plan<'_> {
         }
         match self.blocks.len() {
             0 => Ok(()),
-            count => Err(Error::failed(format!(
+            count => Err(Error::blocked(format!(
                 "{count} {} the move: see the plan. Nothing was changed",
                 if count == 1 {
                     "thing blocks"

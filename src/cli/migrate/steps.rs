@@ -54,7 +54,7 @@ impl<'a> Move<'a> {
     ) -> Result<Move<'a>, Error> {
         let salt = services::present_salt(client)?.unwrap_or_default();
         let salt = salt.try_into().map_err(|salt: Vec<u8>| {
-            Error::failed(format!(
+            Error::content(format!(
                 "join-config: expected a measurement salt of 32 bytes, got {}. Is this a cluster of Constellation? Nothing was changed",
                 salt.len()
             ))
@@ -104,7 +104,7 @@ impl<'a> Move<'a> {
     /// Takes the options that are given into a move that has begun.
     fn go_on(&self, mut record: MigrationRecord) -> Result<MigrationRecord, Error> {
         if record.is_undone {
-            return Err(Error::failed(
+            return Err(Error::blocked(
                 "the move is being undone: run `firstlight migrate undo` until it is done. Nothing was changed",
             ));
         }
@@ -160,7 +160,7 @@ impl<'a> Move<'a> {
         let blocks = plan::blocks(&facts, &workspace, wanted);
         if !blocks.is_empty() {
             let blocks: Vec<_> = blocks.iter().map(ToString::to_string).collect();
-            return Err(Error::failed(format!(
+            return Err(Error::blocked(format!(
                 "{}. Nothing was changed",
                 blocks.join("; ")
             )));
@@ -188,7 +188,7 @@ impl<'a> Move<'a> {
             objects: Before::read(self.client, &manifests)?,
         };
         if services::maker(self.client)? != Some(Maker::Constellation) {
-            return Err(Error::failed(
+            return Err(Error::blocked(
                 "another operator has begun to move this cluster: run the same command again",
             ));
         }
@@ -202,7 +202,7 @@ impl<'a> Move<'a> {
     /// Writes the state file, by which the other commands know the cluster, if it does not exist.
     pub fn adopt_state(&self) -> Result<(), Error> {
         match State::find(Path::new(STATE_FILE))? {
-            Some(state) if state.measurement_salt != self.salt => Err(Error::failed(format!(
+            Some(state) if state.measurement_salt != self.salt => Err(Error::content(format!(
                 "{STATE_FILE} is of another cluster: its measurement salt differs from that in join-config. Move the file away"
             ))),
             Some(_) => Ok(()),
@@ -281,7 +281,7 @@ impl<'a> Move<'a> {
         if left.is_empty() {
             Ok(())
         } else {
-            Err(Error::failed(format!(
+            Err(Error::blocked(format!(
                 "{}\nThen run the same command again; if the nodes cannot be asked from here, with --nodes-moved",
                 nodes::by_hand(&left)
             )))
@@ -401,7 +401,7 @@ pub fn check_day(wanted: &Texts) -> Result<(), Error> {
     if day.is_some_and(|day| day.is_on(SystemTime::now())) {
         Ok(())
     } else {
-        Err(Error::failed(format!(
+        Err(Error::content(format!(
             "the day of --migrate-until ({}) is over: a node of Constellation that restarts gets no key. Give a later day",
             wanted.migrate_until.as_deref().unwrap_or_default()
         )))

@@ -17,7 +17,7 @@ impl Move<'_> {
     /// Restores the cluster. Returns what stays.
     pub fn undo(&self) -> Result<Vec<&'static str>, Error> {
         let Some(mut record) = self.record()? else {
-            return Err(Error::failed(
+            return Err(Error::blocked(
                 "no move of this cluster has begun, or it was undone: there is nothing to undo",
             ));
         };
@@ -90,7 +90,7 @@ impl Move<'_> {
         let before = &record.before;
         if let Some([.., components]) = &before.node_version {
             let Some(version) = NodeVersion::find(self.client)? else {
-                return Err(Error::failed(
+                return Err(Error::blocked(
                     "NodeVersion was deleted since the move began: without it, Constellation's join service admits no node. Nothing was \
                      changed. Make it again, with the components of the present version of Kubernetes",
                 ));
@@ -135,7 +135,7 @@ impl Move<'_> {
             let set = (image.as_str(), version.as_str());
             nodes::by_operator(self.client, set, self.options.timeout, self.progress)?;
         } else if !self.options.nodes_moved {
-            return Err(Error::failed(
+            return Err(Error::blocked(
                 "start each node with Constellation's image again, one after the other, and wait until each is Ready: the policy accepts \
                  both images. Constellation's nodes prove nothing to this command, so then run it again with --nodes-moved",
             ));
@@ -163,7 +163,7 @@ impl Move<'_> {
 }
 
 fn too_late(why: &str) -> Error {
-    Error::failed(format!(
+    Error::blocked(format!(
         "Kubernetes was upgraded since the move began ({why}): an API server cannot go back, and Constellation's nodes may not join it. The \
          move cannot be undone any more. Nothing was changed"
     ))

@@ -246,7 +246,7 @@ impl<'a> Etcd<'a> {
         let health = ["endpoint", "health", "--cluster", "--write-out", "json"];
         let ran = self.run(progress, &[("members", &members), ("health", &health)])?;
         let [listed, health] = &ran[..] else {
-            return Err(Error::failed("expected the logs of two containers"));
+            return Err(Error::refused("expected the logs of two containers"));
         };
         read(&listed.log, &health.log).ok_or_else(|| self.failed("list its members", listed))
     }
@@ -257,7 +257,7 @@ impl<'a> Etcd<'a> {
         match ran.first() {
             Some(ran) if ran.is_done || ran.log.contains("member not found") => Ok(()),
             Some(ran) => Err(self.failed(&format!("remove the member {}", shown(member)), ran)),
-            None => Err(Error::failed("expected the log of a container")),
+            None => Err(Error::refused("expected the log of a container")),
         }
     }
 

@@ -121,14 +121,14 @@ pub fn run(options: &Options) -> Result<(), Error> {
 pub fn publish(options: &Options, client: &Client, progress: &Progress) -> Result<Upgrade, Error> {
     let to = options.version;
     check(&options.components, None)?;
-    let list = components::read(&options.components).map_err(Error::failed)?;
+    let list = components::read(&options.components).map_err(Error::content)?;
     if let Some(warning) = to.warning(SystemTime::now()) {
         log::warn!("{warning}");
     }
     if let Some(other) = kubernetes::components::version_in(&list)
         && other != to.to_string()
     {
-        return Err(Error::failed(format!(
+        return Err(Error::content(format!(
             "{}: expected the components of {to}, got kubeadm {other}",
             options.components.display()
         )));
@@ -137,7 +137,7 @@ pub fn publish(options: &Options, client: &Client, progress: &Progress) -> Resul
     progress.phase(format!("waiting for the API server {}", client.server()));
     client.wait_ready(&mut |why| progress.line(why))?;
     let from = version_of(client)?;
-    from.check_upgrade(&to).map_err(Error::failed)?;
+    from.check_upgrade(&to).map_err(Error::blocked)?;
     let mut nodes = listed(client)?;
     check_kubelets(&nodes, &to)?;
     check_etcd(client, &nodes, &to)?;
@@ -149,7 +149,7 @@ pub fn publish(options: &Options, client: &Client, progress: &Progress) -> Resul
     let present = client.find(&maps.named(name))?;
     match &present {
         Some(present) if present["data"] != map["data"] => {
-            return Err(Error::failed(format!(
+            return Err(Error::blocked(format!(
                 "the ConfigMap {NAMESPACE}/{name} has the same programs with other places, sources or patches: delete it, and run \
                  the command again"
             )));
@@ -206,7 +206,7 @@ impl Driver {
             None => version.field(IMAGE_VERSION) == IMAGE_OF_FIRSTLIGHT,
             Some((Some(migrate::Step::End), false)) => true,
             Some(_) => {
-                return Err(Error::failed(
+                return Err(Error::blocked(
                     "a move from Constellation is not complete: an upgrade now would make it impossible to undo. Nothing was changed. First \
                      run `firstlight migrate apply --end` or `firstlight migrate undo`",
                 ));
@@ -216,7 +216,7 @@ impl Driver {
         match (has_agents, is_upgraded) {
             // without agents the node operator tries in vain, and says so in the status
             (true, _) if version.is_upgrading || version.is_outdated => {
-                Err(Error::failed(format!(
+                Err(Error::blocked(format!(
                     "{}: Constellation's node operator {}: wait until it is done",
                     node_version::place(),
                     if version.is_upgrading {
@@ -297,7 +297,7 @@ fn version_of(client: &Client) -> Result<KubernetesVersion, Error> {
         .in_namespace(NAMESPACE)
         .named(kubeadm::CONFIG_MAP);
     kubeadm::recorded_version(&client.get(&map)?).map_err(|error| {
-        Error::failed(format!(
+        Error::content(format!(
             "ConfigMap {NAMESPACE}/{}: {error}",
             kubeadm::CONFIG_MAP
         ))
@@ -318,7 +318,7 @@ fn check_kubelets(nodes: &[Listed], to: &KubernetesVersion) -> Result<(), Error>
     if old.is_empty() {
         Ok(())
     } else {
-        Err(Error::failed(format!(
+        Err(Error::blocked(format!(
             "with a control plane of {to} no kubelet may be older than v1.{}: upgrade or remove these nodes first: {}",
             to.minor.saturating_sub(KUBELET_SKEW),
             old.join(", ")
@@ -350,7 +350,7 @@ fn check_etcd(client: &Client, nodes: &[Listed], to: &KubernetesVersion) -> Resu
     if old.is_empty() {
         Ok(())
     } else {
-        Err(Error::failed(format!(
+        Err(Error::blocked(format!(
             "Kubernetes {to} brings etcd 3.6, which may follow only etcd {ETCD_STEP} or later: {}. Nothing was changed; {ETCD_ADVICE}",
             old.join(", ")
         )))

@@ -43,7 +43,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 fn hash(secret: &Secret) -> Result<String, Error> {
     let secret = secret.expose();
     if secret.len() > MAX_SECRET {
-        return Err(Error::failed(format!(
+        return Err(Error::content(format!(
             "the init secret has {} bytes, expected at most {MAX_SECRET}: bcrypt would ignore the rest",
             secret.len()
         )));

@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 
 use crate::shell::{
     error::Error,
-    files,
+    files::{self, FileError},
     output::{Output, say_all},
 };
 use crate::workspace::{
@@ -90,10 +90,9 @@ pub fn run(options: &Options) -> Result<(), Error> {
 
 fn make_folder(options: &Options) -> Result<(), Error> {
     match DirBuilder::new().mode(0o700).create(&options.out) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Error::failed(format!(
-            "cannot create {}: {error}",
-            options.out.display()
-        ))),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(FileError::Io("create", options.out.clone(), error).into())
+        }
         _ => Ok(()),
     }
 }

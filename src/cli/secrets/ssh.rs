@@ -51,13 +51,13 @@ pub struct Options {
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {
     let kms = options.secret.source().read()?;
-    let key = read_key(&options.key).map_err(Error::failed)?;
+    let key = read_key(&options.key)?;
     let users = authority(&kms, SSH_USER_CA_SEED_ID)?;
     let hosts = authority(&kms, SSH_HOST_CA_SEED_ID)?;
     write_certificate(options, &users.user_certificate(&key, SystemTime::now()))?;
-    let mut is_new = add_known_hosts(&options.known_hosts, &hosts).map_err(Error::failed)?;
+    let mut is_new = add_known_hosts(&options.known_hosts, &hosts)?;
     if options.old_hosts {
-        is_new |= add_known_hosts(&options.known_hosts, &users).map_err(Error::failed)?;
+        is_new |= add_known_hosts(&options.known_hosts, &users)?;
     }
 
     let output = options.output;
@@ -110,11 +110,11 @@ fn write_certificate(options: &Options, line: &str) -> Result<(), Error> {
         files::create_private(path, content.as_bytes())
     };
     written.map_err(|error| match error.kind() {
-        Some(io::ErrorKind::AlreadyExists) => Error::failed(format!(
+        Some(io::ErrorKind::AlreadyExists) => Error::blocked(format!(
             "{} exists: --overwrite replaces it, --certificate names another file",
             path.display()
         )),
-        _ => Error::failed(error),
+        _ => Error::from(error),
     })
 }
 

@@ -76,8 +76,10 @@ pub fn wrap(options: &Options) -> Result<(), Error> {
         };
         file.into()
     });
-    let secret = options.secret.source().read_wrapped(options.kms.as_deref());
-    let secret = secret.map_err(Error::failed)?;
+    let secret = options
+        .secret
+        .source()
+        .read_wrapped(options.kms.as_deref())?;
     let wrapped = match &options.kms {
         None => None,
         Some(kms) => {

@@ -1,10 +1,11 @@
 //! Why a command fails. The kind decides the exit code, and JSON output names it.
 
-use std::fmt;
+use std::{fmt, iter};
 
 use base::program::{self, FAILED, USAGE};
 use kubernetes::{client, services};
 use serde_json::{Value, json};
+use verifier::Refusal;
 
 use clap::error::ErrorKind;
 
@@ -39,11 +40,13 @@ pub enum Error {
     /// KMS, a server of a vendor.
     Refused(String),
     /// The machine does not meet the policy.
-    Attestation(String),
+    Attestation(Refusal),
     /// A peer could not be reached, or did not answer in time.
     Unreachable(String),
     /// `status`: the node is in another state than a member, which has this exit code.
     State(u8, String),
+    /// The present state does not allow the command: it would overwrite or harm something, or something must happen first.
+    Blocked(String),
     /// Anything else, such as a failure of this machine.
     Failed(String),
 }
@@ -59,6 +62,16 @@ impl Error {
         Error::Content(error.to_string())
     }
 
+    /// Creates the error for an answer that is not valid.
+    pub fn refused(error: impl fmt::Display) -> Error {
+        Error::Refused(error.to_string())
+    }
+
+    /// Creates the error for a command that the present state does not allow.
+    pub fn blocked(error: impl fmt::Display) -> Error {
+        Error::Blocked(error.to_string())
+    }
+
     /// Creates the error for what an API server answered. A server that cannot prove that it is the
     /// right one was reached; one that cannot answer now was not.
     pub fn of_api(cause: &client::Error, text: String) -> Error {
@@ -69,6 +82,12 @@ impl Error {
         }
     }
 
+    /// Creates the error for a machine that does not meet the policy; `about` says which machine.
+    pub fn attestation(mut why: Refusal, about: impl fmt::Display) -> Error {
+        why.text = format!("{about}: {why}");
+        Error::Attestation(why)
+    }
+
     /// Returns the error with another text, of the same kind.
     pub fn with_text(self, change: impl FnOnce(&str) -> String) -> Error {
         let text = change(&self.to_string());
@@ -76,9 +95,13 @@ impl Error {
             Error::Arguments(_) | Error::Usage(_) => Error::Usage(text),
             Error::File(_) | Error::Content(_) => Error::Content(text),
             Error::Refused(_) => Error::Refused(text),
-            Error::Attestation(_) => Error::Attestation(text),
+            Error::Attestation(mut why) => {
+                why.text = text;
+                Error::Attestation(why)
+            }
             Error::Unreachable(_) => Error::Unreachable(text),
             Error::State(code, _) => Error::State(code, text),
+            Error::Blocked(_) => Error::Blocked(text),
             Error::Failed(_) => Error::Failed(text),
         }
     }
@@ -88,12 +111,13 @@ impl Error {
         match self {
             Error::Arguments(error) if error.exit_code() == 0 => (0, "help"),
             Error::Arguments(_) | Error::Usage(_) => (USAGE, "usage"),
+            Error::File(FileError::Content(..)) | Error::Content(_) => (FAILED, "content"),
             Error::File(_) => (FAILED, "file"),
-            Error::Content(_) => (FAILED, "content"),
             Error::Refused(_) => (FAILED, "refused"),
             Error::Attestation(_) => (ATTESTATION_REFUSED, "attestation"),
             Error::Unreachable(_) => (UNREACHABLE, "unreachable"),
             Error::State(code, _) => (*code, "state"),
+            Error::Blocked(_) => (FAILED, "blocked"),
             Error::Failed(_) => (FAILED, "failed"),
         }
     }
@@ -106,7 +130,11 @@ impl Error {
     /// Returns the error for programs.
     pub fn json(&self) -> Value {
         let kind = self.code_and_kind().1;
-        json!({"error": {"kind": kind, "text": self.to_string()}})
+        let mut error = json!({"kind": kind, "text": self.to_string()});
+        if let Error::Attestation(why) = self {
+            error["refusals"] = refusals(why).into();
+        }
+        json!({ "error": error })
     }
 
     /// Returns the error of this command: a wrong use with a hint at the command's help.
@@ -130,10 +158,27 @@ impl Error {
     }
 }
 
+/// Returns the reasons of a refusal for programs.
+pub fn refusals(refusal: &Refusal) -> Vec<Value> {
+    let json = |one: &Refusal| {
+        json!({
+            "kind": one.kind.name(),
+            "field": one.field,
+            "expected": one.expected,
+            "got": one.got,
+        })
+    };
+    iter::once(refusal)
+        .chain(&refusal.others)
+        .map(json)
+        .collect()
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::File(error) => error.fmt(f),
+            Error::Attestation(why) => f.write_str(&why.text),
             Error::Arguments(error) => {
                 // without the usage below it
                 let text = error.render().to_string();
@@ -143,9 +188,9 @@ impl fmt::Display for Error {
             Error::Usage(text)
             | Error::Content(text)
             | Error::Refused(text)
-            | Error::Attestation(text)
             | Error::Unreachable(text)
             | Error::State(_, text)
+            | Error::Blocked(text)
             | Error::Failed(text) => f.write_str(text),
         }
     }
@@ -174,7 +219,11 @@ impl From<clap::Error> for Error {
 
 impl From<client::Error> for Error {
     fn from(error: client::Error) -> Error {
-        Error::of_api(&error, error.to_string())
+        match error {
+            client::Error::File(path, error) => FileError::Io("read", path, error).into(),
+            client::Error::Config(..) => Error::content(error),
+            other => Error::of_api(&other, other.to_string()),
+        }
     }
 }
 
@@ -202,6 +251,29 @@ impl From<keywrap::Error> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use verifier::refusal::Kind;
+
+    #[test]
+    fn a_refusal_reaches_programs_with_each_of_its_reasons() {
+        let boot = Kind::Measurement
+            .because("PCR 4: wrong")
+            .of("PCR 4")
+            .values("1b", "2c");
+        let debug = Kind::Protection.because("it can be debugged");
+        let refusal = Refusal::join(vec![boot, debug]).unwrap_err();
+        let error = Error::attestation(refusal, "10.42.1.100:9000: attestation refused");
+        let error = error.with_text(|text| format!("{text}. Nothing was sent"));
+        assert_eq!(error.exit_code(), ATTESTATION_REFUSED);
+        let expected = json!({"error": {
+            "kind": "attestation",
+            "text": "10.42.1.100:9000: attestation refused: PCR 4: wrong\nit can be debugged. Nothing was sent",
+            "refusals": [
+                {"kind": "measurement", "field": "PCR 4", "expected": "1b", "got": "2c"},
+                {"kind": "protection", "field": null, "expected": null, "got": null},
+            ],
+        }});
+        assert_eq!(error.json(), expected);
+    }
 
     #[test]
     fn an_error_of_an_api_server_is_told_by_whether_it_was_reached() {

@@ -72,8 +72,8 @@ pub fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
     )
 }
 
-/// Reads a whole file byte for byte: somebody has signed it.
-pub fn read_signed(path: &Path) -> Result<Vec<u8>, FileError> {
+/// Reads a whole file of any size, byte for byte.
+pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     fs::read(path).map_err(|error| FileError::Io("read", path.into(), error))
 }
 
@@ -267,7 +267,7 @@ mod tests {
             for read in [read(&path), read_private(&path), read_secret(&path)] {
                 assert_eq!(*read.unwrap(), expected);
             }
-            assert_eq!(read_signed(&path).unwrap(), content);
+            assert_eq!(read_bytes(&path).unwrap(), content);
         }
     }
 

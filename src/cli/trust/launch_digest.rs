@@ -1,10 +1,9 @@
 //! `firstlight measure --snp-firmware`: the launch digests of SEV-SNP machines, computed from their
 //! firmware.
 
-use std::fs;
 use std::path::PathBuf;
 
-use crate::shell::error::Error;
+use crate::shell::{error::Error, files};
 use crate::trust::measure_image::HandedOver;
 use crate::workspace::options::words;
 use clap::{Args, value_parser};
@@ -94,9 +93,8 @@ impl SnpMachines {
     /// Returns the launch digest of a machine for each number of processors.
     pub fn digests(&self, kernel: Option<&HandedOver>) -> Result<Vec<PredictedDigest>, Error> {
         let path = self.firmware.display();
-        let wrong = |error| Error::failed(format!("{path}: {error}"));
-        let bytes = fs::read(&self.firmware);
-        let bytes = bytes.map_err(|error| Error::failed(format!("{path}: {error}")))?;
+        let wrong = |error| Error::content(format!("{path}: {error}"));
+        let bytes = files::read_bytes(&self.firmware)?;
         let firmware = Firmware::parse(&bytes).map_err(wrong)?;
         let digest = |processors: &u32| {
             let launch = Launch {

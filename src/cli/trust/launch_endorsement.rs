@@ -1,11 +1,10 @@
 //! `firstlight measure --gce-endorsement`: the measurements of the firmware of Google's
 //! confidential machines, as signed by Google.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::shell::error::Error;
+use crate::shell::{error::Error, files};
 use crate::trust::policy::Edit;
 use base::text::hex;
 use clap::Args;
@@ -57,7 +56,7 @@ impl EndorsementOptions {
         let (Some(file), Some(root)) = (self.gce_endorsement, self.gce_root) else {
             return Ok(None);
         };
-        let default = || Variant::named(variant::DEFAULT).map_err(Error::failed);
+        let default = || Variant::named(variant::DEFAULT).map_err(Error::content);
         let variant = variant.map_or_else(default, Ok)?;
         let is_of_google = has_tdx(variant) || has_snp(variant);
         let registers = match (is_of_google, processors.is_empty(), memory) {
@@ -97,9 +96,9 @@ impl Options {
     /// Reads and verifies the endorsement, and prints its content on standard error.
     pub fn read(&self) -> Result<Endorsed<'_>, Error> {
         let wrong = |path: &Path, error: &dyn std::fmt::Display| {
-            Error::failed(format!("{}: {error}", path.display()))
+            Error::content(format!("{}: {error}", path.display()))
         };
-        let content = |path: &Path| fs::read(path).map_err(|error| wrong(path, &error));
+        let content = files::read_bytes;
         let root =
             SignerRoot::parse(&content(&self.root)?).map_err(|error| wrong(&self.root, &error))?;
         let endorsement = LaunchEndorsement::parse(&content(&self.file)?);
@@ -128,7 +127,7 @@ impl Options {
 
 impl Endorsed<'_> {
     fn wrong(&self, error: impl std::fmt::Display) -> Error {
-        Error::failed(format!("{}: {error}", self.options.file.display()))
+        Error::content(format!("{}: {error}", self.options.file.display()))
     }
 
     fn snp(&self) -> Result<&Snp, Error> {
@@ -198,7 +197,7 @@ impl Endorsed<'_> {
                         eprintln!("  the policy also accepts the launch digest {known}");
                     }
                 }
-                policy.and_launch_digests(&digests).map_err(Error::failed)
+                policy.and_launch_digests(&digests).map_err(Error::content)
             }
             Registers::Rtmrs if !self.options.processors.is_empty() => Err(Error::Usage(
                 "--vcpus: MRTD of TDX machines does not depend on it".into(),
@@ -215,7 +214,7 @@ impl Endorsed<'_> {
                     }
                 }
                 policy.and_mrtds(&self.mrtds()?).map_err(|error| {
-                    Error::failed(format!(
+                    Error::content(format!(
                         "{error}; --memory accepts only machines of one size"
                     ))
                 })

@@ -361,7 +361,7 @@ impl<'a> Wanted<'a> {
                 let name = self.options.name.as_deref();
                 let policy = policy(Measured { booted, initramfs }, &[])?;
                 let policy = policy.named(name.unwrap_or_default());
-                let policy = policy.map_err(Error::failed)?;
+                let policy = policy.map_err(Error::content)?;
                 let version = fs::read_to_string(VERSION).unwrap_or_default();
                 match boot::trusted_acpi(&version) {
                     None => policy.with_confined_kernel(),
@@ -372,7 +372,7 @@ impl<'a> Wanted<'a> {
                 }
             }
         };
-        policy.and_launch_digests(&[digest]).map_err(Error::failed)
+        policy.and_launch_digests(&[digest]).map_err(Error::content)
     }
 
     /// Prints the policy of firmware, without an image.
@@ -386,9 +386,9 @@ impl<'a> Wanted<'a> {
             (None, Some(mrtd)) => of_mrtd(enforced(mrtd)),
             (None, None) => of_launch_digests(),
         };
-        let policy = policy.map_err(Error::failed)?;
+        let policy = policy.map_err(Error::content)?;
         let policy = match (&self.options.add_to, &self.options.name) {
-            (None, Some(name)) => policy.named(name).map_err(Error::failed)?,
+            (None, Some(name)) => policy.named(name).map_err(Error::content)?,
             _ => policy,
         };
         say_policy(self.with_firmware(policy, None)?, self.options)
@@ -468,7 +468,7 @@ impl<'a> Wanted<'a> {
             );
         } else if signs_sha384 {
             let signed = measure_image::sha384(source, image, &of_image)?;
-            policy = policy.and_sha384(&signed).map_err(Error::failed)?;
+            policy = policy.and_sha384(&signed).map_err(Error::content)?;
         }
         if self.by_launch() {
             warn_without_cluster(image);
@@ -542,7 +542,7 @@ fn with_launch_digests(
     match machines {
         Some(machines) => policy
             .and_launch_digests(&machines.digests(kernel)?)
-            .map_err(Error::failed),
+            .map_err(Error::content),
         None => Ok(policy),
     }
 }
@@ -562,7 +562,8 @@ fn of_tpm(
     if kind(&measured.booted) == Registers::Pcrs {
         let values = measured.booted.iter();
         let values = values.map(|(pcr, value)| (*pcr, value.expected.clone()));
-        check_bank(&values.collect()).map_err(|why| Error::failed(format!("{location}: {why}")))?;
+        check_bank(&values.collect())
+            .map_err(|why| Error::content(format!("{location}: {why}")))?;
     }
     if let Some(writer) = verifier::foreign_writer(&location) {
         log::warn!("{writer}");
@@ -576,7 +577,7 @@ fn of_tpm(
         Registers::Rtmrs => Platform::Tdx.boot_loader(),
     };
     let mut policy =
-        policy(measured, pcrs).map_err(|error| Error::failed(format!("{location}: {error}")))?;
+        policy(measured, pcrs).map_err(|error| Error::content(format!("{location}: {error}")))?;
     // a TPM behind a port belongs to another machine
     let version = match location {
         Location::Swtpm(..) => String::new(),
@@ -654,7 +655,7 @@ fn with_image(
             .clone()
             .named(name.unwrap_or_default())
             .and_then(|policy| policy.believing(key))
-            .map_err(Error::failed),
+            .map_err(Error::content),
     }
 }
 
@@ -677,7 +678,7 @@ fn with_same_kernel(present: Policy, new: &Policy) -> Result<Policy, Error> {
     if old == new {
         Ok(present)
     } else {
-        Err(Error::failed(
+        Err(Error::content(
             "--add-to: only one of the two images has a kernel that confines the host's ACPI tables (acpiTables), and a policy for this \
          variant has one mark for all its launch digests: make two policies, or remove the mark",
         ))
@@ -705,7 +706,7 @@ fn add(
     });
     let policy = match (same, key, name) {
         (Some(same), None, _) => {
-            return Err(Error::failed(format!(
+            return Err(Error::content(format!(
                 "the policy already accepts this machine: {same}"
             )));
         }
@@ -724,7 +725,7 @@ fn add(
     };
     policy
         .and_then(|policy| policy.believing(key))
-        .map_err(Error::failed)
+        .map_err(Error::content)
 }
 
 /// Returns the kind of these registers.

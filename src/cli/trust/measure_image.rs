@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::shell::{error::Error, output::Output};
+use crate::shell::{
+    error::Error,
+    files::{self, FileError},
+    output::Output,
+};
 use crate::workspace::options::words;
 use base::text::hex;
 use clap::Args;
@@ -282,7 +286,7 @@ fn mebibytes(text: &str) -> Result<u64, &'static str> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
-    fs::read(path).map_err(|error| Error::failed(format!("{}: {error}", path.display())))
+    Ok(files::read_bytes(path)?)
 }
 
 /// Reads the image.
@@ -314,7 +318,7 @@ pub fn read(options: &Options) -> Result<Image, Error> {
             }
         }
         Boots::Image { path, uki } => {
-            let wrong = |error| Error::failed(format!("{}: {error}", path.display()));
+            let wrong = |error| FileError::Io("open", path.clone(), error);
             let mut file = File::open(path).map_err(wrong)?;
             let mut start = [0; 2];
             match file.read_exact(&mut start) {
@@ -325,7 +329,7 @@ pub fn read(options: &Options) -> Result<Image, Error> {
             }
         }
     };
-    let image = image.map_err(|error| Error::failed(format!("{}: {error}", path.display())))?;
+    let image = image.map_err(|error| Error::content(format!("{}: {error}", path.display())))?;
     for warning in image.warnings() {
         log::warn!("{}: {warning}", path.display());
     }
@@ -374,7 +378,7 @@ pub fn values(
     let choose =
         "--secure-boot and --units choose among several values; --explain prints the events";
     if !several.is_empty() && options.are_registers_named {
-        return Err(Error::failed(format!(
+        return Err(Error::content(format!(
             "some registers have several possible values ({choose}):\n{}",
             several.trim_end()
         )));
@@ -422,7 +426,7 @@ fn check_binding(
         log::warn!("the policy lacks {name} (--accept-incomplete): {why}");
         return Ok(());
     }
-    Err(Error::failed(format!(
+    Err(Error::content(format!(
         "{name} would not be in the policy: {why}. {choose}; --accept-incomplete writes the policy nevertheless\n{several}"
     )))
 }
@@ -456,7 +460,7 @@ pub fn judge(options: &Options, image: &Image) -> Result<(), Error> {
         .find(|it| it.name == host::EFI_VARIABLES && it.state != ChannelState::Closed);
     match efi {
         Some(efi) if options.given.secure_boot != Some(true) && !options.accepts_efi_variables => {
-            Err(Error::failed(format!(
+            Err(Error::content(format!(
                 "{path}: without Secure Boot the host of the machine chooses its EFI variables: {}. Build the image with {}, or accept \
                  that the host can run programs in the machine (--accept-efi-variables)",
                 efi.found, efi.closed_by
@@ -495,7 +499,7 @@ pub fn sha384(
     if values.contains_key(&platform.boot_loader()) || options.accepts_incomplete {
         Ok(values)
     } else {
-        Err(Error::failed(
+        Err(Error::content(
             "PCR 4 has several SHA-384 values: --secure-boot, --units and --stage choose among them",
         ))
     }

@@ -240,11 +240,11 @@ impl TpmTrust {
             } => policy
                 .believing_those_of(BY_OPTION, by_option.iter().copied())
                 .and_then(|policy| policy.believing_those_of(IN_STATE, in_state.iter().copied()))
-                .map_err(Error::failed)?
+                .map_err(Error::content)?
                 .only_named_keys(),
             TpmTrust::AnyTpm => policy.believing_any(),
         };
-        endorsement::validator(variant, policy, &sources()).map_err(Error::failed)
+        endorsement::validator(variant, policy, &sources()).map_err(Error::content)
     }
 }
 
@@ -253,7 +253,7 @@ impl Node {
     pub fn to_ask(endpoint: &Endpoint, variant: &Variant, policy: Policy) -> Result<Node, Error> {
         let policy = policy.at(Stage::Initramfs).expecting_fresh();
         let validator =
-            endorsement::validator(variant, policy, &sources()).map_err(Error::failed)?;
+            endorsement::validator(variant, policy, &sources()).map_err(Error::content)?;
         Ok(Node::judged_by(endpoint, validator))
     }
 
@@ -308,7 +308,7 @@ impl Node {
     ) -> Result<Node, Error> {
         let sources = sources();
         let judge =
-            |policy| validator_at_any_stage(variant, policy, &sources).map_err(Error::failed);
+            |policy| validator_at_any_stage(variant, policy, &sources).map_err(Error::content);
         let judged: Arc<dyn Validator> = Arc::new(AnyStanding {
             fresh: judge(policy.clone().expecting_fresh())?,
             member: cluster
@@ -317,7 +317,8 @@ impl Node {
             any: judge(policy.clone().of_any_cluster())?,
             noted: noted.clone(),
         });
-        let validator = endorsement::certifying(judged, policy, &sources).map_err(Error::failed)?;
+        let validator =
+            endorsement::certifying(judged, policy, &sources).map_err(Error::content)?;
         Ok(Node::judged_by(endpoint, validator))
     }
 
@@ -331,8 +332,8 @@ impl Node {
             let reason = match self.attempt(deadline) {
                 Ok(reached) => return Ok(reached),
                 Err(Attempt::Refused(why)) => {
-                    let text = format!("{}: attestation refused: {why}", self.endpoint);
-                    return Err(Error::Attestation(text));
+                    let about = format!("{}: attestation refused", self.endpoint);
+                    return Err(Error::attestation(why, about));
                 }
                 Err(Attempt::Passing(reason)) => reason.text,
             };
@@ -373,7 +374,7 @@ impl Node {
 pub fn read_policy(path: &Path) -> Result<Policy, Error> {
     let text = files::read(path)?;
     Policy::from_json(&String::from_utf8_lossy(&text))
-        .map_err(|error| Error::failed(format!("{}: {error}", path.display())))
+        .map_err(|error| Error::content(format!("{}: {error}", path.display())))
 }
 
 /// Adds the attestation keys in the state file to a policy that lists keys; a policy without keys accepts any key
@@ -387,7 +388,7 @@ pub fn and_known(
     } else {
         policy
             .believing_those_of(IN_STATE, known)
-            .map_err(Error::failed)
+            .map_err(Error::content)
     }
 }
 
@@ -403,7 +404,7 @@ pub fn read_policy_with(
         [] => policy,
         named => policy
             .believing_those_of(BY_OPTION, named.iter().copied())
-            .map_err(Error::failed)?,
+            .map_err(Error::content)?,
     };
     and_known(policy, known)
 }

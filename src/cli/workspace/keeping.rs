@@ -85,7 +85,7 @@ impl Wish {
             return Ok(MasterSecretStorage::AsBefore);
         };
         let there = client.map(master_secret::content).transpose();
-        let there = there.map_err(Error::failed)?.flatten();
+        let there = there?.flatten();
         let there = there.map(|content| master_secret::opened(&content, secret));
         let there = there.transpose().map_err(other_cluster)?;
         check_cluster(secret, state, there.as_deref().map(Vec::as_slice), uri)?;
@@ -116,7 +116,7 @@ impl Wish {
             name_server(&mut access, naming);
             return Ok(access);
         };
-        let unusable = |why: String| Error::failed(format!("{}: {why}", path.display()));
+        let unusable = |why: String| Error::content(format!("{}: {why}", path.display()));
         let content = files::read(path)?;
         let given: Map<String, Value> =
             serde_json::from_slice(&content).map_err(|error| unusable(error.to_string()))?;
@@ -144,11 +144,11 @@ fn is_set(env: &Value, names: &[&str]) -> bool {
 /// the KMS's address. Clusters of earlier versions lack this variable: there, only the wrapped
 /// master secret has the address.
 pub fn check_named(client: &Client, kms: &ClusterKms) -> Result<(), Error> {
-    let present = master_secret::present(client).map_err(Error::failed)?;
+    let present = master_secret::present(client)?;
     let Some(Present { secret, access }) = present else {
         return Ok(());
     };
-    let content = master_secret::content(client).map_err(Error::failed)?;
+    let content = master_secret::content(client)?;
     let content = content.map(|content| master_secret::opened(&content, kms));
     let content = content.transpose().map_err(other_cluster)?;
     // if a store holds the wrapped master secret, only the key service reads it
@@ -158,7 +158,7 @@ pub fn check_named(client: &Client, kms: &ClusterKms) -> Result<(), Error> {
         return Ok(());
     };
     match keywrap::naming(wrapped.kms())? {
-        Some((names, server)) if !is_set(&access["env"], names) => Err(Error::failed(format!(
+        Some((names, server)) if !is_set(&access["env"], names) => Err(Error::blocked(format!(
             "the new pods of the key service would get no credentials for their KMS: the Secret {secret} names the server {server}, \
              and {} is not set for them. Nothing was changed. If that server is yours, give --kms '{}'",
             names[0],

@@ -92,7 +92,7 @@ pub fn read_config(paths: &[PathBuf]) -> Result<ApiAccess, client::Error> {
     ApiAccess::from_kubeconfig_files(paths).map_err(|error| match &error {
         client::Error::File(path, cause) if cause.kind() == io::ErrorKind::NotFound => {
             let why = "it does not exist: name the kubeconfig by --kubeconfig or $KUBECONFIG";
-            client::Error::Config(format!("cannot read {}", path.display()), why.into())
+            client::Error::File(path.clone(), io::Error::new(cause.kind(), why))
         }
         _ => error,
     })

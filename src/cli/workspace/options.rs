@@ -34,7 +34,7 @@ impl VariantOption {
     pub fn of(&self, policy: Option<&Path>) -> Result<&'static Variant, Error> {
         match self.named(policy) {
             Some(variant) => Ok(variant),
-            None => Variant::named(variant::DEFAULT).map_err(Error::failed),
+            None => Variant::named(variant::DEFAULT).map_err(Error::content),
         }
     }
 
@@ -146,7 +146,7 @@ fn inline(file: &Path) -> Result<String, Error> {
         Ok(()) => format!("it has more than {MAX_LIST} bytes: use `firstlight metadata serve`"),
         Err(error) => error.to_string(),
     };
-    Err(Error::failed(format!("{}: {why}", file.display())))
+    Err(Error::content(format!("{}: {why}", file.display())))
 }
 
 /// Returns the parser of a value that is one of these words.

@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 
 use super::targets::Target;
 use crate::shell::{
-    error::{ATTESTATION_REFUSED, FRESH, OTHER_CLUSTER, UNREACHABLE, WAITS_FOR_KEY},
+    error::{self, ATTESTATION_REFUSED, FRESH, OTHER_CLUSTER, UNREACHABLE, WAITS_FOR_KEY},
     progress::{block, human, printable},
 };
-use crate::trust::verify;
 use crate::workspace::{connect::Endpoint, state::role_name};
 use base::machines::Role;
 use base::program::FAILED;
@@ -191,7 +190,7 @@ impl Row {
             "disk": text(&self.disk),
             "key": self.key.map(|key| key.to_string()),
             "reason": text(&self.note),
-            "refusals": self.refusal.as_ref().map(verify::refusals).unwrap_or_default(),
+            "refusals": self.refusal.as_ref().map(error::refusals).unwrap_or_default(),
         })
     }
 }

@@ -138,7 +138,7 @@ fn cluster_of(options: &Options) -> Result<(State, [u8; CLUSTER_ID_LEN]), Error>
     let state = State::open(&options.state)?;
     match state.cluster_id {
         Some(id) => Ok((state, id)),
-        None => Err(Error::failed(format!(
+        None => Err(Error::content(format!(
             "{}: it has no clusterID: its init has not ended, or the file was made again. `firstlight cluster-id` prints the ID",
             options.state.display()
         ))),
@@ -203,7 +203,7 @@ fn targets_of(
         true if options.nodes.is_some() => Err(Error::Unreachable(
             "--nodes: no node was found that waits for its key".into(),
         )),
-        true => Err(Error::failed(format!(
+        true => Err(Error::content(format!(
             "{}: it has no nodes: name them by --nodes. While the API server works, `firstlight status` saves them there",
             options.state.display()
         ))),

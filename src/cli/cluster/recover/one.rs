@@ -118,7 +118,7 @@ fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(),
             }
             options.output.json(&json(&status))
         }
-        Err(status) if status.code() == Code::Unimplemented => Err(Error::failed(format!(
+        Err(status) if status.code() == Code::Unimplemented => Err(Error::refused(format!(
             "{}: the node's version does not report what it waits for",
             options.endpoint
         ))),

@@ -150,7 +150,7 @@ fn gather(options: &Options) -> Result<Gathered, Error> {
     let policy = read_policy_with(&options.paths.policy, &options.keys, known.iter().copied())?;
     // a policy that does not fit the variant judges no node: that is an error of the command line
     endorsement::validator(options.variant, policy.clone(), &offline())
-        .map_err(|error| Error::failed(format!("{}: {error}", options.paths.policy.display())))?;
+        .map_err(|error| Error::content(format!("{}: {error}", options.paths.policy.display())))?;
     let inquiry = Inquiry {
         variant: options.variant,
         policy: &policy,

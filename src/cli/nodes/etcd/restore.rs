@@ -9,7 +9,13 @@ use proto::operator::{Caller, RESTORE_ETCD, RestoreEtcdRequest, RestoreEtcdRespo
 use rpc::grpc::{CallOptions, Channel, Code, Requests, Status};
 
 use crate::nodes::operator::session::Operator;
-use crate::shell::{consent, error::Error, files, output::say, progress::Progress};
+use crate::shell::{
+    consent,
+    error::Error,
+    files::{self, FileError},
+    output::say,
+    progress::Progress,
+};
 
 /// Bytes of a part of the snapshot, which fits the size of a request.
 const PART: usize = 16 << 10;
@@ -31,7 +37,7 @@ pub struct Options {
 /// Runs the command.
 pub fn run(options: &Options, operator: &Operator) -> Result<(), Error> {
     if let Some(file) = &options.file {
-        File::open(file).map_err(|error| Error::failed(format!("{}: {error}", file.display())))?;
+        File::open(file).map_err(|error| FileError::Io("open", file.clone(), error))?;
     }
     let progress = Progress::on_stderr();
     let (node, at) = &options.node;

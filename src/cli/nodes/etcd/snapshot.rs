@@ -264,7 +264,7 @@ impl<'a> SaveJob<'a> {
         let pod = etcd.wait(&self.pod(etcd.node())?, LIMIT)?;
         let ran = etcd.ran(&pod, &["read", "status", "save"])?;
         let [read, status, save] = &ran[..] else {
-            return Err(Error::failed("expected the logs of three containers"));
+            return Err(Error::refused("expected the logs of three containers"));
         };
         if !read.is_done {
             return Err(etcd.failed("read its newest objects", read));

@@ -81,7 +81,7 @@ pub fn run(given: &CommandLine) -> Result<(), Error> {
     } = given;
     let operator = Operator::of(&given.operator, given.timeout)?;
     if file.exists() && !overwrite {
-        return Err(Error::failed(format!(
+        return Err(Error::blocked(format!(
             "{} exists: --overwrite replaces it, --file names another one",
             file.display()
         )));

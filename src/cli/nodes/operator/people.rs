@@ -148,7 +148,7 @@ fn revoke(given: &CommandLine, undo: bool) -> Result<(), Error> {
     if failed.is_empty() {
         Ok(())
     } else {
-        Err(Error::failed(format!(
+        Err(Error::Unreachable(format!(
             "{} of {} nodes did not answer; they do not know it:\n{}",
             failed.len(),
             nodes.len(),

@@ -168,7 +168,7 @@ impl Operator {
                 let key = SigningKey::generate();
                 let line = authority.operator_certificate(key.public(), &[OPERATOR], VALIDITY, now);
                 Ok(Caller {
-                    certificate: UserCertificate::blob_of_line(&line).map_err(Error::failed)?,
+                    certificate: UserCertificate::blob_of_line(&line).map_err(Error::content)?,
                     signature: key.sign(OPERATOR_NAMESPACE, binding),
                 })
             }
@@ -208,7 +208,7 @@ impl OperatorOptions {
             })?;
         let variant = self.variant.of(Some(&self.policy))?;
         let policy = policy.expecting_cluster(&id);
-        endorsement::validator(variant, policy, &sources()).map_err(Error::failed)
+        endorsement::validator(variant, policy, &sources()).map_err(Error::content)
     }
 }
 

@@ -107,7 +107,7 @@ impl Operation<'_> {
         if blocks.is_empty() {
             output.say("Nothing blocks it. Nothing was changed.")
         } else {
-            Err(Error::failed(format!(
+            Err(Error::blocked(format!(
                 "{}. Nothing was changed",
                 blocks.join("; ")
             )))
@@ -126,7 +126,7 @@ impl Operation<'_> {
         let shown = report::plan(&record, command, &cluster, &pods, &names, &blocks);
         self.options.output.say(shown.trim_end())?;
         if !blocks.is_empty() {
-            return Err(Error::failed(format!(
+            return Err(Error::blocked(format!(
                 "{}. Nothing was changed",
                 blocks.join("; ")
             )));
@@ -472,7 +472,7 @@ fn image_goal(client: &Client, path: &Path) -> Result<Goal, Error> {
     let new = Policy::from_json(&text).map_err(|error| wrong(&error))?;
     let present = services::present_policy(client)?.unwrap_or_default();
     let variant = services::present_variant(client)?.unwrap_or_default();
-    let variant = Variant::named(&variant).map_err(Error::failed)?;
+    let variant = Variant::named(&variant).map_err(Error::content)?;
     let both = both_images(&present, &text).map_err(|error| wrong(&error))?;
     let both = Policy::from_json(&both).map_err(|error| wrong(&error))?;
     // a service keeps its old policy if it cannot use the new one

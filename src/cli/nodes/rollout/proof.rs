@@ -72,7 +72,7 @@ impl Prover {
             return Ok(false);
         };
         let variant = services::present_variant(client)?.unwrap_or_default();
-        let variant = Variant::named(&variant).map_err(Error::failed)?;
+        let variant = Variant::named(&variant).map_err(Error::content)?;
         let policy = services::present_policy(client)?.unwrap_or_default();
         let only = only_images(&policy, |image| ids.iter().any(|id| **id == **image.id()))?;
         let only = Policy::from_json(&only).map_err(Error::content)?;

@@ -378,7 +378,7 @@ impl RolloutRecord {
     pub fn needed(client: &Client) -> Result<RolloutRecord, Error> {
         match RolloutRecord::find(client)? {
             Some(record) if !record.is_over() => Ok(record),
-            _ => Err(Error::failed("there is no rollout that could go on")),
+            _ => Err(Error::blocked("there is no rollout that could go on")),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use ring::digest::{Context, SHA256};
 
 use super::list::read;
-use crate::shell::error::Error;
+use crate::shell::{error::Error, files::FileError};
 use base::text::hex;
 use kubernetes::components::{ComponentPolicy, KubernetesComponent};
 use proto::components::Component as Wire;
@@ -19,7 +19,7 @@ const NEEDED: [&str; 3] = ["kubelet", "kubeadm", "kubectl"];
 pub fn check(list: &Path, folder: Option<&Path>) -> Result<String, Error> {
     let entries = read(list)?;
     let fault =
-        |error: &dyn std::fmt::Display| Error::failed(format!("{}: {error}", list.display()));
+        |error: &dyn std::fmt::Display| Error::content(format!("{}: {error}", list.display()));
     for entry in &entries {
         KubernetesComponent::parse(entry, &ComponentPolicy::default())
             .map_err(|error| fault(&error))?;
@@ -58,12 +58,11 @@ pub fn check(list: &Path, folder: Option<&Path>) -> Result<String, Error> {
 }
 
 fn compare(entry: &Wire, path: &Path) -> Result<(), Error> {
-    let fault =
-        |error: &dyn std::fmt::Display| Error::failed(format!("{}: {error}", path.display()));
-    let mut file = File::open(path).map_err(|error| fault(&error))?;
+    let fault = |error| FileError::Io("read", path.into(), error);
+    let mut file = File::open(path).map_err(fault)?;
     let (mut hash, mut chunk) = (Context::new(&SHA256), [0; 64 << 10]);
     loop {
-        match file.read(&mut chunk).map_err(|error| fault(&error))? {
+        match file.read(&mut chunk).map_err(fault)? {
             0 => break,
             count => hash.update(&chunk[..count]),
         }
@@ -72,9 +71,11 @@ fn compare(entry: &Wire, path: &Path) -> Result<(), Error> {
     if got == entry.hash {
         Ok(())
     } else {
-        Err(fault(&format_args!(
-            "expected {} for {}, got {got}",
-            entry.hash, entry.url
+        Err(Error::content(format!(
+            "{}: expected {} for {}, got {got}",
+            path.display(),
+            entry.hash,
+            entry.url
         )))
     }
 }

@@ -119,7 +119,7 @@ impl Client {
             }
         }
         let file = servers.authorities.as_deref();
-        let roots = Roots::load(file).map_err(Error::failed)?;
+        let roots = Roots::load(file).map_err(Error::content)?;
         let policy = ClientPolicy {
             redirects: REDIRECTS,
             proxy: Proxy::OfEnvironment,
@@ -141,7 +141,7 @@ impl Client {
         if hash.len() == 64 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
             Ok(hash.to_owned())
         } else {
-            Err(Error::failed(format!(
+            Err(Error::refused(format!(
                 "{url}: expected a SHA-256 of 64 hexadecimal digits, got {:?}",
                 text.chars().take(80).collect::<String>()
             )))
@@ -153,9 +153,9 @@ impl Client {
     fn digest_of(&self, url: &str) -> Result<String, Error> {
         let body = self.get(url, INDEX)?;
         let index: serde_json::Value = serde_json::from_slice(&body)
-            .map_err(|error| Error::failed(format!("{url}: not an image index: {error}")))?;
+            .map_err(|error| Error::refused(format!("{url}: not an image index: {error}")))?;
         if !index["manifests"].is_array() {
-            return Err(Error::failed(format!(
+            return Err(Error::refused(format!(
                 "{url}: not an image index: it has no manifests"
             )));
         }
@@ -178,7 +178,7 @@ impl Client {
         match answer.status() {
             200 => {}
             404 => {
-                return Err(Error::failed(format!(
+                return Err(Error::refused(format!(
                     "{url}: not published (status 404): is it a released version?"
                 )));
             }
@@ -187,7 +187,7 @@ impl Client {
         match answer.read() {
             Ok(body) => Ok(body.to_vec()),
             Err(error) if error.kind == ErrorKind::TooLong => {
-                Err(Error::failed(format!("{url}: {error}")))
+                Err(Error::refused(format!("{url}: {error}")))
             }
             Err(error) => Err(unreachable(&error)),
         }

@@ -164,12 +164,12 @@ pub fn run(options: &Options) -> Result<(), Error> {
             );
         }
     }
-    let registers = evidence.registers(other.as_ref()).map_err(Error::failed)?;
+    let registers = evidence.registers(other.as_ref()).map_err(Error::content)?;
     let bank = registers.bank;
     let mut against = vec![];
     let mut expected = ExpectedRegisters::default();
     if let Some(other) = &other {
-        let good = other.registers(Some(&evidence)).map_err(Error::failed)?;
+        let good = other.registers(Some(&evidence)).map_err(Error::content)?;
         expected = ExpectedRegisters::of_machine(&good);
         against.push(other.name.clone());
     }
@@ -223,8 +223,7 @@ fn read_file(path: &Path) -> Result<LogAndQuotes, Error> {
     } else {
         files::read(path)
     };
-    let bytes = bytes.map_err(Error::failed)?;
-    LogAndQuotes::parse(&path.display().to_string(), &bytes)
+    LogAndQuotes::parse(&path.display().to_string(), &bytes?)
 }
 
 /// Returns the registers of the SHA-256 bank in an attestation document. Nothing in it is verified.
@@ -249,7 +248,7 @@ fn verdict(name: &str, findings: &[Finding]) -> Result<(), Error> {
     if bad.is_empty() {
         Ok(())
     } else {
-        Err(Error::failed(format!("{name}: {}", bad.join(", "))))
+        Err(Error::content(format!("{name}: {}", bad.join(", "))))
     }
 }
 

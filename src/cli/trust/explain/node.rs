@@ -41,8 +41,8 @@ pub fn ask(address: &str, variant: &'static Variant, deadline: Instant) -> Resul
         }
         match attempt {
             Err(Attempt::Refused(why)) => {
-                let text = format!("{endpoint}: its quote is not genuine: {why}");
-                return Err(Error::Attestation(text));
+                let about = format!("{endpoint}: its quote is not genuine");
+                return Err(Error::attestation(why, about));
             }
             Err(Attempt::Passing(reason)) => {
                 let text = format!("{endpoint}: {reason}");

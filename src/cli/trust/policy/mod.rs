@@ -187,8 +187,8 @@ fn check(options: &Options, file: &Path) -> Result<(), Error> {
     let file = file.display();
     match errors.len() {
         0 => options.output.say(format_args!("{file}: no error")),
-        1 => Err(Error::failed(format!("{file}: 1 error"))),
-        count => Err(Error::failed(format!("{file}: {count} errors"))),
+        1 => Err(Error::content(format!("{file}: 1 error"))),
+        count => Err(Error::content(format!("{file}: {count} errors"))),
     }
 }
 
@@ -203,7 +203,7 @@ fn diff(options: &Options, old: &Path, new: &Path) -> Result<(), Error> {
     if differences.is_empty() {
         Ok(())
     } else {
-        Err(Error::failed(format!(
+        Err(Error::content(format!(
             "{} and {} differ",
             old.display(),
             new.display()
@@ -225,7 +225,7 @@ pub fn differences(in_force: &Policy, file: &Policy) -> Vec<String> {
 fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Error> {
     let policy = read_policy(file)?;
     if !options.variant.judges("attestationKeys") {
-        return Err(Error::failed(format!(
+        return Err(Error::content(format!(
             "{}: machines with the attestation variant {} have no attestation key",
             file.display(),
             options.variant.name
@@ -240,7 +240,7 @@ fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Erro
         keys.iter().partition(|key| policy.keys().contains(*key));
     if !new.is_empty() {
         let added = policy.clone().believing(new.iter().map(|key| **key));
-        write(file, &added.map_err(Error::failed)?)?;
+        write(file, &added.map_err(Error::content)?)?;
     }
     let json = json!({"added": shown(&new), "present": shown(&present)});
     options.output.json(&json)?;
@@ -255,13 +255,13 @@ fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Erro
 
 fn remove_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Error> {
     let policy = read_policy(file)?;
-    let failed = |why: String| Error::failed(format!("{}: {why}", file.display()));
+    let failed = |why: String| Error::content(format!("{}: {why}", file.display()));
     if let Some(key) = keys.iter().find(|key| !policy.keys().contains(*key)) {
         return Err(failed(format!(
             "the policy does not name the key {key}: nothing was changed"
         )));
     }
-    let removed = policy.disbelieving(keys).map_err(Error::failed)?;
+    let removed = policy.disbelieving(keys).map_err(Error::content)?;
     let judge = endorsement::validator(options.variant, removed.clone(), &offline());
     let judge = judge.map_err(|error| failed(error.to_string()))?;
     if judge.properties().believes_any_tpm && !options.trust_any_tpm {
@@ -292,7 +292,7 @@ fn names(texts: &[String]) -> Result<Vec<KeyName>, Error> {
             continue;
         }
         let input = files::read_open(Path::new("standard input"), io::stdin().lock());
-        let input = String::from_utf8_lossy(&input.map_err(Error::failed)?).into_owned();
+        let input = String::from_utf8_lossy(&input?).into_owned();
         all.extend(input.split_whitespace().map(str::to_owned));
     }
     let keys: Result<BTreeSet<KeyName>, _> = all.iter().map(|text| text.parse()).collect();

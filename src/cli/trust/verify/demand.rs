@@ -41,6 +41,7 @@ pub struct MachineRequirements {
 impl MachineRequirements {
     /// Returns the validator that checks these requirements.
     pub fn validator(&self) -> Result<Arc<dyn Validator>, Error> {
-        endorsement::validator(self.variant, self.policy.clone(), &sources()).map_err(Error::failed)
+        endorsement::validator(self.variant, self.policy.clone(), &sources())
+            .map_err(Error::content)
     }
 }

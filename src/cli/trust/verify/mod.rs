@@ -26,7 +26,7 @@ use clap::Args;
 pub use demand::EvidenceSource;
 use demand::MachineRequirements;
 use report::VerifyReport;
-pub use report::{image_of, meaning, refusals};
+pub use report::{image_of, meaning};
 use verifier::{KeyName, Variant};
 
 /// Verify what a node or a join service proves
@@ -166,9 +166,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
     })?;
     match &report.verdict {
         report::VerifyOutcome::Proven => Ok(()),
-        report::VerifyOutcome::Refused(why) => Err(Error::Attestation(format!(
-            "{source}: attestation refused: {why}"
-        ))),
+        report::VerifyOutcome::Refused(why) => Err(Error::attestation(
+            why.clone(),
+            format!("{source}: attestation refused"),
+        )),
         report::VerifyOutcome::Unreachable(why) => {
             Err(Error::Unreachable(format!("{source}: {why}")))
         }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::demand::{EvidenceSource, MachineRequirements};
 use super::presented::PresentedEvidence;
-use crate::shell::error::Error;
+use crate::shell::error::{Error, refusals};
 use crate::trust::explain;
 use crate::workspace::sources::without_words;
 use tpm::CLUSTER_ID_PCR;
@@ -73,20 +73,6 @@ impl VerifyOutcome {
             _ => vec![],
         }
     }
-}
-
-/// Returns the reasons of a refusal for programs.
-pub fn refusals(refusal: &Refusal) -> Vec<Value> {
-    let all = std::iter::once(refusal).chain(&refusal.others);
-    let json = |one: &Refusal| {
-        json!({
-            "kind": one.kind.name(),
-            "field": one.field,
-            "expected": one.expected,
-            "got": one.got,
-        })
-    };
-    all.map(json).collect()
 }
 
 /// A register of the machine.
