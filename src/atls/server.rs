@@ -27,7 +27,7 @@ use super::verdict::Verdict;
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
 use attest::{Accepted, Form, Issuer, Judge, PeerRole};
 use base::network::{Network, canonical};
-use base::turns::{self, Semaphore};
+use base::semaphore::{self, Semaphore};
 use proto::attested::ALPN as ALPN_STRONG;
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};
@@ -293,7 +293,7 @@ pub(super) struct Session {
 
 impl Session {
     /// Waits until this connection may make a document.
-    fn turn(&self) -> Result<turns::Permit<'_>, Error> {
+    fn turn(&self) -> Result<semaphore::Permit<'_>, Error> {
         self.issuing
             .take(self.network, self.deadline, || false)
             .map_err(|_| Error::TimedOut)

@@ -37,7 +37,7 @@ use serde_json::{Value, json};
 
 use super::volumes::VOLUME_ATTACHMENTS;
 use base::network::Network;
-use base::turns::{Permit, Semaphore};
+use base::semaphore::{Permit, Semaphore};
 use kubernetes::client::{Client, Error, NODES, PODS, Resource, Selector};
 use kubernetes::services::drivers::{self, CSI_DRIVERS};
 use kubernetes::services::migration::Migration;

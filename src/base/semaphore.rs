@@ -29,7 +29,7 @@ const MAX_DELAYS: usize = 1024;
 /// Interval at which a waiting call checks whether its caller is gone.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The turns for one kind of work.
+/// Lets few turns of one kind of work run at once.
 pub struct Semaphore {
     at_once: usize,
     places: usize,
@@ -107,7 +107,7 @@ impl Semaphore {
             if state.running < self.at_once && state.next(now) == Some(place) {
                 state.give(place);
                 return Ok(Permit {
-                    turns: self,
+                    semaphore: self,
                     network,
                 });
             }
@@ -224,28 +224,28 @@ impl Delay {
 
 /// A turn; it ends when it is dropped.
 pub struct Permit<'a> {
-    turns: &'a Semaphore,
+    semaphore: &'a Semaphore,
     network: Network,
 }
 
 impl Permit<'_> {
     /// Notes a wrong attempt: the next one of this network must wait.
     pub fn wrong(self) {
-        self.turns
+        self.semaphore
             .lock()
             .lengthen_delay(self.network, Instant::now());
     }
 
     /// Notes a right attempt: all earlier wrong attempts of this network are forgotten.
     pub fn right(self) {
-        self.turns.lock().delays.remove(&self.network);
+        self.semaphore.lock().delays.remove(&self.network);
     }
 }
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        self.turns.lock().running -= 1;
-        self.turns.changed.notify_all();
+        self.semaphore.lock().running -= 1;
+        self.semaphore.changed.notify_all();
     }
 }
 
@@ -293,43 +293,49 @@ mod tests {
 
     #[test]
     fn a_right_attempt_after_a_wrong_one_waits_and_succeeds() {
-        let turns = Semaphore::new(1, 4);
+        let semaphore = Semaphore::new(1, 4);
         let started = Instant::now();
-        turns.take(network(1), soon(), || false).unwrap().wrong();
-        turns.take(network(1), soon(), || false).unwrap().right();
+        semaphore
+            .take(network(1), soon(), || false)
+            .unwrap()
+            .wrong();
+        semaphore
+            .take(network(1), soon(), || false)
+            .unwrap()
+            .right();
         assert!(started.elapsed() >= FIRST_DELAY);
-        let wrong = turns.lock().wrong(network(1), Instant::now());
+        let wrong = semaphore.lock().wrong(network(1), Instant::now());
         assert_eq!(wrong, 0, "all is forgiven");
     }
 
     #[test]
     fn a_caller_that_gives_up_learns_when_to_retry() {
-        let turns = Semaphore::new(1, 4);
+        let semaphore = Semaphore::new(1, 4);
         for _ in 0..3 {
-            turns.lock().lengthen_delay(network(1), Instant::now());
+            semaphore.lock().lengthen_delay(network(1), Instant::now());
         }
-        let busy = turns
+        let busy = semaphore
             .take(network(1), Instant::now() + TICK, || false)
             .err()
             .unwrap();
         assert!((3..=4).contains(&busy.retry_after.as_secs()), "{busy:?}");
         assert!(
-            turns.take(network(1), soon(), || true).is_err(),
+            semaphore.take(network(1), soon(), || true).is_err(),
             "its caller is gone"
         );
-        assert_eq!(turns.lock().waiting.len(), 0);
+        assert_eq!(semaphore.lock().waiting.len(), 0);
     }
 
     #[test]
     fn wrong_attempts_of_many_networks_do_not_delay_another() {
-        let turns = Semaphore::new(1, 8);
+        let semaphore = Semaphore::new(1, 8);
         for number in 0..3 * MAX_DELAYS as u32 {
-            turns
+            semaphore
                 .take(network(number), soon(), || false)
                 .unwrap()
                 .wrong();
         }
-        assert!(turns.lock().delays.len() <= MAX_DELAYS);
+        assert!(semaphore.lock().delays.len() <= MAX_DELAYS);
         // All addresses of one IPv6 /64 count as one network.
         let neighbour = |number: u64| {
             IpAddr::V6(Ipv6Addr::from_bits(
@@ -337,14 +343,17 @@ mod tests {
             ))
             .into()
         };
-        turns.take(neighbour(1), soon(), || false).unwrap().wrong();
+        semaphore
+            .take(neighbour(1), soon(), || false)
+            .unwrap()
+            .wrong();
         assert!(
-            turns
+            semaphore
                 .take(neighbour(2), Instant::now() + TICK, || false)
                 .is_err()
         );
         let other = "2001:db9::1".parse::<IpAddr>().unwrap().into();
-        let delay = turns.lock().delay(other, Instant::now());
+        let delay = semaphore.lock().delay(other, Instant::now());
         assert_eq!(delay, Duration::ZERO);
     }
 
@@ -361,17 +370,17 @@ mod tests {
 
     #[test]
     fn networks_take_turns() {
-        let turns = Semaphore::new(1, 100);
+        let semaphore = Semaphore::new(1, 100);
         let (done, order) = mpsc::channel();
-        let first = turns.take(network(9), soon(), || false).unwrap();
+        let first = semaphore.take(network(9), soon(), || false).unwrap();
         thread::scope(|scope| {
             for (number, who) in [1, 1, 1, 1, 2, 3].into_iter().enumerate() {
-                let (turns, done) = (&turns, done.clone());
+                let (semaphore, done) = (&semaphore, done.clone());
                 scope.spawn(move || {
-                    let _turn = turns.take(network(who), soon(), || false).unwrap();
+                    let _turn = semaphore.take(network(who), soon(), || false).unwrap();
                     done.send(who).unwrap();
                 });
-                wait_for(|| turns.lock().waiting.len() == number + 1);
+                wait_for(|| semaphore.lock().waiting.len() == number + 1);
             }
             drop(first);
             let order: Vec<u32> = (0..6).map(|_| order.recv().unwrap()).collect();
@@ -393,33 +402,33 @@ mod tests {
 
     #[test]
     fn when_all_places_are_taken_the_greediest_network_loses_one() {
-        let turns = Semaphore::new(1, 4);
-        let first = turns.take(network(9), soon(), || false).unwrap();
+        let semaphore = Semaphore::new(1, 4);
+        let first = semaphore.take(network(9), soon(), || false).unwrap();
         let (ended, ends) = mpsc::channel();
         thread::scope(|scope| {
             for (number, who) in [1, 1, 1, 2].into_iter().enumerate() {
-                let (turns, ended) = (&turns, ended.clone());
+                let (semaphore, ended) = (&semaphore, ended.clone());
                 scope.spawn(move || {
                     ended
-                        .send((who, turns.take(network(who), soon(), || false).is_ok()))
+                        .send((who, semaphore.take(network(who), soon(), || false).is_ok()))
                         .unwrap()
                 });
-                wait_for(|| turns.lock().waiting.len() == number + 1);
+                wait_for(|| semaphore.lock().waiting.len() == number + 1);
             }
             scope.spawn(|| {
                 ended
-                    .send((3, turns.take(network(3), soon(), || false).is_ok()))
+                    .send((3, semaphore.take(network(3), soon(), || false).is_ok()))
                     .unwrap()
             });
             assert_eq!(ends.recv().unwrap(), (1, false));
             assert!(
-                turns.take(network(1), soon(), || false).is_err(),
+                semaphore.take(network(1), soon(), || false).is_err(),
                 "it still has the most"
             );
-            turns.lock().lengthen_delay(network(3), Instant::now());
+            semaphore.lock().lengthen_delay(network(3), Instant::now());
             scope.spawn(|| {
                 ended
-                    .send((4, turns.take(network(4), soon(), || false).is_ok()))
+                    .send((4, semaphore.take(network(4), soon(), || false).is_ok()))
                     .unwrap()
             });
             assert_eq!(ends.recv().unwrap(), (3, false), "it was wrong");
@@ -432,18 +441,21 @@ mod tests {
 
     #[test]
     fn a_turn_holds_no_lock_and_ends_at_a_panic() {
-        let turns = Semaphore::new(2, 4);
-        let first = turns.take(network(1), soon(), || false).unwrap();
-        turns.take(network(2), soon(), || false).unwrap().wrong();
-        assert!(turns.take(network(3), soon(), || false).is_ok());
+        let semaphore = Semaphore::new(2, 4);
+        let first = semaphore.take(network(1), soon(), || false).unwrap();
+        semaphore
+            .take(network(2), soon(), || false)
+            .unwrap()
+            .wrong();
+        assert!(semaphore.take(network(3), soon(), || false).is_ok());
         drop(first);
         let panic = thread::scope(|scope| {
             let panics = scope.spawn(|| {
-                let _turn = turns.take(network(1), soon(), || false).unwrap();
+                let _turn = semaphore.take(network(1), soon(), || false).unwrap();
                 panic!("on purpose")
             });
             panics.join().is_err()
         });
-        assert!(panic && turns.lock().running == 0);
+        assert!(panic && semaphore.lock().running == 0);
     }
 }
