@@ -136,9 +136,10 @@ fn leaves(path: &str, schema: &Value, values: &Value, out: &mut Vec<(String, Val
         let schema = schema.unwrap_or_else(|| panic!("values.schema.json has no {path}"));
         let is_closed = schema["additionalProperties"] == false;
         let has_all = value.as_object().is_some_and(|value| !value.is_empty());
-        match is_closed && has_all {
-            true => leaves(&format!("{path}."), schema, value, out),
-            false => out.push((path, value.clone())),
+        if is_closed && has_all {
+            leaves(&format!("{path}."), schema, value, out)
+        } else {
+            out.push((path, value.clone()))
         }
     }
 }

@@ -1268,9 +1268,10 @@ fn the_image_has_the_units_that_pages_name() {
                 .split(' ')
                 .next()
                 .unwrap();
-            let file = match unit.contains('.') {
-                true => unit.to_owned(),
-                false => format!("{unit}.service"),
+            let file = if unit.contains('.') {
+                unit.to_owned()
+            } else {
+                format!("{unit}.service")
             };
             let is_of_package = unit == "chrony" && packages.contains("chrony");
             let is_for_sshd = unit == "ssh" && page.text.contains("sshd");

@@ -191,9 +191,10 @@ impl Delivered {
     /// Returns the root of the local authority, with the authority itself if `whole`: PEM.
     fn root(&self, whole: bool) -> String {
         let root = swtpm::root_of(&self.authority());
-        match whole {
-            true => root + &swtpm::issuer_of(&self.authority()),
-            false => root,
+        if whole {
+            root + &swtpm::issuer_of(&self.authority())
+        } else {
+            root
         }
     }
 

@@ -158,10 +158,7 @@ fn used(log: &EventLog) -> usize {
     let size: usize = log.events.iter().map(|event| event.data.len()).sum();
     let digests: usize = log.banks.iter().map(|(_, len)| 2 + len).sum();
     let (first, others) = (32, log.events.len() - 1);
-    let head = match log.is_agile {
-        true => 16 + digests,
-        false => 32,
-    };
+    let head = if log.is_agile { 16 + digests } else { 32 };
     first + others * head + size
 }
 
@@ -479,9 +476,10 @@ fn tpm2_tools_say_the_same_of_every_event() {
         };
         let (_, registers) = explained(&[path]);
         let bytes = fs::read(path).unwrap();
-        let bank = match parse(&bytes).banks.contains(&(SHA256, 32)) {
-            true => "sha256",
-            false => "sha1",
+        let bank = if parse(&bytes).banks.contains(&(SHA256, 32)) {
+            "sha256"
+        } else {
+            "sha1"
         };
         for register in &registers {
             let of_register = |said: &&Said| register["index"] == said.pcr;

@@ -497,12 +497,13 @@ fn our_client_understands_a_server_that_is_not_grpc() {
             .port();
         let mut command = Command::new("nghttpd");
         command.args(["-a", "127.0.0.1", "-d"]).arg(folder.path());
-        match over_tls {
-            false => command.arg("--no-tls").arg(port.to_string()),
-            true => command
+        if over_tls {
+            command
                 .arg(port.to_string())
                 .arg(identity.key_file())
-                .arg(identity.certificate_file()),
+                .arg(identity.certificate_file())
+        } else {
+            command.arg("--no-tls").arg(port.to_string())
         };
         let _server = Running(
             command

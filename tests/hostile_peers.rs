@@ -139,9 +139,10 @@ fn child_server() {
             Ok(Blob::default())
         });
     let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
-    let accept: Arc<dyn Accept> = match is_tls {
-        true => Arc::new(atls::Server::new(None, None)),
-        false => Arc::new(plain),
+    let accept: Arc<dyn Accept> = if is_tls {
+        Arc::new(atls::Server::new(None, None))
+    } else {
+        Arc::new(plain)
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start("target", listener, accept, router, limits).unwrap();
@@ -248,11 +249,12 @@ impl Target {
 
     fn transport(&self, socket: TcpStream) -> Transport {
         let deadline = Instant::now() + Duration::from_secs(60);
-        match self.is_tls {
-            true => atls::Client::new(None, None)
+        if self.is_tls {
+            atls::Client::new(None, None)
                 .connect(socket, deadline)
-                .unwrap(),
-            false => transport::plain::transport(socket).unwrap(),
+                .unwrap()
+        } else {
+            transport::plain::transport(socket).unwrap()
         }
     }
 

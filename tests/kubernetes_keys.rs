@@ -1071,9 +1071,10 @@ fn old_driver(address: SocketAddr, id: &str) -> Result<String, String> {
         .args(["old", &address.to_string(), id])
         .output()
         .unwrap();
-    match output.status.success() {
-        true => Ok(String::from_utf8(output.stdout).unwrap().trim().into()),
-        false => Err(String::from_utf8(output.stderr).unwrap()),
+    if output.status.success() {
+        Ok(String::from_utf8(output.stdout).unwrap().trim().into())
+    } else {
+        Err(String::from_utf8(output.stderr).unwrap())
     }
 }
 

@@ -361,9 +361,10 @@ impl KeyService {
             .args(["old", &self.old.to_string(), VOLUME])
             .output()
             .unwrap();
-        match output.status.success() {
-            true => Ok(text(&output.stdout).trim().into()),
-            false => Err(text(&output.stderr).into()),
+        if output.status.success() {
+            Ok(text(&output.stdout).trim().into())
+        } else {
+            Err(text(&output.stderr).into())
         }
     }
 }
@@ -823,9 +824,10 @@ fn each_release_moves_and_goes_back(cloud: &str) {
     if platform.has_operator {
         options.extend(["--node-image", NEW_IMAGE]);
     }
-    let moved: &[&str] = match platform.has_operator {
-        true => &[],
-        false => &["--nodes-moved"],
+    let moved: &[&str] = if platform.has_operator {
+        &[]
+    } else {
+        &["--nodes-moved"]
     };
     let run = |old: &Old, words: &[&str]| {
         let all = [&["migrate"], words, &["--timeout", "1m"], moved].concat();

@@ -190,10 +190,11 @@ fn ukify(folder: &Path, arguments: &[&str]) {
         .arg(tools.join("ukify"))
         .arg("build")
         .args(arguments);
-    let stub = match arguments.iter().any(|it| it.starts_with("--linux")) {
-        true => "linuxx64.efi.stub",
+    let stub = if arguments.iter().any(|it| it.starts_with("--linux")) {
+        "linuxx64.efi.stub"
+    } else {
         // only a profile
-        false => "addonx64.efi.stub",
+        "addonx64.efi.stub"
     };
     command.arg(format!("--stub={}", tools.join(stub).display()));
     run(command.current_dir(folder));
@@ -231,9 +232,10 @@ fn a_profile_of_an_image_is_chosen_and_named_in_the_policy() {
     let measure = |arguments: &[&str]| {
         let output = firstlight(&[arguments, &ONE_VALUE[..]].concat());
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        match output.status.success() {
-            true => Ok(text(&output.stdout)),
-            false => Err(text(&output.stderr)),
+        if output.status.success() {
+            Ok(text(&output.stdout))
+        } else {
+            Err(text(&output.stderr))
         }
     };
     let policy = |arguments: &[&str]| {

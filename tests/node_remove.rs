@@ -436,11 +436,10 @@ fn play_kubelets(client: &Client, machines: &Machines, pki: &Path) {
             let at = PODS
                 .in_namespace(text(&pod, "/metadata/namespace"))
                 .named(text(&pod, "/metadata/name"));
-            let status = match at.name().starts_with("firstlight-etcd-") {
-                true => run_etcdctl(&pod, machines, pki),
-                false => {
-                    json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]})
-                }
+            let status = if at.name().starts_with("firstlight-etcd-") {
+                run_etcdctl(&pod, machines, pki)
+            } else {
+                json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]})
             };
             let _ = client.merge(&at.subresource("status"), &json!({"status": status}));
         }

@@ -112,9 +112,10 @@ fn every_command_refuses_a_policy_with_an_unknown_field() {
         &["policy", "show"],
         &["policy", "add-key", "policy.json", &key("b").to_string()],
     ] {
-        let file: &[&str] = match command.contains(&"policy.json") {
-            true => &[],
-            false => &["policy.json"],
+        let file: &[&str] = if command.contains(&"policy.json") {
+            &[]
+        } else {
+            &["policy.json"]
         };
         let (code, _, said) = run(folder.path(), &[command, file].concat());
         assert_eq!(code, 1, "{command:?}: {said}");

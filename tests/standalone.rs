@@ -371,9 +371,10 @@ impl Machine {
         let mut text = fs::read_to_string(&settings).unwrap_or_default();
         text += &format!("timeout={timeout}\ntpm={}\n", self.tpm.location());
         fs::write(self.dir.path().join("volumes/data"), text).unwrap();
-        let mut log = match name == "data" {
-            true => self.copy_header(),
-            false => String::new(),
+        let mut log = if name == "data" {
+            self.copy_header()
+        } else {
+            String::new()
         };
         let (key, said) = self.serve(name);
         log += &said;
@@ -507,10 +508,7 @@ fn a_new_volume_opens_by_attestation_and_by_its_recovery_key() {
         "the recovery key opens keyslot 0 of device\n"
     );
     // the last character is one of the check
-    let last = match recovery.ends_with('0') {
-        true => "1",
-        false => "0",
-    };
+    let last = if recovery.ends_with('0') { "1" } else { "0" };
     let wrong = recovery[..recovery.len() - 1].to_owned() + last;
     let output = check(&wrong);
     assert!(

@@ -40,9 +40,10 @@ impl Page {
 
 /// Replaces what the reader has to fill in.
 fn fill(block: &str, from: &str, to: &str) -> Result<String> {
-    match block.contains(from) {
-        true => Ok(block.replace(from, to)),
-        false => Err(Failure(format!("{from:?} is not in {block}"))),
+    if block.contains(from) {
+        Ok(block.replace(from, to))
+    } else {
+        Err(Failure(format!("{from:?} is not in {block}")))
     }
 }
 

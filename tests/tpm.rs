@@ -1165,15 +1165,14 @@ fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_nam
         let client = Client::new(None, Some(verifier::judge(Arc::new(validator))));
         let client = if old { client.only_old() } else { client };
         let reached = client.connect(near, deadline());
-        match is_accepted {
-            true => assert!(reached.is_ok()),
-            false => {
-                let refused = reached.err().unwrap().to_string();
-                assert!(
-                    refused.contains("not the one that the policy names"),
-                    "{refused}"
-                );
-            }
+        if is_accepted {
+            assert!(reached.is_ok())
+        } else {
+            let refused = reached.err().unwrap().to_string();
+            assert!(
+                refused.contains("not the one that the policy names"),
+                "{refused}"
+            );
         }
         let _ = server.join().unwrap();
     }

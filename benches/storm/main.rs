@@ -91,9 +91,12 @@ fn main() -> ExitCode {
     } else {
         sizes
     };
-    let verdict = panic::catch_unwind(|| match has("watch") {
-        true => watched(&sizes),
-        false => storms(&sizes, replicas, has("faults")),
+    let verdict = panic::catch_unwind(|| {
+        if has("watch") {
+            watched(&sizes)
+        } else {
+            storms(&sizes, replicas, has("faults"))
+        }
     });
     let verdict = verdict.unwrap_or_else(|_| {
         Verdict::Failed("the storm could not start; the reason is above".into())
@@ -608,12 +611,13 @@ impl Drop for Service {
 /// Returns the verdict when the time is over.
 fn too_late(what: &str, used: &Processors) -> Verdict {
     let others = used.share(used.others());
-    match others > MOST_OTHERS {
-        true => Verdict::Undecided(format!(
+    if others > MOST_OTHERS {
+        Verdict::Undecided(format!(
             "{what}, and other programs took {:.0} % of the processors",
             100.0 * others
-        )),
-        false => Verdict::Failed(what.to_owned()),
+        ))
+    } else {
+        Verdict::Failed(what.to_owned())
     }
 }
 

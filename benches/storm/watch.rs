@@ -53,9 +53,10 @@ pub fn run(setting: &Setting, nodes: usize, seconds: u64, end: Instant) -> Verdi
         "\nAt {MOST} % of a processor each node can be asked once in {:.0} s.",
         seconds as f64 * percent / MOST
     );
-    match percent < MOST {
-        true => Verdict::Passed,
-        false => Verdict::Failed(format!("{percent:.1} % of a processor, {MOST} or more")),
+    if percent < MOST {
+        Verdict::Passed
+    } else {
+        Verdict::Failed(format!("{percent:.1} % of a processor, {MOST} or more"))
     }
 }
 

@@ -201,11 +201,12 @@ fn refused(command: &str, output: &Output, why: &str) -> Result<()> {
 
 /// Checks that the refusal names this register and no other.
 fn says(who: &str, said: &str, why: &str) -> Result<()> {
-    match said.to_ascii_lowercase().contains(why) && !said.contains("PCR 4") {
-        true => Ok(()),
-        false => Err(Failure(format!(
+    if said.to_ascii_lowercase().contains(why) && !said.contains("PCR 4") {
+        Ok(())
+    } else {
+        Err(Failure(format!(
             "{who} should say {why:?}, and nothing of PCR 4: {said}"
-        ))),
+        )))
     }
 }
 

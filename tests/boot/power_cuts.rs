@@ -306,13 +306,14 @@ fn make_disk_of_constellation(setting: &mut Setting) -> Result<()> {
 /// `firstlight recover --migrate`.
 fn recover_while_migrating(setting: &Setting, vm: &Vm) -> Result<()> {
     let output = setting.operator(vm, "recover", RECOVERY, &["--migrate"])?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(Failure(format!(
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(Failure(format!(
             "firstlight recover --migrate ended with {}: {}",
             output.status,
             String::from_utf8_lossy(&output.stderr)
-        ))),
+        )))
     }
 }
 

@@ -141,11 +141,12 @@ fn dump(setting: &Setting, vm: &mut Vm) -> Result<std::path::PathBuf> {
     vm.monitor(&format!("pmemsave 0 {bytes} \"{}\"", path.display()))?;
     vm.monitor("cont")?;
     let written = fs::metadata(&path).context("look at the memory")?.len();
-    match written == bytes {
-        true => Ok(path),
-        false => Err(Failure(format!(
+    if written == bytes {
+        Ok(path)
+    } else {
+        Err(Failure(format!(
             "the memory has {written} bytes, expected {bytes}"
-        ))),
+        )))
     }
 }
 
@@ -157,9 +158,10 @@ fn owner(vm: &mut Vm, page: u64) -> Result<String> {
     let flags = u64::from_str_radix(flags.trim(), 16).context("read the flags of a page")?;
     let names = FLAGS.iter().filter(|(bit, _)| flags >> bit & 1 == 1);
     let names: Vec<&str> = names.map(|(_, name)| *name).collect();
-    Ok(match names.is_empty() {
-        true => "kernel".to_owned(),
-        false => names.join(" "),
+    Ok(if names.is_empty() {
+        "kernel".to_owned()
+    } else {
+        names.join(" ")
     })
 }
 

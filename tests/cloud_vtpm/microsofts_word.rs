@@ -489,9 +489,12 @@ fn a_service_that_is_away_is_named_however_often_a_machine_tries_and_its_return_
     let (claims, is_away) = (good.claims.clone(), Arc::new(AtomicBool::new(true)));
     let away = is_away.clone();
     let shared = claims.clone();
-    let server = Server::start(move |_| match away.load(Ordering::SeqCst) {
-        true => Answer::status("503 Service Unavailable").with("Retry-After", "2"),
-        false => token(&shared),
+    let server = Server::start(move |_| {
+        if away.load(Ordering::SeqCst) {
+            Answer::status("503 Service Unavailable").with("Retry-After", "2")
+        } else {
+            token(&shared)
+        }
     });
     claims.lock().unwrap()["iss"] = server.url().into();
     let maa = Maa { server, claims };

@@ -210,9 +210,10 @@ fn a_clock_that_differs_is_noticed_and_corrected() {
         let age = now
             .duration_since(time::parse(&sent).unwrap())
             .unwrap_or_default();
-        match age > Duration::from_secs(300) {
-            true => refusal(400, "RequestExpired").with("Date", httpdate::fmt_http_date(now)),
-            false => page(1, 1, None).with("Date", httpdate::fmt_http_date(now)),
+        if age > Duration::from_secs(300) {
+            refusal(400, "RequestExpired").with("Date", httpdate::fmt_http_date(now))
+        } else {
+            page(1, 1, None).with("Date", httpdate::fmt_http_date(now))
         }
     });
     assert_eq!(metadata.peers().unwrap().len(), 1);
@@ -244,9 +245,10 @@ fn expired_tokens_and_credentials_are_renewed() {
             .field("authorization")
             .unwrap()
             .contains("ASIASECOND/");
-        match by_second {
-            true => page(1, 1, None),
-            false => refusal(400, "RequestExpired"),
+        if by_second {
+            page(1, 1, None)
+        } else {
+            refusal(400, "RequestExpired")
         }
     });
     let path = "meta-data/iam/security-credentials/control-plane";

@@ -52,9 +52,10 @@ fn id(set: &str, number: usize) -> String {
 
 impl Group {
     fn role(&self) -> &'static str {
-        match self.is_worker.load(Ordering::SeqCst) {
-            true => "worker",
-            false => "control-plane",
+        if self.is_worker.load(Ordering::SeqCst) {
+            "worker"
+        } else {
+            "control-plane"
         }
     }
 
@@ -77,9 +78,10 @@ impl Group {
                     .map(|(name, value)| json!({"name": name, "value": value}))
                     .into();
                 tags.push(json!({"name": "constellation-init-secret-hash", "value": HASH}));
-                let length = match self.has_long_user_data.load(Ordering::SeqCst) {
-                    true => 5 << 20,
-                    false => 10,
+                let length = if self.has_long_user_data.load(Ordering::SeqCst) {
+                    5 << 20
+                } else {
+                    10
                 };
                 Answer::json(
                     200,
@@ -230,9 +232,10 @@ impl Group {
         let mut page = json!({"value": value});
         if to < all {
             let version = request.parameter("api-version").unwrap();
-            let base = match self.is_foreign_link.load(Ordering::SeqCst) {
-                true => "http://127.0.0.1:1",
-                false => self.url.get().unwrap(),
+            let base = if self.is_foreign_link.load(Ordering::SeqCst) {
+                "http://127.0.0.1:1"
+            } else {
+                self.url.get().unwrap()
             };
             let path = &request.path;
             page["nextLink"] = json!(format!(
@@ -243,11 +246,10 @@ impl Group {
     }
 
     fn balancer(&self) -> Value {
-        let frontend = match self.is_private.load(Ordering::SeqCst) {
-            true => json!({"privateIPAddress": "10.9.0.200"}),
-            false => {
-                json!({"publicIPAddress": {"id": format!("{GROUP}/providers/Microsoft.Network/publicIPAddresses/lb")}})
-            }
+        let frontend = if self.is_private.load(Ordering::SeqCst) {
+            json!({"privateIPAddress": "10.9.0.200"})
+        } else {
+            json!({"publicIPAddress": {"id": format!("{GROUP}/providers/Microsoft.Network/publicIPAddresses/lb")}})
         };
         json!({
             "tags": {"constellation-uid": "constell1"},

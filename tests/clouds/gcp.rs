@@ -79,9 +79,10 @@ impl Project {
         let Some(path) = request.path.strip_prefix("/compute/v1/projects/p-1") else {
             return problem(404, "Not Found");
         };
-        let role = match self.is_worker.load(Ordering::SeqCst) {
-            true => "worker",
-            false => "control-plane",
+        let role = if self.is_worker.load(Ordering::SeqCst) {
+            "worker"
+        } else {
+            "control-plane"
         };
         let permission = match path.split('/').skip(1).collect::<Vec<_>>()[..] {
             ["zones", _, "instances", _] => "compute.instances.get",
@@ -109,16 +110,17 @@ impl Project {
                     == "(labels.constellation-uid:constell1) AND (labels.constellation-use:kubernetes)" =>
             {
                 let is_global = path.starts_with("/global");
-                match is_global == self.is_global.load(Ordering::SeqCst) {
-                    true => Answer::json(
+                if is_global == self.is_global.load(Ordering::SeqCst) {
+                    Answer::json(
                         200,
                         rules(if is_global {
                             "203.0.113.7"
                         } else {
                             "192.168.178.9"
                         }),
-                    ),
-                    false => Answer::json(200, json!({"kind": "compute#forwardingRuleList"})),
+                    )
+                } else {
+                    Answer::json(200, json!({"kind": "compute#forwardingRuleList"}))
                 }
             }
             _ => problem(400, &format!("Invalid request {path} {filter}")),

@@ -368,9 +368,10 @@ impl Node {
             &format!("{other} {UPGRADE} < /run/components.json 2>&1"),
         );
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        match output.status.success() {
-            true => Ok(said),
-            false => Err(said),
+        if output.status.success() {
+            Ok(said)
+        } else {
+            Err(said)
         }
     }
 
@@ -392,9 +393,10 @@ impl Node {
             format!("bootstrapper restore-etcd {arguments} 2>&1 & pid=$!; {beside}wait $pid");
         let output = self.enter("1500", &command);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        match output.status.success() {
-            true => Ok(said),
-            false => Err(said),
+        if output.status.success() {
+            Ok(said)
+        } else {
+            Err(said)
         }
     }
 

@@ -191,9 +191,10 @@ fn pcs(target: &str) -> Answer {
             &encoded(&collateral.qe_identity_issuer_chain),
         ),
         ("/sgx/certification/v4/pckcrl", "ca=platform&encoding=der") => {
-            let chain = match collateral.pck_crl_issuer_chain.is_empty() {
-                true => &collateral.qe_identity_issuer_chain,
-                false => &collateral.pck_crl_issuer_chain,
+            let chain = if collateral.pck_crl_issuer_chain.is_empty() {
+                &collateral.qe_identity_issuer_chain
+            } else {
+                &collateral.pck_crl_issuer_chain
             };
             Answer::ok("application/pkix-crl", collateral.pck_crl.0.clone())
                 .with("SGX-PCK-CRL-Issuer-Chain", &encoded(chain))
@@ -519,9 +520,12 @@ fn an_answer_that_is_not_what_was_asked_for_is_refused_by_name() {
         ),
     ];
     for (target, answer, why) in cases {
-        let server = Server::start(move |asked| match asked.contains(target) {
-            true => answer(),
-            false => kds(asked),
+        let server = Server::start(move |asked| {
+            if asked.contains(target) {
+                answer()
+            } else {
+                kds(asked)
+            }
         });
         let sources = fetching(settings(&server));
         for _ in 0..2 {
@@ -627,9 +631,12 @@ fn collateral_that_is_not_what_was_asked_for_is_refused_by_name() {
         ),
     ];
     for (target, change, why) in cases {
-        let server = Server::start(move |asked| match asked.contains(target) {
-            true => change(pcs(asked)),
-            false => pcs(asked),
+        let server = Server::start(move |asked| {
+            if asked.contains(target) {
+                change(pcs(asked))
+            } else {
+                pcs(asked)
+            }
         });
         let error = tdx_collateral(&fetching(settings(&server))).unwrap_err();
         assert!(error.to_string().contains(why), "{why}: {error}");
@@ -682,9 +689,12 @@ fn a_pause_that_the_server_demands_is_kept() {
 fn a_server_that_refuses_delays_neither_known_chips_nor_other_servers() {
     for status in ["429 Too Many Requests", "503 Service Unavailable"] {
         let (refuses, refusing) = shared_flag();
-        let amd = Server::start(move |target| match refusing.load(Ordering::SeqCst) {
-            true => Answer::status(status).with("Retry-After", "3000"),
-            false => kds(target),
+        let amd = Server::start(move |target| {
+            if refusing.load(Ordering::SeqCst) {
+                Answer::status(status).with("Retry-After", "3000")
+            } else {
+                kds(target)
+            }
         });
         let intel = Server::start(pcs);
         let both = amd_and_intel(&amd, &intel);
@@ -908,9 +918,12 @@ fn requests_for_chips_are_limited_and_nothing_else_is() {
 
 #[test]
 fn a_pause_for_chips_is_none_for_lists() {
-    let server = Server::start(|target| match target.contains("?blSPL") {
-        true => Answer::status("429 Too Many Requests").with("Retry-After", "3000"),
-        false => kds(target),
+    let server = Server::start(|target| {
+        if target.contains("?blSPL") {
+            Answer::status("429 Too Many Requests").with("Retry-After", "3000")
+        } else {
+            kds(target)
+        }
     });
     let sources = fetching(settings(&server));
     let error = sources
@@ -958,9 +971,12 @@ fn the_authority_is_there_and_a_kept_list_counts_while_the_server_is_away() {
 
 #[test]
 fn a_list_that_cannot_be_had_delays_one_validation_at_most() {
-    let server = Server::start(|target| match target.ends_with("/crl") {
-        true => Answer::status("500 Internal Server Error"),
-        false => kds(target),
+    let server = Server::start(|target| {
+        if target.ends_with("/crl") {
+            Answer::status("500 Internal Server Error")
+        } else {
+            kds(target)
+        }
     });
     let sources = fetching(FetchSettings {
         time: Duration::from_secs(2),
@@ -1010,9 +1026,12 @@ fn only_the_first_validation_waits_for_a_list_that_does_not_come() {
 #[test]
 fn no_report_keeps_a_validator_from_the_list_of_a_machine_that_sends_its_certificate() {
     // the service has no certificate for a report with a masked chip ID
-    let server = Server::start(|target| match target.ends_with("/crl") {
-        true => kds(target),
-        false => Answer::status("404 Not Found"),
+    let server = Server::start(|target| {
+        if target.ends_with("/crl") {
+            kds(target)
+        } else {
+            Answer::status("404 Not Found")
+        }
     });
     let sources = fetching(settings(&server));
     let fetched = sources

@@ -201,16 +201,18 @@ impl Cluster {
             api_server_endpoint: "10.42.1.100:6443".into(),
             token: TOKEN.into(),
             discovery_token_ca_cert_hash: authority_hashes(&cluster_ca).unwrap().remove(0),
-            control_plane_files: match request.is_control_plane {
-                true => CONTROL_PLANE_FILES.map(|(name, _)| file(name)).to_vec(),
-                false => vec![],
+            control_plane_files: if request.is_control_plane {
+                CONTROL_PLANE_FILES.map(|(name, _)| file(name)).to_vec()
+            } else {
+                vec![]
             },
             node_files: vec![],
             wrapping_key: vec![],
             // a serving certificate, too: its content does not matter here
-            kubelet_client_cert: match request.has_client_key {
-                true => fs::read(self.ca.join("crt")).unwrap(),
-                false => vec![],
+            kubelet_client_cert: if request.has_client_key {
+                fs::read(self.ca.join("crt")).unwrap()
+            } else {
+                vec![]
             },
             kubernetes_version: String::new(),
             kubernetes_components: vec![self.kubeadm()],

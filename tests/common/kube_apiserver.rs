@@ -295,14 +295,15 @@ impl Cluster {
             .iter()
             .map(|it| format!("https://{}:2379", it.address));
         let urls = urls.collect::<Vec<_>>().join(",");
-        let of_etcd = match urls.is_empty() {
-            true => vec![format!("--etcd-servers=http://127.0.0.1:{etcd}")],
-            false => vec![
+        let of_etcd = if urls.is_empty() {
+            vec![format!("--etcd-servers=http://127.0.0.1:{etcd}")]
+        } else {
+            vec![
                 format!("--etcd-servers={urls}"),
                 format!("--etcd-cafile={}", path("pki/etcd/ca.crt")),
                 format!("--etcd-certfile={}", path("pki/apiserver-etcd-client.crt")),
                 format!("--etcd-keyfile={}", path("pki/apiserver-etcd-client.key")),
-            ],
+            ]
         };
         let arguments = [
             "--bind-address=127.0.0.1".to_owned(),
@@ -322,9 +323,10 @@ impl Cluster {
             "--allow-privileged".to_owned(),
         ];
         let plugins = self.plugins.join(",");
-        let plugins = match plugins.is_empty() {
-            true => vec![],
-            false => vec![format!("--enable-admission-plugins={plugins}")],
+        let plugins = if plugins.is_empty() {
+            vec![]
+        } else {
+            vec![format!("--enable-admission-plugins={plugins}")]
         };
         let log = self.path("kube-apiserver.log");
         self.api_server = Some(Process::start(
@@ -522,11 +524,12 @@ impl Cluster {
 
     /// Issues a certificate; returns it with its key.
     fn certificate(&self, name: &str, group: Option<&str>, server: bool) -> (String, String) {
-        let names = match server {
-            true => ["127.0.0.1", "localhost", "kubernetes"]
+        let names = if server {
+            ["127.0.0.1", "localhost", "kubernetes"]
                 .map(str::to_owned)
-                .to_vec(),
-            false => Vec::new(),
+                .to_vec()
+        } else {
+            Vec::new()
         };
         self.certificate_of(name, group, names, server)
     }

@@ -109,12 +109,11 @@ fn a_list_that_says_that_it_is_for_other_certificates_counts_only_if_the_root_si
     let (mut parts, mut rest) = (vec![], vec![]);
     while let Ok((tag, content)) = tbs.read() {
         // the extensions come last
-        let content = match tag == context(0) {
-            true => {
-                let all = DerReader::new(content).expect(SEQUENCE).unwrap();
-                base::der::element(SEQUENCE, &[all, &scope])
-            }
-            false => content.to_vec(),
+        let content = if tag == context(0) {
+            let all = DerReader::new(content).expect(SEQUENCE).unwrap();
+            base::der::element(SEQUENCE, &[all, &scope])
+        } else {
+            content.to_vec()
         };
         parts.push(base::der::element(tag, &[&content]));
     }

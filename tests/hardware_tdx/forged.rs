@@ -331,9 +331,10 @@ impl Parts {
             signed.extend((body.len() as u32).to_le_bytes());
         }
         signed.extend(body);
-        let signing = match self.other_attestation_key {
-            true => &other(),
-            false => &attestation_key,
+        let signing = if self.other_attestation_key {
+            &other()
+        } else {
+            &attestation_key
         };
         let signature = [
             &sign(signing, &signed)[..],
@@ -345,9 +346,10 @@ impl Parts {
         .concat();
         let len = (signature.len() as u32).to_le_bytes();
 
-        let signer_key = match self.other_signer {
-            true => other(),
-            false => fixed(&signer_key),
+        let signer_key = if self.other_signer {
+            other()
+        } else {
+            fixed(&signer_key)
         };
         let info = replaced(
             info(&self.dates, self.status, self.module_status),

@@ -143,14 +143,12 @@ fn a_firmware_driver_of_the_host_is_refused_by_pcr_2() -> Result<()> {
     images::add_driver(&mut setting.machine)?;
     let vm = refused(&mut setting, "PCR 2:")?;
     let lines = vm.console.lines();
-    match lines
-        .iter()
-        .any(|line| line.text.contains("host-runs-driver"))
-    {
-        true => Ok(()),
-        false => Err(Failure(
+    if lines.iter().any(|it| it.text.contains("host-runs-driver")) {
+        Ok(())
+    } else {
+        Err(Failure(
             "the driver did not run, so this proves nothing".to_owned(),
-        )),
+        ))
     }
 }
 

@@ -266,11 +266,12 @@ fn compile(folder: &Path, name: &str, source: &str) -> Result<PathBuf> {
         .arg(&file)
         .output()
         .context("run iasl")?;
-    match output.status.success() {
-        true => Ok(folder.join(name).with_extension("aml")),
-        false => Err(Failure(format!(
+    if output.status.success() {
+        Ok(folder.join(name).with_extension("aml"))
+    } else {
+        Err(Failure(format!(
             "iasl: {}",
             String::from_utf8_lossy(&output.stdout)
-        ))),
+        )))
     }
 }

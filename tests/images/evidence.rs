@@ -191,9 +191,10 @@ fn each_attempt(vm: &mut Vm) -> Result<()> {
             wrong.push(format!("`{command}`: {said}"));
         }
     }
-    match wrong.is_empty() {
-        true => Ok(()),
-        false => Err(Failure(format!("in the sandbox\n{}", wrong.join("\n")))),
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure(format!("in the sandbox\n{}", wrong.join("\n"))))
     }
 }
 
@@ -293,8 +294,9 @@ fn document(vm: &mut Vm) -> Result<Value> {
 }
 
 fn same(got: &str, expected: &str) -> Result<()> {
-    match got == expected {
-        true => Ok(()),
-        false => Err(Failure(format!("expected {expected:?}, got {got:?}"))),
+    if got == expected {
+        Ok(())
+    } else {
+        Err(Failure(format!("expected {expected:?}, got {got:?}")))
     }
 }

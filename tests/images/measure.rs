@@ -136,11 +136,14 @@ fn compare_sha_384(
         let events = log.events(register);
         events.map(|event| event.digest.clone()).collect()
     };
-    let compare = |name: &str, got: Vec<Vec<u8>>, expected: Vec<Vec<u8>>| match got == expected {
-        true => Ok(()),
-        false => Err(Failure(format!(
-            "{name}, SHA-384: expected {expected:02x?}, got {got:02x?}"
-        ))),
+    let compare = |name: &str, got: Vec<Vec<u8>>, expected: Vec<Vec<u8>>| {
+        if got == expected {
+            Ok(())
+        } else {
+            Err(Failure(format!(
+                "{name}, SHA-384: expected {expected:02x?}, got {got:02x?}"
+            )))
+        }
     };
     for pcr in registers {
         let expected = predicted(Platform::Tpm(RegisterBank::Sha384), *pcr);
@@ -208,9 +211,10 @@ fn on_disk(
     let mut machine = new_machine(name)?;
     let image = unified(&machine, suite, more, COMMAND_LINE)?;
     let path = machine.folder().join("image.raw");
-    let place = match files.iter().any(|(file, _)| *file == DEFAULT) {
-        true => "EFI/Linux/the image.efi",
-        false => DEFAULT,
+    let place = if files.iter().any(|(file, _)| *file == DEFAULT) {
+        "EFI/Linux/the image.efi"
+    } else {
+        DEFAULT
     };
     disk(&path, 96, 32, &[files, &[(place, &image[..])]].concat());
     machine.source = Source::Disk(path.clone());

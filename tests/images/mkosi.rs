@@ -136,14 +136,11 @@ fn no_system_starts_from_a_root_partition_with_a_changed_byte() -> Result<()> {
     }
     vm.wait_off(PATIENCE)?;
     nobody_logs_in(&vm)?;
-    match vm
-        .console
-        .lines()
-        .iter()
-        .any(|line| line.text.contains("firstlight[run]"))
-    {
-        false => Ok(()),
-        true => Err(Failure("the system started".to_owned())),
+    let lines = vm.console.lines();
+    if lines.iter().any(|it| it.text.contains("firstlight[run]")) {
+        Err(Failure("the system started".to_owned()))
+    } else {
+        Ok(())
     }
 }
 
@@ -348,9 +345,10 @@ fn refused(image: &Path, why: &str) -> Result<()> {
 }
 
 fn same(policy: &str, expected: &str) -> Result<()> {
-    match policy == expected {
-        true => Ok(()),
-        false => Err(Failure(format!("expected {expected}, got {policy}"))),
+    if policy == expected {
+        Ok(())
+    } else {
+        Err(Failure(format!("expected {expected}, got {policy}")))
     }
 }
 

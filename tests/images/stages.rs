@@ -60,9 +60,10 @@ fn the_unit_that_wrote_pcr_15_is_named() -> Result<()> {
     let again = vm
         .console
         .wait_for(" error: PCR 15 is not zero", PATIENCE)?;
-    match again.at > said.at {
-        true => Ok(()),
-        false => Err(Failure("bootstrapper said it only once".to_owned())),
+    if again.at > said.at {
+        Ok(())
+    } else {
+        Err(Failure("bootstrapper said it only once".to_owned()))
     }
 }
 
@@ -193,12 +194,13 @@ fn policy(image: &Path, units: &str) -> Result<String> {
         .context("run firstlight")?;
     let policy = String::from_utf8_lossy(&output.stdout).into_owned();
     let has_initramfs = policy.contains(r#""initramfs": {"#);
-    match output.status.success() && has_initramfs {
-        true => Ok(policy),
-        false => Err(Failure(format!(
+    if output.status.success() && has_initramfs {
+        Ok(policy)
+    } else {
+        Err(Failure(format!(
             "firstlight measure: {policy}{}",
             String::from_utf8_lossy(&output.stderr)
-        ))),
+        )))
     }
 }
 

@@ -227,9 +227,10 @@ impl Node {
             .context("run firstlight")?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let text = text(&output.stderr) + &text(&output.stdout);
-        match output.status.success() {
-            true => Ok(text),
-            false => Err(Failure(text)),
+        if output.status.success() {
+            Ok(text)
+        } else {
+            Err(Failure(text))
         }
     }
 
@@ -243,9 +244,10 @@ impl Node {
             }
             Ok(_) => return Err(Failure(format!("{} should be refused", update.version))),
         }
-        match before == self.images() {
-            true => Ok(()),
-            false => Err(Failure(format!("{} changed the disk", update.version))),
+        if before == self.images() {
+            Ok(())
+        } else {
+            Err(Failure(format!("{} changed the disk", update.version)))
         }
     }
 
@@ -266,9 +268,10 @@ impl Node {
 
     fn has_images(&self, expected: &[&str]) -> Result<()> {
         let names = self.images();
-        match names == expected {
-            true => Ok(()),
-            false => Err(Failure(format!("expected {expected:?}, got {names:?}"))),
+        if names == expected {
+            Ok(())
+        } else {
+            Err(Failure(format!("expected {expected:?}, got {names:?}")))
         }
     }
 }
@@ -313,8 +316,9 @@ pub(super) fn off(mut vm: Vm) -> Result<()> {
 }
 
 fn has(text: &str, wanted: &str) -> Result<()> {
-    match text.contains(wanted) {
-        true => Ok(()),
-        false => Err(Failure(format!("{wanted:?} should be in {text:?}"))),
+    if text.contains(wanted) {
+        Ok(())
+    } else {
+        Err(Failure(format!("{wanted:?} should be in {text:?}")))
     }
 }

@@ -243,9 +243,10 @@ impl Parts {
             .context("write another update")?;
         let names = node.images();
         let is_kept = |name: &String| name.contains(running);
-        match names.iter().any(|it| it == "firstlight_0.9.0+3.efi") && names.iter().any(is_kept) {
-            true => Ok(()),
-            false => Err(Failure(format!("after another update there are {names:?}"))),
+        if names.iter().any(|it| it == "firstlight_0.9.0+3.efi") && names.iter().any(is_kept) {
+            Ok(())
+        } else {
+            Err(Failure(format!("after another update there are {names:?}")))
         }
     }
 

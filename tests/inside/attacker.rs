@@ -364,9 +364,12 @@ impl Kubelet<'_> {
 
 /// The volume of a pod with tokens for these audiences; the empty one is the API server.
 pub fn token_volume(audiences: &[&str]) -> Value {
-    let source = |audience: &&str| match audience.is_empty() {
-        true => json!({"serviceAccountToken": {"path": "token"}}),
-        false => json!({"serviceAccountToken": {"path": audience, "audience": audience}}),
+    let source = |audience: &&str| {
+        if audience.is_empty() {
+            json!({"serviceAccountToken": {"path": "token"}})
+        } else {
+            json!({"serviceAccountToken": {"path": audience, "audience": audience}})
+        }
     };
     let sources: Vec<_> = audiences.iter().map(source).collect();
     json!([{"name": "tokens", "projected": {"sources": sources}}])

@@ -121,12 +121,13 @@ fn is_below(folder: &Path, forms: &[Vec<u8>]) -> bool {
         forms.iter().any(has)
     };
     let entries = fs::read_dir(folder).unwrap();
-    entries
-        .map(|entry| entry.unwrap().path())
-        .any(|path| match path.is_dir() {
-            true => is_below(&path, forms),
-            false => is_in(&path),
-        })
+    entries.map(|entry| entry.unwrap().path()).any(|path| {
+        if path.is_dir() {
+            is_below(&path, forms)
+        } else {
+            is_in(&path)
+        }
+    })
 }
 
 /// Returns the forms in which etcd or a Secret could have bytes.

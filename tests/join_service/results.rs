@@ -149,9 +149,10 @@ fn verify(issuer: &str, audience: &str, ahead: u64, token: &str) -> Result<Value
         .write_all(token.as_bytes())
         .unwrap();
     let output = party.wait_with_output().unwrap();
-    match output.status.success() {
-        true => Ok(serde_json::from_slice(&output.stdout).unwrap()),
-        false => Err(String::from_utf8(output.stderr).unwrap()),
+    if output.status.success() {
+        Ok(serde_json::from_slice(&output.stdout).unwrap())
+    } else {
+        Err(String::from_utf8(output.stderr).unwrap())
     }
 }
 

@@ -658,10 +658,7 @@ fn reboot(client: &Client, world: &World, name: &str, service: SocketAddr) {
         "{name} boots {:?}, and opens its disk: {}",
         machine.next, machine.is_up
     );
-    let ready = match machine.is_up {
-        true => "True",
-        false => "Unknown",
-    };
+    let ready = if machine.is_up { "True" } else { "Unknown" };
     let mut status = json!({"conditions": [{"type": "Ready", "status": ready, "reason": "Test",
         "lastTransitionTime": time::seconds(SystemTime::now()), "lastHeartbeatTime": time::seconds(SystemTime::now())}]});
     if machine.is_up {

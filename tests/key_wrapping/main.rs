@@ -71,9 +71,10 @@ fn wrap(dir: &Path, env: Env<'_>, uri: &str, more: &[&str]) -> Result<(), String
         "wrapped.json",
     ];
     let output = firstlight(dir, env, &[&args, more].concat());
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8(output.stderr).unwrap()),
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8(output.stderr).unwrap())
     }
 }
 
@@ -185,9 +186,10 @@ fn unwrap(dir: &Path, env: Env<'_>) -> Result<(), String> {
         "back.json",
     ];
     let output = firstlight(dir, env, &args);
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8(output.stderr).unwrap()),
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8(output.stderr).unwrap())
     }
 }
 

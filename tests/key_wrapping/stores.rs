@@ -41,9 +41,10 @@ fn wrap(dir: &Path, env: Env<'_>, kms: &str, out: &str) -> Result<String, String
     ];
     let output = firstlight(dir, env, &args);
     let [said, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    match output.status.success() {
-        true => Ok(said.split_whitespace().next().unwrap().to_owned()),
-        false => Err(error),
+    if output.status.success() {
+        Ok(said.split_whitespace().next().unwrap().to_owned())
+    } else {
+        Err(error)
     }
 }
 
@@ -53,9 +54,10 @@ fn unwrap(dir: &Path, env: Env<'_>, uri: &str) -> Result<String, String> {
     let _ = fs::remove_file(&back);
     let args = ["unwrap", "--master-secret", uri, "--out", "back.json"];
     let output = firstlight(dir, env, &args);
-    match output.status.success() {
-        true => Ok(fs::read_to_string(back).unwrap()),
-        false => Err(String::from_utf8(output.stderr).unwrap()),
+    if output.status.success() {
+        Ok(fs::read_to_string(back).unwrap())
+    } else {
+        Err(String::from_utf8(output.stderr).unwrap())
     }
 }
 

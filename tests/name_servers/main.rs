@@ -145,9 +145,10 @@ fn where_a_go_program_connects_so_do_ours() {
 /// Starts an API server without nodes at [`HOST`]; returns a kubeconfig.
 fn api_server() -> String {
     let answer = |request: &str| {
-        let body = match request.contains("/version") {
-            true => r#"{"gitVersion":"v1.36.3"}"#,
-            false => r#"{"kind":"List","metadata":{"resourceVersion":"1"},"items":[]}"#,
+        let body = if request.contains("/version") {
+            r#"{"gitVersion":"v1.36.3"}"#
+        } else {
+            r#"{"kind":"List","metadata":{"resourceVersion":"1"},"items":[]}"#
         };
         (200, body)
     };

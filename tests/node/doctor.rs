@@ -67,26 +67,28 @@ fn install(client: &Client, setting: &Setting, changed: impl FnOnce(&mut Service
 
 /// Adds a Node, as its kubelet would.
 pub fn add_node(client: &Client, name: &str, address: &str, kubelet: u16, is_good: bool) {
-    let version = match is_good {
-        true => client.version().unwrap(),
-        false => "v1.33.0".into(),
+    let version = if is_good {
+        client.version().unwrap()
+    } else {
+        "v1.33.0".into()
     };
-    let (status, message) = match is_good {
-        true => ("True", "kubelet is posting ready status"),
-        false => (
+    let (status, message) = if is_good {
+        ("True", "kubelet is posting ready status")
+    } else {
+        (
             "False",
             "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady",
-        ),
+        )
     };
-    let labels = match is_good {
-        true => json!({"node-role.kubernetes.io/control-plane": ""}),
-        false => json!({}),
+    let labels = if is_good {
+        json!({"node-role.kubernetes.io/control-plane": ""})
+    } else {
+        json!({})
     };
-    let taints = match is_good {
-        true => json!([]),
-        false => {
-            json!([{"key": "node.cloudprovider.kubernetes.io/uninitialized", "effect": "NoSchedule"}])
-        }
+    let taints = if is_good {
+        json!([])
+    } else {
+        json!([{"key": "node.cloudprovider.kubernetes.io/uninitialized", "effect": "NoSchedule"}])
     };
     let node = json!({
         "metadata": {"name": name, "labels": labels},

@@ -314,12 +314,11 @@ fn without_a_load_balancer_and_beside_services_that_hang_one_that_answers_is_eno
     });
     let cluster = setting.cluster("");
     let _service = setting.join_service_that(5, move |_, request, _| {
-        match is_hanging.load(Ordering::SeqCst) {
-            true => {
-                given.store(true, Ordering::SeqCst);
-                Ok(cluster.ticket(&request))
-            }
-            false => Err(Status::new(Code::Unavailable, "not yet")),
+        if is_hanging.load(Ordering::SeqCst) {
+            given.store(true, Ordering::SeqCst);
+            Ok(cluster.ticket(&request))
+        } else {
+            Err(Status::new(Code::Unavailable, "not yet"))
         }
     });
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
@@ -399,9 +398,10 @@ fn a_bad_ticket_changes_nothing_and_a_good_one_is_still_taken() {
     let is_honest = Arc::new(AtomicBool::new(false));
     let honest = is_honest.clone();
     let _service = setting.join_service_that(4, move |_, request, _| {
-        match honest.load(Ordering::SeqCst) {
-            true => Ok(cluster.ticket(&request)),
-            false => Err(Status::new(Code::Unavailable, "starting")),
+        if honest.load(Ordering::SeqCst) {
+            Ok(cluster.ticket(&request))
+        } else {
+            Err(Status::new(Code::Unavailable, "starting"))
         }
     });
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));

@@ -76,9 +76,10 @@ fn the_page_of_changes_names_each_new_and_each_missing_command_option_and_value(
     for (some, others) in [(&commands, &commands_before), (&commands_before, &commands)] {
         for (command, options) in some {
             let known = of_program(others, command.split(' ').next().unwrap());
-            match others.contains_key(command) {
-                false => drop(words.insert(command.to_string())),
-                true => words.extend(options.difference(&known).map(|word| format!("--{word}"))),
+            if others.contains_key(command) {
+                words.extend(options.difference(&known).map(|word| format!("--{word}")))
+            } else {
+                words.insert(command.to_string());
             }
         }
     }

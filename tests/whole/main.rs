@@ -365,9 +365,10 @@ fn a_bad_image_falls_back(cluster: &mut Cluster) {
     let before = operator.policy();
     // a node refuses an update whose root file system is the one that it already runs
     let good = Release::good();
-    let bad = match pcr_11(&before) == pcr_11(&good.policy) {
-        true => Release::bad(folder.path(), &image(), env!("CARGO_PKG_VERSION")),
-        false => Release::bad(folder.path(), &good.image, Release::GOOD),
+    let bad = if pcr_11(&before) == pcr_11(&good.policy) {
+        Release::bad(folder.path(), &image(), env!("CARGO_PKG_VERSION"))
+    } else {
+        Release::bad(folder.path(), &good.image, Release::GOOD)
     };
     servers.offer(&bad);
     let rollout = operator.roll_out(&bad);

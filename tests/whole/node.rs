@@ -158,13 +158,14 @@ pub fn policy(image: &Path, more: &[&str]) -> String {
 pub fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    match output.status.success() {
-        true => Ok(text(&output.stdout)),
-        false => Err(format!(
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(format!(
             "{command:?} ended with {}: {}{}",
             output.status,
             text(&output.stdout),
             text(&output.stderr)
-        )),
+        ))
     }
 }

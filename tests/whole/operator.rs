@@ -380,9 +380,10 @@ impl Operator {
                 .filter(|pod| !is_true(pod, "Ready"))
                 .map(|pod| format!("{} is {}", pod["metadata"]["name"], pod["status"]["phase"]))
                 .collect();
-            match late.is_empty() {
-                true => Ok(()),
-                false => Err(late.join(", ")),
+            if late.is_empty() {
+                Ok(())
+            } else {
+                Err(late.join(", "))
             }
         });
         if let Ok(list) = self.kubectl("get nodes,pods --all-namespaces --output wide") {
@@ -485,18 +486,20 @@ impl Operator {
 
     /// Waits until `firstlight doctor` finds this, or does not find it any more.
     pub fn wait_for_diagnosis(&self, text: &str, is_expected: bool) {
-        let what = match is_expected {
-            true => format!("the diagnosis: {text}"),
-            false => format!("the end of: {text}"),
+        let what = if is_expected {
+            format!("the diagnosis: {text}")
+        } else {
+            format!("the end of: {text}")
         };
         self.wait_for(&what, || {
             let output = self.command(&[&["doctor"], &POLICY[..]].concat()).output();
             let said = String::from_utf8_lossy(&output.unwrap().stdout).into_owned();
             // without this the API server has not answered, and nothing is known
             let is_complete = said.contains(" nodes");
-            match is_complete && said.contains(text) == is_expected {
-                true => Ok(()),
-                false => Err(said),
+            if is_complete && said.contains(text) == is_expected {
+                Ok(())
+            } else {
+                Err(said)
             }
         });
     }
@@ -564,9 +567,10 @@ impl Operator {
     fn kubectl(&self, arguments: &str) -> Result<String, String> {
         let [kubeconfig, unverified] =
             ["firstlight-admin.conf", UNVERIFIED].map(|name| self.folder.path().join(name));
-        let kubeconfig = match unverified.exists() {
-            true => unverified,
-            false => kubeconfig,
+        let kubeconfig = if unverified.exists() {
+            unverified
+        } else {
+            kubeconfig
         };
         output(
             Command::new(self.kubernetes.join("bin/kubectl"))

@@ -154,9 +154,10 @@ mod atls {
         };
         let (role, validates, proves) = (choice & 1 == 0, choice & 2 == 0, choice & 4 == 0);
         let [client, server] = connected();
-        let (mut connection, mut peer, role) = match role {
-            true => (client, server, PeerRole::Client),
-            false => (server, client, PeerRole::Server),
+        let (mut connection, mut peer, role) = if role {
+            (client, server, PeerRole::Client)
+        } else {
+            (server, client, PeerRole::Server)
         };
         let [near, mut far] = sockets();
         peer.writer().write_all(sent).expect("it fits the buffer");
@@ -164,9 +165,10 @@ mod atls {
             .expect("it fits the buffer");
         far.shutdown(Shutdown::Write).expect("it is connected");
 
-        let validators: Vec<Arc<dyn Validator>> = match validates {
-            true => vec![Arc::new(Dummy)],
-            false => vec![],
+        let validators: Vec<Arc<dyn Validator>> = if validates {
+            vec![Arc::new(Dummy)]
+        } else {
+            vec![]
         };
         let issuer: Option<&dyn Issuer> = if proves { Some(&Dummy) } else { None };
         let end = End {

@@ -212,9 +212,10 @@ pub fn check(work: &Work) {
             Some(all) => all.iter().map(known).collect(),
             None => rule["source_address_prefix"].clone(),
         };
-        rule["ports"] = match rule["destination_port_ranges"].is_array() {
-            true => rule["destination_port_ranges"].clone(),
-            false => rule["destination_port_range"].clone(),
+        rule["ports"] = if rule["destination_port_ranges"].is_array() {
+            rule["destination_port_ranges"].clone()
+        } else {
+            rule["destination_port_range"].clone()
         };
     });
     plan.edit("azurerm_linux_virtual_machine_scale_set", |set| {

@@ -240,9 +240,10 @@ fn serve(mut client: TcpStream, engine: &Mutex<Engine>, is_manager: bool) {
     while let Ok(command) = read_message(&mut client) {
         let mut engine = engine.lock().unwrap();
         let is_unlisted = is_manager && engine.fault == Fault::UnlistedCommand;
-        let answer = match is_unlisted && number(&command[6..]) == NSM_REQUEST {
-            true => Some(error(RC_COMMAND_CODE | RESOURCE_MANAGER)),
-            false => engine.run(&command),
+        let answer = if is_unlisted && number(&command[6..]) == NSM_REQUEST {
+            Some(error(RC_COMMAND_CODE | RESOURCE_MANAGER))
+        } else {
+            engine.run(&command)
         };
         drop(engine);
         match answer {
@@ -370,10 +371,12 @@ impl Engine {
         let Some(command) = Command::parse(bytes) else {
             return Some(self.of_swtpm(bytes));
         };
-        Some(match self.is_ours(&command) {
-            true => self.answer(command).unwrap_or_else(error),
-            false if code == CREATE_PRIMARY => self.create_primary(bytes),
-            false => self.of_swtpm(bytes),
+        Some(if self.is_ours(&command) {
+            self.answer(command).unwrap_or_else(error)
+        } else if code == CREATE_PRIMARY {
+            self.create_primary(bytes)
+        } else {
+            self.of_swtpm(bytes)
         })
     }
 
@@ -737,9 +740,10 @@ impl Index {
 
 fn range(index: &Index, offset: u16, len: usize) -> Result<std::ops::Range<usize>, u32> {
     let range = usize::from(offset)..usize::from(offset) + len;
-    match range.end <= index.data.len() && len <= CHUNK {
-        true => Ok(range),
-        false => Err(RC_NV_RANGE),
+    if range.end <= index.data.len() && len <= CHUNK {
+        Ok(range)
+    } else {
+        Err(RC_NV_RANGE)
     }
 }
 

@@ -293,13 +293,14 @@ pub fn attestation_key(vm: &Vm) -> Result<String> {
 }
 
 fn succeeded(what: &str, output: Output) -> Result<String> {
-    match output.status.success() {
-        true => Ok(said(&output)),
-        false => Err(Failure(format!(
+    if output.status.success() {
+        Ok(said(&output))
+    } else {
+        Err(Failure(format!(
             "{what} ended with {}: {}",
             output.status,
             said(&output)
-        ))),
+        )))
     }
 }
 

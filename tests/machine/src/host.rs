@@ -89,13 +89,14 @@ impl Machine {
             .arg(file)
             .output()
             .context("run virt-fw-vars")?;
-        match written.status.success() {
-            true => Ok(()),
-            false => Err(Failure(format!(
+        if written.status.success() {
+            Ok(())
+        } else {
+            Err(Failure(format!(
                 "virt-fw-vars ended with {}: {}",
                 written.status,
                 String::from_utf8_lossy(&written.stderr)
-            ))),
+            )))
         }
     }
 

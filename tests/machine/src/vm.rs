@@ -90,13 +90,14 @@ pub fn measured(arguments: &[&OsStr]) -> Result<String> {
         .args(arguments)
         .output()
         .context("run firstlight")?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(Failure(format!(
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(Failure(format!(
             "firstlight measure ended with {}: {}",
             output.status,
             String::from_utf8_lossy(&output.stderr)
-        ))),
+        )))
     }
 }
 
@@ -625,9 +626,10 @@ impl Vm {
             .and_then(|()| monitor.shutdown(std::net::Shutdown::Write))
             .and_then(|()| monitor.read_to_string(&mut said))
             .context(&format!("tell QEMU {command}"))?;
-        match said.contains("Error") {
-            false => Ok(()),
-            true => Err(Failure(format!("QEMU refuses {command}: {said}"))),
+        if said.contains("Error") {
+            Err(Failure(format!("QEMU refuses {command}: {said}")))
+        } else {
+            Ok(())
         }
     }
 

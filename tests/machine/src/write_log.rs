@@ -176,9 +176,10 @@ pub fn copy(from: &Path, to: &Path) -> Result<()> {
             .arg("--sparse=always")
             .args([from, to])
             .status();
-        return match copied.context("run cp")?.success() {
-            true => Ok(()),
-            false => Err(Failure(format!("{} cannot be copied", from.display()))),
+        return if copied.context("run cp")?.success() {
+            Ok(())
+        } else {
+            Err(Failure(format!("{} cannot be copied", from.display())))
         };
     }
     let _ = fs::remove_dir_all(to);

@@ -143,9 +143,10 @@ fn indices(tpm: &mut Context) {
         let handle = TpmHandle::NvIndex(NvIndexTpmHandle::new(certificate).unwrap());
         let object = NvIndexHandle::from(tpm.tr_from_tpm_public(handle).unwrap());
         let (public, _) = tpm.nv_read_public(object).unwrap();
-        let reader = match public.attributes().owner_read() {
-            true => NvAuth::Owner,
-            false => NvAuth::NvIndex(object),
+        let reader = if public.attributes().owner_read() {
+NvAuth::Owner
+        } else {
+NvAuth::NvIndex(object)
         };
         read(tpm, certificate, object, reader);
     }
