@@ -12,7 +12,7 @@ use common::kube_apiserver::{self, Cluster};
 use kubernetes::client::{
     CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS, NODES, Object, Resource, Selector,
 };
-use kubernetes::services::outside;
+use kubernetes::constellation::outside;
 use serde_json::{Value, json};
 
 const CHART: &str = "apiVersion: v2\nname: plugin\nversion: 1.2.3\n";

@@ -948,6 +948,35 @@ fn each_check_of_the_specification_is_there() {
 
 /// A weakness that a model shows is one that a test of our programs would find.
 #[test]
+fn the_page_of_the_migration_lists_what_is_only_for_constellation() {
+    let page = Page::read(Path::new("docs/migration.md"));
+    let listed: BTreeSet<String> = page
+        .text
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("| `src/")?.split_once('`')?.0.to_owned()))
+        .collect();
+    let found = files("src", &[".rs"]).into_iter().filter_map(|file| {
+        let at = file.to_str()?.strip_prefix("src/")?.to_owned();
+        let (folder, rest) = at.split_once("constellation")?;
+        Some(match rest {
+            ".rs" => at,
+            _ => format!("{folder}constellation"),
+        })
+    });
+    let found: BTreeSet<String> = found.collect();
+    let mut faults: Vec<String> = found
+        .difference(&listed)
+        .map(|code| format!("docs/migration.md does not list src/{code}"))
+        .collect();
+    let root = Path::new(ROOT).join("src");
+    let gone = listed.iter().filter(|code| !root.join(code).exists());
+    faults.extend(
+        gone.map(|code| format!("docs/migration.md lists src/{code}, which does not exist")),
+    );
+    no_faults(&faults);
+}
+
+#[test]
 fn each_weakening_of_a_model_has_its_tests() {
     let mut weakenings = BTreeSet::new();
     for path in files("models", &[".vp"]) {

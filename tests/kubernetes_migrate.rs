@@ -21,7 +21,7 @@ use kubernetes::client::{
     PODS, Resource, SECRETS, SERVICE_ACCOUNTS, SERVICES, Selector, VALIDATING_ADMISSION_POLICIES,
     VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
-use kubernetes::node_version;
+use kubernetes::constellation::node_version;
 use kubernetes::removed_nodes;
 use kubernetes::services::kubeadm_bindings;
 use ring::{hkdf, hmac};

@@ -5,8 +5,7 @@
 //! [`services`] of control planes. [`machine_record`] records which machine has which disk and
 //! name, [`removed_nodes`] which nodes an operator has removed, [`control_planes`] says which nodes
 //! are control planes by these records, [`wrapping_key`] encrypts the master secret in the API,
-//! [`etcd_signature`] signs snapshots, [`rbac`] says which accounts may take over the cluster, and [`node_version`] is what Constellation's node operator
-//! brings all nodes to. [`parameters`] contains types with validated values, so that a value that
+//! [`etcd_signature`] signs snapshots, [`rbac`] says which accounts may take over the cluster, and [`constellation`] is for clusters of it that have not moved yet. [`parameters`] contains types with validated values, so that a value that
 //! Kubernetes would refuse later is refused before any change.
 
 pub mod authority;
@@ -14,6 +13,7 @@ pub mod certificate_request;
 pub mod client;
 pub mod client_certificate;
 pub mod components;
+pub mod constellation;
 pub mod control_planes;
 pub mod etcd_signature;
 pub mod kubeadm;
@@ -22,7 +22,6 @@ pub mod kubelet_certificate;
 pub mod kubelet_request;
 pub mod machine_record;
 pub mod node_files;
-pub mod node_version;
 pub mod parameters;
 pub mod rbac;
 pub mod readiness;

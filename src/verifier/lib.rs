@@ -48,7 +48,7 @@ pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};
 pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
 pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
 pub use policy::{Image, Measurement, Policy, PolicyError};
-pub use policy::{instance, old_snp, old_tdx};
+pub use policy::{constellation, instance};
 pub use register_names::{NamedRegister, RegisterNames};
 pub use validator::{
     Claims, CredentialChallenge, Evidence, Identified, Properties, Session, Validator,

@@ -15,8 +15,8 @@ use roots::chain::in_words;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 
+use super::constellation::snp::Enforcement;
 use super::document::Document;
-use super::old_snp::Enforcement;
 use super::policy::{Fault, PolicyError};
 use super::sources::Sources;
 use super::{PlatformClaims, Policy};

@@ -17,9 +17,9 @@ use kubernetes::client::{
     NODE_VERSIONS, NODES, PENDING_NODES, Resource, SCALING_GROUPS, SECRETS, SERVICE_ACCOUNTS,
     SERVICES, Selector,
 };
+use kubernetes::constellation::drivers::CSI_DRIVERS;
+use kubernetes::constellation::node_version;
 use kubernetes::machine_record::{self, MachineRecord};
-use kubernetes::node_version;
-use kubernetes::services::drivers::CSI_DRIVERS;
 use serde_json::{Value, json};
 
 /// The attestation policy in `join-config`, as Constellation's command writes it.

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use services::join_service::verification::nonce_of;
+use services::join_service::constellation::nonce_of;
 
 fuzz_target!(|input: &[u8]| {
     if let Ok(target) = std::str::from_utf8(input)

@@ -22,11 +22,11 @@ use crate::workspace::{
 };
 use clap::Args;
 use kubernetes::client::Client;
+use kubernetes::constellation::{migration::Migration, outside};
 use kubernetes::services::grants::{self, ANYONE, LOCAL, MEMBER};
-use kubernetes::services::migration::Migration;
 use kubernetes::services::{
     self, Applied, InstallProgress, JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MetadataService,
-    Phase, RefusedOldClients, ServiceSettings, outside,
+    Phase, RefusedOldClients, ServiceSettings,
 };
 use serde_json::{Value, json};
 use verifier::sources::offline;

@@ -4,10 +4,13 @@ use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, NODES, Object,
     PENDING_NODES, SCALING_GROUPS, Selector,
 };
+use kubernetes::constellation::{
+    node_version::{IMAGE_ANNOTATION, NodeVersion},
+    outside,
+};
 use kubernetes::control_planes::is_labelled;
-use kubernetes::node_version::{IMAGE_ANNOTATION, NodeVersion};
 use kubernetes::services::master_secret;
-use kubernetes::services::{self, Maker, RefusedOldClients, outside};
+use kubernetes::services::{self, Maker, RefusedOldClients};
 use kubernetes::{NAMESPACE, kubeadm, yaml};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;

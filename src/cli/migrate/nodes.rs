@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use kubernetes::client::{self, Client, NODES};
-use kubernetes::node_version::{self, IMAGE, IMAGE_ANNOTATION, IMAGE_VERSION, NodeVersion};
+use kubernetes::constellation::node_version::{
+    self, IMAGE, IMAGE_ANNOTATION, IMAGE_VERSION, NodeVersion,
+};
 use serde_json::Value;
 use verifier::{Policy, Variant};
 

@@ -3,7 +3,9 @@
 use std::fmt::{self, Write};
 use std::time::SystemTime;
 
-use kubernetes::node_version::{CLUSTER_VERSION, COMPONENTS, IMAGE, IMAGE_VERSION, NodeVersion};
+use kubernetes::constellation::node_version::{
+    CLUSTER_VERSION, COMPONENTS, IMAGE, IMAGE_VERSION, NodeVersion,
+};
 use kubernetes::parameters::KubernetesVersion;
 use kubernetes::services::Maker;
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! Restores what a move has changed, the last step first.
 
-use kubernetes::node_version::{COMPONENTS, NodeVersion};
+use kubernetes::constellation::node_version::{COMPONENTS, NodeVersion};
 use kubernetes::parameters::KubernetesVersion;
 use kubernetes::services::{self, InstallProgress, Phase, master_secret};
 use serde_json::Value;

@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use kubernetes::client::{CONFIG_MAPS, Client, NODES};
-use kubernetes::control_planes::{ControlPlane, StaticPod};
-use kubernetes::node_version::{
+use kubernetes::constellation::node_version::{
     self, CLUSTER_VERSION, COMPONENTS, COMPONENTS_ANNOTATION, IMAGE_VERSION, NodeVersion,
 };
+use kubernetes::control_planes::{ControlPlane, StaticPod};
 use kubernetes::parameters::KubernetesVersion;
 use kubernetes::{NAMESPACE, kubeadm};
 use serde_json::{Value, json};

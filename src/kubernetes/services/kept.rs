@@ -15,8 +15,8 @@ use super::super::client::{
     self, CLUSTER_ROLE_BINDINGS, Client, DAEMON_SETS, DEPLOYMENTS, NETWORK_POLICIES, Resource,
     SERVICES, Selector, VALIDATING_ADMISSION_POLICIES,
 };
-use super::drivers;
 use super::render;
+use crate::constellation::drivers;
 use base::machines::Cloud;
 
 /// Values of the chart by their names, as in Helm's `--set`.

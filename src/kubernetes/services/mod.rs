@@ -26,13 +26,10 @@
 //! which node a volume is. The account of the join service may do what a ticket needs.
 
 mod before;
-pub mod drivers;
 pub mod grants;
 mod kept;
 pub mod kubeadm_bindings;
 pub mod master_secret;
-pub mod migration;
-pub mod outside;
 mod owned;
 mod render;
 mod role_records;

@@ -19,11 +19,11 @@
 //! | [`own_node`] | whether this pod runs on a control plane |
 //! | [`joined`] | threads that end before their owner |
 
+pub mod constellation;
 pub mod events;
 mod index;
 pub mod instances;
 pub mod joined;
-pub mod joining_node;
 pub mod keys;
 pub mod known_machines;
 mod known_records;
@@ -47,9 +47,9 @@ use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, CollectionEvent, NODE_VERSIONS, NODES, Selector, Watch,
 };
 use kubernetes::components::{self, CONFIG_MAP_PREFIX};
+use kubernetes::constellation::node_version::NAME as NODE_VERSION;
 use kubernetes::kubeadm::CONFIG_MAP as KUBEADM_CONFIG;
 use kubernetes::machine_record::{self, MachineRecord};
-use kubernetes::node_version::NAME as NODE_VERSION;
 use kubernetes::parameters::{self, KubernetesVersion as Release, Subnet};
 use kubernetes::removed_nodes::{self, RemovedNode, RemovedNodes};
 use kubernetes::{NAMESPACE, yaml};

@@ -13,7 +13,7 @@ use super::records::{self, Claimant};
 use super::request::JoinRequest;
 use super::{reservation, tokens};
 use crate::cluster::refusal::TicketRefusal;
-use crate::cluster::{Cluster, joining_node};
+use crate::cluster::{Cluster, constellation as joining_node};
 use kubernetes::client::Client;
 use kubernetes::machine_record::{self, MachineRecord};
 use rpc::grpc::Call;

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::{lease, tokens};
 use crate::cluster::node_status::NodeStatus;
-use crate::cluster::{Change, TOKEN_VALIDITY, joining_node};
+use crate::cluster::{Change, TOKEN_VALIDITY, constellation as joining_node};
 use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
 use kubernetes::NAMESPACE;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use crate::cluster::joining_node::VALIDITY;
+use crate::cluster::constellation::VALIDITY;
 use crate::cluster::node_status::NodeStatus;
 use base::time;
 use kubernetes::NAMESPACE;

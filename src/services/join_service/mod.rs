@@ -23,7 +23,7 @@
 //! | [`audit`] | a log line, an event and a count for each decision |
 //! | [`policy`] | the file of the attestation policy |
 //! | [`evidence`] | the proof of this machine for nodes |
-//! | `verification` | the evidence of this machine for every caller, as in Constellation |
+//! | `constellation` | the evidence of this machine for every caller, as in Constellation |
 //!
 //! [`cluster`](crate::cluster) has its view of the cluster, which it shares with the
 //! [member controller](crate::member_controller): that works on members that have joined, in another process.
@@ -35,6 +35,7 @@ pub mod admission_queue;
 pub mod audit;
 mod claimed_machine;
 pub mod cleaner;
+pub mod constellation;
 pub mod evidence;
 pub mod file_records;
 mod lease;
@@ -46,7 +47,6 @@ mod request;
 mod reservation;
 pub mod tickets;
 mod tokens;
-pub mod verification;
 
 use std::fmt;
 use std::io;
@@ -72,10 +72,11 @@ use base::stop::Stop;
 use cleaner::{Cleaner, CleanerThreads};
 use cloud_api::Service;
 use collateral::Fetching;
+use constellation::Verification;
 use evidence::{NodeAcceptor, RemoteIssuer};
 use file_records::FileRecords;
 use kubernetes::client::{self, Client};
-use kubernetes::services::migration::Migration;
+use kubernetes::constellation::migration::Migration;
 use kubernetes::wrapping_key;
 pub use node_files::DIRECTORY as NODE_FILES_DIR;
 use node_files::NodeFiles;
@@ -86,7 +87,6 @@ use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
 use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{Call, Limits, Router, Server};
 use tickets::Tickets;
-use verification::Verification;
 use verifier::{Policy, Variant};
 
 /// How long the cleanup of failed tickets may take after that.
@@ -306,9 +306,9 @@ fn verification(
     let refused = |address| move |error| Error::Listen(address, error);
     let grpc = config
         .verification
-        .map(|address| verification::serve(address, documents.clone()).map_err(refused(address)));
+        .map(|address| constellation::serve(address, documents.clone()).map_err(refused(address)));
     let http = config.verification_http.map(|address| {
-        verification::serve_http(address, documents.clone()).map_err(refused(address))
+        constellation::serve_http(address, documents.clone()).map_err(refused(address))
     });
     Ok((grpc.transpose()?, http.transpose()?))
 }

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::cleaner::{Cleaner, CleanerTask};
 use super::lease::{self, Decision, Lease};
 use crate::cluster::Cluster;
-use crate::cluster::joining_node;
+use crate::cluster::constellation as joining_node;
 use crate::cluster::refusal::TicketRefusal;
 use base::time;
 use kubernetes::client::{Client, JOINING_NODES};

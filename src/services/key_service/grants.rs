@@ -35,7 +35,7 @@ pub enum Class {
     /// The key of a volume. The id is that of a volume of a CSI driver ([`super::volumes`]), or a
     /// LUKS2 UUID that no record of a state disk contains ([`super::disks`]).
     Volume,
-    /// The same, for a client without a token ([`super::old_clients`]). It cannot be granted.
+    /// The same, for a client without a token ([`super::constellation`]). It cannot be granted.
     OldVolume,
     /// The parts of the SSH certificate authorities in join tickets: the seed of the host
     /// authority, with which an attacker could pose as any node, and the public key of the user

@@ -21,7 +21,7 @@
 //! ```text
 //! main   TLS with `attested`; else plaintext, which in a pod serves only pods of the same node
 //! TLS    with `token`: a certificate that clients verify ([`certificate`])                       the join service, pods
-//! old    plaintext without a token, through a day: keys of volumes ([`old_clients`])             drivers of Constellation
+//! old    plaintext without a token, through a day: keys of volumes ([`constellation`])           drivers of Constellation
 //! ```
 //!
 //! Clients need to authenticate the key service, too. An attacker who poses as the key service
@@ -35,12 +35,12 @@
 //! key has 1 to 64 bytes. Each decision is a log line that begins with `audit`.
 
 pub mod certificate;
+pub mod constellation;
 pub mod control_planes;
 pub mod disks;
 pub mod grants;
 pub mod master_secret;
 pub mod members;
-pub mod old_clients;
 pub mod shared_secret;
 pub mod tokens;
 pub mod volumes;
@@ -66,15 +66,15 @@ use base::sync::lock;
 use base::uuid::Uuid;
 use certificate::Tls;
 use collateral::Fetching;
+use constellation::{OldClient, OldClients};
 use control_planes::ControlPlaneList;
 use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
 use kubernetes::client::{self, Client};
-use kubernetes::services::migration::Migration;
+use kubernetes::constellation::migration::Migration;
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MEMBER_CONTROLLER_ACCOUNT};
 use kubernetes::wrapping_key;
 use members::Members;
-use old_clients::{OldClient, OldClients};
 use proto::kms::{GET_DATA_KEY, MAX_REQUEST};
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};

@@ -26,7 +26,7 @@ use super::tokens::TokenNode;
 use base::text::hex;
 use base::uuid::Uuid;
 use kubernetes::client::{Client, Error, NODES, Object, PODS, Resource, Selector};
-use kubernetes::services::drivers::CSI_DRIVERS;
+use kubernetes::constellation::drivers::CSI_DRIVERS;
 use proto::kms::GetDataKeyRequest;
 use rpc::grpc::{Code, Status};
 

@@ -25,15 +25,15 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::cluster::Cluster;
+use crate::cluster::constellation as joining_node;
 use crate::cluster::instances::Instances;
 use crate::cluster::joined::Joined;
-use crate::cluster::joining_node;
 use crate::metrics::Registry;
 use base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
+use kubernetes::constellation::migration::Migration;
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
-use kubernetes::services::migration::Migration;
 
 /// The timeout of one call of the API.
 const TIMEOUT: Duration = Duration::from_secs(5);

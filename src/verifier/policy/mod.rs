@@ -68,10 +68,9 @@
 //! An unknown member is an error at every depth (`words.rs`). Constellation's programs ignore
 //! unknown fields: they require the first image as a booted system, and accept every key.
 
+pub mod constellation;
 mod error;
 pub mod instance;
-pub mod old_snp;
-pub mod old_tdx;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -166,9 +165,9 @@ pub struct Policy {
     /// The requirements for the cloud's statements about a machine.
     cloud: instance::CloudRequirements,
     /// The requirements in Constellation's policies for TDX machines.
-    old_tdx: old_tdx::OldTdxRequirements,
+    old_tdx: constellation::tdx::OldTdxRequirements,
     /// The requirements for SEV-SNP machines.
-    snp: old_snp::OldSnpRequirements,
+    snp: constellation::snp::OldSnpRequirements,
     /// Whether evidence of the old form of attested TLS is refused.
     requires_strong: bool,
     /// Whether each image must confine the code in ACPI tables.
@@ -189,9 +188,9 @@ struct Json {
     #[serde(default)]
     cloud: instance::CloudRequirements,
     #[serde(flatten)]
-    old_tdx: old_tdx::OldTdxRequirements,
+    old_tdx: constellation::tdx::OldTdxRequirements,
     #[serde(flatten)]
-    snp: old_snp::OldSnpRequirements,
+    snp: constellation::snp::OldSnpRequirements,
     measurements: BTreeMap<String, JsonMeasurement>,
     #[serde(default)]
     initramfs: BTreeMap<String, JsonMeasurement>,
@@ -470,8 +469,8 @@ impl Policy {
             roots: vec![],
             tdx: TdxRequirements::default(),
             cloud: instance::CloudRequirements::default(),
-            old_tdx: old_tdx::OldTdxRequirements::default(),
-            snp: old_snp::OldSnpRequirements::default(),
+            old_tdx: constellation::tdx::OldTdxRequirements::default(),
+            snp: constellation::snp::OldSnpRequirements::default(),
             requires_strong: false,
             requires_confined_acpi: false,
             only_named_keys: false,
@@ -713,7 +712,7 @@ impl Policy {
     /// variant can check some of them.
     pub(crate) fn demanded(&self) -> Vec<&'static str> {
         let cloud = &self.cloud;
-        let of_report = old_snp::OldSnpRequirements {
+        let of_report = constellation::snp::OldSnpRequirements {
             snp: Default::default(),
             ..self.snp.clone()
         };
@@ -790,12 +789,12 @@ impl Policy {
     }
 
     /// Returns the requirements in Constellation's policies for TDX machines.
-    pub fn old_tdx(&self) -> &old_tdx::OldTdxRequirements {
+    pub fn old_tdx(&self) -> &constellation::tdx::OldTdxRequirements {
         &self.old_tdx
     }
 
     /// Returns the requirements for SEV-SNP machines.
-    pub fn snp(&self) -> &old_snp::OldSnpRequirements {
+    pub fn snp(&self) -> &constellation::snp::OldSnpRequirements {
         &self.snp
     }
 
@@ -809,7 +808,7 @@ impl Policy {
         mut self,
         change: impl FnOnce(
             &mut instance::CloudRequirements,
-            &mut old_snp::OldSnpRequirements,
+            &mut constellation::snp::OldSnpRequirements,
             &mut TdxRequirements,
         ),
     ) -> Result<Policy, PolicyError> {

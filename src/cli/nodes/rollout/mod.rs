@@ -17,8 +17,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kubernetes::client::{self, Client};
+use kubernetes::constellation::node_version::NodeVersion;
 use kubernetes::control_planes::ControlPlanes;
-use kubernetes::node_version::NodeVersion;
 use kubernetes::services;
 use verifier::sources::offline;
 use verifier::{Policy, Variant};

@@ -1,6 +1,6 @@
 //! Checks a policy: finds what makes it unusable or worthless (an error), and what it does not pin.
 
-use verifier::old_snp::Enforcement;
+use verifier::constellation::snp::Enforcement;
 use verifier::sources::offline;
 use verifier::{Image, Policy, RegisterNames, Registers, Variant};
 

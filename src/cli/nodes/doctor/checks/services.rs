@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kubernetes::constellation::migration::Migration;
 use kubernetes::readiness;
 use kubernetes::services::TICKET_GROUP;
 use kubernetes::services::command_line;
-use kubernetes::services::migration::Migration;
 use serde_json::Value;
 use verifier::Policy;
 

@@ -25,7 +25,7 @@
 //! them.
 //!
 //! Such clients are served only while packets from outside of the cluster cannot have such an address
-//! ([`kubernetes::services::outside`]): Cilium replaces kube-proxy, as in each cluster of Constellation but those of
+//! ([`kubernetes::constellation::outside`]): Cilium replaces kube-proxy, as in each cluster of Constellation but those of
 //! `--conformance`. kube-proxy would give the host of a node the address of that node.
 
 use std::collections::BTreeSet;
@@ -39,9 +39,9 @@ use super::volumes::VOLUME_ATTACHMENTS;
 use base::network::Network;
 use base::semaphore::{Permit, Semaphore};
 use kubernetes::client::{Client, Error, NODES, PODS, Resource, Selector};
-use kubernetes::services::drivers::{self, CSI_DRIVERS};
-use kubernetes::services::migration::Migration;
-use kubernetes::services::outside;
+use kubernetes::constellation::drivers::{self, CSI_DRIVERS};
+use kubernetes::constellation::migration::Migration;
+use kubernetes::constellation::outside;
 use rpc::grpc::{Code, Status};
 
 /// What Cilium knows of each node.

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::client::{self, Client, NODE_VERSIONS, Object};
+use crate::client::{self, Client, NODE_VERSIONS, Object};
 
 /// The name of the only object.
 pub const NAME: &str = "constellation-version";

@@ -15,7 +15,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 
-use super::error::{Fault, PolicyError};
+use super::super::error::{Fault, PolicyError};
 use crate::refusal::{Kind, Refusal};
 use crate::{hex, unhex};
 

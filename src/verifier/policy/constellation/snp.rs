@@ -9,7 +9,7 @@
 //! `firmwareSignerConfig` is Azure's. Next to them, `"snp":{..}` has the requirements that only
 //! Firstlight knows.
 
-use super::error::{Fault, PolicyError};
+use super::super::error::{Fault, PolicyError};
 use crate::refusal::{Kind, Refusal};
 use base::text;
 use hardware::json::{Digits, is_default};

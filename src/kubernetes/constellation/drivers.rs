@@ -9,7 +9,7 @@
 
 use serde_json::Value;
 
-use super::NAMESPACE;
+use crate::NAMESPACE;
 use crate::client::{Client, DAEMON_SETS, Error, Resource, Selector};
 
 /// The objects that name CSI drivers.

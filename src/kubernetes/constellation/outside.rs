@@ -17,7 +17,7 @@
 
 use serde_json::Value;
 
-use super::NAMESPACE;
+use crate::NAMESPACE;
 use crate::client::{CONFIG_MAPS, Client, Error, PODS, Selector};
 
 /// The settings of Cilium's agents, which its chart writes.
