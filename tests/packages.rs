@@ -223,6 +223,7 @@ fn the_bill_of_materials_has_each_crate_that_the_program_names() {
         "bootstrapper",
         "join-service",
         "key-service",
+        "member-controller",
         "firstlight",
         "firstlight-volume",
     ] {

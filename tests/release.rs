@@ -17,11 +17,12 @@ use support::foreign::fetched;
 use support::program::Program;
 use tempfile::TempDir;
 
-const PROGRAMS: [&str; 6] = [
+const PROGRAMS: [&str; 7] = [
     "unlock",
     "bootstrapper",
     "join-service",
     "key-service",
+    "member-controller",
     "firstlight",
     "firstlight-volume",
 ];
@@ -435,7 +436,7 @@ fn file_names(page: &str) -> BTreeSet<String> {
         .filter(|word| {
             let begins = [
                 &["firstlight", "*", "SHA256SUMS", "NOTES.md"],
-                &PROGRAMS[..4],
+                &PROGRAMS[..5],
             ]
             .concat()
             .into_iter()

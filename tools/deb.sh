@@ -91,7 +91,7 @@ pack() { # PACKAGE PROGRAM...
 
 say "packing Debian packages of version $version"
 mkdir -p "$out"
-for program in unlock bootstrapper join-service key-service firstlight firstlight-volume; do
+for program in unlock bootstrapper join-service key-service member-controller firstlight firstlight-volume; do
   tools/sbom.py "$program" "$dist/$program" >"$out/$program.cdx.json"
 done
 pack firstlight firstlight

@@ -120,7 +120,7 @@ cat >>"$out/NOTES.md" <<END
 | \`firstlight-image.tar\` | the container image of the services, for \`firstlight apply\` and the chart (\`docs/services.md\`): \`$digest\` |
 | \`join-service-linux-amd64\`, \`key-service-linux-amd64\`, \`member-controller-linux-amd64\` | the programs in it |
 | \`firstlight-chart-$number.tgz\` | the Helm chart of the services, which takes only this container image |
-| \`*.cdx.json\` | what each program and the node image are made of (CycloneDX); the container image has only its two programs |
+| \`*.cdx.json\` | what each program and the node image are made of (CycloneDX); the container image has only its three programs |
 | \`SHA256SUMS\`, \`SHA256SUMS.sig\` | the hashes of all files that are not signatures, and their signature |
 
 ### Check them

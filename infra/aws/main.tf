@@ -250,7 +250,7 @@ resource "aws_instance" "control_plane" {
     delete_on_termination = true
   }
 
-  # version 1 of the metadata service is off. The join service asks from a pod, which is one hop more
+  # version 1 of the metadata service is off. The services ask from pods, which is one hop more
   metadata_options {
     http_tokens                 = "required"
     http_put_response_hop_limit = 2
