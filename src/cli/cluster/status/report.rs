@@ -225,6 +225,21 @@ impl StatusReport {
         )
     }
 
+    /// Returns the state of a node with this membership; `states` are those of the servers of a fresh one.
+    fn membership(&self, standing: ClusterMembership, states: &[&str]) -> String {
+        match (standing, self.cluster) {
+            (ClusterMembership::Fresh, _) => states.join("; "),
+            (ClusterMembership::Member, Some(id)) => {
+                format!("a member of this cluster, {}", hex(&id))
+            }
+            (_, Some(id)) => format!("a member of another cluster than {}", hex(&id)),
+            (_, None) => {
+                "a member of a cluster; to check whether it is yours, give --state or --cluster-id"
+                    .into()
+            }
+        }
+    }
+
     fn write(
         &self,
         text: &mut String,
@@ -275,14 +290,7 @@ impl StatusReport {
                 };
                 writeln!(text, "{endpoint} ({title}): attested, meets the policy")?;
                 let states: Vec<&str> = found.iter().map(|service| service.state).collect();
-                let state = match (standing, self.cluster) {
-                    (ClusterMembership::Fresh, _) => states.join("; "),
-                    (ClusterMembership::Member, Some(id)) => format!("a member of this cluster, {}", hex(&id)),
-                    (_, Some(id)) => format!("a member of another cluster than {}", hex(&id)),
-                    (_, None) => {
-                        "a member of a cluster; to check whether it is yours, give --state or --cluster-id".into()
-                    }
-                };
+                let state = self.membership(*standing, &states);
                 writeln!(text, "  Node:        {state}")?;
                 if *standing != ClusterMembership::Fresh
                     && services.iter().any(|service| service.port == init::PORT)
