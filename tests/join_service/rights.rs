@@ -356,5 +356,13 @@ fn the_join_service_works_on_no_member_and_the_member_controller_admits_none() {
     change("/data", "refused", Value::Null).unwrap();
     works.create(&secrets, &keys).unwrap();
     works.update(&approval, &approved).unwrap();
+    // a cluster whose control planes have no records gives no keys
+    let role = |role: Value| json!({"data": {"role": role}});
+    setup
+        .admin
+        .merge(&at, &role("control-plane".into()))
+        .unwrap();
+    assert!(is_forbidden(works.delete(&at)));
+    setup.admin.merge(&at, &role(Value::Null)).unwrap();
     works.delete(&at).unwrap();
 }

@@ -8,7 +8,7 @@
 //! cannot, because the measurement secret is one of the keys that it asks for. It uses the value of
 //! its own PCR 15, which must be equal to that of the key service.
 //!
-//! The join service asks members for fresh evidence ([`crate::member_controller::watch`]). It knows the ID.
+//! The member controller asks members for fresh evidence ([`crate::member_controller::watch`]). It knows the ID.
 //!
 //! The policy is read for each handshake. Between the services there is one after each start; the watch
 //! makes some in a second, and the file is small.
