@@ -150,7 +150,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let disk = image(folder.path());
         let lock = HeaderLock::take(&disk).unwrap();
-        let mut cryptsetup = Command::new("cryptsetup")
+        let mut cryptsetup = Command::new("/sbin/cryptsetup")
             .args(["config", "--label", "ours"])
             .arg(&disk)
             .stdin(Stdio::null())
