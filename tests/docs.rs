@@ -1314,3 +1314,124 @@ fn the_image_has_the_units_that_pages_name() {
     no_faults(&faults);
     assert!(checked > 10, "{checked} lines");
 }
+
+/// Returns the rows of a section: an entry of a list, or a paragraph.
+fn rows(page: &Page, heading: &str) -> Vec<String> {
+    let mut rows = vec![];
+    let lines = page.text.lines().map(str::trim_end);
+    let section = lines.skip_while(|line| *line != format!("## {heading}"));
+    for line in section.skip(1).take_while(|line| !line.starts_with("## ")) {
+        let is_numbered = line.starts_with(|char: char| char.is_ascii_digit());
+        if line.is_empty() || line.starts_with("* ") || is_numbered {
+            rows.push(String::new());
+        }
+        if let Some(row) = rows.last_mut() {
+            *row += line;
+            row.push(' ');
+        }
+    }
+    rows
+}
+
+/// Returns the path of a name in a row: from the repository's root, or below a folder of another path that the row names.
+fn path_of(name: &str, named: &[PathBuf]) -> Option<PathBuf> {
+    let folders = named.iter().rev().flat_map(|path| path.ancestors());
+    let root = Path::new("");
+    let mut paths = folders.chain([root]).map(|folder| folder.join(name));
+    paths.find(|path| Path::new(ROOT).join(path).exists())
+}
+
+/// Returns whether a source declares `name`, or adds something to the type of this name.
+fn declares(source: &str, name: &str) -> bool {
+    let is_of_name = |char: char| char.is_alphanumeric() || char == '_';
+    source.match_indices(name).any(|(at, _)| {
+        let before = source[..at].rsplit([' ', '\n']).nth(1);
+        let keywords = [
+            "fn", "struct", "enum", "trait", "type", "const", "static", "mod", "impl",
+        ];
+        source[..at].ends_with(' ')
+            && before.is_some_and(|word| keywords.contains(&word))
+            && !source[at + name.len()..].starts_with(is_of_name)
+    })
+}
+
+/// Returns the faults of a row, and the number of names in it: each word in code is a path, or is declared in one of the row's files.
+fn faults_of_row(row: &str) -> (Vec<String>, usize) {
+    let words = row.split('`').skip(1).step_by(2);
+    let is_name = |word: &&str| {
+        !word.contains([' ', '"']) && word.starts_with(|char: char| char.is_alphanumeric())
+    };
+    let mut paths: Vec<PathBuf> = vec![];
+    let mut others: Vec<&str> = words.clone().filter(is_name).collect();
+    // a name may stand before the folder that it is in
+    loop {
+        let before = others.len();
+        others.retain(|word| match path_of(word, &paths) {
+            Some(path) => {
+                paths.push(path);
+                false
+            }
+            None => true,
+        });
+        if others.len() == before {
+            break;
+        }
+    }
+    let sources = paths.iter().flat_map(|path| {
+        let path = path.to_str().unwrap();
+        if Path::new(ROOT).join(path).is_dir() {
+            files(path, &[".rs"])
+        } else {
+            vec![path.into()]
+        }
+    });
+    let read = |path: PathBuf| fs::read_to_string(Path::new(ROOT).join(path)).unwrap();
+    let sources: Vec<String> = sources.map(read).collect();
+    let is_declared = |name: &str| sources.iter().any(|source| declares(source, name));
+    others.retain(|name| !name.split("::").all(is_declared));
+    let faults = others.iter().map(|name| {
+        format!("`{name}` is no path, and none of the files in this entry declares it: {row}")
+    });
+    (faults.collect(), words.filter(is_name).count())
+}
+
+#[test]
+fn each_name_that_the_map_gives_is_there() {
+    let page = Page::read(Path::new("docs/architecture.md"));
+    let mut faults = vec![];
+    let mut checked = 0;
+    for row in rows(&page, "Where to look") {
+        let (found, names) = faults_of_row(&row);
+        faults.extend(found);
+        checked += names;
+    }
+    no_faults(&faults);
+    assert!(checked > 50, "{checked} names");
+}
+
+#[test]
+fn a_name_that_is_not_there_is_a_fault() {
+    for (row, wrong) in [
+        ("`Init::run` in `src/bootstrapper/first/init.rs`", None),
+        ("`src/cli/nodes/rollout/decide.rs`, `steps.rs`", None),
+        ("`ALL` in `src/keywrap`", None),
+        ("`src/keywrap/gone.rs`", Some("src/keywrap/gone.rs")),
+        (
+            "`Init::walk` in `src/bootstrapper/first/init.rs`",
+            Some("Init::walk"),
+        ),
+        (
+            "`src/cli/nodes/rollout/decide.rs`, `step.rs`",
+            Some("step.rs"),
+        ),
+        ("`AL` in `src/keywrap`", Some("AL")),
+        // it is declared elsewhere
+        ("`CHECKS` in `src/keywrap`", Some("CHECKS")),
+    ] {
+        let (faults, _) = faults_of_row(row);
+        match wrong {
+            None => assert!(faults.is_empty(), "{faults:?}"),
+            Some(name) => assert!(faults[0].starts_with(&format!("`{name}` ")), "{faults:?}"),
+        }
+    }
+}
