@@ -343,7 +343,7 @@ impl ResultIssuer {
         keys: &Keys,
         in_force: impl Fn() -> Option<Arc<InForce>>,
     ) -> ServedResponse {
-        let Some(_running) = self.begin(Instant::now()) else {
+        let Some(_running) = Running::begin(&self.pace, Instant::now()) else {
             return ServedResponse::status(UNAVAILABLE);
         };
         let found = self.client.within(READ).find(&map_of(node));
@@ -366,11 +366,6 @@ impl ResultIssuer {
             _ => ServedResponse::status(UNAVAILABLE),
         }
     }
-
-    /// Returns what counts a read while it runs; `None` if there are too many.
-    fn begin(&self, now: Instant) -> Option<Running<'_>> {
-        lock(&self.pace).begin(now).then_some(Running(&self.pace))
-    }
 }
 
 const NOT_FOUND: &str = "404 Not Found";
@@ -390,7 +385,16 @@ impl Pace {
     }
 }
 
+/// A read that is counted while it runs.
 struct Running<'a>(&'a Mutex<Pace>);
+
+impl<'a> Running<'a> {
+    /// Begins a read; `None` if there are too many.
+    fn begin(pace: &'a Mutex<Pace>, now: Instant) -> Option<Running<'a>> {
+        // a read that does not begin must not be made: to drop it takes this lock
+        lock(pace).begin(now).then(|| Running(pace))
+    }
+}
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
@@ -653,6 +657,24 @@ mod tests {
             let shown = current(&broken, &right, before);
             assert_eq!(shown, (field == "token").then_some("other"), "{field}");
         }
+    }
+
+    #[test]
+    fn a_read_that_is_refused_blocks_no_other_and_is_not_counted() {
+        let (since, begun, running) = (Instant::now(), 0, 0);
+        let pace = Mutex::new(Pace {
+            since,
+            begun,
+            running,
+        });
+        let all: Vec<_> = (0..RUNNING)
+            .filter_map(|_| Running::begin(&pace, since))
+            .collect();
+        assert_eq!(all.len(), RUNNING as usize);
+        assert!(Running::begin(&pace, since).is_none());
+        assert_eq!(lock(&pace).running, RUNNING);
+        drop(all);
+        assert!(Running::begin(&pace, since).is_some());
     }
 
     #[test]
