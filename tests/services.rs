@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use attested::{Anybody, attested, attested_channel, plain_channel, within};
 use base::crypto;
-use kubernetes::constellation::migration::Migration;
 use kubernetes::kubelet_request::KubeletRequest;
 use kubernetes::parameters::NodeName;
+use kubernetes::services::migration::Migration;
 use program::Program;
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::ISSUE_REJOIN_TICKET;

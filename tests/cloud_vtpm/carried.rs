@@ -14,7 +14,7 @@ use bootstrapper::trust::evidence::Attester;
 use bootstrapper::trust::service_trust::{self, ServiceTrust};
 use collateral::{FetchSettings, Fetching};
 use common::evidence::{self, Bringing};
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use proto::attested::Collateral;
 use serde_json::{Value, json};
 use services::cluster::keys::Auth;

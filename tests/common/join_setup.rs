@@ -22,7 +22,7 @@ use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use kubernetes::services;
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::ISSUE_REJOIN_TICKET;

@@ -38,7 +38,7 @@ use kube_apiserver::{Cluster, PATIENCE};
 use kubernetes::client::{
     CONFIG_MAPS, Client, EVENTS, JOINING_NODES, NODE_VERSIONS, NODES, Resource, SECRETS, Selector,
 };
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use program::Program;
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::ISSUE_REJOIN_TICKET;

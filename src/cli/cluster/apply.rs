@@ -22,8 +22,9 @@ use crate::workspace::{
 };
 use clap::Args;
 use kubernetes::client::Client;
-use kubernetes::constellation::{migration::Migration, outside};
+use kubernetes::constellation::outside;
 use kubernetes::services::grants::{self, ANYONE, LOCAL, MEMBER};
+use kubernetes::services::migration::Migration;
 use kubernetes::services::{
     self, Applied, InstallProgress, JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MetadataService,
     Phase, RefusedOldClients, ServiceSettings,

@@ -26,7 +26,7 @@ use crate::workspace::{
 };
 use clap::Args;
 use facts::Facts;
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use record::{MigrationRecord, MoveStep};
 pub use record::{MoveStep as Step, progress};
 use serde_json::json;

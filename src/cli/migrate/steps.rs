@@ -6,10 +6,10 @@ use std::time::SystemTime;
 use base::crypto::{CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client, NODES, Selector};
-use kubernetes::constellation::migration::Migration;
 use kubernetes::constellation::node_version::{COMPONENTS, IMAGE, IMAGE_VERSION, NodeVersion};
 use kubernetes::control_planes::is_labelled;
 use kubernetes::machine_record::{self, MachineRecord};
+use kubernetes::services::migration::Migration;
 use kubernetes::services::{self, Before, Maker, Phase};
 use serde_json::json;
 

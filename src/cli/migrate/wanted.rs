@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use kubernetes::constellation::migration::Migration;
 use kubernetes::constellation::node_version::NodeVersion;
+use kubernetes::services::migration::Migration;
 
 use super::facts::Facts;
 use crate::shell::{error::Error, files, output::Output};

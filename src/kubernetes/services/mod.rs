@@ -30,6 +30,7 @@ pub mod grants;
 mod kept;
 pub mod kubeadm_bindings;
 pub mod master_secret;
+pub mod migration;
 mod owned;
 mod render;
 mod role_records;

@@ -13,7 +13,7 @@ use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
 use base::uuid::Uuid;
 use kubernetes::client;
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
 use services::cluster::keys::{self, KeyServiceFlags};
 use services::cluster::own_node;

@@ -15,7 +15,7 @@ use base::stop::Stop;
 use base::text::hex;
 use collateral::Fetching;
 use kubernetes::client;
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
 use services::cluster::keys::SECRET_FILE;
 use services::key_service::grants::Grants;

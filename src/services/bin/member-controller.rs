@@ -9,7 +9,7 @@ use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
 use kubernetes::client;
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
 use services::cluster::keys::{self, KeyClient, KeyServiceFlags};
 use services::cluster::own_node;

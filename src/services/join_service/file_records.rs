@@ -22,8 +22,8 @@ use super::records::{self, DiskRecords};
 use crate::cluster::refusal::TicketRefusal;
 use base::sync::lock;
 use base::uuid::Uuid;
-use kubernetes::constellation::migration::Migration;
 use kubernetes::machine_record::{DISK_RECORD_PREFIX, MachineRecord};
+use kubernetes::services::migration::Migration;
 
 const LOCK: &str = "lock";
 const SUFFIX: &str = ".json";

@@ -76,7 +76,7 @@ use constellation::Verification;
 use evidence::{NodeAcceptor, RemoteIssuer};
 use file_records::FileRecords;
 use kubernetes::client::{self, Client};
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
 pub use node_files::DIRECTORY as NODE_FILES_DIR;
 use node_files::NodeFiles;

@@ -39,7 +39,7 @@ use crate::cluster::secrets::{Secrets, SshAuthorities};
 use crate::cluster::{Cluster, Components, KubeadmSettings};
 use base::crypto::Secret;
 use base::uuid::Uuid;
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use proto::join::{
     ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse,
     IssueRejoinTicketRequest, IssueRejoinTicketResponse,

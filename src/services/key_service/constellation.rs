@@ -40,8 +40,8 @@ use base::network::Network;
 use base::semaphore::{Permit, Semaphore};
 use kubernetes::client::{Client, Error, NODES, PODS, Resource, Selector};
 use kubernetes::constellation::drivers::{self, CSI_DRIVERS};
-use kubernetes::constellation::migration::Migration;
 use kubernetes::constellation::outside;
+use kubernetes::services::migration::Migration;
 use rpc::grpc::{Code, Status};
 
 /// What Cilium knows of each node.

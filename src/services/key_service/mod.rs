@@ -71,7 +71,7 @@ use control_planes::ControlPlaneList;
 use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
 use kubernetes::client::{self, Client};
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MEMBER_CONTROLLER_ACCOUNT};
 use kubernetes::wrapping_key;
 use members::Members;

@@ -32,8 +32,8 @@ use crate::metrics::Registry;
 use base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
-use kubernetes::constellation::migration::Migration;
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
+use kubernetes::services::migration::Migration;
 
 /// The timeout of one call of the API.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -34,7 +34,7 @@ use base::stop::Stop;
 use cloud_api::Service;
 use collateral::Fetching;
 use kubernetes::client::{self, Client};
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use watch::{Judging, Watching};
 
 /// What the operator wants.

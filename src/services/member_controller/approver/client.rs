@@ -15,9 +15,9 @@ use super::membership::{Membership, check_open};
 use super::request::Judgement::{Approve, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
 use kubernetes::NAMESPACE;
-use kubernetes::constellation::migration::Migration;
 use kubernetes::machine_record;
 use kubernetes::services::TICKET_GROUP;
+use kubernetes::services::migration::Migration;
 
 /// The signer of kubelets' client certificates.
 pub const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";

@@ -40,7 +40,7 @@ use crate::cluster::refusal::TicketRefusal;
 use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
 use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, CollectionEvent, Error, Selector};
-use kubernetes::constellation::migration::Migration;
+use kubernetes::services::migration::Migration;
 use kubernetes::services::TICKET_GROUP;
 use membership::Membership;
 use request::Judgement::{Approve, Deny, Leave};

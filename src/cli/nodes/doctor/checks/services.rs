@@ -1,13 +1,13 @@
-//! The join service and the key service: whether they run, what they require, and what they still
+//! The services of the control planes: whether they run, what they require, and what they still
 //! permit.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kubernetes::constellation::migration::Migration;
 use kubernetes::readiness;
 use kubernetes::services::TICKET_GROUP;
 use kubernetes::services::command_line;
+use kubernetes::services::migration::Migration;
 use serde_json::Value;
 use verifier::Policy;
 
