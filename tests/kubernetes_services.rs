@@ -166,7 +166,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         json!({"attestationConfig": policy, "attestationConfig_backup": POLICY})
     );
 
-    // Another metadata service changes those that ask it.
+    // The setting of the metadata service is in the pods of the programs that ask it.
     let metadata = MetadataService {
         url: Some("http://10.9.0.1:81".into()),
         ..MetadataService::default()

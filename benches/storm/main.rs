@@ -507,6 +507,7 @@ fn prepare(cluster: &Cluster, admin: &Client, dir: &Path, program: &str, line: O
     }) {
         admin.apply(&Object::of(object).unwrap(), object).unwrap();
     }
+    kube_apiserver::set_ready_controllers(admin, 1);
     let maps = CONFIG_MAPS.in_namespace("kube-system");
     for (name, data) in [
         (

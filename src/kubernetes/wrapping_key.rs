@@ -40,7 +40,7 @@ use base::crypto::{KEY_LEN, Secret, derive_key};
 use base::file;
 use base::kms::ClusterKms;
 
-/// The directory of the key on a control plane, and in the pods of both services. kubeadm's reset does
+/// The directory of the key on a control plane, and in the pods of the services. kubeadm's reset does
 /// not empty it.
 pub const DIRECTORY: &str = "/etc/kubernetes/firstlight";
 /// The file in the directory: the raw bytes.

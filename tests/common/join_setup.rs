@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::kube_apiserver::Cluster;
+use crate::kube_apiserver::{Cluster, set_ready_controllers};
 use crate::manifests::settings;
 use ::services::cluster::keys::{Auth, KeyClient};
 use ::services::cluster::secrets::Secrets;
@@ -22,8 +22,8 @@ use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
-use kubernetes::services::migration::Migration;
 use kubernetes::services;
+use kubernetes::services::migration::Migration;
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{
@@ -400,6 +400,7 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
     {
         admin.delete(&NODES.named(name(&node))).unwrap();
     }
+    set_ready_controllers(admin, 1);
     let maps = CONFIG_MAPS.in_namespace("kube-system");
     for map in admin.list(&maps, &Selector::default()).unwrap().items {
         if ["join-", "k8s-components-", "kubeadm-config"]

@@ -613,6 +613,32 @@ fn free_ports() -> [u16; 3] {
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
+/// Creates the DaemonSet of the member controller if it is missing, with this number of ready pods, as a controller manager and the
+/// kubelets of a cluster would.
+pub fn set_ready_controllers(client: &Client, ready: usize) {
+    let sets = DAEMON_SETS.in_namespace("kube-system");
+    let at = sets.named("member-controller");
+    let labels = json!({"k8s-app": "member-controller"});
+    let object = json!({
+        "metadata": {"name": "member-controller"},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "one", "image": "example.com/one:1"}]}},
+        },
+    });
+    let found = client.find(&at).unwrap();
+    let found = found.unwrap_or_else(|| client.create(&sets, &object).unwrap());
+    let at = at.subresource("status");
+    client.merge(&at, &status(&found, ready)).unwrap();
+}
+
+fn status(set: &Value, ready: usize) -> Value {
+    json!({"status": {
+        "observedGeneration": set["metadata"]["generation"], "desiredNumberScheduled": 1, "currentNumberScheduled": 1,
+        "updatedNumberScheduled": 1, "numberReady": ready, "numberAvailable": ready, "numberMisscheduled": 0,
+    }})
+}
+
 /// Sets the status of a DaemonSet after each change of its spec, as a controller manager and the kubelets of a cluster with one
 /// control plane would.
 pub fn play_controller(client: &Client, stop: &Stop) {
@@ -622,12 +648,7 @@ pub fn play_controller(client: &Client, stop: &Stop) {
             let Ok(Some(current)) = client.find(&set(name)) else {
                 continue;
             };
-            let status = json!({"status": {
-                "observedGeneration": current["metadata"]["generation"], "desiredNumberScheduled": 1,
-                "currentNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1, "numberAvailable": 1,
-                "numberMisscheduled": 0,
-            }});
-            let _ = client.merge(&set(name).subresource("status"), &status);
+            let _ = client.merge(&set(name).subresource("status"), &status(&current, 1));
         }
     }
 }

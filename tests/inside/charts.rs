@@ -91,7 +91,7 @@ fn attack(agent: &Client, plane: &Kubelet, worker: &Kubelet) {
     let named = |name: &str| json!({"metadata": {"name": name}});
     let pod = json!({"metadata": {"name": "a", "labels": {"k8s-app": "join-service"}}, "spec": {"containers": [{"name": "a", "image": "a"}]}});
     forbidden(agent.create(&system(&PODS), &pod), "");
-    for name in ["join-service", "key-service"] {
+    for name in ["join-service", "key-service", "member-controller"] {
         let token = system(&SERVICE_ACCOUNTS).named(name).subresource("token");
         forbidden(agent.create_subresource(&token, &json!({"spec": {}})), "");
         let set = system(&DAEMON_SETS).named(name);

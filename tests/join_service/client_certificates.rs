@@ -5,17 +5,21 @@
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use base::stop::Stop;
 use base::time;
 use kubernetes::client::{
-    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, NODES, ROLES, SECRETS,
+    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, NODES,
+    SECRETS, Selector,
 };
 use kubernetes::removed_nodes;
 use kubernetes::services::kubeadm_bindings;
 use rcgen::KeyPair;
 use rpc::grpc::Code;
 use serde_json::{Value, json};
+use services::member_controller::Options;
+use services::probe;
 
-use crate::kube_apiserver::Cluster;
+use crate::kube_apiserver::{Cluster, set_ready_controllers};
 use crate::renewal::{self, Renewals, kubelet, pkcs10};
 use crate::setup::*;
 use crate::swtpm::Swtpm;
@@ -175,33 +179,55 @@ fn a_reader_of_the_token_of_a_ticket_gets_no_certificate_of_its_node() {
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
-fn without_the_role_of_this_version_there_is_no_ticket() {
+fn without_a_ready_member_controller_there_is_no_ticket() {
     let _alone = alone();
     let cluster = Cluster::shared();
     let setup = Setup::new(cluster);
-    // The permissions of an older version's chart.
-    let role = ROLES.in_namespace("kube-system").named("join-service");
-    let change = |verb: &str| {
-        let tickets = |role: &mut Value| {
-            let rules = role["rules"].as_array_mut().unwrap();
-            let mut rules = rules.iter_mut();
-            let rule = rules.find(|rule| rule["resources"] == json!(["tickets"]));
-            rule.unwrap()["verbs"] = json!([verb]);
-            true
-        };
-        setup.admin.modify(&role, tickets).unwrap();
-    };
-    change("none");
+    set_ready_controllers(&setup.admin, 0);
     let tpm = Swtpm::start();
-    // Waits until the API server has processed the change.
-    thread::sleep(Duration::from_secs(2));
-    assert_eq!(refused(setup.join(&tpm, &worker())).code(), Code::Internal);
-    assert_eq!(setup.count("join", "api-refused"), 1);
+    let refusal = refused(setup.join(&tpm, &worker()));
+    assert_eq!(refusal.code(), Code::Unavailable);
+    assert!(
+        refusal.to_string().contains("no member controller"),
+        "{refusal}"
+    );
+    assert_eq!(setup.count("join", "no-approver"), 1);
     assert!(setup.tokens().is_empty() && setup.records().is_empty());
-    change("issue");
-    eventually("tickets are issued again", || {
-        setup.join(&tpm, &worker()).is_ok()
+    set_ready_controllers(&setup.admin, 1);
+    setup.join(&tpm, &worker()).unwrap();
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_member_controller_without_the_list_of_requests_is_not_ready() {
+    let _alone = alone();
+    let cluster = Cluster::shared();
+    let mut setup = Setup::new(cluster);
+    let at = CLUSTER_ROLES.all().named("member-controller");
+    let role = setup.admin.get(&at).unwrap();
+    let without = |role: &mut Value| {
+        let rules = role["rules"].as_array_mut().unwrap();
+        rules.retain(|rule| rule["resources"] != json!(["certificatesigningrequests"]));
+        true
+    };
+    setup.admin.modify(&at, without).unwrap();
+    let account = Client::new(setup.account(cluster, MEMBER_CONTROLLER), &Stop::new());
+    let requests = CERTIFICATE_SIGNING_REQUESTS.all();
+    eventually("the right is gone", || {
+        account.list(&requests, &Selector::default()).is_err()
     });
+    let options = Options {
+        health: Some("127.0.0.1:0".parse().unwrap()),
+        ..setup.options(cluster)
+    };
+    setup.start_controller(options);
+    let health = setup.controller().health_addr().unwrap();
+    let is_ready = || probe::check_health(health, Duration::from_secs(5)).is_ok();
+    thread::sleep(Duration::from_secs(2));
+    assert!(!is_ready());
+    let rules = json!({"rules": role["rules"]});
+    setup.admin.merge(&at, &rules).unwrap();
+    eventually("it is ready", is_ready);
 }
 
 #[test]
@@ -406,7 +432,7 @@ fn openssl(arguments: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn openssl_text(certificate: &str) -> String {
+pub fn openssl_text(certificate: &str) -> String {
     openssl(&["x509", "-noout", "-text"], certificate)
 }
 

@@ -58,9 +58,6 @@ pub const STATEFUL_SETS: Resource = Resource::namespaced("apps", "v1", "stateful
 /// CertificateSigningRequests, such as those of kubelets.
 pub const CERTIFICATE_SIGNING_REQUESTS: Resource =
     Resource::cluster("certificates.k8s.io", "v1", "certificatesigningrequests");
-/// Reviews of the client's own permissions.
-pub const SELF_SUBJECT_ACCESS_REVIEWS: Resource =
-    Resource::cluster("authorization.k8s.io", "v1", "selfsubjectaccessreviews");
 /// SelfSubjectReviews: who the caller is.
 pub const SELF_SUBJECT_REVIEWS: Resource =
     Resource::cluster("authentication.k8s.io", "v1", "selfsubjectreviews");

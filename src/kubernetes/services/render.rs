@@ -626,7 +626,7 @@ Role join-service of kube-system/join-service
   records.firstlight: assign
   leases.coordination.k8s.io: create
   leases.coordination.k8s.io join-control-plane: get,update
-  tickets.firstlight: issue
+  daemonsets.apps member-controller: get
 Role member-controller of kube-system/member-controller
   configmaps: get,list,watch,create,update,delete
   records.firstlight: assign

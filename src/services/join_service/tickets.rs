@@ -16,8 +16,7 @@
 use std::collections::HashSet;
 use std::error::Error;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use zeroize::Zeroizing;
 
@@ -38,6 +37,7 @@ use crate::cluster::refusal::TicketRefusal;
 use crate::cluster::secrets::{Secrets, SshAuthorities};
 use crate::cluster::{Cluster, Components, KubeadmSettings};
 use base::crypto::Secret;
+use base::sync::{Mutex, lock};
 use base::uuid::Uuid;
 use kubernetes::services::migration::Migration;
 use proto::join::{
@@ -48,6 +48,9 @@ use rpc::grpc::{Call, Code, Status};
 use ssh::PublicKey;
 use verifier::{Claims, Stage};
 
+/// How long the answer that a member controller is ready counts, and when a node that was refused without one asks again.
+const APPROVER_VALIDITY: Duration = Duration::from_secs(10);
+const NO_APPROVER: Duration = Duration::from_secs(10);
 /// How long a request after the start waits until the state of the cluster is known.
 const STARTUP_WAIT: Duration = Duration::from_secs(5);
 
@@ -62,8 +65,8 @@ pub struct Tickets {
     /// The operator's files for new nodes.
     node_files: Option<NodeFiles>,
     audit: Arc<Audit>,
-    /// Whether the service's permission to approve client certificates has been confirmed.
-    tokens_are_served: AtomicBool,
+    /// When a member controller was last seen to be ready.
+    approver_seen: Mutex<Option<Instant>>,
     /// The callers of IssueJoinTicket.
     queue: Arc<AdmissionQueue>,
     /// The policy under which callers connected.
@@ -120,7 +123,7 @@ impl Tickets {
             files: None,
             node_files: None,
             audit,
-            tokens_are_served: AtomicBool::new(false),
+            approver_seen: Mutex::default(),
             queue: Arc::default(),
             policy: None,
             migration,
@@ -226,7 +229,7 @@ impl Tickets {
         let collect = || self.collect(call, asked, &access.cluster);
         let inputs = self.audit.step("read", collect)?;
         let signed = self.audit.step("sign", || sign(asked, &inputs))?;
-        self.check_rights(call, access)?;
+        self.check_approver(call, access)?;
         self.check_caller(call, Some(Stage::Booted))?;
         let mut admission = Admission::new(call, asked, access, &self.audit);
         admission.reserve(&inputs.components.name)?;
@@ -398,16 +401,21 @@ impl Tickets {
         })
     }
 
-    /// Checks that somebody approves the kubelet's certificate. Otherwise the node would fail only
-    /// after it is locked, and could not join again.
-    fn check_rights(&self, call: &Call, access: &ClusterAccess) -> Result<(), TicketRefusal> {
-        if !self.tokens_are_served.load(Ordering::Relaxed) {
-            if !tokens::may_issue(&access.client(call)?)? {
-                let details = "this account has not the role of this version, so nobody approves certificates of new kubelets: run `firstlight apply` of this version";
-                return Err(TicketRefusal::internal("api-refused", details));
-            }
-            self.tokens_are_served.store(true, Ordering::Relaxed);
+    /// Checks that somebody approves the kubelet's certificates. Otherwise the node would fail only
+    /// after it is locked, and could not join again. One answer counts for all tickets of some time.
+    fn check_approver(&self, call: &Call, access: &ClusterAccess) -> Result<(), TicketRefusal> {
+        let seen = *lock(&self.approver_seen);
+        if seen.is_some_and(|at| at.elapsed() < APPROVER_VALIDITY) {
+            return Ok(());
         }
+        if !tokens::are_served(&access.client(call)?)? {
+            let message =
+                "no member controller is ready, so nobody approves certificates of new kubelets";
+            let details = "kubectl -n kube-system describe daemonset member-controller says why";
+            let refusal = TicketRefusal::temporary("no-approver", message, NO_APPROVER);
+            return Err(refusal.with_details(details));
+        }
+        *lock(&self.approver_seen) = Some(Instant::now());
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use crate::cluster::TOKEN_VALIDITY;
 use base::crypto::random;
 use base::time;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{self, Client, Object, SECRETS, SELF_SUBJECT_ACCESS_REVIEWS};
+use kubernetes::client::{self, Client, DAEMON_SETS, Object, SECRETS};
 use kubernetes::services::TICKET_GROUP;
 
 /// The lengths of the two halves of a token.
@@ -33,18 +33,14 @@ pub fn object(id: &str) -> Object {
         .named(&format!("bootstrap-token-{id}"))
 }
 
-/// Returns whether this service's account may issue tickets. It is no right in Kubernetes: the chart that
-/// gives it also has the permissions of the tokens' group, and the member controller, which approves the
-/// certificates that their bearers request.
-pub fn may_issue(api: &Client) -> Result<bool, client::Error> {
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {
-            "namespace": NAMESPACE, "group": "firstlight", "resource": "tickets", "verb": "issue",
-        }},
-    });
-    let answer = api.create(&SELF_SUBJECT_ACCESS_REVIEWS.all(), &review)?;
-    Ok(answer["status"]["allowed"] == true)
+/// Returns whether a member controller is ready, which approves the certificates that the bearers of tokens
+/// request. It is ready when it has the list of such requests.
+pub fn are_served(api: &Client) -> Result<bool, client::Error> {
+    let controllers = DAEMON_SETS
+        .in_namespace(NAMESPACE)
+        .named("member-controller");
+    let found = api.find(&controllers)?;
+    Ok(found.is_some_and(|set| set["status"]["numberReady"].as_u64() > Some(0)))
 }
 
 /// Creates the token and returns it as `id.secret`.

@@ -101,7 +101,8 @@ impl MemberController {
         let watching = options.watch.map(watch).transpose()?;
         let results = watching.as_ref().map(Watching::serve_results);
         let results = results.transpose()?.flatten();
-        let beside = Beside::start(options.health, options.metrics, || true, &registry)?;
+        let ready = approving.ready();
+        let beside = Beside::start(options.health, options.metrics, ready, &registry)?;
         log::info!("working on the members of this cluster");
         Ok(MemberController {
             stop,

@@ -40,8 +40,8 @@ use crate::cluster::refusal::TicketRefusal;
 use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
 use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, CollectionEvent, Error, Selector};
-use kubernetes::services::migration::Migration;
 use kubernetes::services::TICKET_GROUP;
+use kubernetes::services::migration::Migration;
 use membership::Membership;
 use request::Judgement::{Approve, Deny, Leave};
 use request::{
@@ -80,6 +80,8 @@ pub struct ApproverThreads(Arc<Approver>, Vec<JoinHandle<()>>);
 struct Queue {
     /// Undecided requests by their names.
     open: HashMap<String, Open>,
+    /// Whether the API server has given the list of requests.
+    is_listed: bool,
     is_stopped: bool,
 }
 
@@ -165,6 +167,7 @@ impl Approver {
         match event {
             None => {}
             Some(CollectionEvent::Listed(requests)) => {
+                state.is_listed = true;
                 let mut before = std::mem::take(&mut state.open);
                 for request in requests {
                     let known = before.remove(name_of(&request));
@@ -419,6 +422,17 @@ impl Queue {
             .is_some_and(|open| Arc::ptr_eq(&open.request, request))
         {
             self.open.remove(name_of(request));
+        }
+    }
+}
+
+impl ApproverThreads {
+    /// Returns what says whether requests can be decided: the API server has given their list, and the state of the cluster.
+    pub fn ready(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let approver = self.0.clone();
+        move || {
+            let is_listed = approver.lock().is_listed;
+            is_listed && approver.cluster.is_known_within(Duration::ZERO)
         }
     }
 }
