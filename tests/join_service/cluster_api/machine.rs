@@ -13,10 +13,11 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use disk::luks::{self, Probe};
 use kubernetes::client::{Client, LEASES, NODES};
+use kubernetes::kubeadm::KUBELET_CLIENT_CERTIFICATE;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 
-use crate::client_certificates;
+use crate::client_certificates::{self, openssl_text};
 use crate::kube_apiserver::Cluster;
 use crate::program::Program;
 use crate::renewal::{Renewals, kubelet};
@@ -83,11 +84,18 @@ impl Machine {
         serde_json::from_str(&text).unwrap()
     }
 
-    /// Registers the node as its kubelet does: with the token of its ticket, and with the arguments that kubeadm gives it.
+    /// Registers the node as its kubelet does: with the certificate of its ticket, and with the arguments that kubeadm gives it. Who
+    /// has only the ticket's token gets no certificate.
     pub fn register(&self, setup: &Setup, cluster: &Cluster, token: &str) {
         let node = &self.name;
+        let link = self.setting.in_node(KUBELET_CLIENT_CERTIFICATE);
+        let file = fs::read_link(&link).unwrap();
+        let file = link.with_file_name(file.file_name().unwrap());
+        let certificate = fs::read_to_string(file).unwrap();
+        let subject = format!("CN = system:node:{node}");
+        assert!(openssl_text(&certificate).contains(&subject));
         client_certificates::ask(&by_token(cluster, token), node, node);
-        setup.eventually_decided(node, "Approved", "ticket");
+        setup.eventually_decided(node, "Denied", "client-key");
         let join = self.join_configuration();
         assert_eq!(join["nodeRegistration"]["name"], **node);
         let arguments = join["nodeRegistration"]["kubeletExtraArgs"].as_array();
