@@ -22,7 +22,7 @@ mkdir -p "$CACHE"
 exec 9>"$prefix.lock"; flock 9
 if [ ! -e "$prefix/done" ]; then
   say "building the programs of the previous release, ${COMMIT:0:12}"
-  rm -rf "$prefix/source" "${prefix:?}/bin"
+  rm -rf "$prefix/source" "$prefix/target" "${prefix:?}/bin"
   mkdir -p "$prefix/source"
   git archive "$COMMIT" | tar x -C "$prefix/source"
   FIRSTLIGHT_COMMIT="$(git rev-parse --short=12 "$COMMIT"), $(git log -1 --format=%cs "$COMMIT")" \

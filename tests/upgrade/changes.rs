@@ -21,18 +21,23 @@ fn page_of_options(programs: &Path) -> String {
     String::from_utf8(printed.stdout).unwrap()
 }
 
-/// Returns the options of each command in a page of options.
+/// Returns the options of each command in a page of options, without programs that one of the releases does not have. An option
+/// begins its line, with at most six spaces before it; text that was wrapped has more.
 fn options(page: &str) -> BTreeMap<&str, BTreeSet<&str>> {
     let commands = page.split("\n## `").skip(1);
     let of = |section| {
         let (name, help): (&str, &str) = str::split_once(section, '`').unwrap();
-        let lines = help
-            .lines()
-            .filter_map(|line| line.trim_start().strip_prefix("--"));
+        let lines = help.lines().filter_map(|line| {
+            let option = line.trim_start();
+            let is_option = line.len() - option.len() <= 6;
+            let (short, long) = option.split_once("--").filter(|_| is_option)?;
+            (short.is_empty() || short.ends_with(", ") && short.len() == 4).then_some(long)
+        });
         let words = lines.filter_map(|line| line.split([' ', '=']).next());
-        (name, words.collect())
+        (name, words.collect::<BTreeSet<&str>>())
     };
-    commands.map(of).collect()
+    let commands = commands.map(of);
+    commands.filter(|(_, words)| !words.is_empty()).collect()
 }
 
 /// Returns the options of all commands of a program.
