@@ -1,9 +1,9 @@
-//! Turns for expensive work, such as deriving keys from a peer's input, or a quote of the TPM. A
-//! few turns run at once, and networks take turns. After a wrong attempt a network must wait before
+//! A semaphore for expensive work, such as deriving keys from a peer's input, or a quote of the TPM. It gives
+//! few permits at once, and to one network after the other. After a wrong attempt a network must wait before
 //! its next one, longer each time. The mistakes of one network never delay another.
 //!
 //! ```text
-//!   take ─► a place ─► the network's delay is over, and it is its turn ─► Turn ─► wrong: longer delay
+//!   take ─► a place ─► the network's delay is over, and it is its turn ─► Permit ─► wrong: longer delay
 //!              │ all places taken: the network with most wrong attempts, or most places, loses its newest
 //!              └─► Busy
 //! ```
@@ -29,7 +29,7 @@ const MAX_DELAYS: usize = 1024;
 /// Interval at which a waiting call checks whether its caller is gone.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Lets few turns of one kind of work run at once.
+/// Limits how many callers do one kind of work at the same time.
 pub struct Semaphore {
     at_once: usize,
     places: usize,
@@ -69,7 +69,7 @@ pub struct Busy {
 }
 
 impl Semaphore {
-    /// Allows `at_once` turns at the same time; `places` callers may wait for one.
+    /// Gives at most `at_once` permits at the same time; `places` callers may wait for one.
     pub fn new(at_once: usize, places: usize) -> Semaphore {
         Semaphore {
             at_once,
