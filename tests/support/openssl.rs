@@ -24,7 +24,7 @@ pub fn openssl(folder: &Path, arguments: &str) -> String {
         .args(arguments.split(' '))
         .current_dir(folder)
         .output()
-        .unwrap();
+        .expect("openssl: is it installed?");
     assert!(
         output.status.success(),
         "{arguments}: {}",

@@ -62,7 +62,7 @@ mod tests {
             .args(arguments.split(' '))
             .current_dir(folder)
             .output()
-            .unwrap();
+            .expect("openssl: is it installed?");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stdout)

@@ -381,9 +381,10 @@ fn client_says(dir: &Path, list: &str, seconds: &str, trusted: &str, without: &s
     fs::write(&server_conf, server).unwrap();
     // 116C is the port of NTS, 4460
     let script = r#"ip link set lo up
-        "$1" -x -d -f "$2" >"$2.log" 2>&1 &
-        python3 -c "$4" &
-        until grep -q :116C /proc/net/tcp && grep -q 0200007F:007B /proc/net/udp; do sleep 0.1; done
+        "$1" -x -d -f "$2" >"$2.log" 2>&1 & server=$!
+        python3 -c "$4" & liar=$!
+        # without either of them the wait would not end
+        until grep -q :116C /proc/net/tcp && grep -q 0200007F:007B /proc/net/udp; do kill -0 $server; kill -0 $liar; sleep 0.1; done
         "$1" -Q -t "$5" -f "$3" 2>&1"#;
     let mut unshare = Command::new("unshare");
     unshare.args(["--map-root-user", "--net", "--pid", "--fork"]);
