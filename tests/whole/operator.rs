@@ -356,7 +356,7 @@ impl Operator {
         ]);
     }
 
-    /// Waits until this number of nodes is Ready, by what each kubelet said after this call, and each pod of kube-system runs.
+    /// Waits until this number of nodes is Ready, and each pod of the system runs that is not on another node.
     pub fn wait_for_nodes(&self, number: usize) {
         let is_true = |list: &Value, kind: &str| {
             let conditions = list["status"]["conditions"].as_array();
@@ -372,12 +372,19 @@ impl Operator {
                 .then_some(())
                 .ok_or(format!("{ready} are ready"))
         });
+        let is_off = |pod: &Value, nodes: &[Value]| {
+            let node = nodes
+                .iter()
+                .find(|it| it["metadata"]["name"] == pod["spec"]["nodeName"]);
+            node.is_some_and(|node| !is_true(node, "Ready"))
+        };
         self.wait_for("all pods of the system", || {
+            let nodes = self.list("nodes")?;
             let pods =
                 self.list("pods --all-namespaces --field-selector metadata.namespace!=default")?;
             let late: Vec<String> = pods
                 .iter()
-                .filter(|pod| !is_true(pod, "Ready"))
+                .filter(|pod| !is_true(pod, "Ready") && !is_off(pod, &nodes))
                 .map(|pod| format!("{} is {}", pod["metadata"]["name"], pod["status"]["phase"]))
                 .collect();
             if late.is_empty() {
