@@ -226,11 +226,12 @@ fn a_control_plane_joins_an_old_service_and_tries_again_with_all_its_files_what_
     let disk = setting.new_disk();
     setting.set_control_planes(&[3]);
     setting.metadata.set_endpoint(&setting.host(3).to_string());
-    // a reset removes the keys, as with the real kubeadm
+    // a reset removes the keys, as with the real kubeadm, and does not see the data of an etcd that starts meanwhile
     let cluster = setting.cluster(&format!(
         "case $1 in
-           reset) rm -rf /etc/kubernetes/pki /var/lib/kubelet /run/state/kubelet; exit 0 ;;
+           reset) rm -rf /etc/kubernetes/pki /var/lib/kubelet /run/state/kubelet; mkdir -p /var/lib/etcd/member/wal; exit 0 ;;
          esac
+         [ -z \"$(ls /var/lib/etcd 2>/dev/null)\" ] || {{ echo '[ERROR DirAvailable--var-lib-etcd]: /var/lib/etcd is not empty'; exit 1; }}
          [ $n != 1 ] || {{ echo 'dial tcp: connect: connection refused, {TOKEN}' >&2; exit 1; }}"
     ));
     let _service = setting.join_service_that(3, move |_, request, _| {
@@ -523,6 +524,24 @@ fn a_join_that_fails_for_good_says_why_and_the_node_starts_over() {
     node.expect("one word more, and [token]");
     assert_reset(&setting, &disk, &mut node);
     assert_eq!(setting.kubeadm_calls().lines().count(), 1);
+}
+
+#[test]
+fn a_control_plane_whose_join_fails_for_good_leaves_etcd() {
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    setting.set_control_planes(&[3]);
+    let cluster = setting.cluster("[ $1 = join ] || exit 0; echo no; exit 1");
+    let _service = setting.join_service_that(3, move |_, request, _| Ok(cluster.ticket(&request)));
+    let mut node = Program::start(&mut setting.joining(&disk, "ControlPlane"));
+    node.expect("kubeadm join failed with exit code 1");
+    assert_reset(&setting, &disk, &mut node);
+    let calls = setting.kubeadm_calls();
+    let calls: Vec<_> = calls
+        .lines()
+        .filter_map(|it| it.split(' ').next())
+        .collect();
+    assert_eq!(calls, ["join", "reset"]);
 }
 
 #[test]

@@ -172,6 +172,10 @@ impl Join {
             });
             let Err(error) = joined else { return Ok(()) };
             if !may_pass(&error) || attempt == TRIES || self.since.elapsed() > TOKEN_LIFE {
+                if self.role == Role::ControlPlane && matches!(error, Error::Command(_)) {
+                    // its disk will be formatted, and etcd must not wait for this member then
+                    clean_up(&error, stop, job);
+                }
                 return Err(error);
             }
             let pause = backoff.pause();
@@ -266,6 +270,10 @@ fn clean_up(error: &Error, stop: &Stop, job: &Job<()>) {
     reset.args(["reset", "--force", "--cri-socket", kubeadm::CONTAINERD]);
     if let Err(error) = setup::run(&mut reset, RESET, stop, job) {
         job.line(&format!("cleaning up: {error}"));
+    }
+    // kubeadm looks at etcd's data before it stops the kubelet, which may start etcd until then; the next try would fail at this data
+    if let Err(error) = file::clear_directory(Path::new(etcd::DATA)) {
+        job.line(&format!("cleaning up {}: {error}", etcd::DATA));
     }
 }
 
