@@ -27,7 +27,7 @@ use tempfile::TempDir;
 const NAMESPACE: &str = "kube-system";
 /// The API group of the Prometheus operator.
 const MONITORING: &str = "monitoring.coreos.com";
-const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+const POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
 const VALUES: &str = include_str!("../charts/firstlight/values.yaml");
 const SCHEMA: &str = include_str!("../charts/firstlight/values.schema.json");
 const ALERTS: &str = include_str!("../charts/firstlight/files/alerts.yaml");

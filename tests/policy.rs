@@ -9,14 +9,17 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id, derive_key};
+use bootstrapper::trust::service_trust::{self, ServiceTrust};
 use serde_json::{Value, json};
 use support::program::{Program, built};
 use support::swtpm::Swtpm;
 use tempfile::TempDir;
+use tpm::Tpm;
 use verifier::{Evidence, Issuer, KeyName, Policy, qemu_vtpm, sources};
 
 #[path = "../benches/storm/tpm.rs"]
-mod tpm;
+mod storm_tpm;
 
 /// A misspelt field: without the check, any TPM would be accepted.
 const SLIP: &str = r#"unknown field "atestationKeys"; did you mean "attestationKeys"?"#;
@@ -70,73 +73,211 @@ fn policy(folder: &Path, args: &[&str]) -> (i32, String, String) {
     run(folder, &[&["policy"], args].concat())
 }
 
-#[test]
-fn every_command_refuses_a_policy_with_an_unknown_field() {
-    let folder = folder(&slip());
-    fs::write(folder.path().join("secret"), "correct horse\n").unwrap();
-    fs::set_permissions(folder.path().join("secret"), Permissions::from_mode(0o600)).unwrap();
+/// Policies, each with what `firstlight policy check` calls its error; the first two have none.
+fn policies() -> [(String, &'static str); 11] {
+    let (value, zero) = ("ab".repeat(32), "00".repeat(32));
+    let only = |members: &str| format!(r#"{{"measurements":{{{members}}}}}"#);
+    let any_image = only(&format!(r#""15":"{zero}""#));
+    let permitted = any_image.replacen('{', r#"{"exceptions":["any-image"],"#, 1);
+    let warns = format!(r#""4":{{"expected":"{value}","warnOnly":true}}"#);
+    [
+        (measured(""), ""),
+        (permitted, ""),
+        ("{".into(), "EOF while parsing"),
+        (slip(), SLIP),
+        (only(&warns), "no register is enforced"),
+        (
+            any_image,
+            "does not enforce PCR 4, so any image is accepted",
+        ),
+        (
+            only(&format!(r#""11":"{value}""#)),
+            "does not enforce PCR 4, so any image is accepted",
+        ),
+        (
+            only(&format!(r#""4":"{value}","7":"{zero}""#)),
+            "PCR 7 of the first image is zero",
+        ),
+        (
+            measured(r#","variant":"gcp-sev-es""#),
+            "it is for the attestation variant \"gcp-sev-es\"",
+        ),
+        (
+            measured(r#","cloud":{"projects":["p"]}"#),
+            "cloud.projects: the attestation variant qemu-vtpm cannot check",
+        ),
+        (
+            measured(r#","exceptions":["any-tpm"]"#),
+            "unknown variant `any-tpm`, expected `any-image` or `zero-registers`",
+        ),
+    ]
+}
+
+/// Writes the operator's files, and those of the services of a cluster whose master secret is zeros. The TPM is that of a member.
+fn cluster(folder: &Path) -> Swtpm {
+    let file = |name: &str, content: &[u8]| {
+        fs::write(folder.join(name), content).unwrap();
+        fs::set_permissions(folder.join(name), Permissions::from_mode(0o600)).unwrap();
+    };
     let bytes = "A".repeat(43) + "=";
-    for (name, content) in [
-        (
-            "firstlight-mastersecret.json",
-            format!(r#"{{"key":"{bytes}","salt":"{bytes}"}}"#),
-        ),
-        (
-            "firstlight-state.json",
-            format!(r#"{{"version":1,"measurementSalt":"{bytes}"}}"#),
-        ),
-    ] {
-        fs::write(folder.path().join(name), content).unwrap();
-        fs::set_permissions(folder.path().join(name), Permissions::from_mode(0o600)).unwrap();
+    let key = format!(r#"{{"key":"{bytes}","salt":"{bytes}"}}"#);
+    file("firstlight-mastersecret.json", key.as_bytes());
+    let state = format!(r#"{{"version":1,"measurementSalt":"{bytes}"}}"#);
+    file("firstlight-state.json", state.as_bytes());
+    file("secret", b"correct horse");
+    for name in ["mastersecret", "salt", "measurementSalt", "shared"] {
+        file(name, &[0; 32]);
     }
+    fs::create_dir(folder.join("disks")).unwrap();
     let tpm = Swtpm::start();
+    let measurement = Dek::named(MEASUREMENT_SECRET_ID);
+    let measurement = derive_key(&[0; 32], &[0; 32], measurement.info(), KEY_LEN);
+    let mut open = Tpm::open(&tpm.location().parse().unwrap()).unwrap();
+    open.pcr_event(15, &cluster_id(&measurement.unwrap(), &[0; 32]))
+        .unwrap();
+    tpm
+}
+
+#[test]
+fn each_program_refuses_what_policy_check_calls_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let tpm = cluster(path);
     let location = tpm.location();
-    for command in [
+    let variant = "--attestation-variant=qemu-vtpm";
+    let commands: &[&[&str]] = &[
+        &["policy", "check", "policy.json", variant],
         &[
             "init",
             "--endpoint=127.0.0.1:1",
             "--init-secret=secret",
             "--timeout=2s",
-            "--policy",
-        ][..],
+            "--trust-any-tpm",
+            variant,
+        ],
         &[
             "recover",
             "--endpoint=127.0.0.1:1",
             "--timeout=2s",
-            "--policy",
+            "--trust-any-tpm",
+            variant,
         ],
-        &["status", "127.0.0.1:1", "--timeout=2s", "--policy"],
-        &["verify", "127.0.0.1:1", "--timeout=2s", "--policy"],
-        &["apply", "--print", "--image=x.y/z:1", "--policy"],
-        &["measure", "--tpm", &location, "--name=b", "--add-to"],
-        &["policy", "show"],
+        &["status", "127.0.0.1:1", "--timeout=2s", variant],
+        &["verify", "127.0.0.1:1", "--fresh", "--timeout=2s", variant],
+        &["apply", "--print", "--image=x.y/z:1", variant],
+    ];
+    let services: &[(&str, &[&str])] = &[
+        (
+            "join-service",
+            &[
+                "--key-service=127.0.0.1:1",
+                "--key-service-auth=none",
+                variant,
+            ],
+        ),
+        (
+            "join-service",
+            &[
+                "--key-service=127.0.0.1:1",
+                "--key-service-auth=secret",
+                "--key-service-secret=shared",
+                "--records=disks",
+                variant,
+            ],
+        ),
+        (
+            "key-service",
+            &[
+                "--master-secret=mastersecret",
+                "--salt=salt",
+                "--tpm",
+                &location,
+                variant,
+            ],
+        ),
+    ];
+    for (text, why) in policies() {
+        for name in ["policy.json", "attestationConfig"] {
+            fs::write(path.join(name), &text).unwrap();
+        }
+        for command in commands {
+            let file: &[&str] = match command[0] {
+                "policy" => &[],
+                _ => &["--policy=policy.json"],
+            };
+            let (code, out, said) = run(path, &[command, file].concat());
+            let said = out + &said;
+            let is_refused =
+                said.contains("measurement policy: ") || command[0] == "policy" && code == 1;
+            assert_eq!(is_refused, !why.is_empty(), "{command:?}: {text}: {said}");
+            assert!(
+                said.contains(why) && (why.is_empty() || code == 1),
+                "{command:?}: {code}: {text}: {said}"
+            );
+        }
+        for (program, arguments) in services {
+            let mut command = Command::new(built(program));
+            command
+                .args(*arguments)
+                .args(["--listen=127.0.0.1:0", "--config=."]);
+            command.current_dir(path);
+            if why.is_empty() {
+                Program::start(&mut command).expect("serving");
+                continue;
+            }
+            let ended = command.output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stderr);
+            let is_refused = !ended.status.success() && said.contains("measurement policy: ");
+            assert!(
+                is_refused && said.contains(why),
+                "{program}: {text}: {said}"
+            );
+        }
+        let of_node = of_node(&path.join("policy.json"), &location);
+        let said = of_node.err().map_or(String::new(), |why| why.to_string());
+        // without PCR 15, which no service policy compares, nothing would be left
+        let has_nothing = text.contains("exceptions\":[\"any-image");
+        assert_eq!(
+            said.is_empty(),
+            why.is_empty() && !has_nothing,
+            "{text}: {said}"
+        );
+    }
+}
+
+/// Reads a policy for the join services that a node asks.
+fn of_node(file: &Path, tpm: &str) -> Result<ServiceTrust, service_trust::Error> {
+    let policy = service_trust::read_policy(file)?;
+    let tpm = tpm.parse().unwrap();
+    let trust = ServiceTrust::new(Default::default(), Some(policy), &qemu_vtpm::VARIANT, tpm)?;
+    trust.judge()?;
+    Ok(trust)
+}
+
+#[test]
+fn a_command_that_changes_a_policy_refuses_one_with_an_unknown_field() {
+    let folder = folder(&slip());
+    let tpm = Swtpm::start();
+    let location = tpm.location();
+    for command in [
+        &[
+            "measure",
+            "--tpm",
+            &location,
+            "--name=b",
+            "--add-to",
+            "policy.json",
+        ][..],
+        &["policy", "show", "policy.json"],
         &["policy", "add-key", "policy.json", &key("b").to_string()],
     ] {
-        let file: &[&str] = if command.contains(&"policy.json") {
-            &[]
-        } else {
-            &["policy.json"]
-        };
-        let (code, _, said) = run(folder.path(), &[command, file].concat());
-        assert_eq!(code, 1, "{command:?}: {said}");
-        assert!(said.contains(SLIP), "{command:?}: {said}");
+        let (code, _, said) = run(folder.path(), command);
+        assert!(code == 1 && said.contains(SLIP), "{command:?}: {said}");
     }
-    let (code, found, _) = policy(folder.path(), &["check", "policy.json"]);
-    assert!(code == 1 && found.contains(SLIP), "{found}");
     assert_eq!(
         fs::read_to_string(folder.path().join("policy.json")).unwrap(),
         slip()
     );
-}
-
-#[test]
-fn a_node_refuses_a_service_policy_with_an_unknown_field() {
-    let folder = folder(&slip());
-    let file = folder.path().join("policy.json");
-    let error = bootstrapper::trust::service_trust::read_policy(&file).unwrap_err();
-    assert!(error.to_string().contains(SLIP), "{error}");
-    fs::write(&file, measured("")).unwrap();
-    assert!(bootstrapper::trust::service_trust::read_policy(&file).is_ok());
 }
 
 #[test]
@@ -443,9 +584,9 @@ fn measure_names_the_variant_and_another_one_is_refused() {
 /// not refuse its own machines.
 #[test]
 fn the_machines_of_the_storm_meet_its_policy() {
-    let policy = Policy::from_json(tpm::POLICY).unwrap();
+    let policy = Policy::from_json(storm_tpm::POLICY).unwrap();
     let judge = qemu_vtpm::VARIANT.validator_for(policy, &sources::offline());
-    let document = tpm::Tpm::new().issue(&[1; 32], &[2; 32]).unwrap();
+    let document = storm_tpm::Tpm::new().issue(&[1; 32], &[2; 32]).unwrap();
     let identified = judge
         .unwrap()
         .judge(&Evidence::new(&document, &[2; 32]))

@@ -660,7 +660,7 @@ impl verifier::Validator for Never {
 }
 
 /// A policy in Constellation's format that any machine with 32 zeros in PCR 15 meets.
-const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+const POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 
 fn join_program(dir: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(support::program::built("join-service"));
@@ -799,7 +799,7 @@ fn policy_of_stages() -> String {
     let (initramfs, booted) = (after(&BOOT[..1]), after(BOOT));
     let zero = "00".repeat(32);
     format!(
-        r#"{{"measurements":{{"11":"{booted}","15":"{zero}"}},"initramfs":{{"11":"{initramfs}"}}}}"#
+        r#"{{"exceptions":["any-image"],"measurements":{{"11":"{booted}","15":"{zero}"}},"initramfs":{{"11":"{initramfs}"}}}}"#
     )
 }
 
@@ -874,7 +874,7 @@ fn each_stage_of_a_boot_gets_its_own_ticket_only() {
 }
 
 /// Two policies that the same machines meet.
-const OTHER_POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}},"name":"other"}"#;
+const OTHER_POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}},"name":"other"}"#;
 
 #[test]
 fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one_before() {
@@ -999,7 +999,7 @@ struct HealthCheckResponse {
 fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
     let dir = tempfile::tempdir().unwrap();
     let policy = format!(
-        r#"{{"measurements":{{"15":{{"expected":"{}"}}}}}}"#,
+        r#"{{"exceptions":["any-image"],"measurements":{{"15":{{"expected":"{}"}}}}}}"#,
         "00".repeat(32)
     );
     fs::write(dir.path().join("attestationConfig"), policy).unwrap();

@@ -24,7 +24,7 @@ use support::swtpm::Swtpm;
 use tempfile::TempDir;
 
 /// The policy of any image, before its machine has joined a cluster.
-const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+const POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
 const OTHER_UUID: &str = "00000000-0000-0000-0000-000000000001";
 /// The key of [`UUID`] with a master secret and a salt of 32 zeros each.

@@ -18,7 +18,7 @@ const TEMPLATE: &[u8] = b"\0\x23\0\x0b\0\x05\0\x72\0\0\0\x10\0\x18\0\x0b\0\x03\0
 const OWNER: &[u8] = b"\x40\0\0\x01";
 
 /// The policy of the storm: the machine belongs to no cluster.
-pub const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+pub const POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 
 /// A TPM of one machine: its firmware has extended PCR 4 and 7, which a verifier demands of any firmware, and all
 /// other PCRs are zero, unless it belongs to a cluster.

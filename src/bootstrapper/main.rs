@@ -268,7 +268,7 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<RunOutcome
     let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
     let variant = Variant::named(&options.variant)?;
-    let trust = ServiceTrust::new(options.services, settings.services, variant, tpm.clone());
+    let trust = ServiceTrust::new(options.services, settings.services, variant, tpm.clone())?;
     let cloud = options.cloud()?;
     let metadata = cloud_api::metadata(cloud, options.metadata.as_deref())?;
     let keeper = peers::Keeper {

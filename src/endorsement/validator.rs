@@ -29,7 +29,7 @@ const PREFERRED: [EndorsementKind; 3] = [
 ];
 
 /// Returns the validator of a policy, for machines at any stage of their boot if the policy knows
-/// stages. An error names the root in the policy that cannot be read.
+/// stages. An error names the root in the policy that cannot be read, or why the policy does not say what its machines run.
 pub fn validator(
     variant: &Variant,
     policy: Policy,

@@ -12,7 +12,7 @@ use proto::attested::Collateral;
 
 use super::policy::{Fault, OLD_SNP, OLD_TDX, PolicyError};
 use super::sources::Sources;
-use super::{KeyName, Measurement, Policy, RegisterNames, Registers, Stage, Validator};
+use super::{KeyName, Measurement, Policy, Stage, Validator};
 use tpm::{KeySource, Tpm};
 
 /// An attestation variant: what a machine presents as evidence, and how a verifier judges it. The
@@ -92,31 +92,6 @@ impl Variant {
         }
     }
 
-    /// Returns why a policy accepts unknown software, as a clause; `None` if the policy pins what
-    /// machines of this variant boot. It does not say whether any TPM is accepted:
-    /// [`Properties::believes_any_tpm`](crate::Properties) does.
-    pub fn accepts_any_image(&self, policy: &Policy) -> Option<String> {
-        // their launch digest shows what boots, and the validator demands it
-        if self.launch.is_some() {
-            return None;
-        }
-        let kind = policy.registers();
-        let (loader, firmware) = match kind {
-            Registers::Pcrs => (4, None),
-            Registers::Rtmrs => (2, (!policy.tdx().pins_firmware()).then_some(0)),
-        };
-        let mut needed = firmware.into_iter().chain([loader]);
-        needed.find_map(|index| {
-            let mut images = policy.images().iter();
-            let open = images.find(|image| !image.pins(index))?;
-            Some(format!(
-                "{open} does not enforce {}, so any image is accepted: software that this register does not measure can set the later \
-                 registers",
-                kind.name(index)
-            ))
-        })
-    }
-
     /// Returns the Name of the attestation key of this machine, and creates the key if it does not
     /// exist; `None` if its machines have none.
     pub fn key_name(&self, location: &tpm::Location) -> Result<Option<KeyName>, tpm::Error> {
@@ -161,48 +136,5 @@ impl Deref for Variant {
 impl fmt::Debug for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_policy_that_does_not_say_what_boots_accepts_any_image() {
-        let why = |variant: &str, measurements: &str, more: &str| {
-            let text = format!(r#"{{"measurements":{{{measurements}}}{more}}}"#);
-            let policy = Policy::from_json(&text).unwrap();
-            let variant = Variant::named(variant).unwrap();
-            variant.accepts_any_image(&policy)
-        };
-        let of = |index: u32, value: &str| format!(r#""{index}":"{value}""#);
-        let (pcr, zeros) = ("11".repeat(32), "00".repeat(32));
-        let vtpm = |measurements: &str| why("qemu-vtpm", measurements, "");
-        assert_eq!(vtpm(&of(4, &pcr)), None);
-        let only_warns = format!(
-            r#"{},"4":{{"expected":"{pcr}","warnOnly":true}}"#,
-            of(15, &zeros)
-        );
-        for open in [of(15, &zeros), of(11, &pcr), of(4, &zeros), only_warns] {
-            let why = vtpm(&open).unwrap();
-            assert!(why.contains("does not enforce PCR 4,"), "{why}");
-        }
-        // each image must say it
-        let other = format!(
-            r#","alsoAccepted":[{{"name":"other","measurements":{{{}}}}}]"#,
-            of(7, &pcr)
-        );
-        let open = why("qemu-vtpm", &of(4, &pcr), &other).unwrap();
-        assert!(open.starts_with("other does not enforce"), "{open}");
-
-        let (rtmr, tdx) = ("22".repeat(48), |text: &str| why("qemu-tdx", text, ""));
-        assert_eq!(tdx(&format!("{},{}", of(0, &rtmr), of(2, &rtmr))), None);
-        assert!(
-            tdx(&format!("{},{}", of(0, &rtmr), of(3, &rtmr)))
-                .unwrap()
-                .contains("RTMR 1")
-        );
-        assert!(tdx(&of(2, &rtmr)).unwrap().contains("MRTD"));
     }
 }

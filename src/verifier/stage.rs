@@ -11,20 +11,24 @@ use super::{
 };
 
 /// Returns the validator of a policy for machines at any stage. It reports the stage
-/// ([`Identified::stage`]) if the policy has registers that differ between the stages.
+/// ([`Identified::stage`]) if the policy has registers that differ between the stages. Fails if the policy does not say what its
+/// machines run ([`Variant::check_worth`]).
 pub fn validator_at_any_stage(
     variant: &Variant,
     policy: Policy,
     sources: &Arc<dyn Sources>,
 ) -> Result<Arc<dyn Validator>, PolicyError> {
-    if !policy.knows_stages() {
-        return variant.validator_for(policy, sources);
-    }
-    let at = |stage| variant.validator_for(policy.clone().at(stage), sources);
-    Ok(Arc::new(AtAnyStage {
-        initramfs: at(Stage::Initramfs)?,
-        booted: at(Stage::Booted)?,
-    }))
+    let of = |policy| variant.validator_for(policy, sources);
+    let validator = if policy.knows_stages() {
+        Arc::new(AtAnyStage {
+            initramfs: of(policy.clone().at(Stage::Initramfs))?,
+            booted: of(policy.clone().at(Stage::Booted))?,
+        })
+    } else {
+        of(policy.clone())?
+    };
+    variant.check_worth(&policy)?;
+    Ok(validator)
 }
 
 /// Accepts a machine that meets the policy at one of the stages.

@@ -409,6 +409,7 @@ fn firstlight_verify_asks_ec2_with_the_variables_of_the_operator() {
     let policy = folder.path().join("policy.json");
     let mut own = with_list(demands(&authority, "0"), "accounts", "123456789012");
     own["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
+    own["exceptions"] = json!(["any-image", "zero-registers"]);
     std::fs::write(&policy, own.to_string()).unwrap();
     let verify = |owner, variables: &[(&str, &str)], more: &[&str]| {
         let (api, requests) = api(owner, OF_OPERATOR);

@@ -107,7 +107,7 @@ impl Meeting {
         let socket = self.evidence();
         let nodes = with(
             ours(),
-            &json!({"measurements": {"15": "00".repeat(32)}, "snp": {"revocationList": "optional"}}),
+            &json!({"exceptions": ["any-image"], "measurements": {"15": "00".repeat(32)}, "snp": {"revocationList": "optional"}}),
         );
         std::fs::write(self.dir.path().join("attestationConfig"), nodes.to_string()).unwrap();
         let collateral = amd.map(|server| Fetching::new(settings(server)).unwrap());
@@ -137,12 +137,15 @@ impl Meeting {
 
     /// Returns the client of a node whose setting service-policy has these members.
     fn client(&self, further: &Value) -> atls::Client {
-        let policy = with(ours(), &json!({"measurements": {"8": "00".repeat(32)}}));
+        let policy = with(
+            ours(),
+            &json!({"exceptions": ["any-image"], "measurements": {"8": "00".repeat(32)}}),
+        );
         let file = self.dir.path().join("service-policy");
         std::fs::write(&file, with(policy, further).to_string()).unwrap();
         let policy = service_trust::read_policy(&file).unwrap();
         let (variant, tpm) = (&aws_sev_snp::VARIANT, self.node.location());
-        let trust = ServiceTrust::new(Default::default(), Some(policy), variant, tpm);
+        let trust = ServiceTrust::new(Default::default(), Some(policy), variant, tpm).unwrap();
         atls::Client::new(Some(aws(&self.node, Chip::new(|_| ()))), None)
             .verify_strong(Some(verifier::judge(trust.judge().unwrap())))
             .to_join_service()

@@ -99,7 +99,7 @@ impl Meeting {
     /// Connects the node to a service; returns why it refuses it.
     fn join(&self, issuer: Arc<dyn Issuer>) -> Result<(), String> {
         let node = location(&self.node);
-        let trust = ServiceTrust::new(Default::default(), None, &VARIANT, node);
+        let trust = ServiceTrust::new(Default::default(), None, &VARIANT, node).unwrap();
         let client = atls::Client::new(None, None)
             .verify_strong(Some(verifier::judge(trust.judge().unwrap())))
             .to_join_service();

@@ -15,7 +15,7 @@ use kubernetes::client::{
 use kubernetes::services::{self, Options, ServiceSettings};
 use serde_json::{Value, json};
 
-const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+const POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
 /// The annotation of kubeadm's static pod of etcd.
 pub const ETCD_ENDPOINT: &str = "kubeadm.kubernetes.io/etcd.advertise-client-urls";
 /// The namespace and the account of flannel.

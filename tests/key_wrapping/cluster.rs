@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::kmip::{Service, env};
 use super::{KEY, SALT, key, key_service, workspace};
 
-const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+const POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
 
 /// Returns the name of the Secret that the key service mounts.
 fn mounted(client: &Client) -> String {

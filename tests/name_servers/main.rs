@@ -30,7 +30,7 @@ const REFUSED: u8 = 5;
 const INSIDE: &str = "FIRSTLIGHT_TEST_OF_NAME_SERVERS";
 const HOST: &str = "api.example.test";
 
-const POLICY: &str = r#"{"measurements":{"11":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+const POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"11":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 
 /// Runs a test in a new process in a network with only `lo`, with this resolv.conf.
 fn in_network(test: &str, resolv_conf: &str, run: fn()) {

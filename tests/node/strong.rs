@@ -73,7 +73,9 @@ fn a_fresh_node_with_require_strong_is_not_started_where_nothing_pins_the_servic
 
     // a policy with only registers does not identify a machine either; it may require the strong form itself
     let zeros = "00".repeat(32);
-    let policy = format!(r#"{{"measurements":{{"4":"{zeros}"}},"require":"strong"}}"#);
+    let policy = format!(
+        r#"{{"exceptions":["zero-registers"],"measurements":{{"4":"{zeros}"}},"require":"strong"}}"#
+    );
     let policy = setting.file("services.json", policy);
     let mut command = setting.joining(&disk, "Worker");
     let mut node = Program::start(command.arg("--service-policy").arg(policy));
@@ -134,7 +136,9 @@ fn named_keys_pin_the_service() {
         .unwrap()
         .unwrap();
     let (zeros, keys) = ("00".repeat(32), format!(r#""attestationKeys":["{key}"]"#));
-    let policy = format!(r#"{{"measurements":{{"4":"{zeros}"}},"name":"services",{keys}}}"#);
+    let policy = format!(
+        r#"{{"exceptions":["zero-registers"],"measurements":{{"4":"{zeros}"}},"name":"services",{keys}}}"#
+    );
     let policy = setting.file("services.json", policy);
     let mut command = setting.joining(&disk, "Worker");
     command

@@ -91,7 +91,7 @@ fn policy(setting: &Setting, keys: &[&str]) -> String {
         format!(r#","attestationKeys":["{}"]"#, keys.join("\",\""))
     };
     let text = format!(
-        r#"{{"measurements":{{"8":"{0}","15":"{0}"}}{keys}}}"#,
+        r#"{{"exceptions":["any-image"],"measurements":{{"8":"{0}","15":"{0}"}}{keys}}}"#,
         "00".repeat(32)
     );
     setting
@@ -298,9 +298,9 @@ fn a_machine_of_another_cluster_gets_no_master_secret_whatever_the_policy_says_o
     let node = Node::of(Arc::new(qemu_vtpm::issuer(location, None)));
     let zero = "00".repeat(32);
     for text in [
-        format!(r#"{{"measurements":{{"8":"{zero}"}}}}"#),
+        format!(r#"{{"exceptions":["any-image"],"measurements":{{"8":"{zero}"}}}}"#),
         format!(
-            r#"{{"measurements":{{"8":"{zero}","15":{{"expected":"{zero}","warnOnly":true}}}}}}"#
+            r#"{{"exceptions":["any-image"],"measurements":{{"8":"{zero}","15":{{"expected":"{zero}","warnOnly":true}}}}}}"#
         ),
     ] {
         let policy = setting.file("open.json", text).display().to_string();
@@ -368,7 +368,10 @@ fn a_join_service_lets_in_the_machines_that_its_policy_names_and_says_when_it_na
     assert!(rejoin(address, forger).is_ok(), "{}", service.output());
 
     // a member of any cluster is not a fresh machine
-    let open = format!(r#"{{"measurements":{{"8":"{}"}}}}"#, "00".repeat(32));
+    let open = format!(
+        r#"{{"exceptions":["any-image"],"measurements":{{"8":"{}"}}}}"#,
+        "00".repeat(32)
+    );
     let service = setting.join_service(6, keys, &setting.file("config/attestationConfig", open));
     let address = SocketAddr::new(setting.host(6), 30090);
     assert!(

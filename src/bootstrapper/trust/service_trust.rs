@@ -72,9 +72,7 @@ pub enum Error {
     Read(PathBuf, io::Error),
     /// The file of the setting `service-policy` has no policy for join services.
     File(PathBuf, PolicyError),
-    /// The policy in this file accepts any image, by the entry of this name.
-    AnyImage(PathBuf, String),
-    /// The setting `service-policy` is for another kind of machine.
+    /// The setting `service-policy` is for another kind of machine, or accepts any image.
     Setting(PolicyError),
     /// The TPM does not return the registers of this machine.
     Registers(tpm::Error),
@@ -85,11 +83,6 @@ impl fmt::Display for Error {
         match self {
             Error::Read(file, error) => write!(f, "service-policy {}: {error}", file.display()),
             Error::File(file, error) => write!(f, "service-policy {}: {error}", file.display()),
-            Error::AnyImage(file, image) => write!(
-                f,
-                "service-policy {}: {image} enforces no register but PCR 15, so any image would be accepted",
-                file.display()
-            ),
             Error::Setting(error) => write!(f, "setting service-policy: {error}"),
             Error::Registers(error) => {
                 write!(f, "this machine's own registers cannot be read: {error}")
@@ -111,11 +104,6 @@ pub fn read_policy(file: &Path) -> Result<Policy, Error> {
     if pins_launch(&policy) {
         return Ok(policy);
     }
-    for image in policy.images() {
-        if image.measurements().values().all(|it| it.warn_only) {
-            return Err(Error::AnyImage(file.into(), image.to_string()));
-        }
-    }
     // there must be room for the node's own image, and it must meet the requirements of images
     own_image(policy.images()[0].measurements().clone())
         .and_then(|own| policy.clone().and_image(OWN_IMAGE, own))
@@ -136,21 +124,24 @@ fn own_image(registers: BTreeMap<u32, Measurement>) -> Result<Image, PolicyError
 
 impl ServiceTrust {
     /// Makes the requirements of a booted node, whose TPM is at `tpm`. `policy` is the content of
-    /// the setting `service-policy`.
+    /// the setting `service-policy`. Fails if it accepts any image and does not say so.
     pub fn new(
         mut settings: TrustSettings,
         policy: Option<Policy>,
         variant: &'static Variant,
         tpm: tpm::Location,
-    ) -> ServiceTrust {
+    ) -> Result<ServiceTrust, Error> {
+        if let Some(policy) = &policy {
+            variant.check_worth(policy).map_err(Error::Setting)?;
+        }
         settings.require_strong |= policy.as_ref().is_some_and(Policy::requires_strong);
-        ServiceTrust {
+        Ok(ServiceTrust {
             settings,
             policy,
             variant,
             tpm,
             images: Mutex::default(),
-        }
+        })
     }
 
     /// Returns the validator of one connection. The error may be temporary: the TPM does not
@@ -388,6 +379,8 @@ impl Validator for ServiceValidator {
 
 #[cfg(test)]
 mod tests {
+    use verifier::Exception;
+
     use super::*;
 
     #[test]
@@ -439,20 +432,28 @@ mod tests {
             error.contains("requireConfinedAcpi: this machine's image has no"),
             "{error}"
         );
+        let one = "11".repeat(32);
         let strong = read(&format!(
-            r#"{{"measurements":{{"4":"{zero}"}},"require":"strong"}}"#
+            r#"{{"measurements":{{"4":"{one}"}},"require":"strong"}}"#
         ));
-        let variant = &verifier::variant::ALL[0];
-        let tpm = "device:/dev/null".parse().unwrap();
-        let trust = ServiceTrust::new(TrustSettings::default(), strong.ok(), variant, tpm);
-        assert!(trust.settings.require_strong);
+        let trust = |policy| {
+            let (variant, tpm) = (&verifier::variant::ALL[0], "device:/dev/null");
+            let tpm = tpm.parse().unwrap();
+            ServiceTrust::new(TrustSettings::default(), Some(policy), variant, tpm)
+        };
+        assert!(trust(strong.unwrap()).unwrap().settings.require_strong);
         let warning = format!(
             r#"{{"measurements":{{"4":{{"expected":"{zero}","warnOnly":true}},"15":"{zero}"}}}}"#
         );
         let only_cluster = format!(r#"{{"measurements":{{"15":"{zero}"}}}}"#);
         for text in [only_cluster, warning] {
-            assert!(matches!(read(&text), Err(Error::AnyImage(..))), "{text}");
+            let nothing_left = read(&text).unwrap_err().to_string();
+            assert!(nothing_left.contains("no register is enforced"), "{text}");
         }
+        let without_loader = read(&format!(r#"{{"measurements":{{"8":"{one}"}}}}"#)).unwrap();
+        let error = trust(without_loader.clone()).err().unwrap().to_string();
+        assert!(error.contains("does not enforce PCR 4"), "{error}");
+        assert!(trust(without_loader.permitting(Exception::AnyImage)).is_ok());
         assert!(matches!(read("{"), Err(Error::File(..))));
         let missing = read_policy(&folder.path().join("none"));
         assert!(matches!(missing, Err(Error::Read(..))));

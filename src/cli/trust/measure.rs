@@ -639,6 +639,10 @@ fn say_policy(policy: Policy, options: &Options) -> Result<(), Error> {
         Some(variant) => policy.of_variant(variant.name),
         None => policy,
     };
+    let variant = policy.variant().and_then(|name| Variant::named(name).ok());
+    if let Some(Err(flaw)) = variant.map(|variant| variant.check_worth(&policy)) {
+        log::warn!("{flaw}: no program takes this policy");
+    }
     say(text(&policy))
 }
 

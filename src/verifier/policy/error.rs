@@ -27,6 +27,8 @@ pub enum Fault {
     Requirement,
     /// The policy does not fit machines with this variant.
     Variant,
+    /// The policy does not say what its machines run.
+    Worthless,
 }
 
 impl Fault {

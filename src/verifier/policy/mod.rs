@@ -65,11 +65,14 @@
 //! {"variant":"qemu-vtpm","measurements":{..}}
 //! ```
 //!
+//! A policy that does not say what its machines run is refused ([`flaws`]).
+//!
 //! An unknown member is an error at every depth (`words.rs`). Constellation's programs ignore
 //! unknown fields: they require the first image as a booted system, and accept every key.
 
 pub mod constellation;
 mod error;
+mod flaws;
 pub mod instance;
 mod words;
 
@@ -88,6 +91,7 @@ use crate::{ClusterRegister, KeyName, RegisterNames, Registers, Stage, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::{hex, quoted};
 pub use error::{Fault, PolicyError};
+pub use flaws::{Exception, Flaw};
 
 /// Constellation's configurations contain this text where the user must enter a value.
 const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
@@ -172,6 +176,8 @@ pub struct Policy {
     requires_strong: bool,
     /// Whether each image must confine the code in ACPI tables.
     requires_confined_acpi: bool,
+    /// The flaws that the policy may have.
+    exceptions: BTreeSet<Exception>,
     /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the
     /// JSON.
     only_named_keys: bool,
@@ -207,6 +213,8 @@ struct Json {
     acpi_tables: Option<AcpiTables>,
     #[serde(default, rename = "requireConfinedAcpi")]
     requires_confined_acpi: bool,
+    #[serde(default)]
+    exceptions: BTreeSet<Exception>,
 }
 
 #[derive(Deserialize)]
@@ -406,14 +414,6 @@ impl Image {
         self.has_confined_kernel || self.registers() == Registers::Rtmrs && rtmr_0.is_some()
     }
 
-    /// Returns whether a register is enforced in the booted system, with a value that a machine has
-    /// only if something was measured.
-    pub fn pins(&self, index: u32) -> bool {
-        let at_boot = self.at(Stage::Booted);
-        let found = at_boot.get(&index).filter(|it| !it.warn_only);
-        found.is_some_and(|it| it.expected.iter().any(|byte| *byte != 0))
-    }
-
     /// Returns whether the policy says that the kernel of this image confines the code in ACPI
     /// tables.
     pub fn has_confined_kernel(&self) -> bool {
@@ -473,6 +473,7 @@ impl Policy {
             snp: constellation::snp::OldSnpRequirements::default(),
             requires_strong: false,
             requires_confined_acpi: false,
+            exceptions: BTreeSet::new(),
             only_named_keys: false,
             without_words: false,
         }
@@ -589,6 +590,7 @@ impl Policy {
             snp: json.snp,
             requires_strong: json.require.is_some(),
             requires_confined_acpi: json.requires_confined_acpi,
+            exceptions: json.exceptions,
             only_named_keys: false,
             without_words: false,
         }
@@ -814,6 +816,22 @@ impl Policy {
     ) -> Result<Policy, PolicyError> {
         change(&mut self.cloud, &mut self.snp, &mut self.tdx);
         self.checked()
+    }
+
+    /// Returns the policy that also permits this flaw.
+    pub fn permitting(mut self, flaw: Exception) -> Policy {
+        self.exceptions.insert(flaw);
+        self
+    }
+
+    /// Returns whether the policy may have this flaw.
+    pub fn permits(&self, flaw: Exception) -> bool {
+        self.exceptions.contains(&flaw)
+    }
+
+    /// Returns the flaws that the policy may have.
+    pub fn exceptions(&self) -> &BTreeSet<Exception> {
+        &self.exceptions
     }
 
     /// Returns the requirements for the cloud's statements about a machine.

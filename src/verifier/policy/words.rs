@@ -17,7 +17,7 @@ use base::text::quoted;
 /// words of its entries. `[]` may be empty: then `Equal` accepts no signer, and `MAAFallback` asks
 /// about each.
 const WORDS: &str = r#"{
-"variant":0,"name":0,"require":0,"acpiTables":0,"requireConfinedAcpi":0,"attestationKeys":0,"endorsementRoots":0,
+"variant":0,"name":0,"require":0,"exceptions":0,"acpiTables":0,"requireConfinedAcpi":0,"attestationKeys":0,"endorsementRoots":0,
 "measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}},
 "alsoAccepted":{"name":0,"acpiTables":0,"measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}}},
 "cloud":{"roots":0,"projects":0,"accounts":0,"zones":0,"instances":0,"sha384":{"":0}},

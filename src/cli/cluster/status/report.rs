@@ -1,6 +1,7 @@
 //! What `firstlight status` found: text for people, JSON for programs, and the exit code.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::iter;
 
@@ -8,7 +9,7 @@ use proto::init;
 use proto::recoverproto;
 use serde_json::{Value, json};
 use verifier::refusal::Kind;
-use verifier::{KeyName, OTHER_VARIANT, Refusal};
+use verifier::{Exception, KeyName, OTHER_VARIANT, Refusal};
 
 use super::answer::{SERVICES, ServerAnswer};
 use crate::cluster::recover;
@@ -32,6 +33,8 @@ pub struct StatusReport {
     pub cluster: Option<[u8; CLUSTER_ID_LEN]>,
     /// Whether the policy names no attestation keys.
     pub names_no_keys: bool,
+    /// The flaws that the policy may have.
+    pub exceptions: BTreeSet<Exception>,
 }
 
 /// The state of a node: its name for programs, the exit code, and its sentence for people.
@@ -64,6 +67,7 @@ impl StatusReport {
             answers: vec![],
             cluster,
             names_no_keys: false,
+            exceptions: BTreeSet::new(),
         }
     }
 
@@ -216,13 +220,22 @@ impl StatusReport {
         text
     }
 
-    /// Returns a warning about the policy, if it has accepted a server.
-    pub fn warning(&self) -> Option<&'static str> {
+    /// Returns warnings about the policy, if it has accepted a server.
+    pub fn warning(&self) -> Option<String> {
         let is_attested = |answer: &ServerAnswer| matches!(answer, ServerAnswer::Verified { .. });
-        let is_concerned = self.names_no_keys && self.answers.iter().any(|(_, it)| is_attested(it));
-        is_concerned.then_some(
-            "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy",
-        )
+        if !self.answers.iter().any(|(_, it)| is_attested(it)) {
+            return None;
+        }
+        let no_keys = self.names_no_keys.then(|| {
+            "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy".into()
+        });
+        let exceptions = self.exceptions.iter().map(|exception| {
+            format!(
+                "Policy: has the exception {exception}, so it does not say what its machines run"
+            )
+        });
+        let all: Vec<String> = no_keys.into_iter().chain(exceptions).collect();
+        (!all.is_empty()).then(|| all.join("\n"))
     }
 
     /// Returns the state of a node with this membership; `states` are those of the servers of a fresh one.
@@ -364,6 +377,7 @@ impl StatusReport {
             "state": self.state().name,
             "cluster": self.cluster.map(|id| hex(&id)),
             "policyNamesKeys": !self.names_no_keys,
+            "policyExceptions": self.exceptions.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "servers": servers.collect::<Vec<Value>>(),
             "timeline": timeline,
         })

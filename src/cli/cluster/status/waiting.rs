@@ -134,6 +134,7 @@ mod tests {
                 answers: vec![],
                 cluster: None,
                 names_no_keys: false,
+                exceptions: Default::default(),
             },
             servers: NodeServers::default(),
         };

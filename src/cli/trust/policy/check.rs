@@ -6,20 +6,10 @@ use verifier::{Image, Policy, RegisterNames, Registers, Variant};
 
 use crate::trust::verify::meaning;
 
-/// The registers that the firmware extends in each boot (TCG PC Client Platform Firmware Profile:
-/// at least by a separator; MRTD, RTMR 0 and 1 of a TDX machine). If one is zero, nothing extends
-/// the bank, so software can set the other registers to any value.
-const EXTENDED: [(Registers, &[u32]); 2] = [
-    (Registers::Pcrs, &[0, 1, 2, 3, 4, 5, 6, 7]),
-    (Registers::Rtmrs, &[0, 1, 2]),
-];
-/// The registers of which at least one identifies what boots.
-const BOOTS: [(Registers, &[u32]); 2] = [(Registers::Pcrs, &[4, 11]), (Registers::Rtmrs, &[2, 3])];
 /// The registers that depend on the image, its settings and the firmware's settings.
-const USUAL: [(Registers, &[u32]); 2] = [
-    (Registers::Pcrs, &[4, 7, 8, 9, 11, 12, 13]),
-    (Registers::Rtmrs, &[0, 1, 2, 3]),
-];
+const USUAL_PCRS: &[u32] = &[4, 7, 8, 9, 11, 12, 13];
+/// The same for machines with Intel TDX.
+const USUAL_RTMRS: &[u32] = &[0, 1, 2, 3];
 
 /// What was found.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -54,19 +44,18 @@ pub fn found(policy: &Policy, variant: &Variant) -> Found {
         ),
         Ok(_) => {}
     }
+    for flaw in variant.flaws(policy) {
+        if policy.permits(flaw.permitted_by) {
+            let permitted = format!("{}: an exception permits it", flaw.why);
+            found.open.push(permitted);
+        } else if found.errors.iter().all(|it| !it.contains(&flaw.why)) {
+            found.errors.push(flaw.why);
+        }
+    }
     // the launch digest shows what boots, and the validator demands it
     let by_registers = variant.launch.is_none();
     for image in policy.images().iter().filter(|_| by_registers) {
         of_image(&mut found, policy, image);
-    }
-    for set in &policy.cloud().sha384 {
-        for (index, value) in set {
-            if *index <= 7 && value.bytes().all(|digit| digit == b'0') {
-                found
-                    .errors
-                    .push(never_zero(&format!("cloud.sha384: PCR {index}")));
-            }
-        }
     }
     of_platform(&mut found, policy, variant);
     if !policy.requires_strong() {
@@ -83,31 +72,16 @@ pub fn found(policy: &Policy, variant: &Variant) -> Found {
     found
 }
 
-fn of(table: &[(Registers, &'static [u32])], kind: Registers) -> &'static [u32] {
-    let found = table.iter().find(|(of, _)| *of == kind);
-    found.map_or(&[], |(_, registers)| registers)
-}
-
-fn never_zero(register: &str) -> String {
-    format!(
-        "{register} is zero, but every firmware extends it: the firmware does not extend this bank of the TPM, so its registers prove nothing about the machine"
-    )
-}
-
 fn of_image(found: &mut Found, policy: &Policy, image: &Image) {
     let kind = policy.registers();
+    let usual = match kind {
+        Registers::Pcrs => USUAL_PCRS,
+        Registers::Rtmrs => USUAL_RTMRS,
+    };
     let of_which = match policy.images() {
         [_] => String::new(),
         _ => format!(" of {image}"),
     };
-    let stages = [image.measurements(), image.initramfs()];
-    for (index, it) in stages.iter().flat_map(|registers| registers.iter()) {
-        let is_zero = it.expected.iter().all(|byte| *byte == 0);
-        if is_zero && !it.warn_only && of(&EXTENDED, kind).contains(index) {
-            let register = kind.name(*index) + &of_which;
-            found.errors.push(never_zero(&register));
-        }
-    }
     let is_enforced = |index: &u32| {
         let booted = image
             .measurements()
@@ -115,15 +89,7 @@ fn of_image(found: &mut Found, policy: &Policy, image: &Image) {
             .is_some_and(|it| !it.warn_only);
         booted && image.initramfs().get(index).is_none_or(|it| !it.warn_only)
     };
-    let boots = of(&BOOTS, kind);
-    if !boots.iter().any(is_enforced) {
-        let names: Vec<_> = boots.iter().map(|index| kind.name(*index)).collect();
-        let names = names.join(" nor ");
-        found.errors.push(format!(
-            "neither {names}{of_which} is enforced, so the policy does not say what boots: any image is accepted"
-        ));
-    }
-    for index in of(&USUAL, kind).iter().filter(|index| !is_enforced(index)) {
+    for index in usual.iter().filter(|index| !is_enforced(index)) {
         let (name, meaning) = (kind.name(*index), meaning(kind, *index));
         let why = if image.measurements().contains_key(index) {
             "another value only warns"

@@ -11,7 +11,7 @@ use super::text::{MACHINES, in_order, value};
 use crate::trust::verify::meaning;
 
 /// The requirements besides registers and keys, each with a description.
-const MEANINGS: [(&str, &str); 50] = [
+const MEANINGS: [(&str, &str); 51] = [
     (
         "require",
         "the form of attested TLS in which machines prove themselves",
@@ -19,6 +19,10 @@ const MEANINGS: [(&str, &str); 50] = [
     (
         "requireConfinedAcpi",
         "the kernel of each image confines the code in the host's ACPI tables",
+    ),
+    (
+        "exceptions",
+        "not required: flaws that the policy may have (docs/policy.md)",
     ),
     (
         "cloud.roots",

@@ -10,7 +10,8 @@ use crate::shell::error::Error;
 /// The name of an image without one in a policy with several.
 const UNNAMED: &str = "firstlight";
 
-/// Returns the policy `old` that also accepts the images of `new`. Its other requirements are those of `old`, which the present nodes meet.
+/// Returns the policy `old` that also accepts the images of `new`. Its other requirements are those of `old`, which the present nodes meet;
+/// it may have the flaws of both.
 pub fn both_images(old: &str, new: &str) -> Result<String, Error> {
     let (mut both, new) = (
         Policy::from_json(old).map_err(Error::content)?,
@@ -38,7 +39,8 @@ pub fn both_images(old: &str, new: &str) -> Result<String, Error> {
             .and_image(&name, image.clone())
             .map_err(Error::content)?;
     }
-    Ok(text(&both))
+    let exceptions = new.exceptions().iter().copied();
+    Ok(text(&exceptions.fold(both, Policy::permitting)))
 }
 
 /// Returns the policy `of` with only those of its images that `is_kept` names. Everything else stays. Refuses if none is left.

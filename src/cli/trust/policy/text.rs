@@ -18,7 +18,7 @@ pub const MACHINES: [&str; 8] = [
     "endorsementRoots",
 ];
 /// The fields that follow. Other fields follow in alphabetical order.
-const NEXT: [&str; 2] = ["require", "requireConfinedAcpi"];
+const NEXT: [&str; 3] = ["require", "requireConfinedAcpi", "exceptions"];
 /// Maximum columns of an object or a list on one line: the value of a TDX machine's register fits.
 const WIDTH: usize = 150;
 
@@ -66,6 +66,14 @@ pub fn value(policy: &Policy) -> Value {
     }
     if policy.requires_confined_acpi() {
         add("requireConfinedAcpi", true.into());
+    }
+    let exceptions: Vec<_> = policy
+        .exceptions()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    if !exceptions.is_empty() {
+        add("exceptions", exceptions.into());
     }
     if *policy.tdx() != Default::default() {
         add("tdx", json!(policy.tdx()));

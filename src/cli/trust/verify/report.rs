@@ -242,6 +242,8 @@ impl<'a> VerifyReport<'a> {
             facts.push(("chip", chip, "not named"));
         }
         facts.push(("ACPI", self.acpi().map(String::from), "unknown"));
+        let exceptions = self.demand.policy.exceptions().iter();
+        facts.extend(exceptions.map(|it| ("exception", Some(it.to_string()), "")));
         let shown = if self.is_genuine { facts.len() } else { 2 };
         let mut text = String::new();
         for (name, value, otherwise) in &facts[..shown] {
