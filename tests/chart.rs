@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use services::probe::serve_health;
 use support::program::Program;
 use tempfile::TempDir;
+use verifier::Policy;
 
 const NAMESPACE: &str = "kube-system";
 /// The API group of the Prometheus operator.
@@ -848,14 +849,18 @@ fn firstlight_apply_keeps_the_values_that_helm_has_set() {
 
     let dir = operator();
     fs::write(dir.path().join("admin.conf"), cluster.kubeconfig()).unwrap();
-    let applied = Command::new(support::program::built("firstlight"))
-        .args(["apply", "--policy=policy.json", "--image=example.com/a:2"])
-        .args(["--kubeconfig=admin.conf", "--skip-wait"])
-        .current_dir(dir.path())
-        .output()
-        .unwrap();
-    let told = text(&applied.stderr);
-    assert!(applied.status.success(), "{told}");
+    let apply = |more: &[&str]| {
+        let applied = Command::new(support::program::built("firstlight"))
+            .args(["apply", "--policy=policy.json", "--kubeconfig=admin.conf"])
+            .args(more)
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        let told = text(&applied.stderr);
+        assert!(applied.status.success(), "{told}");
+        told.to_owned()
+    };
+    let told = apply(&["--image=example.com/a:2", "--skip-wait"]);
     for (before, at) in installed {
         let mut before = bare(&before);
         let after = bare(&client.get(&at).unwrap());
@@ -880,6 +885,17 @@ fn firstlight_apply_keeps_the_values_that_helm_has_set() {
         told.contains(r#"stays as it is: keyService.grants "kube-system/join-service=disk,ssh;anyone=id:s3proxy-kek""#),
         "{told}"
     );
+
+    // a cluster without a policy is new, and requires the strong form
+    let is_strong = || {
+        let config = client.get(&maps.named("join-config")).unwrap();
+        let policy = config["data"]["attestationConfig"].as_str().unwrap();
+        Policy::from_json(policy).unwrap().requires_strong()
+    };
+    assert!(!is_strong());
+    client.delete(&maps.named("join-config")).unwrap();
+    apply(&["--skip-phases=services"]);
+    assert!(is_strong());
 }
 
 /// Before the chart had the standard labels, objects had one of them. The API server refuses a DaemonSet with another selector than

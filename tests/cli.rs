@@ -658,6 +658,7 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
         .find_map(|line| line.strip_prefix("name: "))
         .unwrap();
     assert_eq!(json["attestationKeys"], serde_json::json!([name]));
+    assert_eq!(json["require"], "strong");
     let any = firstlight(
         dir.path(),
         &[
@@ -667,11 +668,14 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
             "--trust-any-tpm",
             "--pcrs",
             "4",
+            "--require",
+            "any",
         ],
     );
     let any: serde_json::Value = serde_json::from_slice(&any.stdout).unwrap();
     assert!(
         any.get("attestationKeys").is_none()
+            && any.get("require").is_none()
             && any["measurements"]["15"]["expected"] == "0".repeat(64),
         "{any}"
     );

@@ -427,7 +427,7 @@ pub fn keeps_strong(in_force: &str) -> bool {
 }
 
 /// Returns whether to add the requirement of the strong form to a policy without it: as the options
-/// say, or else as in the cluster.
+/// say, or else as in the cluster. A cluster that has no policy yet is a new one, and requires it.
 fn requires_strong(
     options: &Options,
     read: &Policy,
@@ -437,7 +437,10 @@ fn requires_strong(
     else {
         return Ok(options.require_strong.unwrap_or_default());
     };
-    let is_strong = services::present_policy(client)?.is_some_and(|text| keeps_strong(&text));
+    let Some(present) = services::present_policy(client)? else {
+        return Ok(true);
+    };
+    let is_strong = keeps_strong(&present);
     if is_strong {
         log::warn!(
             "the policy in force requires the strong form, and {} does not: the requirement stays, and --require any removes it",

@@ -106,6 +106,10 @@ pub(crate) struct CommandLine {
     /// one
     #[arg(long, conflicts_with_all = ["image", "kernel", "snp_firmware", "gce_endorsement"])]
     trust_any_tpm: bool,
+    /// With any, the policy also accepts evidence of the old form of attested TLS, which all nodes of Constellation use;
+    /// a new policy requires the strong form
+    #[arg(long, value_name = "FORM", value_parser = ["strong", "any"], default_value = "strong", conflicts_with = "add_to")]
+    require: String,
     #[command(flatten)]
     output: Output,
 }
@@ -148,6 +152,7 @@ impl CommandLine {
             pcrs: self.pcrs,
             variant: named,
             name: self.name,
+            requires_strong: self.require == "strong" && self.add_to.is_none(),
             add_to: self.add_to,
             snp,
             endorsement,
@@ -222,6 +227,8 @@ pub struct Options {
     pub variant: Option<&'static Variant>,
     /// The image's name.
     pub name: Option<String>,
+    /// Whether the policy requires the strong form of attested TLS, which one in `add_to` may do anyway.
+    pub requires_strong: bool,
     /// A policy to which the image is added.
     pub add_to: Option<PathBuf>,
     /// The SEV-SNP machines whose launch digests are added to the policy.
@@ -638,6 +645,11 @@ fn say_policy(policy: Policy, options: &Options) -> Result<(), Error> {
     let policy = match options.variant {
         Some(variant) => policy.of_variant(variant.name),
         None => policy,
+    };
+    let policy = if options.requires_strong {
+        policy.requiring_strong()
+    } else {
+        policy
     };
     let variant = policy.variant().and_then(|name| Variant::named(name).ok());
     if let Some(Err(flaw)) = variant.map(|variant| variant.check_worth(&policy)) {
