@@ -239,7 +239,7 @@ pub fn join_configuration(ticket: &JoinSettings, node: &NodeSettings) -> Zeroizi
         } else {
             &[]
         },
-        timeouts: node.kubeadm_timeout.map(timeouts),
+        timeouts: node.kubeadm_timeout.map(timeouts_of_join),
     };
     Zeroizing::new(document(KUBEADM_API, "JoinConfiguration", &configuration))
 }
@@ -456,6 +456,9 @@ struct Patches {
     directory: &'static str,
 }
 
+/// How long kubeadm waits at most for etcd in a join; by default it is two minutes.
+const ETCD_JOIN: Duration = Duration::from_secs(300);
+
 /// Returns kubeadm's `timeouts`, all with this value.
 fn timeouts(kubeadm_timeout: Duration) -> Map<String, Value> {
     let mut timeouts = Map::new();
@@ -472,6 +475,15 @@ fn timeouts(kubeadm_timeout: Duration) -> Map<String, Value> {
         timeouts.insert(name.into(), value.into());
     }
     timeouts
+}
+
+/// Returns the same for a join. If etcd makes the new member a voter, but answers later than kubeadm waits for it (2 s), kubeadm asks for
+/// the same until its time is up, so a long time would only be lost: another try, after a reset, takes the member out and adds it again.
+fn timeouts_of_join(kubeadm_timeout: Duration) -> Map<String, Value> {
+    let of_etcd = timeouts(kubeadm_timeout.min(ETCD_JOIN)).remove("etcdAPICall");
+    let mut all = timeouts(kubeadm_timeout);
+    all.extend(of_etcd.map(|value| ("etcdAPICall".to_owned(), value)));
+    all
 }
 
 #[derive(Serialize)]
@@ -779,6 +791,15 @@ mod tests {
             })
         );
         assert_eq!(init["timeouts"]["kubernetesAPICall"], "1200s");
+        assert_eq!(init["timeouts"]["etcdAPICall"], "1200s");
+    }
+
+    #[test]
+    fn a_join_does_not_wait_long_for_an_etcd_whose_answer_was_lost() {
+        let text = join_configuration(&ticket(true), &node());
+        let join: Value = serde_json::from_str(text.split("---").next().unwrap()).unwrap();
+        assert_eq!(join["timeouts"]["kubernetesAPICall"], "1200s");
+        assert_eq!(join["timeouts"]["etcdAPICall"], "300s");
     }
 
     #[test]
