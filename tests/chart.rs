@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::crypto::Secret;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -50,7 +50,7 @@ fn base64(byte: u8) -> String {
 /// Returns the master secret of [`operator`], as `firstlight wrap --for-control-planes` writes it.
 fn encrypted() -> String {
     let secret = |byte| Secret::new(vec![byte; 32]);
-    let kms = ClusterKms::new(secret(2), secret(3)).unwrap();
+    let kms = MasterSecret::new(secret(2), secret(3)).unwrap();
     wrapping_key::encrypt(kms.uri().as_bytes(), &wrapping_key::of(&kms)).unwrap()
 }
 

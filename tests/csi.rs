@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ::services::key_service::{Clients, KeyService, KeyServiceConfig};
 use base::crypto::Secret;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::stop::Stop;
 use common::kube_apiserver::{Cluster, PATIENCE};
 use common::volumes::{self, ATTACHMENTS, DRIVER};
@@ -82,7 +82,7 @@ fn key_service(cluster: &Cluster) -> KeyService {
         metrics: None,
     })
     .unwrap();
-    let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap();
+    let kms = MasterSecret::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap();
     service.provide(kms).unwrap();
     service
 }

@@ -19,7 +19,7 @@ use proto::kms::GET_DATA_KEY;
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use services::cluster::keys::{Auth, Error, KeyClient};
-use services::key_service::master_secret::MasterSecret;
+use services::key_service::master_secret::MasterSecretFiles;
 use services::key_service::{Clients, KeyService, KeyServiceConfig};
 use swtpm::Swtpm;
 use tempfile::TempDir;
@@ -499,7 +499,7 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
     let dir = config(0, &policy());
     let tpm = member(0, b"image");
     let any_port: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let secret = MasterSecret {
+    let secret = MasterSecretFiles {
         key: dir.path().join("mastersecret"),
         salt: dir.path().join("salt"),
         wrapping_key: dir.path().into(),

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use ::services::cluster::keys::{Auth, Error, KeyClient};
 use ::services::key_service::{Clients, KeyServiceConfig};
 use base::crypto::Secret;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::stop::Stop;
 use base::uuid::Uuid;
 use base64::Engine;
@@ -90,7 +90,7 @@ fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
     let settings = ServiceSettings {
         image: "x".into(),
         measurement_salt: vec![1; 32],
-        kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
+        kms: MasterSecret::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
         ..manifests::settings("{}")
     };
     for object in services::manifests(&settings).unwrap() {
@@ -438,13 +438,13 @@ fn the_join_service_sends_its_token_only_to_a_server_with_the_wrapping_key() {
         "{without:?}"
     );
     let secret = |byte| Secret::new(vec![byte; 32]);
-    let own = ClusterKms::new(secret(0), secret(0)).unwrap();
+    let own = MasterSecret::new(secret(0), secret(0)).unwrap();
     wrapping_key::place(&directory, &wrapping_key::of(&own)).unwrap();
     assert_eq!(hex(get(address).unwrap().expose()), DISK_KEY);
 
     // a key service of another cluster, at the address to which the network leads
     let other = tempfile::tempdir().unwrap();
-    let of_other = ClusterKms::new(secret(1), secret(0)).unwrap();
+    let of_other = MasterSecret::new(secret(1), secret(0)).unwrap();
     let other = Auth::Token {
         file: dir.path().join("token"),
         wrapping_key: Some(other.path().into()),
@@ -798,7 +798,7 @@ fn a_driver_gets_the_keys_of_the_volumes_of_its_node_and_no_others() {
             &[("firstlight/luks-uuid", OLD)],
         )
         .unwrap();
-    let kms = ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap();
+    let kms = MasterSecret::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap();
     let expected = kms.dek(&base::crypto::Dek::named(OLD), 32).unwrap();
     assert_eq!(get(&old, &a).unwrap(), expected.expose());
     assert_eq!(refusal(get(&old, &b)).0, Code::PermissionDenied);
@@ -1438,7 +1438,7 @@ fn in_plaintext_only_pods_of_the_own_node_are_served() {
     for (node, expected) in [("plain", None), ("other", Some(Code::PermissionDenied))] {
         let service = ::services::key_service::KeyService::start(config(node)).unwrap();
         service
-            .provide(ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap())
+            .provide(MasterSecret::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap())
             .unwrap();
         let answer = ask(service.local_addr(), UUID, Some(&token));
         assert_eq!(

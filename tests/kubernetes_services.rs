@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::crypto::Secret;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -37,7 +37,7 @@ fn settings(image: &str) -> ServiceSettings {
     ServiceSettings {
         image: image.into(),
         measurement_salt: vec![1; 32],
-        kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
+        kms: MasterSecret::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
         ..manifests::settings(POLICY)
     }
 }
@@ -339,7 +339,7 @@ fn another_master_secret_is_refused_before_anything_is_changed() {
         &mut |_| {},
     )
     .unwrap();
-    let kms = ClusterKms::new(Secret::new(vec![9; 32]), Secret::new(vec![3; 32])).unwrap();
+    let kms = MasterSecret::new(Secret::new(vec![9; 32]), Secret::new(vec![3; 32])).unwrap();
     let other = ServiceSettings {
         kms,
         ..settings("example.com/a:2")

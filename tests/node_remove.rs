@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use base::crypto::Secret;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::stop::Stop;
 use base::time;
 use base::uuid::Uuid;
@@ -1005,7 +1005,7 @@ fn a_snapshot_is_kept_only_as_etcd_wrote_it_and_only_by_the_operator() {
         .map(|name| fs::read(setup.folder.path().join(name)).unwrap());
     let kms = [1, 2].map(|byte| Secret::new(vec![byte; 32]));
     let [key, salt] = kms;
-    let key = wrapping_key::of(&ClusterKms::new(key, salt).unwrap());
+    let key = wrapping_key::of(&MasterSecret::new(key, salt).unwrap());
     let statement = Statement::verified(&signature, &key).unwrap();
     assert_eq!(statement.node, "plane-0");
     assert_eq!(

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use base::crypto::Secret;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use cli::workspace::shares::{Named, Share, join, lines, parse, split};
 use support::foreign::go_program;
 use tempfile::TempDir;
@@ -329,7 +329,7 @@ fn named(shares: &[Share]) -> Vec<Named> {
 }
 
 /// The bytes of a master secret that are shared: the length of the key, the key, the salt.
-fn shared(kms: &ClusterKms) -> String {
+fn shared(kms: &MasterSecret) -> String {
     let len = kms.key().len();
     format!(
         "{len:02x}{}{}",
@@ -340,7 +340,7 @@ fn shared(kms: &ClusterKms) -> String {
 
 #[test]
 fn vault_joins_our_shares() {
-    let kms = ClusterKms::new(Secret::random(32), Secret::random(32)).unwrap();
+    let kms = MasterSecret::new(Secret::random(32), Secret::random(32)).unwrap();
     for (threshold, count) in [(2, 2), (3, 5), (7, 20)] {
         let shares = split(&kms, threshold, count).unwrap();
         let last = &shares[usize::from(count - threshold)..];
@@ -358,7 +358,7 @@ fn vault_joins_our_shares() {
 
 #[test]
 fn we_join_the_shares_of_vault() {
-    let kms = ClusterKms::new(Secret::random(32), Secret::random(32)).unwrap();
+    let kms = MasterSecret::new(Secret::random(32), Secret::random(32)).unwrap();
     let fingerprint = split(&kms, 2, 2).unwrap()[0].fingerprint;
     for (threshold, count) in [(2, 2), (3, 5), (7, 20)] {
         let args = ["split", &threshold.to_string(), &count.to_string()];

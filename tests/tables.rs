@@ -217,7 +217,7 @@ fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
                 // the URI of a key or of a store names the cloud that keeps it, and the programs that ask EC2 about a machine name AWS
                 let name_of_file = module(name);
                 let is_of_keys = [
-                    "base/kms/uri.rs",
+                    "base/master_secret/uri.rs",
                     // the table of stores
                     "keywrap/store/mod.rs",
                     &format!("keywrap/{name_of_file}_kms.rs"),

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
 use base::crypto::{Secret, random};
-use base::kms::{ClusterKms, NO_STORE};
+use base::master_secret::{MasterSecret, NO_STORE};
 
 use super::error::Error;
 use super::service::KeyEncryptionKey;
@@ -60,7 +60,7 @@ impl Wrapped {
     /// Wraps the master secret with the key that `uri` names and `kek` uses. Before it returns, the service unwraps the result
     /// again and the secret is compared, because the operator may delete the plain secret next.
     pub fn wrap(
-        secret: &ClusterKms,
+        secret: &MasterSecret,
         uri: &str,
         kek: &dyn KeyEncryptionKey,
     ) -> Result<Wrapped, Error> {
@@ -118,7 +118,7 @@ impl Wrapped {
     }
 
     /// Has the service unwrap the key, and opens the master secret with it.
-    pub fn unwrap(&self, kek: &dyn KeyEncryptionKey) -> Result<ClusterKms, Error> {
+    pub fn unwrap(&self, kek: &dyn KeyEncryptionKey) -> Result<MasterSecret, Error> {
         let field = |name: &str, text: &str| {
             STANDARD
                 .decode(text)
@@ -137,7 +137,7 @@ impl Wrapped {
             )
             .map_err(|_| Error::Sealed)?;
         let uri = std::str::from_utf8(plain).map_err(|_| Error::Sealed)?;
-        ClusterKms::from_uris(uri, NO_STORE).map_err(|_| Error::Sealed)
+        MasterSecret::from_uris(uri, NO_STORE).map_err(|_| Error::Sealed)
     }
 }
 
@@ -175,8 +175,8 @@ mod tests {
 
     const URI: &str = "kms://vault?address=https://vault:8200&keyName=firstlight";
 
-    fn secret() -> ClusterKms {
-        ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap()
+    fn secret() -> MasterSecret {
+        MasterSecret::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap()
     }
 
     #[test]

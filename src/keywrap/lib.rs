@@ -36,7 +36,7 @@ pub use error::Error;
 pub use service::KeyEncryptionKey;
 pub use uri::Author;
 
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 
 use service::KmsKind;
 
@@ -66,7 +66,7 @@ pub fn unwrapped(
     content: &[u8],
     author: Author,
     kms: Option<&str>,
-) -> Option<Result<ClusterKms, Error>> {
+) -> Option<Result<MasterSecret, Error>> {
     let unwrap = |wrapped: Wrapped| {
         let author = if kms == Some(wrapped.kms()) {
             Author::Operator

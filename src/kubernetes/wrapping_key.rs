@@ -38,7 +38,7 @@ use zeroize::Zeroizing;
 
 use base::crypto::{KEY_LEN, Secret, derive_key};
 use base::file;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 
 /// The directory of the key on a control plane, and in the pods of the services. kubeadm's reset does
 /// not empty it.
@@ -69,7 +69,7 @@ const READER: &str = "control-planes";
 pub const MAX_LEN: usize = 64 << 10;
 
 /// Derives the wrapping key of a master secret. It does not reveal the master secret.
-pub fn of(kms: &ClusterKms) -> Secret {
+pub fn of(kms: &MasterSecret) -> Secret {
     derived(kms.key(), kms.salt().expose(), INFO)
 }
 
@@ -246,7 +246,7 @@ mod tests {
     /// Computed with Python's `cryptography`: HKDF(SHA256(), 32, salt, info).derive(key).
     #[test]
     fn the_key_is_hkdf_of_the_master_secret_under_an_info_of_no_data_key() {
-        let kms = ClusterKms::new(key(1), key(2)).unwrap();
+        let kms = MasterSecret::new(key(1), key(2)).unwrap();
         assert_eq!(
             base::text::hex(of(&kms).expose()),
             "dab4e8cef915b70fa9d3a1249f539ff461f650919e00a73939b192f96a72f388"

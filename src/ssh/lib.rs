@@ -238,12 +238,12 @@ impl std::error::Error for Error {}
 mod tests {
     use super::*;
     use base::crypto::{Dek, KEY_LEN, SSH_USER_CA_SEED_ID};
-    use base::kms::ClusterKms;
+    use base::master_secret::MasterSecret;
     use wire::WireReader;
 
     /// Returns the user authority of Constellation's test vectors: master key 01.., salt 02..
     fn authority() -> Authority {
-        let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap();
+        let kms = MasterSecret::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap();
         Authority::from_seed(&kms.dek(&Dek::named(SSH_USER_CA_SEED_ID), KEY_LEN).unwrap()).unwrap()
     }
 

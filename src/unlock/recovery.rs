@@ -16,7 +16,7 @@ use super::rejoin::{migration_salt, wrong_salt};
 use super::waiting::{Candidate, KeyRefused, Waiting};
 use attest::{ClusterRegister, Issuer};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::semaphore::Semaphore;
 use base::timeline::Timeline;
 use node::record;
@@ -136,8 +136,9 @@ fn candidate(
     uuid: &str,
     from: String,
 ) -> Result<Candidate, Status> {
-    let invalid = |error: base::kms::Error| Status::new(Code::InvalidArgument, error.to_string());
-    let kms = ClusterKms::from_uris(&message.kms_uri, &message.storage_uri).map_err(invalid)?;
+    let invalid =
+        |error: base::master_secret::Error| Status::new(Code::InvalidArgument, error.to_string());
+    let kms = MasterSecret::from_uris(&message.kms_uri, &message.storage_uri).map_err(invalid)?;
     Ok(Candidate {
         disk_key: kms.dek(&Dek::disk(uuid), KEY_LEN).map_err(invalid)?,
         measurement_secret: kms

@@ -9,7 +9,7 @@ mod secrets;
 mod volume;
 
 use base::crypto::{Dek, KEY_LEN, Secret};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use machine::case::{self, Case};
@@ -109,7 +109,7 @@ fn without_a_tpm_the_disk_stays_closed() -> Result<()> {
 #[ignore = "boots a machine: make boot"]
 fn state_disks_are_exchanged_with_cryptsetup() -> Result<()> {
     const UUID: &str = "c1f5a0e6-2f0b-4d53-9c53-3f1f0a2b7c11";
-    let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32]))
+    let kms = MasterSecret::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32]))
         .context("make a master secret")?;
     let passphrase = kms
         .dek(&Dek::disk(UUID), KEY_LEN)

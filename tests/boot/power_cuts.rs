@@ -7,7 +7,7 @@
 
 use super::faults::{PATIENCE, small};
 use base::crypto::{Dek, KEY_LEN, Secret};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use machine::case;
@@ -281,7 +281,8 @@ fn make_disk_of_constellation(setting: &mut Setting) -> Result<()> {
         let bytes = STANDARD.decode(text(flow::MASTER_SECRET, field)?);
         bytes.map(Secret::new).context("read the master secret")
     };
-    let kms = ClusterKms::new(secret("key")?, secret("salt")?).context("use the master secret")?;
+    let kms =
+        MasterSecret::new(secret("key")?, secret("salt")?).context("use the master secret")?;
     let passphrase = kms
         .dek(&Dek::disk(UUID), KEY_LEN)
         .context("derive the disk's key")?;

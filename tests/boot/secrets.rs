@@ -5,7 +5,7 @@
 //! key. Every other copy fails the test, which names its page, and what the kernel says about the page (`/proc/kpageflags`).
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, disk_mac_key};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::area_key::area_keys;
@@ -208,7 +208,7 @@ fn add_cluster(secrets: &mut Secrets, setting: &Setting, header: &Header) -> Res
     secrets.add("master secret", &key);
     secrets.add("init secret", flow::INIT_SECRET.as_bytes());
     let salt = Secret::new(salt.context("read the salt")?);
-    let kms = ClusterKms::new(Secret::new(key), salt).context("use the master secret")?;
+    let kms = MasterSecret::new(Secret::new(key), salt).context("use the master secret")?;
     let derived = |dek: Dek| kms.dek(&dek, KEY_LEN).context("derive a key");
     let disk_key = derived(Dek::disk(&header.uuid()))?;
     secrets.add("disk key", disk_key.expose());

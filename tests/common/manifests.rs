@@ -1,7 +1,7 @@
 //! The settings of the services in tests and benches that need their manifests.
 
 use base::crypto::Secret;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use kubernetes::services::ServiceSettings;
 use kubernetes::services::master_secret::MasterSecretStorage;
 
@@ -12,7 +12,7 @@ pub fn settings(policy: &str) -> ServiceSettings {
         variant: "qemu-vtpm".into(),
         policy: policy.into(),
         measurement_salt: vec![7; 32],
-        kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
+        kms: MasterSecret::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
         keeping: MasterSecretStorage::default(),
         node_port: None,
         migrate_until: None,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use base::crypto::Secret;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kubernetes::client::{NODES, PODS, SECRETS, Selector, VALIDATING_ADMISSION_POLICY_BINDINGS};
@@ -18,8 +18,8 @@ use crate::attacker::{Inside, eventually, settings};
 
 const KEY: &[u8; 32] = b"the master secret of the cluster";
 
-fn kms() -> ClusterKms {
-    ClusterKms::new(Secret::new(KEY.to_vec()), Secret::new(vec![3; 32])).unwrap()
+fn kms() -> MasterSecret {
+    MasterSecret::new(Secret::new(KEY.to_vec()), Secret::new(vec![3; 32])).unwrap()
 }
 
 fn inside() -> Inside {

@@ -93,8 +93,11 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     };
-    let kms =
-        base::kms::ClusterKms::new(Secret::new(KEY.to_vec()), Secret::new(SALT.to_vec())).unwrap();
+    let kms = base::master_secret::MasterSecret::new(
+        Secret::new(KEY.to_vec()),
+        Secret::new(SALT.to_vec()),
+    )
+    .unwrap();
     let measurement = kms
         .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
         .unwrap();

@@ -33,7 +33,7 @@ type Env<'a> = &'a [(&'a str, &'a str)];
 /// A folder with the master secret, as the operator and as the key service have it.
 fn workspace() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let kms = base::kms::ClusterKms::new(
+    let kms = base::master_secret::MasterSecret::new(
         base::crypto::Secret::new(KEY.to_vec()),
         base::crypto::Secret::new(SALT.to_vec()),
     );

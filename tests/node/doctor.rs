@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread;
 
 use base::crypto::Secret;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::stop::Stop;
 use base::uuid::Uuid;
 use base64::Engine;
@@ -50,7 +50,7 @@ fn install(client: &Client, setting: &Setting, changed: impl FnOnce(&mut Service
     let mut settings = ServiceSettings {
         image: "example.com/a:1".into(),
         measurement_salt: salt.unwrap(),
-        kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
+        kms: MasterSecret::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
         ..manifests::settings(&fs::read_to_string(setting.policy()).unwrap())
     };
     changed(&mut settings);

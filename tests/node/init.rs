@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use base::crypto::Secret;
-use base::kms::{ClusterKms, NO_STORE};
+use base::master_secret::{MasterSecret, NO_STORE};
 use proto::init::init_response::Kind;
 use proto::init::{INIT, InitRequest, InitResponse};
 use rpc::grpc::{CallOptions, Channel, Status};
@@ -420,7 +420,7 @@ fn asked_directly(setting: &Setting, alter: Spoil) -> String {
 
 /// A request that a fresh node accepts.
 pub fn good_request() -> InitRequest {
-    let kms = ClusterKms::new(Secret::random(32), Secret::random(32)).unwrap();
+    let kms = MasterSecret::new(Secret::random(32), Secret::random(32)).unwrap();
     let mut request = InitRequest::default();
     request.kms_uri = kms.uri().to_string();
     request.storage_uri = NO_STORE.into();

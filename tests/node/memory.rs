@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, derive_key};
-use base::kms::{ClusterKms, NO_STORE};
+use base::master_secret::{MasterSecret, NO_STORE};
 use common::area_key::area_keys;
 use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
@@ -151,7 +151,7 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
         let transport = atls::Client::new(None, Some(verifier::judge(validator)))
             .connect(socket, deadline)
             .unwrap();
-        let kms = ClusterKms::new(Secret::new(key.to_vec()), Secret::new(vec![2; 32])).unwrap();
+        let kms = MasterSecret::new(Secret::new(key.to_vec()), Secret::new(vec![2; 32])).unwrap();
         let message = RecoverMessage {
             kms_uri: kms.uri().to_string(),
             storage_uri: NO_STORE.into(),

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use base::crypto::{Dek, KEY_LEN, SSH_USER_CA_SEED_ID, Secret};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use proto::operator::{
     Caller, LOGS, Log, LogsRequest, LogsResponse, REVOKE, RevokeRequest, RevokeResponse,
 };
@@ -25,7 +25,7 @@ use crate::setting::{MASTER_KEY, MASTER_SALT, Setting};
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn authority_of(key: [u8; 32]) -> Authority {
-    let kms = ClusterKms::new(Secret::new(key.to_vec()), Secret::new(MASTER_SALT.to_vec()));
+    let kms = MasterSecret::new(Secret::new(key.to_vec()), Secret::new(MASTER_SALT.to_vec()));
     let seed = kms.unwrap().dek(&Dek::named(SSH_USER_CA_SEED_ID), KEY_LEN);
     Authority::from_seed(&seed.unwrap()).unwrap()
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::crypto::Secret;
-use base::kms::{ClusterKms, NO_STORE};
+use base::master_secret::{MasterSecret, NO_STORE};
 use common::cloud_server::{self, Answer};
 use disk::luks::Peers;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
@@ -752,7 +752,7 @@ fn strangers(setting: &Setting, number: u8, over: &AtomicBool) -> usize {
         let Ok(channel) = Channel::new(transport, "node") else {
             continue;
         };
-        let kms = ClusterKms::new(Secret::random(32), Secret::random(32)).unwrap();
+        let kms = MasterSecret::new(Secret::random(32), Secret::random(32)).unwrap();
         let (kms_uri, storage_uri) = (kms.uri().to_string(), NO_STORE.into());
         let message = RecoverMessage {
             kms_uri,

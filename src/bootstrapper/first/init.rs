@@ -16,8 +16,8 @@ use base::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID,
     Secret, cluster_id,
 };
-use base::kms::ClusterKms;
 use base::machines::Role;
+use base::master_secret::MasterSecret;
 use base::stop::Stop;
 use base::text::hex;
 use disk::state_disk::NodeState;
@@ -44,11 +44,11 @@ pub enum InitRefused {
     /// The init secret was not checked: when to try again.
     Busy(Duration),
     /// The request's location of the master secret cannot be used.
-    MasterSecret(base::kms::Error),
+    MasterSecret(base::master_secret::Error),
     /// The measurement salt has a wrong length.
     Salt(usize),
     /// The keys cannot be derived.
-    Derivation(base::kms::Error),
+    Derivation(base::master_secret::Error),
     /// The metadata service does not describe this machine.
     NoIdentity(base::machines::Error),
     /// The machine of this name is a worker.
@@ -123,7 +123,7 @@ impl fmt::Display for InitRefused {
 
 /// The secrets of a request, and the ID of the cluster that they define.
 pub struct InitSecrets {
-    kms: ClusterKms,
+    kms: MasterSecret,
     salt: [u8; MEASUREMENT_SALT_LEN],
     /// The cluster's ID.
     pub cluster: [u8; CLUSTER_ID_LEN],
@@ -132,7 +132,7 @@ pub struct InitSecrets {
 impl InitSecrets {
     /// Takes the secrets from a request; checks nothing else.
     pub fn new(request: &InitRequest) -> Result<InitSecrets, InitRefused> {
-        let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri)
+        let kms = MasterSecret::from_uris(&request.kms_uri, &request.storage_uri)
             .map_err(InitRefused::MasterSecret)?;
         let salt = request.measurement_salt.as_slice();
         let salt: [u8; MEASUREMENT_SALT_LEN] =
@@ -256,7 +256,7 @@ impl Init {
     }
 }
 
-fn derive(kms: &ClusterKms, name: &Dek) -> Result<Secret, base::kms::Error> {
+fn derive(kms: &MasterSecret, name: &Dek) -> Result<Secret, base::master_secret::Error> {
     kms.dek(name, KEY_LEN)
 }
 

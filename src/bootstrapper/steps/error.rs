@@ -67,7 +67,7 @@ pub enum Error {
     /// The node lock was not taken.
     Lock(node_lock::Error),
     /// A key cannot be derived.
-    Key(base::kms::Error),
+    Key(base::master_secret::Error),
     /// An action with the state disk failed: its name, and why.
     Disk(&'static str, state_disk::Error),
     /// The lock of the state disk's header was not taken.
@@ -127,8 +127,8 @@ impl From<client::Error> for Error {
     }
 }
 
-impl From<base::kms::Error> for Error {
-    fn from(error: base::kms::Error) -> Error {
+impl From<base::master_secret::Error> for Error {
+    fn from(error: base::master_secret::Error) -> Error {
         Error::Key(error)
     }
 }

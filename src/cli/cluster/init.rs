@@ -24,8 +24,8 @@ use crate::workspace::{
 use base::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id,
 };
-use base::kms::{ClusterKms, NO_STORE};
 use base::machines::Role;
+use base::master_secret::{MasterSecret, NO_STORE};
 use base::text::hex;
 use clap::Args;
 use kubernetes::kubeconfig;
@@ -699,7 +699,7 @@ pub fn read_init_secret(path: &Path) -> Result<Secret, Error> {
 
 /// Returns the ID of the cluster with this master secret and this salt.
 pub fn expected_cluster_id(
-    kms: &ClusterKms,
+    kms: &MasterSecret,
     salt: &[u8; MEASUREMENT_SALT_LEN],
 ) -> Result<[u8; CLUSTER_ID_LEN], Error> {
     let measurement_secret = kms
@@ -715,7 +715,7 @@ fn is_lost(status: &Status) -> bool {
 
 fn request(
     options: &Options,
-    kms: &ClusterKms,
+    kms: &MasterSecret,
     state: &State,
     init_secret: &Secret,
     components: Vec<Component>,
@@ -1042,7 +1042,7 @@ mod tests {
 
     /// The answer of an honest node.
     fn success(request: &InitRequest, kubeconfig: &[u8]) -> Kind {
-        let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).unwrap();
+        let kms = MasterSecret::from_uris(&request.kms_uri, &request.storage_uri).unwrap();
         let secret = kms
             .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
             .unwrap();
@@ -1070,7 +1070,7 @@ mod tests {
         assert_eq!(request.cluster_name, "green");
         assert_eq!(request.measurement_salt, state.measurement_salt);
         assert_eq!(
-            ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).unwrap(),
+            MasterSecret::from_uris(&request.kms_uri, &request.storage_uri).unwrap(),
             kms
         );
         assert_eq!(

@@ -564,7 +564,7 @@ pub mod tests {
     use super::*;
     use crate::migrate::facts::{Group, NodeOperator, Workload};
     use base::crypto::Secret;
-    use base::kms::ClusterKms;
+    use base::master_secret::MasterSecret;
     use kubernetes::services::RefusedOldClients;
     use zeroize::Zeroizing;
 
@@ -616,7 +616,7 @@ pub mod tests {
     fn workspace() -> Workspace {
         let secret = || Secret::new(vec![0; 32]);
         Workspace {
-            master_secret: Ok(ClusterKms::new(secret(), secret()).unwrap()),
+            master_secret: Ok(MasterSecret::new(secret(), secret()).unwrap()),
             state: None,
             config: None,
             has_terraform: false,

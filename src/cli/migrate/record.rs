@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use base::crypto::CLUSTER_ID_LEN;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::text::hex;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -84,7 +84,7 @@ pub struct Seal {
 
 impl Seal {
     /// Returns the seal of the cluster with this master secret and this ID.
-    pub fn new(secret: &ClusterKms, cluster: &[u8; CLUSTER_ID_LEN]) -> Result<Seal, Error> {
+    pub fn new(secret: &MasterSecret, cluster: &[u8; CLUSTER_ID_LEN]) -> Result<Seal, Error> {
         // the key service gives only keys whose labels begin with "key-"
         let root = hkdf::Salt::new(hkdf::HKDF_SHA256, secret.salt().expose());
         let root = root.extract(secret.key().expose());
@@ -377,7 +377,7 @@ mod tests {
 
     fn seal(secret: u8, cluster: u8) -> Seal {
         let secret = || Secret::new(vec![secret; 32]);
-        let kms = ClusterKms::new(secret(), secret()).unwrap();
+        let kms = MasterSecret::new(secret(), secret()).unwrap();
         Seal::new(&kms, &[cluster; 32]).unwrap()
     }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use base::crypto::{CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use kubernetes::services::master_secret;
 use kubernetes::yaml;
 use serde_json::Value;
@@ -26,7 +26,7 @@ const TERRAFORM: &str = "constellation-terraform";
 /// What the files say.
 pub struct Workspace {
     /// The master secret, or why it cannot be read.
-    pub master_secret: Result<ClusterKms, Error>,
+    pub master_secret: Result<MasterSecret, Error>,
     /// The state file, if it exists.
     pub state: Option<Result<OldState, Error>>,
     /// The configuration file, if it exists.
@@ -208,7 +208,7 @@ mod tests {
     fn workspace(state: Option<Result<OldState, Error>>) -> Workspace {
         let secret = || Secret::new(vec![0; 32]);
         Workspace {
-            master_secret: Ok(ClusterKms::new(secret(), secret()).unwrap()),
+            master_secret: Ok(MasterSecret::new(secret(), secret()).unwrap()),
             state,
             config: None,
             has_terraform: false,

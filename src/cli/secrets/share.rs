@@ -144,10 +144,10 @@ fn qr(share: &Share) -> Result<Zeroizing<String>, Error> {
 mod tests {
     use super::*;
     use base::crypto::Secret;
-    use base::kms::ClusterKms;
+    use base::master_secret::MasterSecret;
 
     fn shares() -> Vec<Share> {
-        let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap();
+        let kms = MasterSecret::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap();
         shares::split(&kms, 2, 3).unwrap()
     }
 

@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use crate::shell::{error::Error, files, output::Output};
 use crate::workspace::master_secret::SecretOptions;
 use base::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use clap::Args;
 use serde_json::json;
 use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
@@ -97,7 +97,7 @@ pub fn read_key(path: &Path) -> Result<PublicKey, files::FileError> {
 }
 
 /// Returns the authority whose seed has this ID.
-pub fn authority(kms: &ClusterKms, id: &str) -> Result<Authority, Error> {
+pub fn authority(kms: &MasterSecret, id: &str) -> Result<Authority, Error> {
     let seed = kms.dek(&Dek::named(id), KEY_LEN).map_err(Error::failed)?;
     Authority::from_seed(&seed).map_err(Error::failed)
 }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use keywrap::Wrapped;
 use kubernetes::wrapping_key;
 use zeroize::Zeroizing;
@@ -110,7 +110,7 @@ pub fn wrap(options: &Options) -> Result<(), Error> {
 fn encrypt(
     out: &Path,
     output: Output,
-    secret: &ClusterKms,
+    secret: &MasterSecret,
     wrapped: Option<String>,
 ) -> Result<(), Error> {
     let form = wrapped.map_or_else(|| secret.uri(), Zeroizing::new);
@@ -159,7 +159,7 @@ pub fn unwrap(options: &Unwrap) -> Result<(), Error> {
 fn write(
     out: &Path,
     content: &[u8],
-    secret: &ClusterKms,
+    secret: &MasterSecret,
     kms: Option<&str>,
 ) -> Result<PathBuf, Error> {
     let written = master_secret::write(out, content)?;

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use clap::Args;
 use keywrap::{Author, KeyEncryptionKey, Wrapped};
 use kubernetes::client::Client;
@@ -66,7 +66,7 @@ impl Wish {
     /// Wraps the master secret.
     pub fn wrap(
         &self,
-        secret: &ClusterKms,
+        secret: &MasterSecret,
         External { uri, key }: &External<'_>,
     ) -> Result<String, keywrap::Error> {
         key.prepare(self.create_key)?;
@@ -77,7 +77,7 @@ impl Wish {
     /// form yet. `client` is `None` if there is no cluster to compare with.
     pub fn keeping(
         &self,
-        secret: &ClusterKms,
+        secret: &MasterSecret,
         state: &State,
         client: Option<&Client>,
     ) -> Result<MasterSecretStorage, Error> {
@@ -143,7 +143,7 @@ fn is_set(env: &Value, names: &[&str]) -> bool {
 /// Refuses a cluster whose new key service would send no token to its KMS, because no variable has
 /// the KMS's address. Clusters of earlier versions lack this variable: there, only the wrapped
 /// master secret has the address.
-pub fn check_named(client: &Client, kms: &ClusterKms) -> Result<(), Error> {
+pub fn check_named(client: &Client, kms: &MasterSecret) -> Result<(), Error> {
     let present = master_secret::present(client)?;
     let Some(Present { secret, access }) = present else {
         return Ok(());
@@ -185,7 +185,7 @@ fn name_server(access: &mut Value, naming: Option<(&[&str], String)>) {
 
 /// Refuses a master secret of another cluster: no disk of this cluster would open with it.
 fn check_cluster(
-    secret: &ClusterKms,
+    secret: &MasterSecret,
     state: &State,
     there: Option<&[u8]>,
     kms: &str,

@@ -33,7 +33,7 @@ use crate::shell::{
 };
 use crate::workspace::{keeping::Wish, shares};
 use base::crypto::{KEY_LEN, Secret};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use clap::Args;
 use keywrap::{Author, store};
 use kubernetes::wrapping_key;
@@ -93,12 +93,12 @@ pub enum SecretSource {
 
 impl SecretSource {
     /// Reads the master secret, or restores it from its shares.
-    pub fn read(&self) -> Result<ClusterKms, Error> {
+    pub fn read(&self) -> Result<MasterSecret, Error> {
         self.read_wrapped(None)
     }
 
     /// The same; `kms` is the key URI that the operator gave to the command, if any.
-    pub fn read_wrapped(&self, kms: Option<&str>) -> Result<ClusterKms, Error> {
+    pub fn read_wrapped(&self, kms: Option<&str>) -> Result<MasterSecret, Error> {
         match self {
             SecretSource::File(path) => Ok(read_wrapped(path, kms)?),
             SecretSource::Shares(paths) => shares::read(paths),
@@ -108,7 +108,7 @@ impl SecretSource {
 
 /// Reads the master secret in the file. If there is no file, makes a new one and writes it with
 /// mode 0600, wrapped if the operator asks for that.
-pub fn open_or_create(path: &Path, wish: &Wish) -> Result<(ClusterKms, SecretOrigin), FileError> {
+pub fn open_or_create(path: &Path, wish: &Wish) -> Result<(MasterSecret, SecretOrigin), FileError> {
     let is_file = !files::is_standard_input(path) && store_uri(path).is_none();
     if is_file && !path.exists() {
         match create(path, wish) {
@@ -129,12 +129,12 @@ fn store_uri(path: &Path) -> Option<&str> {
 
 /// Reads the master secret in the file, which only its owner may read, or from standard input
 /// (`-`). Has an external KMS unwrap it if it is wrapped.
-pub fn read(path: &Path) -> Result<ClusterKms, FileError> {
+pub fn read(path: &Path) -> Result<MasterSecret, FileError> {
     read_wrapped(path, None)
 }
 
 /// The same; `kms` is the key URI that the operator gave to the command, if any.
-pub fn read_wrapped(path: &Path, kms: Option<&str>) -> Result<ClusterKms, FileError> {
+pub fn read_wrapped(path: &Path, kms: Option<&str>) -> Result<MasterSecret, FileError> {
     let (content, author) = match store_uri(path) {
         Some(uri) => (Zeroizing::new(uri.as_bytes().to_vec()), Author::Operator),
         None => (files::read_secret(path)?, Author::File),
@@ -152,7 +152,7 @@ pub fn read_wrapped(path: &Path, kms: Option<&str>) -> Result<ClusterKms, FileEr
 
 /// Reads the master secret in a file without any server: `None` if an external KMS has wrapped it, or
 /// if the path is the URI of a store.
-pub fn read_plain(path: &Path) -> Result<Option<ClusterKms>, FileError> {
+pub fn read_plain(path: &Path) -> Result<Option<MasterSecret>, FileError> {
     if store_uri(path).is_some() {
         return Ok(None);
     }
@@ -164,10 +164,10 @@ pub fn read_plain(path: &Path) -> Result<Option<ClusterKms>, FileError> {
     parsed.map_err(|what| FileError::Content(path.into(), format!("not a master secret: {what}")))
 }
 
-fn create(path: &Path, wish: &Wish) -> Result<ClusterKms, FileError> {
+fn create(path: &Path, wish: &Wish) -> Result<MasterSecret, FileError> {
     let fault = |error: String| FileError::Content(path.into(), error);
     let (key, salt) = (Secret::random(KEY_LEN), Secret::random(MIN_SALT_LEN));
-    let secret = ClusterKms::new(key, salt).map_err(|error| fault(error.to_string()))?;
+    let secret = MasterSecret::new(key, salt).map_err(|error| fault(error.to_string()))?;
     let external = wish.key().map_err(|error| fault(error.to_string()))?;
     let content = external.map(|external| wish.wrap(&secret, &external));
     let content = content
@@ -191,7 +191,7 @@ pub fn write(out: &Path, content: &[u8]) -> Result<PathBuf, FileError> {
 }
 
 /// Returns the file's text. It has no line break at the end, as in Constellation.
-pub fn text(secret: &ClusterKms) -> Zeroizing<String> {
+pub fn text(secret: &MasterSecret) -> Zeroizing<String> {
     let base64 = |secret: &Secret| Zeroizing::new(STANDARD.encode(secret.expose()));
     Zeroizing::new(format!(
         "{{\n\t\"key\": \"{}\",\n\t\"salt\": \"{}\"\n}}",
@@ -201,7 +201,7 @@ pub fn text(secret: &ClusterKms) -> Zeroizing<String> {
 }
 
 /// Parses the file. The error contains no part of the content.
-fn parse(content: &[u8]) -> Result<ClusterKms, Error> {
+fn parse(content: &[u8]) -> Result<MasterSecret, Error> {
     #[derive(Deserialize, Zeroize, ZeroizeOnDrop)]
     struct File {
         key: String,
@@ -220,7 +220,7 @@ fn parse(content: &[u8]) -> Result<ClusterKms, Error> {
     })?;
     let key = field("key", &file.key, MIN_KEY_LEN)?;
     let salt = field("salt", &file.salt, MIN_SALT_LEN)?;
-    ClusterKms::new(key, salt).map_err(Error::content)
+    MasterSecret::new(key, salt).map_err(Error::content)
 }
 
 fn field(name: &str, base64: &str, min: usize) -> Result<Secret, Error> {
@@ -246,8 +246,8 @@ mod tests {
 
     const OLD: &str = "{\n\t\"key\": \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\",\n\t\"salt\": \"AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=\"\n}";
 
-    fn ones_and_twos() -> ClusterKms {
-        ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap()
+    fn ones_and_twos() -> MasterSecret {
+        MasterSecret::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap()
     }
 
     #[test]

@@ -27,7 +27,7 @@ use super::super::client::{
     self, Client, DAEMON_SETS, NETWORK_POLICIES, Object, SECRETS, Selector,
 };
 use super::super::wrapping_key::{self, Undecipherable};
-use base::kms::{ClusterKms, NO_STORE};
+use base::master_secret::{MasterSecret, NO_STORE};
 use base::text::hex;
 
 /// The Secret of Constellation and of earlier versions, which is not encrypted.
@@ -90,7 +90,7 @@ enum Secret {
 
 impl Stored {
     /// Encrypts a master secret in any form.
-    fn encrypted(form: &[u8], access: Value, kms: &ClusterKms) -> Result<Stored, Undecipherable> {
+    fn encrypted(form: &[u8], access: Value, kms: &MasterSecret) -> Result<Stored, Undecipherable> {
         let content = wrapping_key::encrypt(form, &wrapping_key::of(kms))?;
         Ok(Stored {
             secret: Secret::New(content),
@@ -131,7 +131,7 @@ pub(super) enum Error {
 
 impl MasterSecretStorage {
     /// Returns what the key service of a new cluster reads.
-    pub(super) fn of_new(&self, kms: &ClusterKms) -> Result<Stored, Undecipherable> {
+    pub(super) fn of_new(&self, kms: &MasterSecret) -> Result<Stored, Undecipherable> {
         match self {
             MasterSecretStorage::AsBefore | MasterSecretStorage::Own => {
                 Stored::encrypted(kms.uri().as_bytes(), json!({}), kms)
@@ -147,7 +147,7 @@ impl MasterSecretStorage {
     pub(super) fn steps(
         &self,
         client: &Client,
-        kms: &ClusterKms,
+        kms: &MasterSecret,
     ) -> Result<(Option<Stored>, Stored), Error> {
         let undecipherable = Error::Other;
         let Some((present, content)) = found(client).map_err(Error::Api)? else {
@@ -182,7 +182,7 @@ impl MasterSecretStorage {
 
 /// Returns the master secret in the content of a Secret: the raw bytes of its key, or the form that an
 /// external KMS must unwrap.
-pub fn opened(content: &[u8], kms: &ClusterKms) -> Result<Zeroizing<Vec<u8>>, Undecipherable> {
+pub fn opened(content: &[u8], kms: &MasterSecret) -> Result<Zeroizing<Vec<u8>>, Undecipherable> {
     if !wrapping_key::is_encrypted(content) {
         return Ok(Zeroizing::new(content.to_vec()));
     }
@@ -191,7 +191,7 @@ pub fn opened(content: &[u8], kms: &ClusterKms) -> Result<Zeroizing<Vec<u8>>, Un
         return Ok(form);
     }
     let uri = str::from_utf8(&form).map_err(|_| Undecipherable::Key)?;
-    let own = ClusterKms::from_uris(uri, NO_STORE).map_err(|_| Undecipherable::Key)?;
+    let own = MasterSecret::from_uris(uri, NO_STORE).map_err(|_| Undecipherable::Key)?;
     Ok(Zeroizing::new(own.key().expose().to_vec()))
 }
 
@@ -265,7 +265,7 @@ fn found(client: &Client) -> Result<Option<Found>, client::Error> {
 }
 
 /// Makes the Secret of Constellation's key service again, unless it exists.
-pub fn restore_plain(client: &Client, kms: &ClusterKms) -> Result<(), client::Error> {
+pub fn restore_plain(client: &Client, kms: &MasterSecret) -> Result<(), client::Error> {
     let base64 = |secret: &base::crypto::Secret| BASE64_STANDARD.encode(secret.expose());
     let mut secret = json!({
         "metadata": {"name": PLAIN},

@@ -54,7 +54,7 @@ use super::client::{
 };
 use super::readiness;
 use super::wrapping_key::Undecipherable;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::time;
 use master_secret::{MasterSecretStorage, Stored};
 use owned::owned;
@@ -168,7 +168,7 @@ pub struct ServiceSettings {
     /// The measurement salt, 32 bytes. The cluster ID is derived from it and the master secret.
     pub measurement_salt: Vec<u8>,
     /// The master secret.
-    pub kms: ClusterKms,
+    pub kms: MasterSecret,
     /// How the cluster stores it.
     pub keeping: MasterSecretStorage,
     /// The node port of the join service. If this value or one of the next ones is `None`, the
@@ -995,7 +995,7 @@ mod tests {
             variant: "qemu-vtpm".into(),
             policy: r#"{"measurements":{"15":"00"}}"#.into(),
             measurement_salt: vec![1; 32],
-            kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
+            kms: MasterSecret::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
             keeping: MasterSecretStorage::default(),
             node_port: None,
             migrate_until: None,

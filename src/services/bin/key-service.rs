@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use base::backoff::Backoff;
-use base::kms::ClusterKms;
 use base::logger;
+use base::master_secret::MasterSecret;
 use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
@@ -19,7 +19,7 @@ use kubernetes::services::migration::Migration;
 use kubernetes::wrapping_key;
 use services::cluster::keys::SECRET_FILE;
 use services::key_service::grants::Grants;
-use services::key_service::master_secret::{self, MasterSecret};
+use services::key_service::master_secret::{self, MasterSecretFiles};
 use services::key_service::{self, Clients, KeyService, KeyServiceConfig, tokens};
 use sys::keeping::WipingAllocator;
 use sys::signal::StopSignals;
@@ -213,8 +213,8 @@ impl Given {
     }
 
     /// Returns where the master secret is.
-    fn secret(&self) -> MasterSecret {
-        MasterSecret {
+    fn secret(&self) -> MasterSecretFiles {
+        MasterSecretFiles {
             key: self.master_secret.clone(),
             salt: self.salt.clone(),
             wrapping_key: self.wrapping_key.clone(),
@@ -231,7 +231,7 @@ impl Given {
     }
 
     /// Returns the configuration of the service, and where the master secret is.
-    fn config(mut self) -> Result<(KeyServiceConfig, MasterSecret), Failure> {
+    fn config(mut self) -> Result<(KeyServiceConfig, MasterSecretFiles), Failure> {
         let secret = self.secret();
         let mut listen = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), proto::kms::PORT);
         // Constellation's chart gives no other option.
@@ -323,10 +323,10 @@ fn attested<E>(
 
 /// Returns the master secret. Waits while the external KMS is away, and the service tells callers why; `None` if a signal asks to stop.
 fn read(
-    secret: &MasterSecret,
+    secret: &MasterSecretFiles,
     service: &KeyService,
     signals: &StopSignals,
-) -> Result<Option<ClusterKms>, Failure> {
+) -> Result<Option<MasterSecret>, Failure> {
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     loop {
         match secret.read() {

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use base::crypto::Secret;
-use base::kms::{ClusterKms, NO_STORE};
+use base::master_secret::{MasterSecret, NO_STORE};
 use keywrap::Author;
 use kubernetes::wrapping_key;
 use zeroize::Zeroizing;
@@ -29,7 +29,7 @@ const MAX_FILE_LEN: usize = 4096;
 
 /// The location of the master secret.
 #[derive(Debug)]
-pub struct MasterSecret {
+pub struct MasterSecretFiles {
     /// The master secret, at least 16 bytes; or the file of `firstlight wrap`, which names the key
     /// of an external KMS that must unwrap it; or the URI of a store that has such a file.
     pub key: PathBuf,
@@ -42,10 +42,10 @@ pub struct MasterSecret {
     pub places_wrapping_key: bool,
 }
 
-impl MasterSecret {
+impl MasterSecretFiles {
     /// Reads the master secret, and has it unwrapped. One attempt. Then writes the wrapping key, if
     /// this is asked for.
-    pub fn read(&self) -> Result<ClusterKms, Error> {
+    pub fn read(&self) -> Result<MasterSecret, Error> {
         let secret = self.found()?;
         let key = wrapping_key::of(&secret);
         if self.places_wrapping_key {
@@ -58,7 +58,7 @@ impl MasterSecret {
         }
     }
 
-    fn found(&self) -> Result<ClusterKms, Error> {
+    fn found(&self) -> Result<MasterSecret, Error> {
         const KEY: &str = "master secret";
         let mut content = read(&self.key, KEY, 0..=wrapping_key::MAX_LEN)?;
         if wrapping_key::is_encrypted(&content) {
@@ -68,7 +68,7 @@ impl MasterSecret {
                 .ok()
                 .filter(|it| it.starts_with(URI))
             {
-                return ClusterKms::from_uris(uri, NO_STORE).map_err(Error::Kms);
+                return MasterSecret::from_uris(uri, NO_STORE).map_err(Error::Kms);
             }
         }
         if let Some(unwrapped) = keywrap::unwrapped(&content, Author::File, None) {
@@ -84,7 +84,7 @@ impl MasterSecret {
             MIN_SALT_LEN..=MAX_FILE_LEN,
         )?;
         let [key, salt] = [content, salt].map(|bytes| Secret::new(bytes.to_vec()));
-        ClusterKms::new(key, salt).map_err(Error::Kms)
+        MasterSecret::new(key, salt).map_err(Error::Kms)
     }
 
     /// Decrypts a master secret with this machine's wrapping key.
@@ -133,7 +133,7 @@ pub enum Error {
         std::ops::RangeInclusive<usize>,
     ),
     /// The secret is not valid.
-    Kms(base::kms::Error),
+    Kms(base::master_secret::Error),
     /// The secret in this file cannot be unwrapped.
     Wrapped(PathBuf, keywrap::Error),
     /// The secret in this file cannot be decrypted.
@@ -200,11 +200,11 @@ mod tests {
 
     use super::*;
 
-    fn files(dir: &Path, key: &[u8], salt: &[u8]) -> MasterSecret {
+    fn files(dir: &Path, key: &[u8], salt: &[u8]) -> MasterSecretFiles {
         let (key_file, salt_file) = (dir.join("mastersecret"), dir.join("salt"));
         fs::write(&key_file, key).unwrap();
         fs::write(&salt_file, salt).unwrap();
-        MasterSecret {
+        MasterSecretFiles {
             key: key_file,
             salt: salt_file,
             wrapping_key: dir.join("firstlight"),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     /// Writes the key as [`wrapping_key::place`], but for the group of the file, which only root may give it.
-    fn write_wrapping_key(secret: &MasterSecret, key: &Secret) {
+    fn write_wrapping_key(secret: &MasterSecretFiles, key: &Secret) {
         fs::create_dir(&secret.wrapping_key).unwrap();
         let file = secret.wrapping_key.join(wrapping_key::FILE);
         fs::write(file, key.expose()).unwrap();
@@ -254,7 +254,7 @@ mod tests {
         let kms = files(dir.path(), b"0123456789abcdef\n", &[2; 32])
             .read()
             .unwrap();
-        let expected = ClusterKms::new(
+        let expected = MasterSecret::new(
             Secret::new(b"0123456789abcdef\n".to_vec()),
             Secret::new(vec![2; 32]),
         );
@@ -265,7 +265,7 @@ mod tests {
     fn an_encrypted_secret_opens_only_where_the_wrapping_key_is() {
         let dir = tempfile::tempdir().unwrap();
         let secret = |byte| Secret::new(vec![byte; 32]);
-        let kms = ClusterKms::new(secret(1), secret(2)).unwrap();
+        let kms = MasterSecret::new(secret(1), secret(2)).unwrap();
         let key = wrapping_key::of(&kms);
         let text = wrapping_key::encrypt(kms.uri().as_bytes(), &key).unwrap();
         let there = files(dir.path(), text.as_bytes(), b"");
@@ -284,7 +284,7 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let plain = MasterSecret {
+        let plain = MasterSecretFiles {
             places_wrapping_key: true,
             ..files(dir.path(), &[1; 32], &[2; 32])
         };
@@ -292,13 +292,13 @@ mod tests {
         let key = wrapping_key::read(&plain.wrapping_key).unwrap();
         assert_eq!(key, Some(wrapping_key::of(&kms)));
         plain.read().unwrap();
-        let other = MasterSecret {
+        let other = MasterSecretFiles {
             places_wrapping_key: true,
             ..files(dir.path(), &[3; 32], &[2; 32])
         };
         let error = other.read().unwrap_err();
         assert!(matches!(error, Error::WrappingKey(_)), "{error}");
-        let only_read = MasterSecret {
+        let only_read = MasterSecretFiles {
             places_wrapping_key: false,
             ..other
         };
@@ -323,7 +323,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("wrapped.json");
         fs::write(&path, r#"{"wrappedKey": "", "version": 1}"#).unwrap();
-        let secret = MasterSecret {
+        let secret = MasterSecretFiles {
             key: path.clone(),
             salt: "/nonexistent".into(),
             wrapping_key: "/nonexistent".into(),

@@ -60,7 +60,7 @@ use base::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID,
     SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret, cluster_id,
 };
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::stop::Stop;
 use base::sync::lock;
 use base::uuid::Uuid;
@@ -263,14 +263,14 @@ fn limits() -> Limits {
 
 /// The master secret, when it is available.
 struct Awaited {
-    secret: OnceLock<ClusterKms>,
+    secret: OnceLock<MasterSecret>,
     /// Why it is not available yet.
     reason: Mutex<String>,
 }
 
 impl Awaited {
     /// Returns the master secret, or the reason for callers.
-    fn get(&self) -> Result<&ClusterKms, Status> {
+    fn get(&self) -> Result<&MasterSecret, Status> {
         self.secret.get().ok_or_else(|| {
             let reason = lock(&self.reason);
             Status::new(Code::FailedPrecondition, reason.as_str())
@@ -378,7 +378,7 @@ impl KeyService {
     }
 
     /// Serves keys of this master secret from now on. Fails if this machine is in another cluster.
-    pub fn provide(&self, kms: ClusterKms) -> Result<(), Error> {
+    pub fn provide(&self, kms: MasterSecret) -> Result<(), Error> {
         if let Some(Membership { register, salt, .. }) = &self.membership {
             // Otherwise each client would refuse this machine without a clear reason.
             if !register.is_of(&id_with(&kms, salt).map_err(Error::Secret)?) {
@@ -432,13 +432,13 @@ impl KeyService {
 
 /// Returns the ID of the cluster with this master secret and the measurement salt in this directory.
 pub fn id_of(
-    kms: &ClusterKms,
+    kms: &MasterSecret,
     config_dir: &Path,
 ) -> Result<[u8; CLUSTER_ID_LEN], master_secret::Error> {
     id_with(kms, &measurement_salt(config_dir)?)
 }
 
-fn id_with(kms: &ClusterKms, salt: &[u8]) -> Result<[u8; CLUSTER_ID_LEN], master_secret::Error> {
+fn id_with(kms: &MasterSecret, salt: &[u8]) -> Result<[u8; CLUSTER_ID_LEN], master_secret::Error> {
     let secret = kms.dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN);
     let secret = secret.map_err(master_secret::Error::Kms)?;
     Ok(cluster_id(&secret, salt))
@@ -915,7 +915,7 @@ fn check(id: &str, request: &GetDataKeyRequest) -> Result<(), Status> {
     Ok(())
 }
 
-fn data_key(kms: &ClusterKms, id: &str, length: u32) -> Result<Secret, Status> {
+fn data_key(kms: &MasterSecret, id: &str, length: u32) -> Result<Secret, Status> {
     let internal = |error: &dyn fmt::Display| Status::new(Code::Internal, error.to_string());
     let key = |id: &str, len| {
         kms.dek(&Dek::named(id), len)
@@ -1017,8 +1017,8 @@ impl From<CannotListen> for Error {
 mod tests {
     use super::*;
 
-    fn zeros() -> ClusterKms {
-        ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap()
+    fn zeros() -> MasterSecret {
+        MasterSecret::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap()
     }
 
     fn ask(id: &str, length: u32) -> Result<Secret, Status> {

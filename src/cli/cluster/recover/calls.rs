@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::shell::progress::{human, printable};
-use base::kms::{ClusterKms, NO_STORE};
+use base::master_secret::{MasterSecret, NO_STORE};
 use proto::recoverproto::{
     RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
 };
@@ -19,7 +19,7 @@ const RECOVER_TIMEOUT: Duration = Duration::from_secs(120);
 /// The secrets that are sent to a node.
 pub struct RecoverySecrets {
     /// The master secret.
-    pub kms: ClusterKms,
+    pub kms: MasterSecret,
     /// The measurement salt; empty unless the cluster is migrating.
     pub measurement_salt: Vec<u8>,
 }

@@ -39,8 +39,8 @@ use crate::workspace::{
     state::State,
 };
 use base::crypto::CLUSTER_ID_LEN;
-use base::kms::ClusterKms;
 use base::machines::Role;
+use base::master_secret::MasterSecret;
 use base::program::FAILED;
 use base::sync::lock;
 use base::text::hex;
@@ -147,7 +147,7 @@ fn cluster_of(options: &Options) -> Result<(State, [u8; CLUSTER_ID_LEN]), Error>
 
 /// Checks that the master secret is that of the cluster, before any node gets it.
 fn check_secret(
-    kms: &ClusterKms,
+    kms: &MasterSecret,
     state: &State,
     cluster: &[u8; CLUSTER_ID_LEN],
 ) -> Result<(), Error> {

@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use crate::shell::error::UNREACHABLE;
     use crate::workspace::master_secret;
-    use base::kms::ClusterKms;
+    use base::master_secret::MasterSecret;
     use proto::recoverproto::{
         RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
     };
@@ -318,7 +318,7 @@ mod tests {
         push_to(&node).unwrap();
         let got = got.lock().unwrap();
         assert_eq!(got.len(), 1);
-        assert!(ClusterKms::from_uris(&got[0].0, &got[0].1).is_ok());
+        assert!(MasterSecret::from_uris(&got[0].0, &got[0].1).is_ok());
     }
 
     #[test]

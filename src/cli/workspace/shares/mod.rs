@@ -8,7 +8,7 @@ mod scheme;
 use std::path::PathBuf;
 
 use crate::shell::{error, files};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 
 pub use code::{code, lines, parse};
 pub use scheme::{Error, Named, Share, join, split};
@@ -21,7 +21,7 @@ impl From<Error> for error::Error {
 
 /// Reads shares from files, and then, if one of the paths is `-`, asks for the others on the
 /// terminal. Restores the master secret.
-pub fn read(paths: &[PathBuf]) -> Result<ClusterKms, error::Error> {
+pub fn read(paths: &[PathBuf]) -> Result<MasterSecret, error::Error> {
     let mut shares = vec![];
     let is_terminal = |path: &&PathBuf| path.as_os_str() == "-";
     for path in paths.iter().filter(|path| !is_terminal(path)) {

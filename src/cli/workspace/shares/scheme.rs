@@ -14,7 +14,7 @@ use vsss_rs::Gf256;
 use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::{Dek, Secret, random};
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 
 /// The name of the key whose first bytes are the fingerprint of a master secret.
 const FINGERPRINT_ID: &str = "share-fingerprint";
@@ -148,7 +148,7 @@ impl Share {
 
 /// Splits the master secret into `count` shares, of which any `threshold` restore it: 2 <=
 /// `threshold` <= `count` <= 255.
-pub fn split(kms: &ClusterKms, threshold: u8, count: u8) -> Result<Vec<Share>, Error> {
+pub fn split(kms: &MasterSecret, threshold: u8, count: u8) -> Result<Vec<Share>, Error> {
     if threshold < 2 || threshold > count {
         return Err(Error::NotShareable(format!(
             "{threshold} of {count} shares: expected at least 2, and at most as many as there are"
@@ -169,7 +169,7 @@ pub fn split(kms: &ClusterKms, threshold: u8, count: u8) -> Result<Vec<Share>, E
 }
 
 /// Restores the master secret.
-pub fn join(shares: &[Named]) -> Result<ClusterKms, Error> {
+pub fn join(shares: &[Named]) -> Result<MasterSecret, Error> {
     check(shares)?;
     let Some(first) = shares.first() else {
         return Err(Error::TooFew(0, 2));
@@ -218,7 +218,7 @@ pub fn check(shares: &[Named]) -> Result<(), Error> {
 }
 
 /// Returns the bytes to share: the length of the key, the key, the salt.
-fn joined(kms: &ClusterKms) -> Result<Zeroizing<Vec<u8>>, Error> {
+fn joined(kms: &MasterSecret) -> Result<Zeroizing<Vec<u8>>, Error> {
     let (key, salt) = (kms.key().expose(), kms.salt().expose());
     for part in [key, salt] {
         if part.len() > MAX_LEN {
@@ -235,15 +235,15 @@ fn joined(kms: &ClusterKms) -> Result<Zeroizing<Vec<u8>>, Error> {
     Ok(secret)
 }
 
-fn parted(secret: &[u8]) -> Option<ClusterKms> {
+fn parted(secret: &[u8]) -> Option<MasterSecret> {
     let (&len, rest) = secret.split_first()?;
     let (key, salt) = rest.split_at_checked(len.into())?;
-    ClusterKms::new(Secret::new(key.to_vec()), Secret::new(salt.to_vec())).ok()
+    MasterSecret::new(Secret::new(key.to_vec()), Secret::new(salt.to_vec())).ok()
 }
 
 /// Returns the fingerprint of the master secret: the first bytes of a key that is derived from it
 /// and used for nothing else.
-fn fingerprint(kms: &ClusterKms) -> Result<[u8; 4], Error> {
+fn fingerprint(kms: &MasterSecret) -> Result<[u8; 4], Error> {
     let mut fingerprint = [0; 4];
     let key = kms
         .dek(&Dek::named(FINGERPRINT_ID), fingerprint.len())
@@ -284,8 +284,8 @@ impl TryCryptoRng for Kernel {}
 mod tests {
     use super::*;
 
-    fn master_secret(byte: u8) -> ClusterKms {
-        ClusterKms::new(Secret::new(vec![byte; 32]), Secret::new(vec![2; 32])).unwrap()
+    fn master_secret(byte: u8) -> MasterSecret {
+        MasterSecret::new(Secret::new(vec![byte; 32]), Secret::new(vec![2; 32])).unwrap()
     }
 
     fn named(shares: &[Share], which: &[usize]) -> Vec<Named> {
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_secret_of_another_length_and_the_most_shares_hold_too() {
-        let secret = ClusterKms::new(Secret::random(16), Secret::random(255)).unwrap();
+        let secret = MasterSecret::new(Secret::random(16), Secret::random(255)).unwrap();
         let shares = split(&secret, 255, 255).unwrap();
         let which: Vec<usize> = (0..255).rev().collect();
         assert_eq!(join(&named(&shares, &which)).unwrap(), secret);
@@ -351,7 +351,7 @@ mod tests {
         for (threshold, count) in [(0, 3), (1, 3), (4, 3), (2, 1)] {
             assert!(split(&master_secret(1), threshold, count).is_err());
         }
-        let long = ClusterKms::new(Secret::random(256), Secret::random(32)).unwrap();
+        let long = MasterSecret::new(Secret::random(256), Secret::random(32)).unwrap();
         assert!(
             matches!(split(&long, 2, 3), Err(Error::NotShareable(why)) if why.contains("256 bytes"))
         );

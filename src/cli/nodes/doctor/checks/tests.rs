@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use base::crypto::Secret;
-use base::kms::ClusterKms;
+use base::master_secret::MasterSecret;
 use base::time;
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::rbac::PrivilegedAccount;
@@ -171,7 +171,7 @@ fn sets(image: &str) -> Vec<Value> {
         variant: "qemu-vtpm".into(),
         policy: policy_text(),
         measurement_salt: vec![1; 32],
-        kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
+        kms: MasterSecret::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
         keeping: MasterSecretStorage::default(),
         node_port: None,
         migrate_until: None,

@@ -1,10 +1,8 @@
-//! Key management: the back ends that provide data keys, and the URIs that name a back end.
+//! The master secret of a cluster, from which every key is derived, and the URIs that bring it.
 //!
-//! `InitRequest` and `RecoverMessage` contain a key URI. The URI of the cluster's own back end
-//! contains the master secret, so the URI is a secret too. `uri` parses and writes URIs. This
-//! version has one back end, [`ClusterKms`], which derives every key from the master secret and
-//! needs no storage. Back ends that wrap random keys with a cloud's key service are recognized by
-//! name and refused.
+//! `InitRequest` and `RecoverMessage` name a back end of keys by a key URI. The back end `cluster-kms` derives its keys and needs no
+//! storage; its URI contains the master secret, so the URI is a secret too. Back ends that wrap random keys with a cloud's key service
+//! are recognized by name and refused.
 
 mod error;
 mod uri;
@@ -15,16 +13,15 @@ pub use error::{Error, NO_STORE};
 
 use crate::crypto::{Dek, Secret, derive_key};
 
-/// The back end that derives keys: HKDF-SHA-256 of the master secret and its salt, with the name of
-/// the key as info.
+/// The master secret and its salt. A key is their HKDF-SHA-256, with the name of the key as info.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClusterKms {
+pub struct MasterSecret {
     key: Secret,
     salt: Secret,
 }
 
-impl ClusterKms {
-    /// Makes the back end from the master secret and its salt; neither may be empty.
+impl MasterSecret {
+    /// Makes it of the secret and its salt; neither may be empty.
     pub fn new(key: Secret, salt: Secret) -> Result<Self, Error> {
         if key.is_empty() {
             return Err(Error::Empty("key"));
@@ -32,10 +29,10 @@ impl ClusterKms {
         if salt.is_empty() {
             return Err(Error::Empty("salt"));
         }
-        Ok(ClusterKms { key, salt })
+        Ok(MasterSecret { key, salt })
     }
 
-    /// Returns the master secret.
+    /// Returns the secret.
     pub fn key(&self) -> &Secret {
         &self.key
     }
@@ -45,12 +42,12 @@ impl ClusterKms {
         &self.salt
     }
 
-    /// Makes the back end that a key URI and a storage URI of `InitRequest` or `RecoverMessage`
-    /// name. An empty storage URI means no storage.
+    /// Reads it from the key URI and the storage URI of `InitRequest` or `RecoverMessage`. An empty
+    /// storage URI means no storage.
     pub fn from_uris(kms_uri: &str, storage_uri: &str) -> Result<Self, Error> {
         uri::check_storage(storage_uri)?;
         let (key, salt) = uri::parse_kms(kms_uri)?;
-        ClusterKms::new(key, salt)
+        MasterSecret::new(key, salt)
     }
 
     /// Returns the URI `kms://cluster-kms?key=..&salt=..`, which contains the master secret.
@@ -70,7 +67,7 @@ mod tests {
 
     #[test]
     fn keys_match_the_end_to_end_vector_of_the_old_system() {
-        let kms = ClusterKms::from_uris(
+        let kms = MasterSecret::from_uris(
             "kms://cluster-kms?key=AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\
              &salt=AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=",
             NO_STORE,
@@ -98,13 +95,13 @@ mod tests {
     fn empty_keys_and_salts_are_refused() {
         let some = || Secret::new(vec![1]);
         let none = || Secret::new(vec![]);
-        assert_eq!(ClusterKms::new(none(), some()), Err(Error::Empty("key")));
-        assert_eq!(ClusterKms::new(some(), none()), Err(Error::Empty("salt")));
+        assert_eq!(MasterSecret::new(none(), some()), Err(Error::Empty("key")));
+        assert_eq!(MasterSecret::new(some(), none()), Err(Error::Empty("salt")));
     }
 
     #[test]
     fn lengths_that_cannot_be_derived_are_refused() {
-        let kms = ClusterKms::new(Secret::new(vec![1]), Secret::new(vec![2])).unwrap();
+        let kms = MasterSecret::new(Secret::new(vec![1]), Secret::new(vec![2])).unwrap();
         for len in [0, crate::crypto::MAX_DERIVED_LEN + 1, u32::MAX as usize] {
             assert_eq!(kms.dek(&Dek::named("x"), len), Err(Error::Length(len)));
         }
@@ -112,7 +109,7 @@ mod tests {
 
     #[test]
     fn debug_output_shows_no_key() {
-        let kms = ClusterKms::new(
+        let kms = MasterSecret::new(
             Secret::new(b"hunter2".to_vec()),
             Secret::new(b"pepper".to_vec()),
         )

@@ -120,19 +120,19 @@ fn hex_digit(byte: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ClusterKms;
+    use super::super::MasterSecret;
     use super::*;
     use support::mutation::mutations;
 
     /// The example of Constellation's documentation: `masterkey` and `somesalt`.
     const EXAMPLE: &str = "kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ=";
 
-    fn parse(uri: &str) -> Result<ClusterKms, Error> {
-        ClusterKms::from_uris(uri, NO_STORE)
+    fn parse(uri: &str) -> Result<MasterSecret, Error> {
+        MasterSecret::from_uris(uri, NO_STORE)
     }
 
-    fn kms(key: &[u8], salt: &[u8]) -> ClusterKms {
-        ClusterKms::new(Secret::new(key.to_vec()), Secret::new(salt.to_vec())).unwrap()
+    fn kms(key: &[u8], salt: &[u8]) -> MasterSecret {
+        MasterSecret::new(Secret::new(key.to_vec()), Secret::new(salt.to_vec())).unwrap()
     }
 
     #[test]
