@@ -557,8 +557,8 @@ fn a_policy_as_an_object_is_the_policy_as_json() {
 #[test]
 fn the_schema_has_all_words_of_a_policy_and_no_other_one() {
     // The services would refuse this text.
-    let source = include_str!("../src/verifier/policy/words.rs");
-    let words = source.split_once("const WORDS: &str = r#\"").unwrap().1;
+    let source = include_str!("../src/verifier/policy/field_names.rs");
+    let words = source.split_once("const FIELDS: &str = r#\"").unwrap().1;
     let words = words.split_once("\"#;").unwrap().0;
     let words: Value = serde_json::from_str(words).unwrap();
     let schema: Value = serde_json::from_str(SCHEMA).unwrap();

@@ -638,7 +638,7 @@ fn a_worker_leaves_with_what_kubectl_would_evict_and_all_that_is_recorded_of_it(
     assert!(readmit("worker-0").status.success());
     let again = readmit("worker-0");
     assert_eq!(again.status.code(), Some(1));
-    assert!(said(&again).contains("worker-0 is no node that was removed"));
+    assert!(said(&again).contains("worker-0 is not among the removed nodes"));
     // a token of a node that was no control plane needs no etcd
     let pod = PODS.in_namespace("kube-system").named("etcd-plane-a");
     let not_ready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});

@@ -1,4 +1,4 @@
-//! Policies as each program reads them, and `firstlight policy` as the operator sees it. `src/verifier/policy/words.rs` and
+//! Policies as each program reads them, and `firstlight policy` as the operator sees it. `src/verifier/policy/field_names.rs` and
 //! `src/cli/trust/policy/tests.rs` test the single rules, and `tests/key_service.rs` the key service's policy.
 
 use std::fs::{self, Permissions};

@@ -133,7 +133,7 @@ fn a_disk_opens_only_in_the_machine_that_its_record_names() {
     let broker = Broker::start();
     let (one, clone) = (Swtpm::start(), Swtpm::start());
     let (mut program, at) = broker.join_service(&[ALWAYS]);
-    program.expect("are recorded for the machine that asks first");
+    program.expect("is recorded for the first machine that asks");
     let ticket = ask(&one, at, UUID).unwrap();
     assert_eq!(hex(&ticket.state_disk_key), DISK_KEY);
     assert_eq!(ticket.measurement_salt, [3; 32]);

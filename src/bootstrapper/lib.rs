@@ -217,8 +217,10 @@ impl Bootstrapper {
             self.timeline.event("kubelet", "started");
             steps::etcd::prioritize_io(&self.stop, &self.timeline);
         }
-        self.timeline
-            .event("ready", "a member of its cluster since before this boot");
+        self.timeline.event(
+            "ready",
+            "a member of its cluster, which it joined in an earlier boot",
+        );
         Ok(RunOutcome::Member)
     }
 

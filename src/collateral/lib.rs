@@ -221,12 +221,12 @@ impl Fetching {
     pub fn at_hand(&self) -> Arc<dyn Sources> {
         Arc::new(Fetching {
             waits: false,
-            ..self.without_words()
+            ..self.without_verdicts()
         })
     }
 
     /// Returns sources that share these items, but ask no cloud for a verdict.
-    pub fn without_words(&self) -> Fetching {
+    pub fn without_verdicts(&self) -> Fetching {
         Fetching {
             cache: self.cache.clone(),
             ec2: None,
@@ -430,7 +430,7 @@ impl Origin for Servers {
             _ => self.kds.is_some() || self.pcs.is_some(),
         };
         if !self.has_roots && fetches {
-            let why = "this machine has no certificates of web servers' authorities (ca-certificates); --collateral-ca can name a file";
+            let why = "this machine has no CA certificates of web servers (ca-certificates); --collateral-ca can name a file";
             return Err(Cause::Setting.because(why).into());
         }
         match item {

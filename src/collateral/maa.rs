@@ -41,7 +41,7 @@ const MAX_ANSWER: usize = 64 << 10;
 /// Maximum number of services: each policy of a program names one.
 const MAX_SERVICES: usize = 16;
 /// Maximum number of verdicts in memory: more than a cluster has nodes. A further one replaces the one that expires first.
-const MAX_WORDS: usize = 4096;
+const MAX_VERDICTS: usize = 4096;
 /// How many requests are sent at once to a service, and the pause before each further one. The limit allows a new, large cluster.
 const AT_ONCE: u32 = 32;
 const PAUSE: Duration = Duration::from_secs(1);
@@ -71,7 +71,7 @@ pub struct Maa {
 #[derive(Default)]
 struct State {
     services: HashMap<String, Arc<CollateralServer>>,
-    words: HashMap<Asked, Said>,
+    verdicts: HashMap<Asked, Said>,
     /// The requests that run. Each caller that waits for the answer also holds a reference.
     running: HashMap<Asked, Arc<()>>,
     /// The limits of chips about which requests were sent lately, by CHIP_ID.
@@ -216,7 +216,7 @@ impl Maa {
         let roots = self.roots.as_ref();
         let roots = roots.map_err(|why| Cause::Setting.because(format!("SSL_CERT_FILE: {why}")))?;
         if roots.is_empty() {
-            let why = "this machine has no certificates of web servers' authorities (ca-certificates); SSL_CERT_FILE can name a file";
+            let why = "this machine has no CA certificates of web servers (ca-certificates); SSL_CERT_FILE can name a file";
             return Err(Cause::Setting.because(why));
         }
         let server = CollateralServer::new(url, roots).map_err(|why| why.about("maaURL"))?;
@@ -246,13 +246,13 @@ impl Drop for Running<'_> {
 impl State {
     /// Returns the cached verdict on a report, if it is still valid.
     fn known(&self, asked: &Asked) -> Option<Result<Arc<Word>, Unavailable>> {
-        let said = self.words.get(asked)?;
+        let said = self.verdicts.get(asked)?;
         (said.until > Instant::now()).then(|| said.word.clone())
     }
 
     /// Counts a request about a chip. Fails if too many were sent about the chip's machines.
     fn count(&mut self, chip: &[u8; 64], now: Instant) -> Result<(), Unavailable> {
-        if self.chips.len() >= MAX_WORDS {
+        if self.chips.len() >= MAX_VERDICTS {
             self.chips.retain(|_, limit| !limit.is_full(now));
         }
         let limit = self.chips.entry(*chip);
@@ -274,13 +274,13 @@ impl State {
     }
 
     fn keep(&mut self, asked: Asked, said: Said) {
-        self.words.insert(asked, said);
-        while self.words.len() > MAX_WORDS {
-            let first = self.words.iter().min_by_key(|(_, said)| said.until);
+        self.verdicts.insert(asked, said);
+        while self.verdicts.len() > MAX_VERDICTS {
+            let first = self.verdicts.iter().min_by_key(|(_, said)| said.until);
             let Some(first) = first.map(|(asked, _)| asked.clone()) else {
                 return;
             };
-            self.words.remove(&first);
+            self.verdicts.remove(&first);
         }
     }
 }
@@ -391,10 +391,10 @@ mod tests {
     }
 
     #[test]
-    fn words_beyond_the_limit_go_by_their_end() {
+    fn verdicts_beyond_the_limit_go_by_their_end() {
         let mut state = State::default();
         let now = Instant::now();
-        for number in 0..=MAX_WORDS {
+        for number in 0..=MAX_VERDICTS {
             let until = now + Duration::from_secs(number as u64);
             state.keep(
                 number.to_string(),
@@ -404,8 +404,8 @@ mod tests {
                 },
             );
         }
-        assert_eq!(state.words.len(), MAX_WORDS);
-        assert!(!state.words.contains_key("0"));
+        assert_eq!(state.verdicts.len(), MAX_VERDICTS);
+        assert!(!state.verdicts.contains_key("0"));
     }
 
     #[test]
@@ -422,12 +422,12 @@ mod tests {
         state.count(&[1; 64], now + PAUSE_OF_CHIP).unwrap();
         // limits that are fully available again are removed
         let later = now + PAUSE_OF_CHIP * (AT_ONCE_OF_CHIP + 1);
-        for number in 0..=MAX_WORDS as u64 {
+        for number in 0..=MAX_VERDICTS as u64 {
             let mut chip = [3; 64];
             chip[..8].copy_from_slice(&number.to_le_bytes());
             state.count(&chip, later).unwrap();
         }
-        assert_eq!(state.chips.len(), MAX_WORDS + 1);
+        assert_eq!(state.chips.len(), MAX_VERDICTS + 1);
         state.count(&[1; 64], later).unwrap();
         state.count(&[4; 64], later + PAUSE_OF_CHIP).unwrap();
         assert_eq!(state.chips.len(), 1);

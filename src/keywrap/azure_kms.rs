@@ -382,7 +382,7 @@ fn refusal(
             refused("make a new version of the key, or change the dates of this one")
         }
         (403, "KeyOperationForbidden") => refused(&format!(
-            "the key's operations must contain that of {}",
+            "the key does not permit what this needs: add {} to its operations",
             operation.name
         )),
         (403, _) => {

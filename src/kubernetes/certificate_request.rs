@@ -218,7 +218,7 @@ fn read_attributes(attributes: &[u8]) -> Result<AlternativeNames, InvalidRequest
     let mut values = DerReader::new(attribute.expect(der::SET)?);
     attribute.end()?;
     if kind != EXTENSION_REQUEST || !attributes.is_empty() {
-        return invalid("it has other attributes than one extensionRequest");
+        return invalid("its only attribute must be one extensionRequest");
     }
     let extensions = values.expect(der::SEQUENCE)?;
     values.end()?;

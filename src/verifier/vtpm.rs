@@ -142,7 +142,7 @@ impl VtpmValidator {
     ) -> Result<Identified, Refusal> {
         let nonce = evidence.nonce;
         // evidence that is only shown to a person is never refused, whatever the policy says
-        if !self.policy.without_words {
+        if !self.policy.without_cloud_statements {
             check_bank(values)?;
         }
         let log = &document.attestation.event_log.0;
@@ -169,7 +169,7 @@ impl VtpmValidator {
             .map(|claims| self.verifier.confirm(&quoted, claims));
         let (platform, endorsed) = match confirmed.transpose() {
             Ok(confirmed) => (confirmed, endorsed),
-            Err(_) if self.policy.without_words => (platform, false),
+            Err(_) if self.policy.without_cloud_statements => (platform, false),
             Err(why) => return Err(why),
         };
         Ok(Identified {

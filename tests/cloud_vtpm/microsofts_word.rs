@@ -240,7 +240,7 @@ fn microsoft_is_asked_only_about_a_machine_that_is_accepted_by_all_else() {
         (
             &fallback,
             &document,
-            Arc::new(maa.fetching().without_words()),
+            Arc::new(maa.fetching().without_verdicts()),
             "requests are disabled",
         ),
     ] {

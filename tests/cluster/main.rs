@@ -144,7 +144,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     node.start_bootstrapper();
     let journal = node.wait_for_bootstrapper();
     assert!(
-        journal.contains("a member of its cluster since before this boot"),
+        journal.contains("a member of its cluster, which it joined in an earlier boot"),
         "{journal}"
     );
     wait_for_cluster(&operator, &[&node]);
@@ -579,7 +579,7 @@ fn boot_with_key_from(source: &str, mut initramfs: Program, node: &mut Node, clu
     node.start_bootstrapper();
     let journal = node.wait_for_bootstrapper();
     assert!(
-        journal.contains("a member of its cluster since before this boot"),
+        journal.contains("a member of its cluster, which it joined in an earlier boot"),
         "{journal}"
     );
 }

@@ -973,7 +973,7 @@ fn the_next_node_is_not_touched_before_one_keeps_its_image() {
     let cluster = Rollouts::new(1, 2);
     let (old, new) = (pcr_4(OLD), pcr_4(NEW));
     *locked(&cluster.world.refuses) = true;
-    cluster.fails(&UNATTENDED, &["worker-0 has not kept the new image"]);
+    cluster.fails(&UNATTENDED, &["worker-0 went back to its old image"]);
     assert_eq!(cluster.rebooted(), ["worker-0"]);
     assert_eq!(cluster.accepted(), [old, new.clone()].into());
     assert_eq!(cluster.cordoned(), ["worker-0"]);

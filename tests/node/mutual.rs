@@ -427,7 +427,7 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let policy = setting.policy();
     let service = setting.join_service_with(3, keys, &policy, &[]);
-    service.expect("this service proves nothing to nodes (--evidence)");
+    service.expect("this service proves nothing to nodes (without --evidence)");
     let issuer = qemu_vtpm::issuer(setting.tpm.location().parse().unwrap(), None);
     let issuer: Arc<dyn Issuer> = Arc::new(issuer);
     let text = std::fs::read_to_string(&policy).unwrap();

@@ -95,10 +95,10 @@ fn the_first_machine_says_once_that_it_knows_no_other_control_plane() {
     let disk = setting.new_disk();
     let node = Program::start(&mut setting.bootstrapper(&disk));
     // repeated on purpose with all that the node waits for; before that it lists at least twice
-    node.expect(" waiting: for a cluster or an init, ");
+    node.expect(" waiting: for a ticket or the operator's init, ");
     let output = node.output();
     let (before, _) = output
-        .split_once(" waiting: for a cluster or an init, ")
+        .split_once(" waiting: for a ticket or the operator's init, ")
         .unwrap();
     assert_eq!(before.matches(ALONE).count(), 1, "{output}");
 }

@@ -394,7 +394,7 @@ fn a_bad_image_falls_back(cluster: &mut Cluster) {
     // it depends on whether the kubelet reported that it is ready before the bad image restarted the machine
     let why = [
         "came back without the new image",
-        "has not kept the new image",
+        "went back to its old image",
     ];
     let said = ends(rollout, "firstlight: ", 1);
     assert!(why.iter().any(|it| said.contains(it)), "{said}");

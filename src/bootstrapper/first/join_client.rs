@@ -345,7 +345,7 @@ impl Seeker {
         if failure.is_lasting {
             self.node.timeline.event(
                 "refused",
-                format_args!("{source}: {text}; correct this, the node keeps asking"),
+                format_args!("{source}: {text}; correct the cause, this node asks again"),
             )
         } else {
             self.node
@@ -358,7 +358,7 @@ impl Seeker {
         let seconds = self.since.elapsed().as_secs();
         self.node.timeline.event(
             "waiting",
-            format_args!("for a cluster or an init, {seconds} s so far"),
+            format_args!("for a ticket or the operator's init, {seconds} s so far"),
         );
         let notes = self.state().notes.clone();
         notes

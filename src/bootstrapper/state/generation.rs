@@ -118,7 +118,7 @@ impl Generations {
     fn note(&self, all: io::Result<Vec<Generation>>) {
         let all = all.map_err(|error| format!("{}: {error}", self.path.display()));
         if let Err(why) = &all {
-            log::warn!("cannot write a new generation to the state disk: {why}");
+            log::warn!("cannot write the next generation number to the state disk: {why}");
         }
         *lock(&self.state) = State {
             all,

@@ -52,7 +52,10 @@ fn grow_on(mapped: &Path, root: &Path, timeline: &Timeline) -> io::Result<Option
         return Ok(None);
     }
     let (before, now) = (size_of(superblock.blocks), size_of(size));
-    timeline.event("growing", format_args!("from {before} to {now}"));
+    timeline.event(
+        "growing",
+        format_args!("the file system, from {before} to {now}"),
+    );
     // Linux reads the last block, and the bitmaps of each new group to compute their checksums. A
     // block that was never written cannot be read
     let zeros = PageBuffer::new(CHUNK as usize);

@@ -71,7 +71,7 @@ pub(crate) struct CommandLine {
     addons: Option<PathBuf>,
     /// With strong, refuse nodes of the old form of attested TLS, which all nodes of Constellation use; the policy's own
     /// field `"require": "strong"` does the same; with any, admit them, unless the policy has that field; by
-    /// default as before
+    /// default as the cluster has it, and strong in a new one
     #[arg(long, value_name = "FORM", value_parser = ["strong", "any"])]
     require: Option<String>,
     #[command(flatten)]
@@ -83,32 +83,32 @@ pub(crate) struct CommandLine {
     /// The state file, which has the measurement salt
     #[arg(long, value_name = "FILE", default_value = STATE_FILE)]
     state: PathBuf,
-    /// The join service's port on every control plane; by default as before, and 30090 in a new cluster
+    /// The join service's port on every control plane; by default as the cluster has it, and 30090 in a new one
     #[arg(long, value_name = "PORT")]
     node_port: Option<u16>,
     #[command(flatten)]
     metadata: MetadataOptions,
     /// The last day, as 2027-01-31, on which the join service opens disks without a record, such as those of
-    /// Constellation, or never; by default as before, and never in a new cluster
+    /// Constellation, or never; by default as the cluster has it, and never in a new one
     #[arg(long, value_name = "DATE", value_parser = until)]
     migrate_until: Option<Migration>,
     /// The last day, as 2027-01-31, on which the key service gives keys of volumes to CSI drivers of Constellation,
-    /// which show no token, or never; by default as before, and never in a new cluster
+    /// which show no token, or never; by default as the cluster has it, and never in a new one
     #[arg(long, value_name = "DATE", value_parser = until)]
     old_clients_until: Option<Migration>,
-    /// Ask each member for fresh evidence once in this time, 60 to 86400, and show the result at its Node
-    /// (docs/watch.md), or never; by default as before, and never in a new cluster
+    /// How often each member is asked for fresh evidence, in seconds, 60 to 86400, or never; its Node shows the result
+    /// (docs/watch.md); by default as the cluster has it, and never in a new one
     #[arg(long, value_name = "SECONDS", value_parser = watch)]
     watch: Option<String>,
-    /// What happens to a node that is refused then; by default as before, and report in a new cluster
+    /// What happens to a node that is refused then; by default as the cluster has it, and report in a new one
     #[arg(long, value_name = "WORD", value_parser = ["report", "taint", "cordon"])]
     watch_action: Option<String>,
     /// Publish the result of each accepted node as a signed token that OpenID Connect relying parties verify, at
-    /// https://HOST[:PORT][/PATH] (docs/watch.md), or none; by default as before, and none in a new cluster
+    /// https://HOST[:PORT][/PATH] (docs/watch.md), or none; by default as the cluster has it, and none in a new one
     #[arg(long, value_name = "URL", value_parser = issuer)]
     watch_issuer: Option<String>,
-    /// The keys that each client of the key service may get (docs/services.md); by default as before, and in a new
-    /// cluster those of the join service
+    /// The keys that each client of the key service may get (docs/services.md); by default as the cluster has them,
+    /// and in a new one those of the join service
     #[arg(long, value_name = "CALLER=CLASS,..;..", value_parser = grants_of)]
     grants: Option<String>,
     /// Record that this node is a control plane, if it has no record because it joined before records existed; may be

@@ -28,7 +28,7 @@ pub struct Options {
     /// The master secret; a new one is written if the file does not exist
     #[arg(long, value_name = "FILE", default_value = MASTER_SECRET_FILE)]
     master_secret: PathBuf,
-    /// Write a new master secret only as the key of this external KMS wraps it (docs/kms.md); quote it in a shell
+    /// Write a new master secret only wrapped by this key of an external KMS (docs/kms.md); quote the URI in a shell
     #[arg(long, value_name = "URI")]
     kms: Option<String>,
     /// With --kms: make the key if it is missing

@@ -113,7 +113,7 @@ pub(crate) struct CommandLine {
     mut_arg("metadata", |it| it.requires("image")),
 )]
 struct ClusterToMake {
-    /// The cluster's version of Kubernetes, from v1.31 on; v1.36 is its newest patch
+    /// The version of Kubernetes, v1.31 or later; v1.36 without a patch number means its newest patch
     #[arg(long, value_name = "VERSION")]
     kubernetes_version: Option<String>,
     /// The list of programs that the node installs first, as `firstlight components` makes it; without it, init makes

@@ -238,7 +238,7 @@ firstlight[unlock]    3.214s mapped: /dev/mapper/state
 firstlight[unlock]    5.000s mounted: /run/state
 firstlight[run]    9.100s start: firstlight 0.1.0
 firstlight[run]    9.300s ready: waiting for the operator's init on 0.0.0.0:9000
-firstlight[run]   19.300s waiting: for a cluster or an init, 10 s so far
+firstlight[run]   19.300s waiting: for a ticket or the operator's init, 10 s so far
 firstlight[run]   99.250s quote: 9000 bytes in 30 ms
 firstlight[run]   99.300s locked: this node belongs to a cluster from here on
 firstlight[run]   99.301s phase: state disk

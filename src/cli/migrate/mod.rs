@@ -77,8 +77,8 @@ pub(crate) struct CommandLine {
     /// The last day, as 2027-01-31, on which disks of Constellation open without a record
     #[arg(long, value_name = "DATE", value_parser = until)]
     migrate_until: Option<Migration>,
-    /// The last day, as 2027-01-31, on which the key service gives keys of volumes to CSI drivers of Constellation,
-    /// which show no token, or never
+    /// The last day, such as 2027-01-31, on which the key service still gives keys of volumes to Constellation's CSI
+    /// drivers, which show no token; or never
     #[arg(long, value_name = "DATE", value_parser = until)]
     old_clients_until: Option<Migration>,
     /// The keys that each client of the key service may get (docs/services.md); by default those of the join service

@@ -393,7 +393,7 @@ fn warn_of_others(client: &Client, planes: &ControlPlanes) -> Result<(), Error> 
     };
     for pod in pods.items.iter().filter(|pod| !is_known(pod)) {
         log::warn!(
-            "the pod {NAMESPACE}/{} on {} is ignored: it has the labels of etcd, and is not the static pod of a control plane that a record \
+            "the pod {NAMESPACE}/{} on {} is ignored: it has the labels of etcd, but is not the static pod of a control plane that a record \
              names",
             printable(text(pod, "/metadata/name")),
             printable(text(pod, "/spec/nodeName"))

@@ -386,7 +386,7 @@ pub fn values(
     check_binding(options, registers, &booted, several.trim_end(), is_launched)?;
     if !several.is_empty() {
         log::warn!(
-            "these registers are not in the policy ({choose}):\n{}",
+            "these registers have several possible values, and are not in the policy ({choose}):\n{}",
             several.trim_end()
         );
     }
@@ -451,7 +451,7 @@ pub fn judge(options: &Options, image: &Image) -> Result<(), Error> {
     }
     if !unseen.is_empty() {
         log::info!(
-            "{path}: not seen: {}; --explain says why",
+            "{path}: the files do not show whether these are closed to the host: {}; --explain says why",
             unseen.join(", ")
         );
     }

@@ -154,7 +154,7 @@ impl NodeOption {
 #[derive(Debug, Args)]
 pub struct KeyOptions {
     /// Also accept the attestation key with this name, which the node's console shows: 000b and 64 hex digits; may be
-    /// repeated; with a policy that names no keys, no others are accepted
+    /// repeated; if the policy names no keys, only the keys given here are accepted
     #[arg(long, value_name = "NAME")]
     pub attestation_key: Vec<KeyName>,
 }

@@ -22,7 +22,7 @@ const KINDS: [&str; 2] = ["InternalIP", "ExternalIP"];
 pub fn keep(client: &Client, path: &Path) {
     if let Err(error) = save(client, path) {
         log::warn!(
-            "{}: the nodes of the cluster are not saved for a recovery: {error}",
+            "{}: cannot save the nodes of the cluster for a later recovery: {error}",
             path.display()
         );
     }

@@ -42,9 +42,9 @@ impl SourceOptions {
 
 /// Returns the same sources, but without cloud APIs; those are only asked about machines that
 /// passed all other checks.
-pub fn without_words() -> Arc<dyn Sources> {
+pub fn without_verdicts() -> Arc<dyn Sources> {
     match GIVEN.get() {
-        Some(given) => Arc::new(given.without_words()),
+        Some(given) => Arc::new(given.without_verdicts()),
         None => sources::offline(),
     }
 }

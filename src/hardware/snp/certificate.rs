@@ -178,10 +178,10 @@ impl Extensions {
             })
         };
         if (4..=7).any(|reserved| self.versions[reserved].is_some_and(|version| version != 0)) {
-            return Err("it has the version of a part that does not exist".into());
+            return Err("it has a version for a TCB component that is reserved".into());
         }
         if !is_turin && self.versions[9].is_some() {
-            return Err("it has the version of a part that only a Turin has".into());
+            return Err("it has the version of a TCB component that only a Turin has".into());
         }
         Ok(Tcb {
             fmc: if is_turin { part(9)? } else { 0 },

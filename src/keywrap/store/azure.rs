@@ -81,7 +81,7 @@ fn open(mut query: Query) -> Result<Box<dyn FileStore>, Error> {
     let &(_, login) = found.ok_or_else(|| {
         let known = DOMAINS.map(|(domain, _)| domain).join(", ");
         Error::Uri(format!(
-            "the endpoint {endpoint:?} is not that of the storage account, and the program sends its token only there: expected https://{account}. and one of {known}"
+            "the endpoint {endpoint:?} is not that of the storage account, and the program sends its token only there: expected https://{account}.DOMAIN, DOMAIN being one of {known}"
         ))
     })?;
     let emulated = if server.is_loopback() {

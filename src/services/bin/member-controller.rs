@@ -121,7 +121,7 @@ const OPTIONS: &Table<Given> = &[
      |it, _, value| put(&mut it.config_dir, Ok(value.into()))),
     (Opt::value("attestation-variant", "VARIANT", "attestation variant of the nodes").one_of(&variant::NAMES).or(variant::DEFAULT),
      |it, _, value| put(&mut it.variant, text(value))),
-    (Opt::value("cloud-provider", "CLOUD", "the cloud whose metadata service lists the machines; without it, no record of a deleted machine is deleted").one_of(&base::machines::NAMES),
+    (Opt::value("cloud-provider", "CLOUD", "the cloud whose metadata service lists the machines; without it, records of deleted machines stay").one_of(&base::machines::NAMES),
      |it, _, value| put(&mut it.cloud, text(value))),
     (Opt::value("metadata", "URL", "the URL of the metadata service [the cloud's default]"),
      |it, _, value| put(&mut it.metadata_url, text(value))),

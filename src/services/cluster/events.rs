@@ -106,7 +106,7 @@ fn send_all(client: &Client, queue: &Receiver<Value>) {
             Err(client::Error::Stopped) => return,
             Err(error) => {
                 if !std::mem::replace(&mut logged, true) {
-                    log::warn!("events cannot be sent: {error}");
+                    log::warn!("cannot create Events in Kubernetes: {error}");
                 }
             }
         }

@@ -105,11 +105,11 @@ pub const OPTIONS: &Table<KeyServiceFlags> = &[
      |it, _, value| it.set_endpoint(value, true)),
     (Opt::value("key-service-auth", "HOW", "authentication between the two services: attested (both by their TPM), token-tls (this service by its token, the key service by the control plane's wrapping key), token (this service by its token, in plaintext), secret (both know one, without Kubernetes), or none").or("attested"),
      |it, _, value| put(&mut it.auth, text(value).map(Some))),
-    (Opt::value("key-service-token", "FILE", "the file of the token, with token and token-tls").or(TOKEN_FILE),
+    (Opt::value("key-service-token", "FILE", "with --key-service-auth token and token-tls: the file of the token").or(TOKEN_FILE),
      |it, _, value| put(&mut it.token, Ok(Some(value.into())))),
-    (Opt::value("key-service-secret", "FILE", "the file of the secret that both services know, at least 32 bytes, with secret").or(SECRET_FILE),
+    (Opt::value("key-service-secret", "FILE", "with --key-service-auth secret: the file of the secret that both services know, at least 32 bytes").or(SECRET_FILE),
      |it, _, value| put(&mut it.secret, Ok(Some(value.into())))),
-    (Opt::value("tpm", "LOCATION", "the TPM, with attested: device:PATH, swtpm:host=ADDRESS,port=PORT, tdx:FOLDER or snp:FILE [/dev/tpmrm0, else /dev/tpm0]"),
+    (Opt::value("tpm", "LOCATION", "with --key-service-auth attested: the TPM: device:PATH, swtpm:host=ADDRESS,port=PORT, tdx:FOLDER or snp:FILE [/dev/tpmrm0, else /dev/tpm0]"),
      |it, name, value| put(&mut it.tpm, parsed(name, value).map(Some))),
 ];
 
@@ -239,7 +239,7 @@ impl KeyClient {
     pub fn new(endpoint: &str, auth: Auth) -> KeyClient {
         if matches!(auth, Auth::None) {
             log::warn!(
-                "KEYS ARE SENT IN PLAINTEXT AND FROM ANY SERVER at {endpoint}, as in Constellation (--key-service-auth none): \
+                "KEYS COME IN PLAINTEXT FROM A SERVER THAT PROVES NOTHING at {endpoint}, as in Constellation (--key-service-auth none): \
                  an attacker in that network can read and choose the keys of disks"
             );
         }

@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 pub fn wait_until_control_plane(api: &Client, signals: &StopSignals) -> Result<bool, Failure> {
     let Some(node) = tokens::own_node() else {
         log::warn!(
-            "IT IS NOT CHECKED WHETHER THIS NODE IS A CONTROL PLANE: this pod's own token does not name its node"
+            "CANNOT CHECK WHETHER THIS NODE IS A CONTROL PLANE: the token of this pod's account does not name the node"
         );
         return Ok(true);
     };

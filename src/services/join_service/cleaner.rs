@@ -200,7 +200,7 @@ impl Cleaner {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return log::warn!(
-                    "{} leftovers of tickets are not removed: they expire by themselves",
+                    "{} clean-up tasks of tickets are not done before this service ends: tokens and reservations expire by themselves",
                     state.tasks.len() + state.working
                 );
             }
@@ -299,7 +299,7 @@ impl DueTasks {
             MAX_TASKS
         };
         if self.tasks.len() >= most {
-            return log::error!("too many tasks are waiting: {task:?} is dropped");
+            return log::error!("too many clean-up tasks are waiting; dropped: {task:?}");
         }
         let now = Instant::now();
         let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);

@@ -152,7 +152,7 @@ impl Verification {
         let _turn = turn.map_err(|busy| Refusal::Busy(busy.retry_after))?;
         let begun = Instant::now();
         let document = self.issuer.verification(nonce).map_err(|error| {
-            log::warn!("no evidence for a caller of the verification service: {error}");
+            log::warn!("cannot give evidence to a caller of the verification service: {error}");
             Refusal::Failed
         })?;
         thread::sleep(begun.elapsed().min(PATIENCE));

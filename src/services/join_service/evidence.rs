@@ -247,7 +247,7 @@ impl NodeAcceptor {
         }
         if issuer.is_none() {
             log::warn!(
-                "this service proves nothing to nodes (--evidence): those with the setting require=strong accept no ticket from it"
+                "this service proves nothing to nodes (without --evidence): those that require the strong form accept no ticket from it"
             );
         }
         NodeAcceptor {

@@ -67,14 +67,14 @@
 //!
 //! A policy that does not say what its machines run is refused ([`flaws`]).
 //!
-//! An unknown member is an error at every depth (`words.rs`). Constellation's programs ignore
+//! An unknown member is an error at every depth (`field_names.rs`). Constellation's programs ignore
 //! unknown fields: they require the first image as a booted system, and accept every key.
 
 pub mod constellation;
 mod error;
+mod field_names;
 mod flaws;
 pub mod instance;
-mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -183,7 +183,7 @@ pub struct Policy {
     only_named_keys: bool,
     /// Whether the statements of clouds that the policy requires may be missing. Not a part of the
     /// JSON.
-    pub(crate) without_words: bool,
+    pub(crate) without_cloud_statements: bool,
 }
 
 #[derive(Deserialize)]
@@ -475,7 +475,7 @@ impl Policy {
             requires_confined_acpi: false,
             exceptions: BTreeSet::new(),
             only_named_keys: false,
-            without_words: false,
+            without_cloud_statements: false,
         }
         .checked()
     }
@@ -539,12 +539,12 @@ impl Policy {
         // editors of Windows write a byte order mark
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let wrong = |why: String| Fault::Json.because(why);
-        words::check(text).map_err(|error| wrong(error.to_string()))?;
+        field_names::check(text).map_err(|error| wrong(error.to_string()))?;
         // as text, so that the programs have one parser of policies
         let parse = |text: &str| serde_json::from_str::<Json>(text);
         let read = |value: &Value| parse(&value.to_string()).err().map(|it| without_place(&it));
         let json = parse(text);
-        let json = json.map_err(|error| match words::of_other_type(text, read) {
+        let json = json.map_err(|error| match field_names::of_other_type(text, read) {
             Some(field) => wrong(format!("{}: {error}", quoted(&field, 120))),
             None => wrong(error.to_string()),
         })?;
@@ -592,7 +592,7 @@ impl Policy {
             requires_confined_acpi: json.requires_confined_acpi,
             exceptions: json.exceptions,
             only_named_keys: false,
-            without_words: false,
+            without_cloud_statements: false,
         }
         .checked()
     }
@@ -682,8 +682,8 @@ impl Policy {
 
     /// Returns the policy without its requirements on statements of clouds; then nothing endorses
     /// the key. It must not be used to admit a machine.
-    pub fn without_words(mut self) -> Policy {
-        self.without_words = true;
+    pub fn without_cloud_statements(mut self) -> Policy {
+        self.without_cloud_statements = true;
         self
     }
 

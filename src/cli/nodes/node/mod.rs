@@ -278,7 +278,7 @@ fn readmit(client: &Client, options: &Options) -> Result<(), Error> {
     let removed = removed_nodes::find(client)?;
     if let Some(name) = (options.names.iter()).find(|name| removed.of_name(name).is_none()) {
         return Err(Error::Refused(format!(
-            "{name} is no node that was removed: the names are in ConfigMap {NAMESPACE}/{}. Nothing was changed",
+            "{name} is not among the removed nodes, which are in ConfigMap {NAMESPACE}/{}. Nothing was changed",
             removed_nodes::CONFIG_MAP
         )));
     }

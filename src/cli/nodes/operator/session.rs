@@ -218,7 +218,8 @@ fn sign(key: &Path, message: &[u8]) -> Result<Vec<u8>, Error> {
     command
         .args(["-q", "-Y", "sign", "-n", OPERATOR_NAMESPACE, "-f"])
         .arg(key);
-    let failed = |why: String| Error::failed(format!("no signature by {}: {why}", key.display()));
+    let failed =
+        |why: String| Error::failed(format!("cannot sign with the key {}: {why}", key.display()));
     let output = child_output::in_foreground(&mut command, message)
         .map_err(|error| failed(error.to_string()))?;
     signature::blob_of_file(&String::from_utf8_lossy(&output))

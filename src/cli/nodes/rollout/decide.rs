@@ -257,7 +257,7 @@ fn may_go(node: &Seen, record: &RolloutRecord, cluster: &ClusterFacts) -> Option
         return None;
     }
     Some(Next::Stop(format!(
-        "{}. `firstlight rollout continue --accept-downtime` does it all the same",
+        "{}. To go on nevertheless: `firstlight rollout continue --accept-downtime`",
         downtime(members)
     )))
 }

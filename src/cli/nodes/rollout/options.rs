@@ -39,8 +39,8 @@ pub(crate) struct CommandLine {
     /// With plan and start: the policy of the new image, as `firstlight measure` prints it (JSON); - is standard input
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// With plan and start: bring this version of Kubernetes to the nodes, as v1.34.5, instead of an image; v1.34 is the
-    /// patch of the list
+    /// With plan and start: bring this version of Kubernetes to the nodes, as v1.34.5, instead of an image; v1.34 without
+    /// a patch number means the patch of the list
     #[arg(long, value_name = "VERSION")]
     kubernetes: Option<String>,
     /// With plan and start: the list of programs of this version, as `firstlight components` makes it
@@ -57,8 +57,8 @@ pub(crate) struct CommandLine {
     /// name
     #[arg(long, value_name = "COMMAND")]
     replace_command: Option<String>,
-    /// Go on although the API server does not answer while a control plane is away: in clusters with one or two of
-    /// them
+    /// Go on although the API server does not answer while a control plane restarts; needed in clusters with one or two
+    /// control planes
     #[arg(long)]
     accept_downtime: bool,
     #[command(flatten)]

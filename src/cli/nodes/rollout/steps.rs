@@ -303,8 +303,8 @@ impl Rollout<'_> {
             Ok(())
         } else {
             Err(Error::Refused(format!(
-                "{healthy} of {voters} members of etcd answer, and {needed} must: without {name} etcd has no majority. `firstlight \
-             rollout continue --accept-downtime` does it all the same"
+                "only {healthy} of {voters} members of etcd answer, and {needed} are needed: without {name} etcd loses its majority. To go \
+             on nevertheless: `firstlight rollout continue --accept-downtime`"
             )))
         }
     }
@@ -594,7 +594,7 @@ impl Rollout<'_> {
         match ended {
             Ended::Done if stays => Ok(()),
             _ => Err(Error::Refused(format!(
-                "{name} has not kept the new image: see `firstlight logs {name} --unit firstlight-trial`, also with `--boot -1`. \
+                "{name} went back to its old image: see `firstlight logs {name} --unit firstlight-trial`, also with `--boot -1`. \
                  `firstlight rollout continue` looks again"
             ))),
         }

@@ -56,7 +56,7 @@ pub(crate) struct CommandLine {
     /// Verify evidence that --save wrote, instead of a server's
     #[arg(long, value_name = "FILE", conflicts_with_all = ["host", "endpoint", "plain"])]
     evidence: Option<PathBuf>,
-    /// Ask a verification service (`/verify.API/GetAttestation`), as Constellation has, without TLS
+    /// The server is a verification service as Constellation has it (`/verify.API/GetAttestation`), without TLS
     #[arg(long)]
     plain: bool,
     /// Write the evidence to this file, whether it is accepted or refused

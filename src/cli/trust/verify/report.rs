@@ -10,7 +10,7 @@ use super::demand::{EvidenceSource, MachineRequirements};
 use super::presented::PresentedEvidence;
 use crate::shell::error::{Error, refusals};
 use crate::trust::explain;
-use crate::workspace::sources::without_words;
+use crate::workspace::sources::without_verdicts;
 use tpm::CLUSTER_ID_PCR;
 use verifier::{
     Identified, Image, KeyName, PlatformClaims, Policy, Property, Refusal, RegisterNames,
@@ -95,8 +95,8 @@ impl<'a> VerifyReport<'a> {
         // for the platform
         let genuine = || {
             let any = demand.policy.clone().of_any_image().believing_any();
-            let any = any.without_words();
-            let validator = demand.variant.validator_for(any, &without_words());
+            let any = any.without_cloud_statements();
+            let validator = demand.variant.validator_for(any, &without_verdicts());
             presented?.identified_by(&*validator.ok()?)
         };
         let (verdict, genuine) = match verdict {

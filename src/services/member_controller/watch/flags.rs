@@ -31,7 +31,7 @@ pub const OPTIONS: &Table<WatchFlags> = &[
      |it, name, value| put(&mut it.silence, seconds(name, value, SILENCE))),
     (Opt::value("watch-share", "PERCENT", "with --watch: if more of the nodes are refused at once, or all, it is only reported, 0 to 100").or("20"),
      |it, name, value| put(&mut it.share, share(name, value))),
-    (Opt::value("watch-close-disks", "WORD", "with --watch: whether a machine whose evidence is refused gets the key of its disk only when it is accepted again, or an operator permits it").one_of(&["yes", "no"]).or("no"),
+    (Opt::value("watch-close-disks", "WORD", "with --watch: yes keeps the key of its disk from a machine whose evidence is refused, until it is accepted again or an operator permits it").one_of(&["yes", "no"]).or("no"),
      |it, name, value| put(&mut it.close_disks, yes(name, value))),
     (Opt::value("watch-issuer", "URL", "with --watch: publishes the result of each accepted node as a signed token, an attestation result (EAR) that OpenID Connect relying parties can verify; https://HOST[:PORT][/PATH], at which they reach --watch-listen [none]"),
      |it, name, value| put(&mut it.issuer, issuer(name, value))),

@@ -461,8 +461,8 @@ impl Shared {
             && let (Some(moved), Some(_)) = (asked.moved, node.address)
         {
             log::warn!(
-                "node {name}: its Node has the address {moved}, which is not in its record: somebody has changed the Node, or the \
-                 machine has another address since it joined; it is asked at the address of its record first"
+                "node {name}: its Node has the address {moved}, but it joined with another one: somebody has changed the Node, or the \
+                 machine's address has changed; this program asks at the recorded address first"
             );
         }
     }
@@ -494,7 +494,7 @@ impl Shared {
             // the Node or the record was deleted
             Err(error) if error.is_not_found() => {}
             Err(error) => {
-                log::warn!("node {name}: the result of its attestation is written later: {error}");
+                log::warn!("node {name}: cannot write the result of its attestation yet: {error}");
                 self.schedule().ask_within(&name, WRITE_AGAIN);
             }
         }

@@ -16,7 +16,7 @@ use base::text::quoted;
 /// All words. The word "" stands for any name, such as the number of a register. A list allows the
 /// words of its entries. `[]` may be empty: then `Equal` accepts no signer, and `MAAFallback` asks
 /// about each.
-const WORDS: &str = r#"{
+const FIELDS: &str = r#"{
 "variant":0,"name":0,"require":0,"exceptions":0,"acpiTables":0,"requireConfinedAcpi":0,"attestationKeys":0,"endorsementRoots":0,
 "measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}},
 "alsoAccepted":{"name":0,"acpiTables":0,"measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}}},
@@ -33,7 +33,7 @@ const WORDS: &str = r#"{
 /// Checks the words of a policy. An error names the paths of all unknown words, such as
 /// `snp.floors[0].minimum.bootloder`, or that of the first other error.
 pub fn check(policy: &str) -> Result<(), serde_json::Error> {
-    let words = serde_json::from_str(WORDS)?;
+    let words = serde_json::from_str(FIELDS)?;
     let unknown = RefCell::default();
     let check = |unknown| {
         let (words, path) = (&words, "");
@@ -527,7 +527,7 @@ mod tests {
                 .map(str::to_owned)
                 .collect()
         }
-        let words: Value = serde_json::from_str(WORDS).unwrap();
+        let words: Value = serde_json::from_str(FIELDS).unwrap();
         let listed = |place: &str| -> BTreeSet<String> {
             let words = words.pointer(place).unwrap().as_object().unwrap();
             words.keys().cloned().collect()
