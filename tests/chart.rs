@@ -16,7 +16,7 @@ use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use common::kube_apiserver::{Cluster, PATIENCE};
-use kubernetes::client::{CONFIG_MAPS, Object, PODS, Resource, Selector};
+use kubernetes::client::{CONFIG_MAPS, DAEMON_SETS, Object, PODS, Resource, Selector};
 use kubernetes::wrapping_key;
 use kubernetes::yaml;
 use serde_json::{Value, json};
@@ -886,15 +886,22 @@ fn firstlight_apply_keeps_the_values_that_helm_has_set() {
         "{told}"
     );
 
-    // a cluster without a policy is new, and requires the strong form
+    // a cluster that lost its policy keeps the old form; one without policy and join service is new, and requires the strong form
     let is_strong = || {
         let config = client.get(&maps.named("join-config")).unwrap();
         let policy = config["data"]["attestationConfig"].as_str().unwrap();
         Policy::from_json(policy).unwrap().requires_strong()
     };
     assert!(!is_strong());
-    client.delete(&maps.named("join-config")).unwrap();
-    apply(&["--skip-phases=services"]);
+    let lose = |object: &Object| {
+        client.delete(object).unwrap();
+        client.delete(&maps.named("join-config")).unwrap();
+        apply(&["--skip-phases=services"]);
+    };
+    lose(&maps.named("cilium-config"));
+    assert!(!is_strong());
+    let set = DAEMON_SETS.in_namespace(NAMESPACE).named("join-service");
+    lose(&set);
     assert!(is_strong());
 }
 

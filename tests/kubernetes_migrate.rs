@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -29,12 +30,13 @@ use serde_json::{Value, json};
 use support::foreign::go_program;
 use support::program::Program;
 use tempfile::TempDir;
+use verifier::Policy;
 
 /// The UUID of a volume of Constellation, and its key with a master secret and a salt of zeros.
 const VOLUME: &str = "00000000-0000-0000-0000-000000000000";
 const KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
 /// The policy of the new image.
-const NEW_POLICY: &str = r#"{"measurements":{"4":{"expected":"4444444444444444444444444444444444444444444444444444444444444444","warnOnly":false},"11":{"expected":"1111111111111111111111111111111111111111111111111111111111111111","warnOnly":false},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+const NEW_POLICY: &str = r#"{"require":"strong","measurements":{"4":{"expected":"4444444444444444444444444444444444444444444444444444444444444444","warnOnly":false},"11":{"expected":"1111111111111111111111111111111111111111111111111111111111111111","warnOnly":false},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 const NEW_IMAGE: &str = "ami-0new";
 
 /// The version of the API server of the tests.
@@ -202,6 +204,30 @@ impl Old {
         volumes::add_csi_driver(&self.client, driver);
         volumes::add_driver(&self.client, driver, &worker, None);
         volumes::attach_to(&self.client, driver, "data", &worker, true);
+    }
+
+    /// Returns whether a policy was in force, while this was done, that accepts both images and evidence of the old form.
+    fn admits_the_old_form_during(&self, work: impl FnOnce()) -> bool {
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let watching = scope.spawn(|| {
+                let mut found = false;
+                while !is_done.load(Ordering::Relaxed) {
+                    let map = self.client.find(&kube_system(CONFIG_MAPS, "join-config"));
+                    let text = map.ok().flatten().unwrap_or_default()["data"]["attestationConfig"]
+                        .as_str()
+                        .unwrap_or_default()
+                        .to_owned();
+                    let policy = Policy::from_json(&text);
+                    found |= policy.is_ok_and(|it| it.images().len() == 2 && !it.requires_strong());
+                    thread::sleep(Duration::from_millis(10));
+                }
+                found
+            });
+            work();
+            is_done.store(true, Ordering::Relaxed);
+            watching.join().unwrap()
+        })
     }
 
     fn policy_images(&self) -> Vec<String> {
@@ -863,7 +889,9 @@ fn each_release_moves_and_goes_back(cloud: &str) {
         let ended = run(&old, &["apply", "--end"]);
         assert!(ended.contains(&driver), "{cloud} {name}: {ended}");
         assert_eq!(old.policy_images(), ["4444"], "{cloud} {name}");
-        run(&old, &["undo"]);
+        // the nodes that go back prove themselves in the old form only
+        let admits = old.admits_the_old_form_during(|| drop(run(&old, &["undo"])));
+        assert!(admits, "{cloud} {name}: undo");
         assert_eq!(old.specifications(), before, "{cloud} {name}: undone");
     }
 }

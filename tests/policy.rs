@@ -108,7 +108,7 @@ fn policies() -> [(String, &'static str); 11] {
         ),
         (
             measured(r#","exceptions":["any-tpm"]"#),
-            "unknown variant `any-tpm`, expected `any-image` or `zero-registers`",
+            "exceptions: \"any-tpm\": expected any-image or zero-registers",
         ),
     ]
 }

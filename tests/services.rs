@@ -209,7 +209,7 @@ fn programs_started_by_the_old_chart_serve_old_clients_and_warn() {
             .current_dir(dir.path()),
     );
     let address = address(&join.expect("serving join requests"));
-    join.expect("KEYS ARE SENT IN PLAINTEXT");
+    join.expect("KEYS COME IN PLAINTEXT");
     assert_eq!(
         hex(&rejoin_from(&Swtpm::start(), address)
             .unwrap()

@@ -456,7 +456,7 @@ struct Patches {
     directory: &'static str,
 }
 
-/// How long kubeadm waits at most for etcd in a join; by default it is two minutes.
+/// How long kubeadm waits at most for each answer of etcd in a join; by default it is two minutes.
 const ETCD_JOIN: Duration = Duration::from_secs(300);
 
 /// Returns kubeadm's `timeouts`, all with this value.
@@ -478,7 +478,7 @@ fn timeouts(kubeadm_timeout: Duration) -> Map<String, Value> {
 }
 
 /// Returns the same for a join. If etcd makes the new member a voter, but answers later than kubeadm waits for it (2 s), kubeadm asks for
-/// the same until its time is up, so a long time would only be lost: another try, after a reset, takes the member out and adds it again.
+/// the same until its time is up, so a long time would only be lost: a reset takes the member out, and another try adds it again.
 fn timeouts_of_join(kubeadm_timeout: Duration) -> Map<String, Value> {
     let of_etcd = timeouts(kubeadm_timeout.min(ETCD_JOIN)).remove("etcdAPICall");
     let mut all = timeouts(kubeadm_timeout);

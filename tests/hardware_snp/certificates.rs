@@ -52,7 +52,7 @@ fn each_fault_of_a_certificate_is_refused_by_its_name() {
             leaf("vcek-large"),
             "extension 1.3.6.1.4.1.3704.1 [3, 1] is wrong",
         ),
-        (leaf("vcek-unused"), "a part that does not exist"),
+        (leaf("vcek-unused"), "a TCB component that is reserved"),
         (leaf("vcek-fmc"), "a TCB component that only a Turin has"),
         (leaf("vcek-ca"), "the certificate is a CA certificate"),
         (

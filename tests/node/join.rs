@@ -353,7 +353,7 @@ fn a_refusal_is_told_and_asked_again_when_the_service_wants_it() {
     let refused = node.expect("refused: join service");
     assert!(
         refused.contains("PermissionDenied: no machine Node_2 is known")
-            && refused.contains("correct this"),
+            && refused.contains("correct the cause"),
         "{refused}"
     );
     let waiting = node.expect("another control plane is joining");
@@ -375,7 +375,9 @@ fn a_machine_with_other_software_is_told_that_its_attestation_is_refused() {
     let node = Program::start(&mut setting.joining(&disk, "Worker"));
     let refused = node.expect("refused: join service");
     assert!(
-        refused.contains("it refused this machine's attestation (its log says why); correct this"),
+        refused.contains(
+            "it refused this machine's attestation (its log says why); correct the cause"
+        ),
         "{refused}"
     );
     assert!(service.expect("PCR 4").contains(&"ab".repeat(32)));

@@ -42,7 +42,7 @@ const NODE_FILES: &str = "firstlight/files";
 /// plane also pulls images.
 const JOIN: Duration = Duration::from_secs(15 * 60);
 /// Time limit for `kubeadm reset`.
-const RESET: Duration = Duration::from_secs(3 * 60);
+const RESET: Duration = Duration::from_secs(10 * 60);
 /// Maximum number of tries of `kubeadm join`.
 const TRIES: u32 = 5;
 /// Lifetime of Constellation's tokens: a try that starts later always fails.
@@ -55,7 +55,7 @@ const PREFLIGHT_FAILED: i32 = 2;
 /// kubeadm's exit code for an invalid configuration (ValidationExitCode).
 const CONFIGURATION_REFUSED: i32 = 3;
 /// Texts in kubeadm's last lines, in lower case, that indicate a temporary failure.
-const PASSING: [&str; 16] = [
+const PASSING: [&str; 17] = [
     "timed out",
     "timeout",
     "deadline exceeded",
@@ -68,6 +68,8 @@ const PASSING: [&str; 16] = [
     "server is currently unable",
     "too many requests",
     "etcdserver:",
+    // etcd's new member, on a slow machine
+    "is not started",
     // one API server does not know the token yet, or has not signed with it yet
     "unauthorized",
     "jws signature",
@@ -164,6 +166,7 @@ impl Join {
     fn join(&self, stop: &Stop, job: &Job<()>) -> Result<(), Error> {
         let _token_files = TokenFiles;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let mut is_changed = false;
         for attempt in 1.. {
             self.write_files()?;
             let joined = kubelet::watched(stop, job, |stop| {
@@ -171,10 +174,11 @@ impl Join {
                 KUBEADM.run(&["join"], &[], limit, stop, job)
             });
             let Err(error) = joined else { return Ok(()) };
+            is_changed |= !is_preflight(&error);
             if !may_pass(&error) || attempt == TRIES || self.since.elapsed() > TOKEN_LIFE {
-                if self.role == Role::ControlPlane && matches!(error, Error::Command(_)) {
-                    // its disk will be formatted, and etcd must not wait for this member then
-                    clean_up(&error, stop, job);
+                if is_changed && self.role == Role::ControlPlane && !stop.is_stopped() {
+                    // its disk will be formatted: etcd should not count on this member then
+                    clean_up(stop, job);
                 }
                 return Err(error);
             }
@@ -183,7 +187,9 @@ impl Join {
                 "kubeadm join failed; the next try is in {} s",
                 pause.as_secs().max(1)
             ));
-            clean_up(&error, stop, job);
+            if is_changed {
+                clean_up(stop, job);
+            }
             if stop.wait(pause) {
                 return Err(Error::Stopped);
             }
@@ -257,19 +263,22 @@ fn may_pass(error: &Error) -> bool {
     }
 }
 
-/// Removes what a failed try left behind: kubelet, manifests, a member of etcd. A failure is only
-/// reported; the next try may still succeed.
-fn clean_up(error: &Error, stop: &Stop, job: &Job<()>) {
-    if let Error::Command(error) = error
-        && let ChildFailure::Failed(status) = &error.cause
-        && status.code() == Some(PREFLIGHT_FAILED)
-    {
-        return; // nothing was changed
-    }
+/// Returns whether kubeadm has changed nothing in this try, because its first checks failed.
+fn is_preflight(error: &Error) -> bool {
+    let Error::Command(error) = error else {
+        return false;
+    };
+    matches!(&error.cause, ChildFailure::Failed(status) if status.code() == Some(PREFLIGHT_FAILED))
+}
+
+/// Removes what a failed try left behind: kubelet, manifests, and as far as kubeadm can, the member of etcd. A failure is
+/// only reported; the next try may still succeed.
+fn clean_up(stop: &Stop, job: &Job<()>) {
     let mut reset = program("kubeadm");
     reset.args(["reset", "--force", "--cri-socket", kubeadm::CONTAINERD]);
     if let Err(error) = setup::run(&mut reset, RESET, stop, job) {
-        job.line(&format!("cleaning up: {error}"));
+        // etcd may still run
+        return job.line(&format!("cleaning up: {error}"));
     }
     // kubeadm looks at etcd's data before it stops the kubelet, which may start etcd until then; the next try would fail at this data
     if let Err(error) = file::clear_directory(Path::new(etcd::DATA)) {

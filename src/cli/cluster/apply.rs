@@ -438,7 +438,14 @@ fn requires_strong(
         return Ok(options.require_strong.unwrap_or_default());
     };
     let Some(present) = services::present_policy(client)? else {
-        return Ok(true);
+        // without its policy, a cluster that has the join service is not new
+        let is_new = services::present_variant(client)?.is_none();
+        if is_new {
+            log::info!(
+                "a new cluster: its policy requires the strong form of attested TLS, and --require any leaves that out"
+            );
+        }
+        return Ok(is_new);
     };
     let is_strong = keeps_strong(&present);
     if is_strong {

@@ -366,7 +366,8 @@ impl<'a> Move<'a> {
             // errors name it
             policy: "the policy of this step".into(),
             policy_text: Some(policy.to_owned()),
-            require_strong: None,
+            // only the policy of the step says it: after `--end`, `undo` must admit nodes of Constellation again
+            require_strong: Some(false),
             watch: None,
             watch_action: None,
             watch_issuer: None,

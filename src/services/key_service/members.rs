@@ -108,7 +108,7 @@ fn in_force(variant: &Variant, file: &Loaded) -> Arc<InForce> {
     let validator = file.validator();
     // the text was parsed before, so there is a policy
     let image = match Policy::from_json(file.text()) {
-        Ok(policy) => variant.accepts_any_image(&policy),
+        Ok(policy) => variant.flaws(&policy).into_iter().map(|it| it.why).next(),
         Err(error) => Some(error.to_string()),
     };
     let open = if validator.properties().believes_any_tpm {

@@ -65,7 +65,7 @@
 //! {"variant":"qemu-vtpm","measurements":{..}}
 //! ```
 //!
-//! A policy that does not say what its machines run is refused ([`flaws`]).
+//! A policy that does not say what its machines run is refused ([`worth`]).
 //!
 //! An unknown member is an error at every depth (`field_names.rs`). Constellation's programs ignore
 //! unknown fields: they require the first image as a booted system, and accept every key.
@@ -73,8 +73,8 @@
 pub mod constellation;
 mod error;
 mod field_names;
-mod flaws;
 pub mod instance;
+mod worth;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -91,7 +91,7 @@ use crate::{ClusterRegister, KeyName, RegisterNames, Registers, Stage, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::{hex, quoted};
 pub use error::{Fault, PolicyError};
-pub use flaws::{Exception, Flaw};
+pub use worth::{Exception, Flaw};
 
 /// Constellation's configurations contain this text where the user must enter a value.
 const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
@@ -177,7 +177,7 @@ pub struct Policy {
     /// Whether each image must confine the code in ACPI tables.
     requires_confined_acpi: bool,
     /// The flaws that the policy may have.
-    exceptions: BTreeSet<Exception>,
+    exceptions: Vec<Exception>,
     /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the
     /// JSON.
     only_named_keys: bool,
@@ -214,7 +214,7 @@ struct Json {
     #[serde(default, rename = "requireConfinedAcpi")]
     requires_confined_acpi: bool,
     #[serde(default)]
-    exceptions: BTreeSet<Exception>,
+    exceptions: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -473,7 +473,7 @@ impl Policy {
             snp: constellation::snp::OldSnpRequirements::default(),
             requires_strong: false,
             requires_confined_acpi: false,
-            exceptions: BTreeSet::new(),
+            exceptions: vec![],
             only_named_keys: false,
             without_cloud_statements: false,
         }
@@ -578,7 +578,7 @@ impl Policy {
             );
             return Err(Fault::Requirement.because(text));
         }
-        Policy {
+        let mut policy = Policy {
             variant: json.variant,
             images,
             keys,
@@ -590,11 +590,14 @@ impl Policy {
             snp: json.snp,
             requires_strong: json.require.is_some(),
             requires_confined_acpi: json.requires_confined_acpi,
-            exceptions: json.exceptions,
+            exceptions: vec![],
             only_named_keys: false,
             without_cloud_statements: false,
+        };
+        for name in &json.exceptions {
+            policy = policy.permitting(Exception::named(name)?);
         }
-        .checked()
+        policy.checked()
     }
 
     /// Returns the policy of machines of this attestation variant.
@@ -820,7 +823,9 @@ impl Policy {
 
     /// Returns the policy that also permits this flaw.
     pub fn permitting(mut self, flaw: Exception) -> Policy {
-        self.exceptions.insert(flaw);
+        if !self.permits(flaw) {
+            self.exceptions.push(flaw);
+        }
         self
     }
 
@@ -829,8 +834,8 @@ impl Policy {
         self.exceptions.contains(&flaw)
     }
 
-    /// Returns the flaws that the policy may have.
-    pub fn exceptions(&self) -> &BTreeSet<Exception> {
+    /// Returns the flaws that the policy may have, each once.
+    pub fn exceptions(&self) -> &[Exception] {
         &self.exceptions
     }
 

@@ -67,7 +67,7 @@ impl Inquiry<'_> {
             answers,
             cluster: self.cluster,
             names_no_keys: self.policy.believes_any_key(),
-            exceptions: self.policy.exceptions().clone(),
+            exceptions: self.policy.exceptions().to_vec(),
         };
         if let Some(first) = endpoints.first()
             && let Err(why) = first.check_name(self.deadline)

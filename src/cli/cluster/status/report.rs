@@ -1,7 +1,6 @@
 //! What `firstlight status` found: text for people, JSON for programs, and the exit code.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::iter;
 
@@ -34,7 +33,7 @@ pub struct StatusReport {
     /// Whether the policy names no attestation keys.
     pub names_no_keys: bool,
     /// The flaws that the policy may have.
-    pub exceptions: BTreeSet<Exception>,
+    pub exceptions: Vec<Exception>,
 }
 
 /// The state of a node: its name for programs, the exit code, and its sentence for people.
@@ -67,7 +66,7 @@ impl StatusReport {
             answers: vec![],
             cluster,
             names_no_keys: false,
-            exceptions: BTreeSet::new(),
+            exceptions: vec![],
         }
     }
 

@@ -473,13 +473,18 @@ fn image_goal(client: &Client, path: &Path) -> Result<Goal, Error> {
     let present = services::present_policy(client)?.unwrap_or_default();
     let variant = services::present_variant(client)?.unwrap_or_default();
     let variant = Variant::named(&variant).map_err(Error::content)?;
+    let in_force = Policy::from_json(&present).map_err(Error::content)?;
+    endorsement::validator(variant, in_force.clone(), &offline()).map_err(|error| {
+        Error::content(format!(
+            "the policy in force: {error}. `firstlight apply --policy` puts a corrected one in force"
+        ))
+    })?;
     let both = both_images(&present, &text).map_err(|error| wrong(&error))?;
     let both = Policy::from_json(&both).map_err(|error| wrong(&error))?;
     // a service keeps its old policy if it cannot use the new one
     endorsement::validator(variant, both.clone(), &offline()).map_err(|error| wrong(&error))?;
     let ids: Vec<_> = new.images().iter().map(|it| it.id().to_string()).collect();
-    let present = Policy::from_json(&present).map_err(Error::content)?;
-    let old = present.images().iter().map(|it| it.id().to_string());
+    let old = in_force.images().iter().map(|it| it.id().to_string());
     let name_of = |id: &String| both.images().iter().find(|it| **it.id() == **id);
     let name = ids.first().and_then(name_of).map(ToString::to_string);
     let (same, old): (Vec<_>, Vec<_>) = old.partition(|id| ids.contains(id));

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use serde::Deserialize;
+use base::text::quoted;
 
 use super::{Fault, Image, Policy, PolicyError};
 use crate::judged::Variant;
@@ -23,14 +23,27 @@ pub struct Flaw {
 }
 
 /// The name of a flaw in a policy's member `exceptions`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exception {
     /// Nothing pins the boot loader, so any image is accepted.
     AnyImage,
     /// A register is zero that every firmware extends in each boot, so nothing extends this bank of the TPM, and software can set its
     /// registers to any value.
     ZeroRegisters,
+}
+
+impl Exception {
+    /// Returns the exception with this name.
+    pub(super) fn named(name: &str) -> Result<Exception, PolicyError> {
+        match name {
+            "any-image" => Ok(Exception::AnyImage),
+            "zero-registers" => Ok(Exception::ZeroRegisters),
+            other => Err(Fault::Requirement.because(format!(
+                "exceptions: {}: expected any-image or zero-registers",
+                quoted(other, 80)
+            ))),
+        }
+    }
 }
 
 impl fmt::Display for Exception {
@@ -45,24 +58,28 @@ impl fmt::Display for Exception {
 impl Variant {
     /// Fails if the policy does not say what machines of this variant run, and does not name this as an exception.
     pub fn check_worth(&self, policy: &Policy) -> Result<(), PolicyError> {
-        let mut flaws = self.flaws(policy).into_iter();
-        let Some(flaw) = flaws.find(|flaw| !policy.permits(flaw.permitted_by)) else {
-            return Ok(());
-        };
-        Err(Fault::Worthless.because(format!(
-            "{}; only a policy with \"exceptions\":[\"{}\"] may accept this",
-            flaw.why, flaw.permitted_by
-        )))
+        for Flaw { permitted_by, why } in self.flaws(policy) {
+            if !policy.permits(permitted_by) {
+                return Err(Fault::Worthless.because(format!(
+                    "{why}; measure the image again: only a policy with \"exceptions\":[\"{permitted_by}\"] may accept this"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the flaws of a policy for machines of this variant, also those that it permits.
     pub fn flaws(&self, policy: &Policy) -> Vec<Flaw> {
-        let flaw = |permitted_by| move |why| Flaw { permitted_by, why };
-        let zero = zero_register(policy).map(flaw(Exception::ZeroRegisters));
-        let any = self.accepts_any_image(policy);
-        zero.into_iter()
-            .chain(any.map(flaw(Exception::AnyImage)))
-            .collect()
+        let mut flaws = vec![];
+        if let Some(why) = zero_register(policy) {
+            let permitted_by = Exception::ZeroRegisters;
+            flaws.push(Flaw { permitted_by, why });
+        }
+        if let Some(why) = self.accepts_any_image(policy) {
+            let permitted_by = Exception::AnyImage;
+            flaws.push(Flaw { permitted_by, why });
+        }
+        flaws
     }
 
     /// Returns why a policy accepts unknown software, as a clause; `None` if the policy pins what
@@ -106,25 +123,30 @@ fn zero_register(policy: &Policy) -> Option<String> {
         Registers::Pcrs => 7,
         Registers::Rtmrs => 2,
     };
-    let of_images = policy.images().iter().find_map(|image| {
-        let mut registers = image.measurements.iter().chain(&image.initramfs);
-        let is_zero = |byte: &u8| *byte == 0;
-        let zero = registers.find(|(index, it)| {
-            **index <= last && !it.warn_only && it.expected.iter().all(is_zero)
-        });
-        zero.map(|(index, _)| format!("{} of {image}", kind.name(*index)))
-    });
-    let of_cloud = || {
-        let mut registers = policy.cloud().sha384.iter().flatten();
-        let zero = registers
-            .find(|(index, value)| **index <= 7 && value.bytes().all(|digit| digit == b'0'));
-        zero.map(|(index, _)| format!("cloud.sha384: PCR {index}"))
+    let why = |register: String| {
+        Some(format!(
+            "{register} is zero, but every firmware extends it: the firmware does not extend this bank of the TPM, so its registers prove \
+             nothing about the machine"
+        ))
     };
-    let register = of_images.or_else(of_cloud)?;
-    Some(format!(
-        "{register} is zero, but every firmware extends it: the firmware does not extend this bank of the TPM, so its registers prove \
-         nothing about the machine"
-    ))
+    for image in policy.images() {
+        for registers in [&image.measurements, &image.initramfs] {
+            for (index, it) in registers {
+                let is_zero = it.expected.iter().all(|byte| *byte == 0);
+                if *index <= last && !it.warn_only && is_zero {
+                    return why(format!("{} of {image}", kind.name(*index)));
+                }
+            }
+        }
+    }
+    for set in &policy.cloud().sha384 {
+        for (index, value) in set {
+            if *index <= 7 && value.bytes().all(|digit| digit == b'0') {
+                return why(format!("cloud.sha384: PCR {index}"));
+            }
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -234,7 +256,7 @@ mod tests {
         assert_eq!(permitting(r#""any-image","zero-registers""#), Ok(()));
         let unknown = format!(
             r#"{{"measurements":{{{}}},"exceptions":["any-tpm"]}}"#,
-            of(4, "11")
+            of(4, &"11".repeat(32))
         );
         let unknown = Policy::from_json(&unknown).unwrap_err().to_string();
         assert!(
