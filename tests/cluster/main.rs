@@ -259,7 +259,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
             .any(|line| line.contains("PCR 4"))
     };
     wait_for("the refusal of the altered node", refused);
-    let told = "it refused this machine's attestation (its log says why); correct this";
+    let told = "it refused this machine's attestation (its log says why); correct the cause";
     wait_for("the altered node's own word", || journal().contains(told));
     assert!(!journal().contains("complete:"), "{}", journal());
     drop(altered);
