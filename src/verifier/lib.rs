@@ -36,6 +36,7 @@ mod validator;
 pub mod variant;
 pub mod vtpm;
 pub mod wire;
+pub mod worth;
 
 pub use attest::*;
 pub use base::stage::Stage;
@@ -47,11 +48,12 @@ pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_docum
 pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};
 pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
 pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
-pub use policy::{Exception, Flaw, Image, Measurement, Policy, PolicyError};
+pub use policy::{Exception, Image, Measurement, Policy, PolicyError};
 pub use policy::{constellation, instance};
 pub use register_names::{NamedRegister, RegisterNames};
 pub use validator::{
     Claims, CredentialChallenge, Evidence, Identified, Properties, Session, Validator,
 };
+pub use worth::Flaw;
 
 use base::text::{hex, printable};

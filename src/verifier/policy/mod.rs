@@ -65,16 +65,16 @@
 //! {"variant":"qemu-vtpm","measurements":{..}}
 //! ```
 //!
-//! A policy that does not say what its machines run is refused ([`worth`]).
+//! A policy that does not say what its machines run is refused ([`crate::worth`]).
 //!
 //! An unknown member is an error at every depth (`field_names.rs`). Constellation's programs ignore
 //! unknown fields: they require the first image as a booted system, and accept every key.
 
 pub mod constellation;
 mod error;
+mod exception;
 mod field_names;
 pub mod instance;
-mod worth;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -91,7 +91,7 @@ use crate::{ClusterRegister, KeyName, RegisterNames, Registers, Stage, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::{hex, quoted};
 pub use error::{Fault, PolicyError};
-pub use worth::{Exception, Flaw};
+pub use exception::Exception;
 
 /// Constellation's configurations contain this text where the user must enter a value.
 const PLACEHOLDER: [u8; 2] = [0x12, 0x34];

@@ -5,12 +5,8 @@
 //! {"measurements":{"15":{..}},"exceptions":["any-image"]}
 //! ```
 
-use std::fmt;
-
-use base::text::quoted;
-
-use super::{Fault, Image, Policy, PolicyError};
 use crate::judged::Variant;
+use crate::policy::{Exception, Fault, Image, Policy, PolicyError};
 use crate::{RegisterNames, Registers};
 
 /// A flaw of a policy.
@@ -20,39 +16,6 @@ pub struct Flaw {
     pub permitted_by: Exception,
     /// What is wrong, as a clause.
     pub why: String,
-}
-
-/// The name of a flaw in a policy's member `exceptions`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exception {
-    /// Nothing pins the boot loader, so any image is accepted.
-    AnyImage,
-    /// A register is zero that every firmware extends in each boot, so nothing extends this bank of the TPM, and software can set its
-    /// registers to any value.
-    ZeroRegisters,
-}
-
-impl Exception {
-    /// Returns the exception with this name.
-    pub(super) fn named(name: &str) -> Result<Exception, PolicyError> {
-        match name {
-            "any-image" => Ok(Exception::AnyImage),
-            "zero-registers" => Ok(Exception::ZeroRegisters),
-            other => Err(Fault::Requirement.because(format!(
-                "exceptions: {}: expected any-image or zero-registers",
-                quoted(other, 80)
-            ))),
-        }
-    }
-}
-
-impl fmt::Display for Exception {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Exception::AnyImage => "any-image",
-            Exception::ZeroRegisters => "zero-registers",
-        })
-    }
 }
 
 impl Variant {
@@ -110,9 +73,9 @@ impl Variant {
 
 /// Returns whether a register is enforced at each stage of the boot.
 fn is_enforced(image: &Image, index: u32) -> bool {
-    let booted = image.measurements.get(&index);
+    let booted = image.measurements().get(&index);
     booted.is_some_and(|it| !it.warn_only)
-        && image.initramfs.get(&index).is_none_or(|it| !it.warn_only)
+        && image.initramfs().get(&index).is_none_or(|it| !it.warn_only)
 }
 
 /// Returns that a register is zero which the firmware extends in each boot (TCG PC Client Platform Firmware Profile: at least by a
@@ -130,7 +93,7 @@ fn zero_register(policy: &Policy) -> Option<String> {
         ))
     };
     for image in policy.images() {
-        for registers in [&image.measurements, &image.initramfs] {
+        for registers in [image.measurements(), image.initramfs()] {
             for (index, it) in registers {
                 let is_zero = it.expected.iter().all(|byte| *byte == 0);
                 if *index <= last && !it.warn_only && is_zero {
