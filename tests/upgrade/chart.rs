@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::cluster::{Operator, PLAIN, block, missing, secrets};
 
-const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+const POLICY: &str = r#"{"measurements":{"4":{"expected":"1111111111111111111111111111111111111111111111111111111111111111"},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
 const SALT: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
 
 /// Runs `helm template` on a chart with these files of values.
