@@ -41,8 +41,9 @@ use tempfile::TempDir;
 use verifier::qemu_vtpm;
 use verifier::sources::offline;
 
-/// A policy that any machine with 32 zeros in PCR 15 meets.
-pub const POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+/// A policy that each TPM of these tests meets, as their firmware measures the same boot into PCR 4
+/// ([`support::swtpm::PCR_4`]), as long as its machine has joined no cluster.
+pub const POLICY: &str = r#"{"measurements":{"4":{"expected":"7a94ffe8a7729a566d3d3c577fcb4b6b1e671f31540375f80eae6382ab785e35","warnOnly":false},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 /// The machines of the cloud: two control planes, three workers.
 pub const PEERS: &str = r#"[
     {"Name":"plane-0","ProviderID":"p0","Role":"ControlPlane","VPCIP":"127.42.1.100"},

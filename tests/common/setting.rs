@@ -15,7 +15,7 @@ use verifier::{KeyName, qemu_vtpm};
 
 use support::metadata::MetadataServer;
 use support::program::{PATIENCE, Program};
-use support::swtpm::Swtpm;
+use support::swtpm::{PCR_4, Swtpm};
 
 pub const INIT_SECRET: &str = "correct_horse%battery@staple";
 pub const MASTER_KEY: [u8; 32] = [1; 32];
@@ -211,8 +211,13 @@ impl Setting {
     }
 
     fn write_policy(&self, registers: &[(u32, [u8; 32])], keys: &str) -> PathBuf {
-        let entries: Vec<String> = registers
-            .iter()
+        // the image of these tests, if the test names no other one: a policy must say what boots
+        let image = (4, PCR_4);
+        let names_image = registers.iter().any(|(index, _)| *index == image.0);
+        let image = (!names_image).then_some(&image);
+        let entries: Vec<String> = image
+            .into_iter()
+            .chain(registers)
             .map(|(index, value)| {
                 let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
                 format!(r#""{index}":{{"expected":"{hex}","warnOnly":false}}"#)
@@ -220,11 +225,7 @@ impl Setting {
             .collect();
         self.file(
             "config/attestationConfig",
-            // nothing measures the boot of these nodes
-            format!(
-                r#"{{"exceptions":["any-image","zero-registers"],"measurements":{{{}}}{keys}}}"#,
-                entries.join(",")
-            ),
+            format!(r#"{{"measurements":{{{}}}{keys}}}"#, entries.join(",")),
         )
     }
 

@@ -174,7 +174,7 @@ fn a_node_that_waits_for_its_key_says_for_which_and_whom_it_asked() {
     let explained = setting.firstlight(&args).output().unwrap();
     let text = String::from_utf8([explained.stdout, explained.stderr].concat()).unwrap();
     assert!(
-        text.contains("PCR 15: as expected") && text.contains("PCR 4: not explained"),
+        text.contains("PCR 15: as expected") && text.contains("PCR 7: not explained"),
         "{text}"
     );
     let waiting = format!("{host}:9999");
