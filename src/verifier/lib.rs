@@ -54,6 +54,5 @@ pub use register_names::{NamedRegister, RegisterNames};
 pub use validator::{
     Claims, CredentialChallenge, Evidence, Identified, Properties, Session, Validator,
 };
-pub use worth::Flaw;
 
 use base::text::{hex, printable};

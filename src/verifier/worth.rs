@@ -1,5 +1,5 @@
-//! What makes a policy worthless although it is valid: it does not say what its machines run. Every program that reads a policy
-//! refuses such a one, unless the policy itself names the flaw:
+//! Flaws of a valid policy: it does not say what its machines run. Each program that judges machines by a policy refuses one with a
+//! flaw, unless the policy itself names the flaw:
 //!
 //! ```json
 //! {"measurements":{"15":{..}},"exceptions":["any-image"]}
@@ -48,7 +48,7 @@ impl Variant {
     /// Returns why a policy accepts unknown software, as a clause; `None` if the policy pins what
     /// machines of this variant boot. It does not say whether any TPM is accepted:
     /// [`Properties::believes_any_tpm`](crate::Properties) does.
-    pub fn accepts_any_image(&self, policy: &Policy) -> Option<String> {
+    fn accepts_any_image(&self, policy: &Policy) -> Option<String> {
         // their launch digest shows what boots, and the validator demands it
         if self.launch.is_some() {
             return None;

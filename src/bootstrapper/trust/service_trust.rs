@@ -72,7 +72,7 @@ pub enum Error {
     Read(PathBuf, io::Error),
     /// The file of the setting `service-policy` has no policy for join services.
     File(PathBuf, PolicyError),
-    /// The setting `service-policy` is for another kind of machine, or accepts any image.
+    /// The policy of the setting `service-policy` is for another kind of machine, or accepts any image.
     Setting(PolicyError),
     /// The TPM does not return the registers of this machine.
     Registers(tpm::Error),
@@ -124,7 +124,7 @@ fn own_image(registers: BTreeMap<u32, Measurement>) -> Result<Image, PolicyError
 
 impl ServiceTrust {
     /// Makes the requirements of a booted node, whose TPM is at `tpm`. `policy` is the content of
-    /// the setting `service-policy`. Fails if it accepts any image and does not say so.
+    /// the setting `service-policy`. Fails if this policy accepts any image, and has no exception that permits this.
     pub fn new(
         mut settings: TrustSettings,
         policy: Option<Policy>,

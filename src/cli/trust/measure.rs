@@ -653,7 +653,7 @@ fn say_policy(policy: Policy, options: &Options) -> Result<(), Error> {
     };
     let variant = policy.variant().and_then(|name| Variant::named(name).ok());
     if let Some(Err(flaw)) = variant.map(|variant| variant.check_worth(&policy)) {
-        log::warn!("{flaw}: no program takes this policy");
+        log::warn!("no program accepts this policy: {flaw}");
     }
     say(text(&policy))
 }

@@ -388,7 +388,7 @@ fn open_records((dir, enrolling): &(PathBuf, Migration)) -> Result<FileRecords, 
     let place = dir.display();
     if enrolling.is_on(SystemTime::now()) {
         log::warn!(
-            "through {enrolling} (--enroll-until) a disk without a record in {place} is recorded for the first machine that asks for its key"
+            "until the end of {enrolling} (--enroll-until), a disk without a record in {place} is recorded for the first machine that asks for its key"
         )
     } else {
         log::info!("only disks with a record in {place} are opened")

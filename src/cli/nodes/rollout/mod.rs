@@ -473,12 +473,13 @@ fn image_goal(client: &Client, path: &Path) -> Result<Goal, Error> {
     let present = services::present_policy(client)?.unwrap_or_default();
     let variant = services::present_variant(client)?.unwrap_or_default();
     let variant = Variant::named(&variant).map_err(Error::content)?;
-    let in_force = Policy::from_json(&present).map_err(Error::content)?;
-    endorsement::validator(variant, in_force.clone(), &offline()).map_err(|error| {
+    let unusable = |error| {
         Error::content(format!(
             "the policy in force: {error}. `firstlight apply --policy` puts a corrected one in force"
         ))
-    })?;
+    };
+    let in_force = Policy::from_json(&present).map_err(unusable)?;
+    endorsement::validator(variant, in_force.clone(), &offline()).map_err(unusable)?;
     let both = both_images(&present, &text).map_err(|error| wrong(&error))?;
     let both = Policy::from_json(&both).map_err(|error| wrong(&error))?;
     // a service keeps its old policy if it cannot use the new one
