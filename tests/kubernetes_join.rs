@@ -10,7 +10,7 @@ use base::stop::Stop;
 use kube_apiserver::Cluster;
 use kubernetes::client::{CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, SECRETS};
 use kubernetes::kubeadm::{
-    DISCOVERY, JoinSettings, NodeSettings, Trust, discovery, join_configuration,
+    DISCOVERY, JoinSettings, JoinStart, NodeSettings, Trust, discovery, join_configuration,
 };
 use kubernetes::parameters::NodeName;
 use serde_json::json;
@@ -74,6 +74,7 @@ fn preflight(
         token: Zeroizing::new(token.into()),
         trust: Trust::Authority(authority.into()),
         control_plane: false,
+        start: JoinStart::Beginning,
     };
     let node = NodeSettings {
         name: NodeName::from_machine("Worker_1").unwrap(),

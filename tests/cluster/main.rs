@@ -179,6 +179,9 @@ fn nodes_join_by_what_they_run_and_come_back() {
         if role == "ControlPlane" {
             node.import_services();
         }
+        if name == "Control_Plane-1" {
+            node.interrupt_join();
+        }
         node.start_bootstrapper();
         node
     };
@@ -204,6 +207,8 @@ fn nodes_join_by_what_they_run_and_come_back() {
         );
         let proved = "which proves an accepted image";
         assert!(journal.contains(proved), "{journal}");
+        let goes_on = journal.contains("goes on at etcd, which already has this member");
+        assert_eq!(goes_on, node.is_control_plane, "{journal}");
         node.assert_measured(&operator.cluster_id());
         lap(node, &format!("{} has joined", node.name()));
     }

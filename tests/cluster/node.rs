@@ -295,6 +295,24 @@ impl Node {
         );
     }
 
+    /// Lets the first try of `kubeadm join` end when etcd knows the new member, as if etcd's answer to its promotion were late.
+    pub fn interrupt_join(&self) {
+        let real = format!("{COMPONENTS}/kubeadm.real");
+        self.sh(&format!("mv {COMPONENTS}/kubeadm {real}"));
+        let script = format!(
+            "#!/run/sh\n\
+             [ \"$1\" = join ] && [ ! -e /run/interrupted ] || exec {real} \"$@\"\n\
+             touch /run/interrupted\n\
+             {real} \"$@\" & \n\
+             while kill -0 $!; do\n\
+             [ ! -e /etc/kubernetes/manifests/etcd.yaml ] || kill $!\n\
+             sleep 0.1\n\
+             done\n\
+             echo 'error execution phase etcd-join: context deadline exceeded' >&2; exit 1\n"
+        );
+        self.put(&format!("{COMPONENTS}/kubeadm"), script.as_bytes(), 0o755);
+    }
+
     /// Checks that PCR 15 holds this cluster's ID.
     pub fn assert_measured(&self, cluster_id: &[u8]) {
         let extended = digest(

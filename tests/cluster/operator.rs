@@ -252,14 +252,13 @@ pub fn components(kubernetes: &Path) -> Value {
     });
     let [kubelet, kubeadm, kubectl] = ["kubelet", "kubeadm", "kubectl"].map(component);
     let mut list = json!([kubelet, kubeadm, kubectl, plugins]);
-    if !Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        accept_cgroup_v1(&mut list);
-    }
+    accept_cgroup_v1(&mut list);
     list
 }
 
 /// Lets Kubernetes from v1.35 on run on a host with cgroup v1. The kubelet's setting is a patch, as a user can install it. kubeadm
-/// refuses such a host whatever the kubelet's settings are, so another program ignores this check and then runs kubeadm.
+/// refuses such a host whatever the kubelet's settings are, so another program ignores this check and then runs the kubeadm of the node's
+/// image, on each host, because a test replaces that one.
 fn accept_cgroup_v1(list: &mut Value) {
     let kubeadm = "#!/run/sh\n\
         case \"$1 $2 $3\" in\n\
@@ -270,6 +269,9 @@ fn accept_cgroup_v1(list: &mut Value) {
         esac\n\
         exec /usr/lib/firstlight/components/kubeadm \"$@\" ${ignore:+--ignore-preflight-errors=SystemVerification}\n";
     put_script(&mut list[1], kubeadm);
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        return;
+    }
     let patch = STANDARD.encode("failCgroupV1: false\n");
     list.as_array_mut().unwrap().push(json!({
         "url": format!("data:;base64,{patch}"),

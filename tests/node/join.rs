@@ -528,6 +528,41 @@ fn a_join_that_fails_for_good_says_why_and_the_node_starts_over() {
     assert_eq!(setting.kubeadm_calls().lines().count(), 1);
 }
 
+/// A reset would stop a member on which etcd counts.
+#[test]
+fn a_control_plane_that_etcd_knows_goes_on_without_a_reset() {
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    setting.set_control_planes(&[3]);
+    let cluster = setting.cluster(
+        "[ $n != 1 ] || {
+           mkdir -p /etc/kubernetes/manifests; touch /etc/kubernetes/manifests/etcd.yaml
+           echo 'error execution phase etcd-join: etcdserver: can only promote a learner member' >&2; exit 1
+         }",
+    );
+    let _service = setting.join_service_that(3, move |_, request, _| Ok(cluster.ticket(&request)));
+    let mut node = Program::start(&mut setting.joining(&disk, "ControlPlane"));
+    assert!(end_of_member(&mut node).success(), "{}", node.output());
+    node.expect("goes on at etcd, which already has this member");
+    let join = "join --config /run/firstlight/kubeadm-join.yaml\n";
+    assert_eq!(setting.kubeadm_calls(), join.repeat(2));
+    for (call, skipped) in [
+        (1, json!(["control-plane-prepare/download-certs"])),
+        (
+            2,
+            json!([
+                "preflight",
+                "control-plane-prepare",
+                "check-etcd",
+                "kubelet-start"
+            ]),
+        ),
+    ] {
+        let seen = setting.path(&format!("kubeadm/{call}/firstlight/kubeadm-join.yaml"));
+        assert_eq!(json(&seen)["skipPhases"], skipped);
+    }
+}
+
 #[test]
 fn a_control_plane_whose_join_fails_for_good_leaves_etcd() {
     let setting = Setting::new();

@@ -6,6 +6,10 @@
 //!                                                                        └─ kubeadm reset
 //! ```
 //!
+//! As soon as etcd counts on the new member, there is no reset between the tries: it would stop
+//! the member, and a cluster of two control planes would lose its majority. The next try goes on
+//! at etcd.
+//!
 //! Each step can be repeated. A step that fails ends the join: the disk is reset, and the node
 //! starts over at its next boot.
 
@@ -28,7 +32,7 @@ use base::file;
 use base::machines::Role;
 use base::stop::Stop;
 use disk::state_disk::NodeState;
-use kubernetes::kubeadm::{self, Trust};
+use kubernetes::kubeadm::{self, JoinStart, Trust};
 use kubernetes::parameters;
 
 /// kubeadm's configuration for the join; it has the token.
@@ -168,7 +172,13 @@ impl Join {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut is_changed = false;
         for attempt in 1.. {
-            self.write_files()?;
+            let start = if attempt > 1 && self.is_announced() {
+                JoinStart::AtEtcd
+            } else {
+                self.write_files()?;
+                JoinStart::Beginning
+            };
+            self.configure(start)?;
             let joined = kubelet::watched(stop, job, |stop| {
                 let limit = JOIN + self.node.kubeadm_timeout.unwrap_or_default();
                 KUBEADM.run(&["join"], &[], limit, stop, job)
@@ -183,11 +193,17 @@ impl Join {
                 return Err(error);
             }
             let pause = backoff.pause();
+            let is_announced = self.is_announced();
             job.line(&format!(
-                "kubeadm join failed; the next try is in {} s",
-                pause.as_secs().max(1)
+                "kubeadm join failed; the next try is in {} s{}",
+                pause.as_secs().max(1),
+                if is_announced {
+                    ", and goes on at etcd, which already has this member"
+                } else {
+                    ""
+                }
             ));
-            if is_changed {
+            if is_changed && !is_announced {
                 clean_up(stop, job);
             }
             if stop.wait(pause) {
@@ -197,7 +213,13 @@ impl Join {
         Ok(())
     }
 
-    /// Writes all files that kubeadm reads; its configuration comes last. A `kubeadm reset` removes
+    /// Returns whether kubeadm has announced this member to etcd: then it has written its manifest.
+    fn is_announced(&self) -> bool {
+        let manifest = Path::new(kubeadm::MANIFESTS).join("etcd.yaml");
+        self.role == Role::ControlPlane && manifest.exists()
+    }
+
+    /// Writes the files that kubeadm reads, except its configuration. A `kubeadm reset` removes
     /// most of them.
     fn write_files(&self) -> Result<(), Error> {
         for (name, is_secret, content) in &self.ticket.control_plane_files {
@@ -210,11 +232,17 @@ impl Join {
             let discovery = kubeadm::discovery(&self.api_server, authority);
             setup::write(Path::new(kubeadm::DISCOVERY), 0o600, discovery.as_bytes())?;
         }
+        Ok(())
+    }
+
+    /// Writes kubeadm's configuration.
+    fn configure(&self, start: JoinStart) -> Result<(), Error> {
         let settings = kubeadm::JoinSettings {
             api_server: self.api_server.clone(),
             token: self.ticket.token.clone(),
             trust: self.ticket.trust.clone(),
             control_plane: self.role == Role::ControlPlane,
+            start,
         };
         KUBEADM.configure(&kubeadm::join_configuration(&settings, &self.node))
     }
