@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Tests our kubeadm configurations, and the kubelet's certificate, with the real kubeadm of the tests' cluster, of its upgrade, and of
-# the newest supported version. The kubeadm of the tests' cluster must also find a real API server of the cluster that it joins. They are
-# built from the Go module proxy (tools/kubernetes.sh; minutes the first time).
+# the newest supported version. The kubeadm of the tests' cluster must also find a real API server of the cluster that it joins, and the
+# checks of its Kubernetes must accept each of 2000 generated sets of parameters that `init` accepts. They are built from the Go module
+# proxy (tools/kubernetes.sh; minutes the first time).
 #
 #   tools/kubeadm.sh [VERSION..]
 . "$(dirname "$0")/lib.sh"
@@ -16,3 +17,5 @@ done
 # with the API server of the same version
 kubeadm=$(tools/kubernetes.sh kubeadm)/bin/kubeadm
 FIRSTLIGHT_KUBEADM=$kubeadm cargo test --locked --quiet --test kubernetes_join -- --ignored
+FIRSTLIGHT_CHECK_PARAMETERS=$(tools/kubernetes.sh check-parameters)/bin/check-parameters \
+  cargo test --locked --quiet -p firstlight-kubernetes --lib -- --ignored --nocapture kubernetes_itself

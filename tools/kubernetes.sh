@@ -5,13 +5,15 @@
 #   tools/kubernetes.sh [PROGRAM..]     all of them if none is named; prints the folder, PROGRAM is FOLDER/bin/PROGRAM
 #
 # PROGRAM is one of kubeadm, kubelet, kubectl, kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy,
-# coredns, etcd, pause. KUBERNETES_VERSION takes another release; etcd and CoreDNS follow what its kubeadm asks for.
-# Go checks every module against the checksum database. If a program is built already, it only prints the folder.
+# coredns, etcd, pause; or check-parameters (tests/kubernetes_go), which must be named. KUBERNETES_VERSION takes another release; etcd and
+# CoreDNS follow what its kubeadm asks for. Go checks every module against the checksum database. If a program is built already, it only
+# prints the folder.
 . "$(dirname "$0")/lib.sh"
 
 # what the image of mkosi has
 VERSION=${KUBERNETES_VERSION:-v1.36.3}
 PROGRAMS=(kubeadm kubelet kubectl kube-apiserver kube-controller-manager kube-scheduler kube-proxy coredns etcd pause)
+CHECK_PARAMETERS=$ROOT/tests/kubernetes_go/main.go
 # two compilers at once; the kubelet's link needs 2 GiB by itself
 JOBS=${JOBS:-2}
 
@@ -22,6 +24,11 @@ prefix=$CACHE/kubernetes-$VERSION
 
 missing=()
 for program; do
+  if [ "$program" = check-parameters ]; then
+    # ours, which changes
+    [ "$prefix/bin/$program" -nt "$CHECK_PARAMETERS" ] || missing+=("$program")
+    continue
+  fi
   [[ " ${PROGRAMS[*]} " == *" $program "* ]] || die "no program $program: it must be one of ${PROGRAMS[*]}"
   [ -x "$prefix/bin/$program" ] || missing+=("$program")
 done
@@ -77,7 +84,7 @@ kubernetes() {
     stamps+=" -X $package.gitVersion=$VERSION -X $package.gitMajor=1 -X $package.gitMinor=$minor"
     stamps+=" -X $package.gitTreeState=clean -X $package.buildDate=1970-01-01T00:00:00Z"
   done
-  build "$1" "k8s.io/kubernetes/cmd/$1" "$stamps"
+  build "$1" "${2:-k8s.io/kubernetes/cmd/$1}" "$stamps"
 }
 
 coredns() {
@@ -128,6 +135,7 @@ C
 for program in "${missing[@]}"; do
   case $program in
   coredns | etcd | pause) "$program" ;;
+  check-parameters) kubernetes "$program" "$CHECK_PARAMETERS" ;;
   *) kubernetes "$program" ;;
   esac
 done

@@ -3,7 +3,8 @@
 //! and what is expected.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::SystemTime;
 
@@ -40,6 +41,22 @@ const MAX_SERVICE_BITS: u8 = 20;
 /// The minimum number of host bits: the DNS service has the tenth address, and kubeadm's
 /// MinimumAddressesInServiceSubnet is 10.
 const MIN_SERVICE_BITS: u8 = 4;
+/// The prefixes of the networks that the controller manager gives each node for its pods, IPv4 and IPv6
+/// (defaultNodeMaskCIDRIPv4, defaultNodeMaskCIDRIPv6).
+const NODE_PREFIXES: (u8, u8) = (24, 64);
+/// The maximum number of bits that tell the nodes' networks apart: kubeadm's PodSubnetNodeMaskMaxDiff.
+const MAX_NODE_BITS: u8 = 16;
+/// Networks whose addresses Kubernetes refuses as those of endpoints (ValidateEndpointIP): the machine itself, a link, groups. And
+/// the IPv4 addresses in IPv6 form, whose family the programs of Kubernetes do not agree on.
+const RESERVED: [Subnet; 7] = [
+    ipv4([127, 0, 0, 0], 8),
+    ipv4([169, 254, 0, 0], 16),
+    ipv4([224, 0, 0, 0], 4),
+    ipv6([0, 0, 0, 1], 128),
+    ipv6([0xfe80, 0, 0, 0], 10),
+    ipv6([0xff00, 0, 0, 0], 8),
+    ipv6([0, 0xffff, 0, 0], 96),
+];
 
 /// An invalid value, described by a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -285,19 +302,55 @@ impl Subnet {
         self.contains(other.address) || other.contains(self.address)
     }
 
-    /// Returns the number of host bits.
-    fn host_bits(&self) -> u8 {
+    /// Returns the number of bits of its addresses.
+    fn width(&self) -> u8 {
+        if self.address.is_ipv4() { 32 } else { 128 }
+    }
+
+    /// Returns the prefix of the part that each node gets for its pods.
+    fn node_prefix(&self) -> u8 {
         if self.address.is_ipv4() {
-            32 - self.prefix
+            NODE_PREFIXES.0
         } else {
-            128 - self.prefix
+            NODE_PREFIXES.1
         }
     }
 
-    fn mask(&self) -> u128 {
-        // An IPv4 address uses the lowest 32 bits.
-        u128::MAX.checked_shl(self.host_bits().into()).unwrap_or(0)
+    /// Refuses another prefix than these; `whose` and `why` are parts of the error.
+    fn check_prefix(
+        &self,
+        whose: &str,
+        expected: RangeInclusive<u8>,
+        why: &str,
+    ) -> Result<(), Invalid> {
+        if expected.contains(&self.prefix) {
+            return Ok(());
+        }
+        invalid(format!(
+            "{whose} network {self} is too small or too large; expected a prefix of {} to {} bits{why}",
+            expected.start(),
+            expected.end()
+        ))
     }
+
+    fn mask(&self) -> u128 {
+        let host_bits = self.width() - self.prefix;
+        // An IPv4 address uses the lowest 32 bits.
+        u128::MAX.checked_shl(host_bits.into()).unwrap_or(0)
+    }
+}
+
+const fn ipv4(address: [u8; 4], prefix: u8) -> Subnet {
+    let [a, b, c, d] = address;
+    let address = IpAddr::V4(Ipv4Addr::new(a, b, c, d));
+    Subnet { address, prefix }
+}
+
+/// `address` has its first group, and its last three.
+const fn ipv6(address: [u16; 4], prefix: u8) -> Subnet {
+    let [first, a, b, c] = address;
+    let address = IpAddr::V6(Ipv6Addr::new(first, 0, 0, 0, 0, a, b, c));
+    Subnet { address, prefix }
 }
 
 fn bits(address: IpAddr) -> u128 {
@@ -317,7 +370,7 @@ impl FromStr for Subnet {
                 address: address.parse().ok()?,
                 prefix: u8::try_from(number(prefix)?).ok()?,
             };
-            (subnet.prefix <= if subnet.address.is_ipv4() { 32 } else { 128 }).then_some(subnet)
+            (subnet.prefix <= subnet.width()).then_some(subnet)
         };
         match subnet() {
             Some(subnet) if bits(subnet.address) & !subnet.mask() == 0 => Ok(subnet),
@@ -348,29 +401,37 @@ pub struct Networks {
 }
 
 impl Networks {
-    /// Parses two lists of networks, separated by commas. `node` is an address of the node, which
-    /// must be in none of them.
+    /// Parses two lists of networks, separated by commas. `node` is an address of the node: it must be in none of them, and the API
+    /// server requires its family of the first network of services.
     pub fn parse(services: &str, pods: &str, node: Option<IpAddr>) -> Result<Networks, Invalid> {
         let networks = Networks {
             services: subnets(services)?,
             pods: subnets(pods)?,
         };
-        for subnet in &networks.services {
-            if !(MIN_SERVICE_BITS..=MAX_SERVICE_BITS).contains(&subnet.host_bits()) {
-                let width = if subnet.address.is_ipv4() { 32 } else { 128 };
-                return invalid(format!(
-                    "the services' network {subnet} is too small or too large; expected a prefix of {} to {} bits",
-                    width - MAX_SERVICE_BITS,
-                    width - MIN_SERVICE_BITS
-                ));
-            }
-        }
         // The default network of services must not overlap either.
         let services = if services.is_empty() {
             subnets(DEFAULT_SERVICE_SUBNET)?
         } else {
             networks.services.clone()
         };
+        for subnet in &services {
+            let width = subnet.width();
+            let prefixes = width - MAX_SERVICE_BITS..=width - MIN_SERVICE_BITS;
+            subnet.check_prefix("the services'", prefixes, "")?;
+        }
+        for subnet in &networks.pods {
+            let each = subnet.node_prefix();
+            let why = format!(": each node gets a /{each} of it");
+            subnet.check_prefix("the pods'", each - MAX_NODE_BITS..=each, &why)?;
+        }
+        networks.check_families(services[0], node)?;
+        for subnet in services.iter().chain(&networks.pods) {
+            if let Some(reserved) = RESERVED.iter().find(|it| it.overlaps(subnet)) {
+                return invalid(format!(
+                    "the network {subnet} has addresses of {reserved}, which neither a service nor a pod can have; choose another network"
+                ));
+            }
+        }
         for (service, pod) in services
             .iter()
             .flat_map(|service| networks.pods.iter().map(move |pod| (service, pod)))
@@ -388,6 +449,36 @@ impl Networks {
             )),
             _ => Ok(networks),
         }
+    }
+
+    /// Refuses networks with which the API server does not start, or no pod reaches it: `first` is the first network of services.
+    fn check_families(&self, first: Subnet, node: Option<IpAddr>) -> Result<(), Invalid> {
+        let family = |is_ipv4| if is_ipv4 { "IPv4" } else { "IPv6" };
+        if let Some(node) = node
+            && node.is_ipv4() != first.address.is_ipv4()
+        {
+            let expected = family(node.is_ipv4());
+            let next = match self.services.len() {
+                0 => "name one (--service-cidr), because the default is an IPv4 network",
+                1 => "choose another network",
+                _ => "put the other network first",
+            };
+            return invalid(format!(
+                "the services' first network is {first}, but the node's address is {node}: the API server requires an {expected} network; {next}"
+            ));
+        }
+        // Without networks, the default of services says nothing of the machines.
+        let is_known = node.is_some() || !self.services.is_empty();
+        let reaches = |pod: &Subnet| pod.address.is_ipv4() == first.address.is_ipv4();
+        if is_known && !self.pods.is_empty() && !self.pods.iter().any(reaches) {
+            return invalid(format!(
+                "the pods' network is {}, but the services' first network is {first}: pods with {} addresses only cannot reach the API \
+                 server; choose another network",
+                self.pods[0],
+                family(self.pods[0].address.is_ipv4())
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -407,8 +498,13 @@ fn subnets(text: &str) -> Result<Vec<Subnet>, Invalid> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Seek, Write};
+    use std::process::Command;
+
     use super::*;
+    use crate::kubeadm::{self, ClusterSettings, NodeSettings};
     use support::mutation::mutations;
+    use support::random::Random;
 
     #[test]
     fn a_provider_id_is_one_word_without_quotes() {
@@ -591,8 +687,10 @@ mod tests {
         for (services, pods) in [
             ("", ""),
             ("10.96.0.0/12", "10.244.0.0/16"),
-            ("10.0.0.0/28", "10.0.0.16/28"),
+            ("10.0.0.0/28", "10.0.1.0/24"),
             ("10.96.0.0/16,fd00:1::/108", "fd00:2::/48,10.244.0.0/16"),
+            // pods without IPv6 reach services by IPv4
+            ("10.96.0.0/16,fd00:1::/108", "10.244.0.0/16"),
         ] {
             let networks = Networks::parse(services, pods, node).unwrap();
             let text = networks
@@ -627,6 +725,30 @@ mod tests {
             ("10.0.0.0/29", "", "too small"),
             ("0.0.0.0/0", "", "too large"),
             ("::/0", "", "expected a prefix of 108 to 124"),
+            (
+                "",
+                "10.244.0.0/25",
+                "a prefix of 8 to 24 bits: each node gets a /24",
+            ),
+            ("", "0.0.0.0/7", "a prefix of 8 to 24 bits"),
+            (
+                "",
+                "fd00::/65",
+                "a prefix of 48 to 64 bits: each node gets a /64",
+            ),
+            ("", "fd00::/47", "a prefix of 48 to 64 bits"),
+            ("fd02::/112", "", "requires an IPv4 network; choose another"),
+            ("fd02::/112,10.96.0.0/16", "", "put the other network first"),
+            ("", "fd00::/48", "with IPv6 addresses only cannot reach"),
+            ("", "169.254.0.0/24", "has addresses of 169.254.0.0/16"),
+            ("127.96.0.0/12", "", "has addresses of 127.0.0.0/8"),
+            ("", "10.8.0.0/16,fe80::/48", "has addresses of fe80::/10"),
+            ("", "10.8.0.0/16,::/48", "has addresses of ::1/128"),
+            (
+                "10.96.0.0/16,::ffff:10.0.0.0/112",
+                "",
+                "of ::ffff:0.0.0.0/96",
+            ),
             ("10.96.0.0/12", "10.0.0.0/8", "overlap"),
             ("10.96.0.0/12", "10.100.0.0/16", "overlap"),
             ("", "10.100.0.0/16", "overlap"),
@@ -638,6 +760,172 @@ mod tests {
                 .to_string();
             assert!(error.contains(why), "{services} {pods}: {error}");
         }
+        let of_ipv6 =
+            |services, pods| Networks::parse(services, pods, Some("fd00:9::5".parse().unwrap()));
+        assert!(of_ipv6("fd02::/112", "fd00::/48").is_ok());
+        let error = of_ipv6("", "fd00::/48").unwrap_err().to_string();
+        assert!(error.contains("name one (--service-cidr)"), "{error}");
+        // what an operator's machine can see, which does not know the node's address
+        let error = Networks::parse("fd02::/112", "10.244.0.0/16", None).unwrap_err();
+        assert!(error.to_string().contains("cannot reach the API server"));
+    }
+
+    /// Returns one of them.
+    fn one_of<T: Copy>(random: &mut Random, values: &[T]) -> T {
+        values[random.below(values.len())]
+    }
+
+    /// Returns a list of networks as operators write them, good and bad.
+    fn some_networks(random: &mut Random) -> String {
+        let any = |random: &mut Random| {
+            let (address, good) = if random.below(2) == 0 {
+                (
+                    one_of(
+                        random,
+                        &[
+                            "10.0.0.0",
+                            "10.9.0.0",
+                            "172.16.0.0",
+                            "127.0.0.0",
+                            "224.0.0.0",
+                            "0.0.0.0",
+                        ],
+                    ),
+                    &[8, 12, 16, 24, 28][..],
+                )
+            } else {
+                (
+                    one_of(
+                        random,
+                        &[
+                            "fd00::",
+                            "fd02::",
+                            "2001:db8::",
+                            "fe80::",
+                            "::",
+                            "::ffff:0:0",
+                        ],
+                    ),
+                    &[48, 56, 64, 108, 112, 124][..],
+                )
+            };
+            let address: IpAddr = address.parse().unwrap();
+            let prefix = match random.below(3) {
+                0 => random.below(if address.is_ipv4() { 33 } else { 129 }) as u8,
+                _ => one_of(random, good),
+            };
+            let mask = Subnet { address, prefix }.mask();
+            let address = match address {
+                IpAddr::V4(address) => IpAddr::V4((u32::from(address) & mask as u32).into()),
+                IpAddr::V6(address) => IpAddr::V6((u128::from(address) & mask).into()),
+            };
+            Subnet { address, prefix }.to_string()
+        };
+        let count = one_of(random, &[0, 1, 1, 1, 2, 2, 2, 3]);
+        (0..count)
+            .map(|_| any(random))
+            .collect::<Vec<_>>()
+            .join(",")
+    }
+
+    /// Returns what Kubernetes' own code says of each configuration of kubeadm: nothing if it accepts it.
+    fn verdicts_of_kubernetes(configurations: &[String]) -> Vec<String> {
+        let program = std::env::var_os("FIRSTLIGHT_CHECK_PARAMETERS")
+            .expect("FIRSTLIGHT_CHECK_PARAMETERS must name the program of tests/kubernetes_go");
+        let mut input = tempfile::tempfile().unwrap();
+        for configuration in configurations {
+            serde_json::to_writer(&input, configuration).unwrap();
+            writeln!(input).unwrap();
+        }
+        input.rewind().unwrap();
+        let output = Command::new(program).stdin(input).output().unwrap();
+        let [verdicts, said] =
+            [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        assert!(output.status.success(), "{said}");
+        let verdicts: Vec<String> = verdicts
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(verdicts.len(), configurations.len(), "{said}");
+        verdicts
+    }
+
+    /// A set that passes `init`'s check and is refused afterwards costs the machine, because its lock is set in between.
+    #[test]
+    #[ignore = "needs FIRSTLIGHT_CHECK_PARAMETERS, a program of tools/kubernetes.sh"]
+    fn kubernetes_itself_accepts_each_set_that_passes_and_refuses_what_we_say_it_does() {
+        let mut random = Random::new(1);
+        let (mut sets, mut configurations) = (Vec::new(), Vec::new());
+        while sets.len() < 2000 {
+            let (services, pods) = (some_networks(&mut random), some_networks(&mut random));
+            let ip: IpAddr = one_of(&mut random, &["10.9.0.5", "192.168.1.2", "fd00:9::5"])
+                .parse()
+                .unwrap();
+            let (label, domain) = ("a".repeat(63), ["a"; 127].join("."));
+            let hosts = [
+                "lb.example",
+                "10.9.0.100",
+                "fd00::1",
+                "1.2.3.4.5",
+                &label,
+                &domain,
+            ];
+            let wildcard = format!("*.{}", one_of(&mut random, &hosts));
+            let (endpoint, san) = (one_of(&mut random, &hosts), one_of(&mut random, &hosts));
+            let machine = one_of(&mut random, &["control_plane-0", "1", "A.b.c", "-", &label]);
+            let (Ok(endpoint), Ok(name), Ok(services_alone), Ok(pods_alone)) = (
+                host(endpoint),
+                NodeName::from_machine(machine),
+                subnets(&services),
+                subnets(&pods),
+            ) else {
+                continue;
+            };
+            let names = [san, &wildcard].map(alternative_name);
+            let verdict = Networks::parse(&services, &pods, Some(ip));
+            let cluster = ClusterSettings {
+                version: "v1.36.0".parse().unwrap(),
+                name: cluster_name(one_of(&mut random, &["", "prod", "a.b", &label])).unwrap(),
+                endpoint,
+                alternative_names: names.into_iter().flatten().collect(),
+                networks: Networks {
+                    services: services_alone,
+                    pods: pods_alone,
+                },
+            };
+            let node = NodeSettings {
+                name,
+                ip,
+                provider_id: String::new(),
+                external_cloud_provider: random.below(2) == 0,
+                kubeadm_timeout: None,
+            };
+            configurations.push(kubeadm::init(&cluster, &node));
+            sets.push((
+                format!("services {services:?}, pods {pods:?}, node {ip}"),
+                verdict,
+            ));
+        }
+        let (mut taken, mut refused) = (0, 0);
+        for ((set, ours), theirs) in sets.iter().zip(verdicts_of_kubernetes(&configurations)) {
+            match ours {
+                Ok(_) => {
+                    assert_eq!(theirs, "", "{set}");
+                    taken += 1;
+                }
+                Err(Invalid(why)) if why.contains("too small") || why.contains("requires an") => {
+                    assert_ne!(theirs, "", "{set}: {why}");
+                    refused += 1;
+                }
+                // our own demands
+                Err(_) => (),
+            }
+        }
+        println!(
+            "of {} sets, {taken} are taken by both, {refused} are refused by both",
+            sets.len()
+        );
+        assert!(taken > 100 && refused > 100);
     }
 
     #[test]

@@ -285,7 +285,6 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     let disk = setting.new_disk();
     let mut node = Program::start(&mut setting.bootstrapper(&disk));
     node.expect("ready:");
-    let own = setting.host(2).to_string();
     let unverified =
         r#"[{"url": "https://mirror.example/kubelet", "install_path": "/run/state/bin/kubelet"}]"#;
     let elsewhere = r#"[{"url": "data:,x", "install_path": "/etc/passwd"}]"#;
@@ -335,7 +334,19 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
             ),
             "overlap",
         ),
-        (with("v1.34.4", &["--pod-cidr", "127.0.0.0/8"]), &own),
+        (
+            with("v1.34.4", &["--pod-cidr", "127.0.0.0/8"]),
+            "has addresses of 127.0.0.0/8",
+        ),
+        (
+            with("v1.34.4", &["--pod-cidr", "10.244.0.0/25"]),
+            "each node gets a /24",
+        ),
+        // only the node knows its address
+        (
+            with("v1.34.4", &["--service-cidr", "fd02::/112"]),
+            "requires an IPv4 network",
+        ),
         (
             with("v1.34.4", &["--apiserver-san", "https://a"]),
             "cannot be a name in a certificate",
