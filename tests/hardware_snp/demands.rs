@@ -28,10 +28,10 @@ fn floor(part: &str, version: u8) -> Value {
 fn all() -> Value {
     let mut all = floor("tee", 1);
     let further = json!({
-        "minimumAbi": [1, 37], "minimumGuestSvn": 7, "maximumVmpl": 1, "allowMigration": true, "refuseSmt": true,
-        "policyBits": "0x3000000", "platformBits": "0x20", "mitigationBits": "0x3",
+        "minimumAbi": [1, 37], "minimumGuestSvn": 7, "minimumFirmware": [1, 58, 40], "maximumVmpl": 1, "allowMigration": true, "refuseSmt": true,
+        "policyBits": "0x3000000", "platformBits": "0x20", "forbiddenPlatformBits": "0x82", "mitigationBits": "0x3",
         "chips": ["c5".repeat(64), "c5".repeat(8)], "launchMeasurements": ["aa".repeat(48)], "hostData": ["bb".repeat(32)],
-        "idKeys": ["cc".repeat(48)], "authorKeys": ["dd".repeat(48)], "revocationList": "optional",
+        "familyIds": ["00".repeat(16)], "imageIds": ["00".repeat(16)], "idKeys": ["cc".repeat(48)], "authorKeys": ["dd".repeat(48)], "revocationList": "optional",
     });
     for (name, value) in further.as_object().unwrap() {
         all[name] = value.clone();
@@ -105,6 +105,22 @@ fn each_demand_that_is_not_met_is_named() {
             "platform info lacks the bits 0x4",
         ),
         (
+            one("forbiddenPlatformBits", json!("0xa0")),
+            "platform info has the bits 0x20",
+        ),
+        (
+            one("minimumFirmware", json!([1, 58, 41])),
+            "CURRENT_VERSION is 1.58.40, below the minimum 1.58.41",
+        ),
+        (
+            one("familyIds", json!(["ab".repeat(16)])),
+            "FAMILY_ID is 0000",
+        ),
+        (
+            one("imageIds", json!(["ab".repeat(16)])),
+            "IMAGE_ID is 0000",
+        ),
+        (
             one("mitigationBits", json!("0x7")),
             "mitigation vectors lack the bits 0x4",
         ),
@@ -150,7 +166,7 @@ fn each_demand_that_is_not_met_is_named() {
 fn each_field_of_a_report_must_meet_the_demand() {
     let floors = || floor("bootloader", 3);
     type Case = (Value, fn(&mut [u8]), &'static str);
-    let cases: [Case; 10] = [
+    let cases: [Case; 11] = [
         (
             floors(),
             |report| report[0x1f0] = 2,
@@ -190,6 +206,11 @@ fn each_field_of_a_report_must_meet_the_demand() {
             "(AUTHOR_KEY_EN)",
         ),
         (
+            json!({"minimumFirmware": [1, 58, 40]}),
+            |report| report[0x1ec] = 39,
+            "COMMITTED_VERSION is 1.58.39, below the minimum 1.58.40",
+        ),
+        (
             json!({"idKeys": ["00".repeat(48)]}),
             |report| report[0xe0..0x110].fill(0),
             "without an ID block",
@@ -219,6 +240,11 @@ fn demands_that_are_wrong_are_refused() {
             json!({"revocationList": "never"}),
             "unknown variant `never`",
         ),
+        (
+            json!({"imageIds": ["bb".repeat(32)]}),
+            "expected 32 hexadecimal digits",
+        ),
+        (json!({"minimumFirmware": [1, 58]}), "a tuple of size 3"),
         (json!({"policyBits": 3}), "expected a string"),
         (json!({"policyBits": "3"}), "expected 0x"),
         (json!({"minimumAbi": "1.55"}), "a tuple"),

@@ -74,9 +74,40 @@ fn a_genuine_report_of_a_milan_leads_to_amd() {
     };
     let demands = SnpRequirements {
         minimum,
+        minimum_firmware: (1, 52, 4),
+        forbidden_platform_bits: Number(0b10),
+        // it was started without an ID block
+        family_ids: vec![Digits([0; 16])],
+        image_ids: vec![Digits([0; 16])],
         ..SnpRequirements::default()
     };
     let claims = verify(&parsed, &chain, &demands, now()).unwrap();
+    let refused = |change: fn(&mut SnpRequirements)| {
+        let mut demands = demands.clone();
+        change(&mut demands);
+        let refusal = verify(&parsed, &chain, &demands, now()).unwrap_err();
+        refusal.text.clone()
+    };
+    for (refusal, why) in [
+        (
+            refused(|it| it.minimum_firmware.2 = 5),
+            "CURRENT_VERSION is 1.52.4, below the minimum 1.52.5",
+        ),
+        (
+            refused(|it| it.forbidden_platform_bits = Number(0b11)),
+            "the platform info has the bits 0x1",
+        ),
+        (
+            refused(|it| it.family_ids = vec![Digits([1; 16])]),
+            "FAMILY_ID is 0000",
+        ),
+        (
+            refused(|it| it.image_ids = vec![Digits([1; 16])]),
+            "IMAGE_ID is 0000",
+        ),
+    ] {
+        assert!(refusal.contains(why), "{why}: {refusal}");
+    }
     assert_eq!(claims.technology, "AMD SEV-SNP (Milan)");
     assert_eq!(claims.signed_by, "SEV-Milan, SEV-VCEK");
     assert_eq!(claims.chip.unwrap().len(), 128);

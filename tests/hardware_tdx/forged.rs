@@ -184,16 +184,16 @@ fn dates(issued: &str, next: &str) -> String {
 }
 
 fn info(dates: &str, status: &str, module_status: &str) -> String {
-    let level = |[sgx, pce, tdx]: [u8; 3], status: &str| {
+    let level = |[sgx, pce, tdx]: [u8; 3], year: u16, status: &str| {
         let svns = |svn: u8| [format!(r#"{{"svn":{svn}}}"#).as_str(); 16].join(",");
         let (sgx, tdx) = (svns(sgx), svns(tdx));
         format!(
-            r#"{{"tcb":{{"sgxtcbcomponents":[{sgx}],"tdxtcbcomponents":[{tdx}],"pcesvn":{pce}}},"tcbDate":"2024-03-13T00:00:00Z",{status}}}"#
+            r#"{{"tcb":{{"sgxtcbcomponents":[{sgx}],"tdxtcbcomponents":[{tdx}],"pcesvn":{pce}}},"tcbDate":"{year}-03-13T00:00:00Z",{status}}}"#
         )
     };
-    let present = level([5, 11, 3], &format!(r#""tcbStatus":"{status}""#));
+    let present = level([5, 11, 3], 2024, &format!(r#""tcbStatus":"{status}""#));
     let old = r#""tcbStatus":"OutOfDate","advisoryIDs":["INTEL-SA-00001"]"#;
-    let old = level([4, 10, 2], old);
+    let old = level([4, 10, 2], 2023, old);
     let (zero, none, all) = ("00".repeat(48), "00".repeat(8), "ff".repeat(8));
     let module = format!(r#""mrsigner":"{zero}","attributes":"{none}","attributesMask":"{all}""#);
     let levels = svn_levels(module_status);

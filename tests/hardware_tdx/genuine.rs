@@ -265,6 +265,14 @@ fn what_a_policy_demands_of_a_genuine_machine_is_refused_by_name() {
             "XFAM: expected 0xe7, got 0x602e7: PKU (bit 9) on, AMX (bit 17) on, AMX (bit 18) on",
         ),
         (
+            r#"{"xfam":["0xe7","0x2e7"]}"#.into(),
+            "XFAM: expected 0xe7 or 0x2e7, got 0x602e7: PKU (bit 9) on",
+        ),
+        (
+            format!(r#"{{"mrConfigId":["{aa}","{aa}"]}}"#),
+            "MRCONFIGID: expected aaaa",
+        ),
+        (
             r#"{"tdAttributes":"0x10000001"}"#.into(),
             "TDATTRIBUTES: expected 0x0000000010000001 (DEBUG, SEPT_VE_DISABLE)",
         ),
@@ -316,6 +324,11 @@ fn what_a_policy_demands_of_a_genuine_machine_is_refused_by_name() {
     for json in [
         r#"{"minimumEvaluation":17}"#.to_owned(),
         r#"{"minimumEvaluation":17,"maximumCollateralDays":12}"#.into(),
+        // Intel names none for this platform
+        r#"{"minimumEvaluation":17,"acceptedAdvisories":["INTEL-SA-00837"],"rejectedAdvisories":["INTEL-SA-00837"]}"#.into(),
+        format!(
+            r#"{{"minimumEvaluation":17,"xfam":["0xe7","0x602e7"],"mrConfigId":["{aa}","{zero}"],"mrOwner":["{aa}","{zero}"]}}"#
+        ),
         format!(
             r#"{{"minimumEvaluation":17,"mrSeam":["{zero}","{seam}"],"mrConfigId":"{zero}","mrOwner":"{zero}"}}"#
         ),
@@ -377,6 +390,18 @@ fn a_policy_that_means_nothing_is_refused() {
         ),
         (r#"{"xfam":"0x800e7"}"#, "the features 0x80000 are unknown"),
         (r#"{"maximumCollateralDays":-1}"#, "invalid value"),
+        (
+            r#"{"xfam":["0xe7","0x800e7"]}"#,
+            "the features 0x80000 are unknown",
+        ),
+        (
+            r#"{"rejectedAdvisories":["SA-00837"]}"#,
+            "expected a name like INTEL-SA-00837",
+        ),
+        (
+            r#"{"acceptedAdvisories":["INTEL-SA-0837"]}"#,
+            "is not an advisory",
+        ),
     ] {
         let error = serde_json::from_str::<TdxRequirements>(json)
             .unwrap_err()
@@ -390,6 +415,9 @@ fn a_policy_that_means_nothing_is_refused() {
     );
     let demands: TdxRequirements = serde_json::from_str(&all).unwrap();
     assert_eq!(serde_json::to_string(&demands).unwrap(), all);
+    let more = r#""tcbStatuses":["UpToDate","OutOfDate"],"platformGraceDays":30,"acceptedAdvisories":["INTEL-SA-00837"],"rejectedAdvisories":["INTEL-SA-00960"]"#;
+    let all = all.replace(r#""tcbStatuses":["UpToDate","OutOfDate"]"#, more);
+    let all = all.replace(r#""xfam":"0x642e7""#, r#""xfam":["0x642e7","0xe7"]"#);
     let more = r#""tdAttributes":["0x10000001","0x0"]"#;
     let all = all.replace(r#""tdAttributes":"0x10000001""#, more);
     let named = format!(r#""mrServiceTd":["{}"],"platforms""#, "ef".repeat(48));

@@ -808,6 +808,94 @@ fn the_status_of_each_part_is_judged_by_the_same_list() {
 }
 
 #[test]
+fn an_out_of_date_platform_is_accepted_for_the_days_that_the_policy_permits() {
+    let permits = |days: u32, change: Change<'_>| {
+        judged_by(&format!(r#"{{"platformGraceDays":{days}}}"#), change)
+    };
+    let old_platform = |it: &mut Parts| it.svns = Some(([4; 16], 11));
+    let old_module = |it: &mut Parts| it.body[0] = 3;
+    let old_enclave = |it: &mut Parts| it.qe_report[258] = 3;
+    let changes: [Change<'_>; 3] = [&old_platform, &old_module, &old_enclave];
+    for change in changes {
+        // the level of 2023-03-13
+        let error = permits(841, change).unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("tcbStatuses"), "{error}");
+        let why = "its TCB level is 841 days old, the policy's platformGraceDays permits 841";
+        assert!(error.text.contains(why), "{error}");
+        permits(842, change).unwrap();
+    }
+    // the older of two parts counts
+    let older = |it: &mut Parts| {
+        old_platform(it);
+        let last = r#""advisoryIDs":["INTEL-SA-00002"]}"#;
+        let more = r#""advisoryIDs":["INTEL-SA-00002"]},{"tcb":{"isvsvn":2},"tcbDate":"2022-03-13T00:00:00Z","tcbStatus":"OutOfDate"}"#;
+        it.identity = vec![(last, more)];
+        it.qe_report[258] = 2;
+    };
+    assert!(permits(1206, &older).is_err());
+    permits(1207, &older).unwrap();
+    // what is wrong besides stays wrong, and what an updated platform has
+    let statuses: [fn(&mut Parts, &'static str); 2] = [
+        |it, status| it.qe_status = status,
+        |it, status| it.status = status,
+    ];
+    for set in statuses {
+        for status in ["ConfigurationNeeded", "SWHardeningNeeded"] {
+            let error = permits(842, &|it| {
+                old_platform(it);
+                set(it, status);
+            });
+            let error = error.unwrap_err();
+            assert!(error.text.contains(&format!("is {status}")), "{error}");
+        }
+    }
+    // there is no update
+    assert!(permits(u32::MAX, &|it| it.status = "OutOfDate").is_err());
+    // a module that was updated while the machine ran is another status
+    let relaunch = |it: &mut Parts| {
+        it.body[0] = 3;
+        it.version_5(3, [4, 1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3]);
+    };
+    let error = permits(u32::MAX, &relaunch).unwrap_err();
+    assert!(error.text.contains("is TDRelaunchAdvised"), "{error}");
+}
+
+#[test]
+fn a_policy_accepts_or_rejects_advisories() {
+    let old = |it: &mut Parts| it.svns = Some(([4; 16], 11));
+    for (lists, why) in [
+        (r#""rejectedAdvisories":["INTEL-SA-00002"]"#, None),
+        (
+            r#""acceptedAdvisories":["INTEL-SA-00002","INTEL-SA-00001"]"#,
+            None,
+        ),
+        (
+            r#""rejectedAdvisories":["INTEL-SA-00002","INTEL-SA-00001"]"#,
+            Some("rejects"),
+        ),
+        (
+            r#""acceptedAdvisories":["INTEL-SA-00002"]"#,
+            Some("does not accept"),
+        ),
+    ] {
+        let demands = format!(r#"{{"tcbStatuses":["UpToDate","OutOfDate"],{lists}}}"#);
+        judged_by(&demands, &|_| {}).unwrap();
+        match (judged_by(&demands, &old), why) {
+            (Ok(_), None) => {}
+            (Err(error), Some(why)) => {
+                let text = format!(
+                    "Intel's advisory INTEL-SA-00001 applies to the platform, which the policy {why}"
+                );
+                assert_eq!(error.text, text);
+                assert!(lists.contains(error.field.as_deref().unwrap()));
+                assert_eq!(error.kind, Kind::Outdated);
+            }
+            (got, _) => panic!("{lists}: {got:?}"),
+        }
+    }
+}
+
+#[test]
 fn what_the_machine_may_do_is_judged() {
     all_refused(
         &[Kind::Protection],
@@ -866,8 +954,9 @@ fn what_the_machine_may_do_is_judged() {
         ),
         "{error}"
     );
-    let interrupts = r#"{"xfam":"0x40e7"}"#;
-    judged_by(interrupts, &|it| it.body[129] = 0x40).unwrap();
+    for interrupts in [r#"{"xfam":"0x40e7"}"#, r#"{"xfam":["0xe7","0x40e7"]}"#] {
+        judged_by(interrupts, &|it| it.body[129] = 0x40).unwrap();
+    }
 
     // hash and attributes of service TDs, at the creation of the machine and now
     let now = [4, 1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3];

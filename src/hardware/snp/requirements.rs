@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::report::{GuestPolicy, Report};
+use super::report::{FirmwareVersion, GuestPolicy, Report};
 use super::tcb::{Cpuid, Product, Tcb, Tcbs};
 use crate::json::{Digits, Number, is_default};
 use crate::refusal::{Kind, Refusal};
@@ -25,6 +25,9 @@ pub struct SnpRequirements {
     /// The minimum version of the guest.
     #[serde(skip_serializing_if = "is_default")]
     pub minimum_guest_svn: u32,
+    /// The minimum version of the running and of the committed firmware: major, minor, build.
+    #[serde(skip_serializing_if = "is_default")]
+    pub minimum_firmware: (u8, u8, u8),
     /// The maximum VMPL.
     #[serde(skip_serializing_if = "is_default")]
     pub maximum_vmpl: u32,
@@ -43,6 +46,9 @@ pub struct SnpRequirements {
     /// ALIAS_CHECK_COMPLETE 5).
     #[serde(skip_serializing_if = "is_default")]
     pub platform_bits: Number,
+    /// Bits of the platform info that must be 0 (TSME_EN 1, TIO_EN 7).
+    #[serde(skip_serializing_if = "is_default")]
+    pub forbidden_platform_bits: Number,
     /// Bits of both mitigation vectors that must be 1.
     #[serde(skip_serializing_if = "is_default")]
     pub mitigation_bits: Number,
@@ -58,6 +64,12 @@ pub struct SnpRequirements {
     /// The accepted host data; empty for every value.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub host_data: Vec<Digits<32>>,
+    /// The accepted families of the guest, from its ID block; empty for every one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub family_ids: Vec<Digits<16>>,
+    /// The accepted images of the guest, from its ID block; empty for every one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub image_ids: Vec<Digits<16>>,
     /// The accepted digests of ID keys; empty for every one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub id_keys: Vec<Digits<48>>,
@@ -161,6 +173,7 @@ impl SnpRequirements {
         self.check_platform(report)?;
         self.check_lists(report, chip, cloud)?;
         check_order(report, tcbs)?;
+        self.check_firmware(report)?;
         let minimum = self.floor(product, report.cpuid)?;
         for (name, tcb) in [
             ("LAUNCH_TCB", tcbs.launch),
@@ -177,6 +190,28 @@ impl SnpRequirements {
             }
         }
         Ok(minimum)
+    }
+
+    fn check_firmware(&self, report: &Report) -> Result<(), Refusal> {
+        let (major, minor, build) = self.minimum_firmware;
+        let minimum = FirmwareVersion {
+            major,
+            minor,
+            build,
+        };
+        for (name, got) in [
+            ("CURRENT_VERSION", report.current_firmware),
+            ("COMMITTED_VERSION", report.committed_firmware),
+        ] {
+            if got < minimum {
+                let text = format!(
+                    "the firmware's {name} is {got}, below the minimum {minimum}: update the firmware of the host"
+                );
+                let refusal = Kind::Outdated.because(text).of("minimumFirmware");
+                return Err(refusal.values(minimum, got));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the minimum of a chip.
@@ -241,6 +276,11 @@ impl SnpRequirements {
             let text = format!("the platform info lacks the bits {missing:#x}");
             return refuse("platformBits", text);
         }
+        let forbidden = self.forbidden_platform_bits.0 & report.platform_info;
+        if forbidden != 0 {
+            let text = format!("the platform info has the bits {forbidden:#x}");
+            return refuse("forbiddenPlatformBits", text);
+        }
         let mitigations = report.mitigations.map(|both| both.launch & both.current);
         match (self.mitigation_bits.0, mitigations) {
             (0, _) => Ok(()),
@@ -296,6 +336,12 @@ impl SnpRequirements {
         listed(field, &self.launch_measurements, &report.measurement)?;
         let field = ("hostData", "HOST_DATA");
         listed(field, &self.host_data, &report.host_data)?;
+        listed(
+            ("familyIds", "FAMILY_ID"),
+            &self.family_ids,
+            &report.family_id,
+        )?;
+        listed(("imageIds", "IMAGE_ID"), &self.image_ids, &report.image_id)?;
         // a machine without an ID block has this digest
         if !self.id_keys.is_empty() && report.id_key_digest.iter().all(|byte| *byte == 0) {
             let text = "the machine was started without an ID block (ID_KEY_DIGEST is zero)";

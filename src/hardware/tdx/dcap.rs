@@ -26,7 +26,7 @@ use webpki::{
 
 use super::certificate::{Certificate, Role};
 use super::quote::{Body, Enclave, TdxQuote};
-use super::tcb::{Identity, Judged, PckPlatform, TcbInfo, TcbStatus, merged};
+use super::tcb::{Identity, Judged, PckPlatform, TcbInfo, TcbStatus, earliest, merged};
 use crate::list::List;
 use crate::refusal::{Kind, Refusal};
 
@@ -49,6 +49,8 @@ pub struct Verified<'q> {
     quote: TdxQuote<'q>,
     root: &'static str,
     status: TcbStatus,
+    status_if_updated: TcbStatus,
+    out_of_date_for: Option<Duration>,
     advisories: Vec<String>,
     lacks: Vec<String>,
     evaluation: u32,
@@ -72,6 +74,17 @@ impl<'q> Verified<'q> {
     /// [`TcbStatus::Revoked`].
     pub fn status(&self) -> TcbStatus {
         self.status
+    }
+
+    /// Returns the status after Intel's updates; the same if there are none.
+    pub fn status_if_updated(&self) -> TcbStatus {
+        self.status_if_updated
+    }
+
+    /// Returns the time since the date of the TCB level of the platform, or of the earliest of its
+    /// parts that are out of date; `None` if none is.
+    pub fn out_of_date_for(&self) -> Option<Duration> {
+        self.out_of_date_for
     }
 
     /// Returns Intel's names for the problems of a platform that is not up to date.
@@ -206,14 +219,21 @@ impl Verifier {
         let judged = || levels.iter().chain([&enclave_level]);
         let advisories = each_once(judged().flat_map(|level| &level.advisories));
         let lacks = each_once(judged().flat_map(|level| &level.lacks));
-        let mut statuses = levels
-            .iter()
-            .map(|level| level.status.with_part(enclave_level.status));
-        let launched = statuses.next();
-        let launched = launched.ok_or_else(|| {
-            Kind::Malformed.because("the collateral gives no TCB level for the quote")
-        })?;
-        let status = merged(launched, statuses.next());
+        let since = judged().fold(None, |since, level| {
+            earliest(since, level.out_of_date_since)
+        });
+        let status = |of: fn(&Judged) -> TcbStatus| -> Result<TcbStatus, Refusal> {
+            let mut statuses = levels
+                .iter()
+                .map(|level| of(level).with_part(of(&enclave_level)));
+            let launched = statuses.next();
+            let launched = launched.ok_or_else(|| {
+                Kind::Malformed.because("the collateral gives no TCB level for the quote")
+            })?;
+            Ok(merged(launched, statuses.next()))
+        };
+        let status_if_updated = status(|level| level.if_updated)?;
+        let status = status(|level| level.status)?;
         if status == TcbStatus::Revoked {
             let text = format!(
                 "the TCB status of the platform is {status}{}: no policy accepts it",
@@ -225,6 +245,10 @@ impl Verifier {
             quote,
             root: self.name,
             status,
+            status_if_updated,
+            out_of_date_for: since
+                .filter(|_| status.is_out_of_date())
+                .map(|since| Duration::from_secs(now.saturating_sub(since))),
             advisories,
             lacks,
             evaluation: info.evaluation.min(identity.evaluation),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use serde::de::Error;
+use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use super::quote::{Attributes, Body, REGISTER_LEN, TdxQuote};
 use super::tcb::{PckPlatform, TcbStatus, few};
 use crate::claims::{PlatformClaims, Property, TcbPart};
 use crate::hex;
-use crate::json::{Digits, Number};
+use crate::json::{Digits, Number, is_default};
 use crate::refusal::{Kind, Refusal};
 
 /// What a policy requires of a TD. The default is the strictest policy that genuine machines meet.
@@ -21,6 +21,16 @@ pub struct TdxRequirements {
     /// The accepted statuses of platforms.
     #[serde(deserialize_with = "statuses")]
     pub tcb_statuses: Vec<TcbStatus>,
+    /// For how many days after the date of its TCB level an out-of-date platform counts as one with Intel's updates
+    /// (`platform_grace_period` of Intel's appraisal policies).
+    #[serde(skip_serializing_if = "is_default")]
+    pub platform_grace_days: u32,
+    /// The advisories of Intel that may apply to a platform; empty for each one.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "advisories")]
+    pub accepted_advisories: Vec<String>,
+    /// The advisories of Intel that must not apply to a platform.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "advisories")]
+    pub rejected_advisories: Vec<String>,
     /// The minimum evaluation number of Intel's collateral: earlier evaluations lack newer
     /// vulnerabilities.
     pub minimum_evaluation: u32,
@@ -30,25 +40,41 @@ pub struct TdxRequirements {
     /// The accepted attributes of the TD, in JSON one value or a list.
     #[serde(deserialize_with = "attributes", serialize_with = "one_or_several")]
     pub td_attributes: Vec<Number>,
-    /// The accepted processor features of the TD (XFAM); if absent, each feature that is not always
+    /// The accepted processor features of the TD (XFAM), in JSON one value or a list; if empty, each feature that is not always
     /// refused.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "features")]
-    pub xfam: Option<Number>,
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "features",
+        serialize_with = "one_or_several"
+    )]
+    pub xfam: Vec<Number>,
     /// The accepted measurements of firmware (MRTD); empty for every one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mr_td: Vec<Digits<REGISTER_LEN>>,
     /// The accepted measurements of TDX modules; empty for every one that Intel signed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mr_seam: Vec<Digits<REGISTER_LEN>>,
-    /// The required configuration (MRCONFIGID), which the host sets.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mr_config_id: Option<Digits<REGISTER_LEN>>,
-    /// The required owner (MROWNER), which the host sets.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mr_owner: Option<Digits<REGISTER_LEN>>,
-    /// The required configuration of the owner (MROWNERCONFIG), which the host sets.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mr_owner_config: Option<Digits<REGISTER_LEN>>,
+    /// The accepted configurations (MRCONFIGID), which the host sets, in JSON one value or a list.
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "several",
+        serialize_with = "one_or_several"
+    )]
+    pub mr_config_id: Vec<Digits<REGISTER_LEN>>,
+    /// The accepted owners (MROWNER), which the host sets, in JSON one value or a list.
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "several",
+        serialize_with = "one_or_several"
+    )]
+    pub mr_owner: Vec<Digits<REGISTER_LEN>>,
+    /// The accepted configurations of the owner (MROWNERCONFIG), which the host sets, in JSON one value or a list.
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "several",
+        serialize_with = "one_or_several"
+    )]
+    pub mr_owner_config: Vec<Digits<REGISTER_LEN>>,
     /// The accepted service TDs (MRSERVICETD); a TD without one is always accepted. A service TD
     /// cannot move the TD: no policy allows the attribute MIGRATABLE.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -63,15 +89,18 @@ impl Default for TdxRequirements {
     fn default() -> TdxRequirements {
         TdxRequirements {
             tcb_statuses: vec![TcbStatus::UpToDate],
+            platform_grace_days: 0,
+            accepted_advisories: vec![],
+            rejected_advisories: vec![],
             minimum_evaluation: MINIMUM_EVALUATION,
             maximum_collateral_days: MAXIMUM_COLLATERAL_DAYS,
             td_attributes: vec![Number(Attributes::USUAL.0)],
-            xfam: None,
+            xfam: vec![],
             mr_td: vec![],
             mr_seam: vec![],
-            mr_config_id: None,
-            mr_owner: None,
-            mr_owner_config: None,
+            mr_config_id: vec![],
+            mr_owner: vec![],
+            mr_owner_config: vec![],
             mr_service_td: vec![],
             platforms: vec![],
         }
@@ -109,6 +138,7 @@ impl TdxRequirements {
     pub fn judge(&self, verified: &Verified<'_>) -> Result<PlatformClaims, Refusal> {
         let mut wrong: Vec<_> = [
             self.status(verified),
+            self.advisory(verified),
             self.evaluation(verified),
             self.age(verified),
         ]
@@ -132,11 +162,11 @@ impl TdxRequirements {
             self.features(body),
             one_of(MR_TD, &self.mr_td, &[&body.mr_td]),
             one_of(MR_SEAM, &self.mr_seam, &[&body.mr_seam]),
-            one_of(CONFIG, self.mr_config_id.as_slice(), &[&body.mr_config_id]),
-            one_of(OWNER, self.mr_owner.as_slice(), &[&body.mr_owner]),
+            one_of(CONFIG, &self.mr_config_id, &[&body.mr_config_id]),
+            one_of(OWNER, &self.mr_owner, &[&body.mr_owner]),
             one_of(
                 OWNER_CONFIG,
-                self.mr_owner_config.as_slice(),
+                &self.mr_owner_config,
                 &[&body.mr_owner_config],
             ),
             self.platform(platform),
@@ -151,17 +181,49 @@ impl TdxRequirements {
     }
 
     fn status(&self, verified: &Verified<'_>) -> Option<Refusal> {
-        let status = verified.status();
+        let out_of_date = verified.out_of_date_for();
+        let status = match out_of_date {
+            Some(time) if time < DAY * self.platform_grace_days => verified.status_if_updated(),
+            _ => verified.status(),
+        };
         (!self.tcb_statuses.contains(&status)).then(|| {
             let names: Vec<_> = self.tcb_statuses.iter().map(TcbStatus::to_string).collect();
             let (names, lacks) = (names.join(" or "), few(verified.lacks()));
+            let since = match out_of_date {
+                Some(time) if self.platform_grace_days > 0 => {
+                    let (days, limit) = (time.as_secs() / DAY.as_secs(), self.platform_grace_days);
+                    format!(
+                        "; its TCB level is {days} days old, the policy's platformGraceDays permits {limit}"
+                    )
+                }
+                _ => String::new(),
+            };
             let text = format!(
-                "the TCB status of the platform is {status}{}, expected {names}{}{lacks}",
+                "the TCB status of the platform is {status}{}, expected {names}{}{lacks}{since}",
                 in_brackets(verified.advisories()),
                 if lacks.is_empty() { "" } else { ": " },
             );
             let refusal = Kind::Outdated.because(text).of("tcbStatuses");
             refusal.values(names, status)
+        })
+    }
+
+    fn advisory(&self, verified: &Verified<'_>) -> Option<Refusal> {
+        let refuse = |id: &String, field: &str, how: &str| {
+            let text =
+                format!("Intel's advisory {id} applies to the platform, which the policy {how}");
+            Kind::Outdated.because(text).of(field)
+        };
+        let (accepted, rejected) = (&self.accepted_advisories, &self.rejected_advisories);
+        let mut all = verified.advisories().iter();
+        all.find_map(|id| {
+            if rejected.contains(id) {
+                Some(refuse(id, "rejectedAdvisories", "rejects"))
+            } else if accepted.is_empty() || accepted.contains(id) {
+                None
+            } else {
+                Some(refuse(id, "acceptedAdvisories", "does not accept"))
+            }
         })
     }
 
@@ -207,14 +269,19 @@ impl TdxRequirements {
 
     fn features(&self, body: &Body) -> Option<Refusal> {
         let got = body.xfam;
-        let (wrong, start) = match self.xfam {
-            Some(Number(wanted)) => (got ^ wanted, format!(": expected {wanted:#x}, got")),
-            None => (
+        let (wrong, start) = match self.xfam.as_slice() {
+            [] => (
                 XFAM_ALWAYS & !got | got & (XFAM_NAMED | !XFAM_KNOWN),
                 String::new(),
             ),
+            accepted if accepted.contains(&Number(got)) => return None,
+            [Number(first), ..] => {
+                let accepted: Vec<_> = self.xfam.iter().map(|it| format!("{:#x}", it.0)).collect();
+                let expected = format!(": expected {}, got", accepted.join(" or "));
+                (got ^ first, expected)
+            }
         };
-        let advice = if self.xfam.is_none() && wrong & !XFAM_NAMED == 0 {
+        let advice = if self.xfam.is_empty() && wrong & !XFAM_NAMED == 0 {
             "; the policy's xfam can accept it"
         } else {
             ""
@@ -289,6 +356,10 @@ impl TdxRequirements {
             ("MROWNER", hex(&body.mr_owner)),
             ("MROWNERCONFIG", hex(&body.mr_owner_config)),
         ];
+        if let Some(time) = verified.out_of_date_for() {
+            let days = time.as_secs() / DAY.as_secs();
+            properties.push(("days since the TCB level's date", days.to_string()));
+        }
         if !verified.advisories().is_empty() {
             properties.push(("advisories", verified.advisories().join(", ")));
         }
@@ -340,36 +411,67 @@ fn statuses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<TcbStatus>
 }
 
 fn attributes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Number>, D::Error> {
+    let all: Vec<Number> = several(deserializer)?;
+    match all
+        .iter()
+        .map(|it| Attributes(it.0).never_allowed())
+        .find(|never| never.0 != 0)
+    {
+        None => Ok(all),
+        Some(never) => Err(D::Error::custom(format!(
+            "tdAttributes: no policy can allow {never}"
+        ))),
+    }
+}
+
+/// Reads one value or a list.
+fn several<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
     let all = match Value::deserialize(deserializer)? {
         Value::Array(all) => all,
         one => vec![one],
     };
-    let one = |value: Value| {
-        let number = Number::deserialize(value).map_err(D::Error::custom)?;
-        match Attributes(number.0).never_allowed() {
-            Attributes(0) => Ok(number),
-            never => Err(D::Error::custom(format!(
-                "tdAttributes: no policy can allow {never}"
-            ))),
-        }
-    };
-    all.into_iter().map(one).collect()
+    all.into_iter()
+        .map(|one| T::deserialize(one).map_err(D::Error::custom))
+        .collect()
 }
 
 /// Writes a list with one entry as that entry.
-fn one_or_several<S: Serializer>(all: &[Number], serializer: S) -> Result<S::Ok, S::Error> {
+fn one_or_several<T: Serialize, S: Serializer>(
+    all: &[T],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     match all {
         [one] => one.serialize(serializer),
         all => all.serialize(serializer),
     }
 }
 
-fn features<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Number>, D::Error> {
-    let number = Number::deserialize(deserializer)?;
-    match number.0 & !XFAM_KNOWN {
-        0 => Ok(Some(number)),
+fn features<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Number>, D::Error> {
+    let all: Vec<Number> = several(deserializer)?;
+    match all.iter().fold(0, |bits, it| bits | it.0 & !XFAM_KNOWN) {
+        0 => Ok(all),
         unknown => Err(D::Error::custom(format!(
             "xfam: the features {unknown:#x} are unknown"
+        ))),
+    }
+}
+
+/// Reads names of advisories. One that Intel never gives would reject nothing.
+fn advisories<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let all = Vec::<String>::deserialize(deserializer)?;
+    let is_name = |id: &str| {
+        let number = id
+            .strip_prefix("INTEL-SA-")
+            .or(id.strip_prefix("INTEL-DOC-"));
+        number.is_some_and(|it| it.len() == 5 && it.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    match all.iter().find(|id| !is_name(id)) {
+        None => Ok(all),
+        Some(other) => Err(D::Error::custom(format!(
+            "{} is not an advisory: expected a name like INTEL-SA-00837 or INTEL-DOC-10003",
+            base::text::quoted(other, 40)
         ))),
     }
 }

@@ -84,7 +84,18 @@ impl TcbStatus {
         }
     }
 
-    fn is_out_of_date(self) -> bool {
+    /// Returns the status after an update to the best of these levels, if this status is out of date.
+    fn if_updated(self, missed: impl Iterator<Item = TcbStatus>) -> TcbStatus {
+        let rest = match self {
+            TcbStatus::OutOfDate => TcbStatus::UpToDate,
+            TcbStatus::OutOfDateConfigurationNeeded => TcbStatus::ConfigurationNeeded,
+            other => return other,
+        };
+        let best = missed.filter(|level| !level.is_out_of_date()).min();
+        best.map_or(self, |best| rest.worse(best))
+    }
+
+    pub(super) fn is_out_of_date(self) -> bool {
         matches!(
             self,
             TcbStatus::OutOfDate | TcbStatus::OutOfDateConfigurationNeeded
@@ -158,6 +169,9 @@ pub(super) struct TcbInfo {
 #[serde(rename_all = "camelCase")]
 struct Level {
     tcb: Tcb,
+    /// On this day no vulnerability of this level was known.
+    #[serde(rename = "tcbDate")]
+    date: Date,
     #[serde(rename = "tcbStatus", deserialize_with = "of_level")]
     status: TcbStatus,
     #[serde(default, rename = "advisoryIDs")]
@@ -218,6 +232,8 @@ pub(super) struct Identity {
 #[serde(rename_all = "camelCase")]
 struct SvnLevel {
     tcb: Svn,
+    #[serde(rename = "tcbDate")]
+    date: Date,
     #[serde(rename = "tcbStatus", deserialize_with = "of_level")]
     status: TcbStatus,
     #[serde(default, rename = "advisoryIDs")]
@@ -232,9 +248,45 @@ struct Svn {
 /// The statements of a level about a platform.
 pub(super) struct Judged {
     pub status: TcbStatus,
+    /// The status after an update; the same if there is none.
+    pub if_updated: TcbStatus,
+    /// The date of the level of an out-of-date part, in seconds since 1970.
+    pub out_of_date_since: Option<u64>,
     pub advisories: Vec<String>,
     /// The parts that are too old.
     pub lacks: Vec<String>,
+}
+
+impl Judged {
+    /// Returns what is said of a part that reaches a level with this status, date and advisories; `missed` are the statuses of the
+    /// higher levels.
+    fn new(
+        (status, date, advisories): (TcbStatus, Date, &[String]),
+        missed: impl Iterator<Item = TcbStatus>,
+        lacks: Vec<String>,
+    ) -> Judged {
+        Judged {
+            status,
+            if_updated: status.if_updated(missed),
+            out_of_date_since: status.is_out_of_date().then_some(date.0),
+            advisories: advisories.to_vec(),
+            lacks,
+        }
+    }
+
+    /// Adds what is said of a part.
+    fn add(&mut self, part: Judged) {
+        self.status = self.status.with_part(part.status);
+        self.if_updated = self.if_updated.with_part(part.if_updated);
+        self.out_of_date_since = earliest(self.out_of_date_since, part.out_of_date_since);
+        self.advisories.extend(part.advisories);
+        self.lacks.extend(part.lacks);
+    }
+}
+
+/// Returns the earlier of two times, each of which may be missing.
+pub(super) fn earliest(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    one.into_iter().chain(other).min()
 }
 
 /// Maximum number of parts of a platform that an error names.
@@ -335,23 +387,24 @@ impl TcbInfo {
             let nearest = levels.map(|level| lacks(level)).min_by_key(Vec::len);
             nearest.unwrap_or_default()
         };
-        let level = levels.iter().find(|level| lacks(level).is_empty());
-        let level = level.ok_or_else(|| {
+        let level = levels.iter().position(|level| lacks(level).is_empty());
+        let (missed, level) = level.map(|at| (&levels[..at], levels[at])).ok_or_else(|| {
             let lacks = few(&nearest(None));
             Kind::Outdated.because(format!(
                 "the platform is older than every TCB level that Intel lists: {lacks}"
             ))
         })?;
-        let mut judged = Judged {
-            status: level.status,
-            advisories: level.advisories.clone(),
-            lacks: nearest(Some(TcbStatus::UpToDate)),
-        };
+        let mut judged = Judged::new(
+            (level.status, level.date, &level.advisories),
+            missed.iter().map(|level| level.status),
+            nearest(Some(TcbStatus::UpToDate)),
+        );
         if let Some(module) = self.module(svn)? {
-            let of_module = judged_by("the TDX module", &module.tcb_levels, svn[0].into())?;
-            judged.status = judged.status.with_part(of_module.status);
-            judged.advisories.extend(of_module.advisories);
-            judged.lacks.extend(of_module.lacks);
+            judged.add(judged_by(
+                "the TDX module",
+                &module.tcb_levels,
+                svn[0].into(),
+            )?);
         }
         Ok(judged)
     }
@@ -429,13 +482,14 @@ fn judged_by(name: &str, levels: &[SvnLevel], svn: u16) -> Result<Judged, Refusa
     })?;
     let good = levels.iter().filter(|it| it.status == TcbStatus::UpToDate);
     let good = good.map(|it| it.tcb.isvsvn).min().unwrap_or(0);
-    Ok(Judged {
-        status: level.status,
-        advisories: level.advisories.clone(),
-        lacks: too_old(&format!("the SVN of {name}"), svn, good)
+    let missed = levels.iter().filter(|it| it.tcb.isvsvn > svn);
+    Ok(Judged::new(
+        (level.status, level.date, &level.advisories),
+        missed.map(|level| level.status),
+        too_old(&format!("the SVN of {name}"), svn, good)
             .into_iter()
             .collect(),
-    })
+    ))
 }
 
 /// Returns whether the bytes have this value in the bits of the mask; false if lengths differ.

@@ -21,12 +21,12 @@ const FIELDS: &str = r#"{
 "measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}},
 "alsoAccepted":{"name":0,"acpiTables":0,"measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}}},
 "cloud":{"roots":0,"projects":0,"accounts":0,"zones":0,"instances":0,"sha384":{"":0}},
-"tdx":{"tcbStatuses":0,"minimumEvaluation":0,"maximumCollateralDays":0,"tdAttributes":0,"xfam":0,"mrTd":0,"mrSeam":0,"mrConfigId":0,
+"tdx":{"tcbStatuses":0,"platformGraceDays":0,"acceptedAdvisories":0,"rejectedAdvisories":0,"minimumEvaluation":0,"maximumCollateralDays":0,"tdAttributes":0,"xfam":0,"mrTd":0,"mrSeam":0,"mrConfigId":0,
 "mrOwner":0,"mrOwnerConfig":0,"mrServiceTd":0,"platforms":0},
 "qeSVN":0,"pceSVN":0,"teeTCBSVN":0,"qeVendorID":0,"mrSeam":0,"xfam":0,"intelRootKey":0,
 "snp":{"floors":{"product":0,"model":0,"stepping":0,"minimum":{"fmc":0,"bootloader":0,"tee":0,"snp":0,"microcode":0}},"minimumAbi":0,
-"minimumGuestSvn":0,"maximumVmpl":0,"allowMigration":0,"refuseSmt":0,"policyBits":0,"platformBits":0,"mitigationBits":0,"chips":0,
-"clouds":0,"launchMeasurements":0,"hostData":0,"idKeys":0,"authorKeys":0,"revocationList":0},
+"minimumGuestSvn":0,"minimumFirmware":0,"maximumVmpl":0,"allowMigration":0,"refuseSmt":0,"policyBits":0,"platformBits":0,
+"forbiddenPlatformBits":0,"mitigationBits":0,"chips":0,"clouds":0,"launchMeasurements":0,"hostData":0,"familyIds":0,"imageIds":0,"idKeys":0,"authorKeys":0,"revocationList":0},
 "bootloaderVersion":0,"teeVersion":0,"snpVersion":0,"microcodeVersion":0,
 "firmwareSignerConfig":{"acceptedKeyDigests":[],"enforcementPolicy":0,"maaURL":0},"amdRootKey":0,"amdSigningKey":0}"#;
 
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn a_value_of_another_type_is_named_by_its_field() {
         for (members, field) in [
-            (r#","tdx":{"xfam":["0x3"]}"#, "tdx.xfam"),
+            (r#","tdx":{"xfam":7}"#, "tdx.xfam"),
             (r#","snp":{"chips":"00","maximumVmpl":0}"#, "snp.chips"),
             (
                 r#","snp":{"floors":[{"product":"Milan","minimum":{"fmc":"1"}}]}"#,

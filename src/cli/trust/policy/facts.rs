@@ -11,7 +11,7 @@ use super::text::{MACHINES, in_order, value};
 use crate::trust::verify::meaning;
 
 /// The requirements besides registers and keys, each with a description.
-const MEANINGS: [(&str, &str); 51] = [
+const MEANINGS: [(&str, &str); 58] = [
     (
         "require",
         "the form of attested TLS in which machines prove themselves",
@@ -47,6 +47,18 @@ const MEANINGS: [(&str, &str); 51] = [
         "Intel gives the platform one of these statuses",
     ),
     (
+        "tdx.platformGraceDays",
+        "days after its TCB level's date for which an out-of-date platform is accepted",
+    ),
+    (
+        "tdx.acceptedAdvisories",
+        "only these advisories of Intel may apply to the platform",
+    ),
+    (
+        "tdx.rejectedAdvisories",
+        "none of these advisories of Intel applies to the platform",
+    ),
+    (
         "tdx.minimumEvaluation",
         "minimum number of Intel's TCB evaluation",
     ),
@@ -55,17 +67,20 @@ const MEANINGS: [(&str, &str); 51] = [
         "maximum age of Intel's collateral in days",
     ),
     ("tdx.tdAttributes", "accepted attributes of the TD"),
-    ("tdx.xfam", "processor features of the TD"),
+    ("tdx.xfam", "accepted processor features of the TD"),
     ("tdx.mrTd", "the firmware (MRTD) is one of these"),
     ("tdx.mrSeam", "the TDX module (MRSEAM) is one of these"),
     (
         "tdx.mrConfigId",
-        "configuration that the host has named (MRCONFIGID)",
+        "the configuration that the host has named (MRCONFIGID) is one of these",
     ),
-    ("tdx.mrOwner", "owner that the host has named (MROWNER)"),
+    (
+        "tdx.mrOwner",
+        "the owner that the host has named (MROWNER) is one of these",
+    ),
     (
         "tdx.mrOwnerConfig",
-        "configuration of the owner (MROWNERCONFIG)",
+        "the configuration of the owner (MROWNERCONFIG) is one of these",
     ),
     (
         "tdx.mrServiceTd",
@@ -103,6 +118,10 @@ const MEANINGS: [(&str, &str); 51] = [
         "snp.minimumGuestSvn",
         "minimum version of the guest (GUEST_SVN)",
     ),
+    (
+        "snp.minimumFirmware",
+        "minimum version of the firmware that runs, and of the committed one",
+    ),
     ("snp.maximumVmpl", "maximum VMPL of the report"),
     (
         "snp.allowMigration",
@@ -115,6 +134,10 @@ const MEANINGS: [(&str, &str); 51] = [
     ("snp.policyBits", "bits of the guest policy that are 1"),
     ("snp.platformBits", "bits of the platform info that are 1"),
     (
+        "snp.forbiddenPlatformBits",
+        "bits of the platform info that are 0",
+    ),
+    (
         "snp.mitigationBits",
         "bits of the mitigation vectors that are 1",
     ),
@@ -125,6 +148,8 @@ const MEANINGS: [(&str, &str); 51] = [
         "the launch digest of the firmware is one of these",
     ),
     ("snp.hostData", "HOST_DATA is one of these"),
+    ("snp.familyIds", "FAMILY_ID of the ID block is one of these"),
+    ("snp.imageIds", "IMAGE_ID of the ID block is one of these"),
     (
         "snp.idKeys",
         "the key that signed the ID block is one of these",
@@ -154,6 +179,8 @@ const MEANINGS: [(&str, &str); 51] = [
     ),
     ("amdSigningKey", "AMD's certificate below the root"),
 ];
+/// The requirements whose list of numbers is one version.
+const VERSIONS: [&str; 2] = ["snp.minimumAbi", "snp.minimumFirmware"];
 /// A requirement other than registers and keys.
 struct Requirement {
     /// The path in the policy.
@@ -218,8 +245,7 @@ fn requirements(policy: &Policy) -> Vec<Requirement> {
     };
     let requirement = |(path, value): (String, Value)| {
         let values = match (&value, &*path) {
-            // major and minor version
-            (Value::Array(list), path) if path != "snp.minimumAbi" => {
+            (Value::Array(list), path) if !VERSIONS.contains(&path) => {
                 list.iter().map(words).collect()
             }
             (one, _) => vec![words(one)],

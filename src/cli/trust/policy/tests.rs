@@ -25,15 +25,17 @@ fn complete() -> Value {
         "endorsementRoots": ["google-2022"],
         "cloud": {"roots": ["azure-2023"], "projects": ["p", "7"], "accounts": ["123456789012"], "zones": ["z"],
                   "instances": ["i"], "sha384": [{"4": digest}, {"4": digest, "12": digest}]},
-        "tdx": {"tcbStatuses": ["UpToDate", "OutOfDate"], "minimumEvaluation": 21, "maximumCollateralDays": 3,
-                "tdAttributes": ["0x10000001", "0x0"], "xfam": "0xe7", "mrTd": [digest], "mrSeam": [digest], "mrConfigId": digest,
+        "tdx": {"tcbStatuses": ["UpToDate", "OutOfDate"], "platformGraceDays": 30, "acceptedAdvisories": ["INTEL-SA-00837"],
+                "rejectedAdvisories": ["INTEL-SA-00960"], "minimumEvaluation": 21, "maximumCollateralDays": 3,
+                "tdAttributes": ["0x10000001", "0x0"], "xfam": ["0xe7", "0x602e7"], "mrTd": [digest], "mrSeam": [digest], "mrConfigId": digest,
                 "mrOwner": digest, "mrOwnerConfig": digest, "mrServiceTd": [digest], "platforms": [aa]},
         "qeSVN": 1, "pceSVN": 2, "teeTCBSVN": aa, "qeVendorID": aa, "mrSeam": digest, "xfam": "e702060000000000", "intelRootKey": "",
         "snp": {"floors": [{"product": "Turin", "model": 1, "stepping": 2,
                             "minimum": {"fmc": 1, "bootloader": 2, "tee": 3, "snp": 4, "microcode": 5}}],
-                "minimumAbi": [1, 55], "minimumGuestSvn": 7, "maximumVmpl": 1, "allowMigration": true, "refuseSmt": true,
-                "policyBits": "0x1", "platformBits": "0x2", "mitigationBits": "0x4", "chips": ["cc".repeat(64)],
-                "clouds": ["CN=c"], "launchMeasurements": [digest], "hostData": ["dd".repeat(32)], "idKeys": [digest],
+                "minimumAbi": [1, 55], "minimumGuestSvn": 7, "minimumFirmware": [1, 55, 39], "maximumVmpl": 1, "allowMigration": true, "refuseSmt": true,
+                "policyBits": "0x1", "platformBits": "0x2", "forbiddenPlatformBits": "0x80", "mitigationBits": "0x4", "chips": ["cc".repeat(64)],
+                "clouds": ["CN=c"], "launchMeasurements": [digest], "hostData": ["dd".repeat(32)],
+                "familyIds": [aa], "imageIds": [aa], "idKeys": [digest],
                 "authorKeys": [digest], "revocationList": "optional"},
         "bootloaderVersion": 1, "teeVersion": 2, "snpVersion": 3, "microcodeVersion": 4,
         "firmwareSignerConfig": {"acceptedKeyDigests": [digest], "enforcementPolicy": "MAAFallback", "maaURL": "https://m.example"},
@@ -241,7 +243,7 @@ fn each_requirement_is_shown_in_words() {
     let json = facts::json(&read(&complete()));
     let requirements = json["requirements"].as_array().unwrap();
     // the roots that replace built-in ones are empty
-    assert_eq!(requirements.len(), 47);
+    assert_eq!(requirements.len(), 54);
     for one in requirements {
         assert!(one["meaning"] != "" && one["values"] != json!([]), "{one}");
     }
@@ -252,6 +254,7 @@ fn each_requirement_is_shown_in_words() {
         "  PCR 11   only warns  0101",
         "  PCR 11 in the initramfs  only warns  0202",
         "  snp.minimumAbi: minimum version of the ABI in the guest policy\n    [1,55]\n",
+        "    [1,55,39]\n",
         "  cloud.projects: the machine is in one of these projects of Google Cloud\n    p\n    7\n",
     ] {
         assert!(table.contains(line), "{line}: {table}");
