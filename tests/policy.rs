@@ -207,8 +207,8 @@ fn each_program_refuses_what_policy_check_calls_an_error() {
             };
             let (code, out, said) = run(path, &[command, file].concat());
             let said = out + &said;
-            let is_refused =
-                said.contains("measurement policy: ") || command[0] == "policy" && code == 1;
+            let is_refused = said.contains("policy.json: measurement policy: ")
+                || command[0] == "policy" && code == 1;
             assert_eq!(is_refused, !why.is_empty(), "{command:?}: {text}: {said}");
             assert!(
                 said.contains(why) && (why.is_empty() || code == 1),

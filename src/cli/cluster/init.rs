@@ -14,7 +14,7 @@ use crate::cluster::{addons::Addons, apply};
 use crate::shell::{error::Error, files, interrupt, output::Output, progress::Progress};
 use crate::trust::{components, components::Servers};
 use crate::workspace::{
-    connect::{Endpoint, Node, NodeOption, Reached, TpmTrust, TrustOptions, read_policy},
+    connect::{Endpoint, Node, NodeOption, Reached, TpmTrust, TrustOptions, read_policy_of},
     keeping::Wish,
     kubeconfig::{self as kubeconfig_file, KUBECONFIG_FILE, default_path, merge},
     master_secret::{self, MASTER_SECRET_FILE, SecretSource},
@@ -266,7 +266,7 @@ pub struct Kubernetes {
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {
-    let policy = read_policy(&options.policy)?;
+    let policy = read_policy_of(options.variant, &options.policy)?;
     let node = |cluster: Option<&[u8; CLUSTER_ID_LEN]>, state: Option<&State>| {
         let known = state.iter().flat_map(|state| &state.attestation_keys);
         let trust = options.trust.clone().and_known(known.copied());

@@ -18,6 +18,7 @@ use base::crypto::CLUSTER_ID_LEN;
 use clap::Args;
 use rpc::grpc::Channel;
 use transport::dial::{self, DialError};
+use verifier::sources::offline;
 use verifier::stage::validator_at_any_stage;
 use verifier::{
     CredentialChallenge, Evidence, Form, Identified, KeyName, MachineIdentity, Policy, Properties,
@@ -377,6 +378,14 @@ pub fn read_policy(path: &Path) -> Result<Policy, Error> {
         .map_err(|error| Error::content(format!("{}: {error}", path.display())))
 }
 
+/// Reads the policy in a file, and refuses one that cannot judge machines of this variant.
+pub fn read_policy_of(variant: &Variant, path: &Path) -> Result<Policy, Error> {
+    let policy = read_policy(path)?;
+    endorsement::validator(variant, policy.clone(), &offline())
+        .map_err(|error| Error::content(format!("{}: {error}", path.display())))?;
+    Ok(policy)
+}
+
 /// Adds the attestation keys in the state file to a policy that lists keys; a policy without keys accepts any key
 /// and stays unchanged.
 pub fn and_known(
@@ -392,14 +401,15 @@ pub fn and_known(
     }
 }
 
-/// Reads a policy and adds known attestation keys, and the keys that the operator names. If the
-/// operator names keys, only these and the known ones are accepted.
+/// Reads a policy for machines of this variant and adds known attestation keys, and the keys that the
+/// operator names. If the operator names keys, only these and the known ones are accepted.
 pub fn read_policy_with(
+    variant: &Variant,
     path: &Path,
     named: &[KeyName],
     known: impl IntoIterator<Item = KeyName>,
 ) -> Result<Policy, Error> {
-    let policy = read_policy(path)?;
+    let policy = read_policy_of(variant, path)?;
     let policy = match named {
         [] => policy,
         named => policy

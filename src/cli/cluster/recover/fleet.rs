@@ -33,7 +33,7 @@ use crate::shell::{
 use crate::workspace::{
     connect::{
         Attempt, ClusterMembership, Endpoint, Node, Noted, Reached, TpmTrust, and_known,
-        read_policy,
+        read_policy_of,
     },
     master_secret::SecretSource,
     state::State,
@@ -100,7 +100,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Error> {
     let deadline = Instant::now() + options.timeout;
     let (state, cluster) = cluster_of(options)?;
-    let policy = read_policy(&options.policy)?;
+    let policy = read_policy_of(options.variant, &options.policy)?;
     let known: BTreeSet<KeyName> = state
         .attestation_keys
         .iter()

@@ -11,7 +11,7 @@ use crate::shell::{
     progress::{Progress, printable},
 };
 use crate::workspace::{
-    connect::{Endpoint, Node, Pause, Reached, TpmTrust, and_known, read_policy},
+    connect::{Endpoint, Node, Pause, Reached, TpmTrust, and_known, read_policy_of},
     master_secret::SecretSource,
     state::State,
 };
@@ -61,7 +61,8 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let known = state
         .iter()
         .flat_map(|state| state.attestation_keys.iter().copied());
-    let (policy, endpoint) = (read_policy(&options.policy)?, &options.endpoint);
+    let policy = read_policy_of(options.variant, &options.policy)?;
+    let endpoint = &options.endpoint;
     let node = match &options.action {
         RecoverAction::Status => {
             Node::to_ask(endpoint, options.variant, and_known(policy, known)?)?

@@ -163,7 +163,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         .flat_map(|state| state.attestation_keys.iter().copied());
     let inquiry = Inquiry {
         variant: options.variant,
-        policy: &read_policy_with(&options.policy, &options.keys, known)?,
+        policy: &read_policy_with(options.variant, &options.policy, &options.keys, known)?,
         cluster: options
             .cluster_id
             .or(state.as_ref().and_then(|state| state.cluster_id)),

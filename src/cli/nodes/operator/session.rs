@@ -196,7 +196,8 @@ impl OperatorOptions {
         let known = state
             .into_iter()
             .flat_map(|state| state.attestation_keys.iter().copied());
-        let policy = read_policy_with(&self.policy, &self.keys.attestation_key, known)?;
+        let variant = self.variant.of(Some(&self.policy))?;
+        let policy = read_policy_with(variant, &self.policy, &self.keys.attestation_key, known)?;
         let id = self.cluster.cluster_id;
         let id = id
             .or(state.and_then(|state| state.cluster_id))
@@ -206,7 +207,6 @@ impl OperatorOptions {
                         .into(),
                 )
             })?;
-        let variant = self.variant.of(Some(&self.policy))?;
         let policy = policy.expecting_cluster(&id);
         endorsement::validator(variant, policy, &sources()).map_err(Error::content)
     }

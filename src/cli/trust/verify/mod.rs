@@ -181,7 +181,7 @@ fn demand(options: &Options, variant: &'static Variant) -> Result<MachineRequire
     let known = state
         .iter()
         .flat_map(|state| state.attestation_keys.iter().copied());
-    let policy = read_policy_with(&options.policy, &options.keys, known)?;
+    let policy = read_policy_with(variant, &options.policy, &options.keys, known)?;
     let cluster = if options.is_fresh {
         None
     } else {
