@@ -392,6 +392,10 @@ fn values_that_would_do_harm_or_are_not_known_are_refused() {
             json!({"metrics": {"serviceMonitor": {"interval": "often"}}}),
             "interval",
         ),
+        (
+            json!({"metrics": {"rules": {"docs": "docs.example"}}}),
+            "docs",
+        ),
     ] {
         refused(wrong, problem);
     }
@@ -628,7 +632,7 @@ fn everything() -> Value {
         "podDisruptionBudget": {"minAvailable": 1},
         "metrics": {
             "serviceMonitor": {"enabled": true, "interval": "1m", "labels": {"release": "a"}},
-            "rules": {"enabled": true, "labels": {"release": "b"}},
+            "rules": {"enabled": true, "docs": "https://docs.example/", "labels": {"release": "b"}},
             "dashboard": {"enabled": true, "labels": {"grafana_dashboard": "2"}},
         },
         "joinService": {
@@ -778,7 +782,16 @@ fn the_api_server_accepts_the_objects_with_every_value_set() {
         assert!(command.to_string().contains(&served), "{command}");
     }
     let rules = find(&accepted, "PrometheusRule", "firstlight");
-    assert_eq!(rules["spec"], yaml::document(ALERTS).unwrap());
+    let mut spec = rules["spec"].clone();
+    for alert in spec["groups"][0]["rules"].as_array_mut().unwrap() {
+        let section = alert["alert"].as_str().unwrap().to_lowercase();
+        let annotations = alert["annotations"].as_object_mut().unwrap();
+        assert_eq!(
+            annotations.remove("runbook_url"),
+            Some(format!("https://docs.example/alerts.html#{section}").into())
+        );
+    }
+    assert_eq!(spec, yaml::document(ALERTS).unwrap());
     let dashboard = find(&accepted, "ConfigMap", "firstlight-dashboard");
     assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "2");
     assert_eq!(dashboard["data"]["firstlight.json"], DASHBOARD);

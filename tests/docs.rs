@@ -857,6 +857,22 @@ fn the_reference_has_each_command_and_no_other() {
 }
 
 #[test]
+fn the_page_of_the_alerts_has_each_one_in_the_order_of_its_file() {
+    let rules = fs::read_to_string(Path::new(ROOT).join("charts/firstlight/files/alerts.yaml"));
+    let rules = rules.unwrap();
+    let alerts: Vec<_> = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    let page = Page::read(Path::new("docs/alerts.md"));
+    let headings = page.text.lines();
+    let headings: Vec<_> = headings
+        .filter_map(|line| line.strip_prefix("## "))
+        .collect();
+    assert_eq!(headings, alerts);
+}
+
+#[test]
 fn the_page_of_the_services_has_each_metric_and_no_other() {
     let names = |text: &str, quote: char| -> BTreeSet<String> {
         let is_of_name = |char: char| char.is_ascii_lowercase() || char == '_';

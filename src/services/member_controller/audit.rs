@@ -60,8 +60,8 @@ impl MemberAudit {
         reason: &'static str,
         why: &str,
     ) {
+        self.count(kind, verdict, reason);
         let (decision, title) = verdict.words();
-        self.certificates.with([kind, decision, reason]).inc();
         let line = json!({
             "request": "certificate", "certificate": kind, "decision": decision, "reason": reason, "certificateSigningRequest": request,
             "node": node, "why": why,
@@ -75,6 +75,12 @@ impl MemberAudit {
             note: &format!("{kind} certificate, {request}: {reason}: {why}"),
         };
         self.events.send(node, &event);
+    }
+
+    /// Counts a decision in the metrics only.
+    pub fn count(&self, kind: &'static str, verdict: ApprovalDecision, reason: &'static str) {
+        let (decision, _) = verdict.words();
+        self.certificates.with([kind, decision, reason]).inc();
     }
 
     /// Records that the result of a node's attestation has changed.

@@ -266,10 +266,15 @@ impl Approver {
             return;
         };
         open.due = Instant::now() + open.backoff.pause();
-        if let Some((verdict, reason, why)) = why
-            && std::mem::replace(&mut open.logged_reason, reason) != reason
-        {
+        let Some((verdict, reason, why)) = why else {
+            return;
+        };
+        if std::mem::replace(&mut open.logged_reason, reason) != reason {
             self.log(request, node, verdict, reason, why);
+        } else if verdict == ApprovalDecision::Failed {
+            // the alert looks for failures that last
+            let kind = Kind::of(request).map_or("", Kind::name);
+            self.audit.count(kind, verdict, reason);
         }
     }
 
