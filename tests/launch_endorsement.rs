@@ -166,7 +166,7 @@ fn launch_digests_are_those_that_google_signed() {
         computed.values().cloned().collect::<Vec<_>>()
     );
     for part in [
-        "only the launch digest",
+        "only the firmware",
         "by \"GCE-uefi-signer\"",
         "built of change 123, commit 0102030405060708090a0b0c0d0e0f1011121314",
         "SEV-SNP: SVN 0, guest policy 0x70000, numbers of processors 1,2,4,8,",
@@ -275,6 +275,31 @@ fn mrtds_are_those_that_google_signed() {
     let expected = (String::new(), mrtds(&[0])[0].clone(), vec![0, 4]);
     assert_eq!(images(&policy), [expected]);
 
+    // machines with a TPM: the policy lists the firmware
+    let variant = ["--attestation-variant", "gcp-tdx"];
+    let (policy, said) = measured(&[&endorsement[..], &variant].concat());
+    assert!(said.contains("only the firmware"), "{said}");
+    let listed = |policy: &str| {
+        let policy = Policy::from_json(policy).unwrap();
+        let all = policy.tdx().mr_td.iter().map(|mrtd| hex(&mrtd.0));
+        all.collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&policy), mrtds(&[0, 16, 32]));
+    let path = google.path("policy of Google's TDX.json");
+    let other = "ab".repeat(48);
+    fs::write(&path, policy.replace(&mrtds(&[16])[0], &other)).unwrap();
+    let more = ["--memory", "16384", "--add-to", &path];
+    let (policy, said) = measured(&[&endorsement[..], &more].concat());
+    let missing = &mrtds(&[16])[0];
+    let mut expected = mrtds(&[0, 16, 32]);
+    for mrtd in expected.iter_mut().filter(|mrtd| *mrtd == missing) {
+        *mrtd = other.clone();
+    }
+    expected.push(missing.clone());
+    assert_eq!(listed(&policy), expected);
+    let note = format!("also accepts the MRTD {other}\n");
+    assert!(said.contains(&note), "{said}");
+
     // the values of the booted files stay in the policy, whatever the firmware is
     let path = google.path("policy of TDX.json");
     let value = |byte: &str| format!("{{\"expected\":\"{}\"}}", byte.repeat(48));
@@ -345,7 +370,7 @@ fn what_cannot_be_taken_from_an_endorsement_is_refused_by_name() {
             &of_both,
             &[],
             2,
-            "--attestation-variant gcp-sev-snp or qemu-tdx",
+            "--attestation-variant gcp-sev-snp, gcp-tdx or qemu-tdx",
         ),
         (
             &of_snp,

@@ -69,7 +69,7 @@ variable "min_cpu_platform" {
 variable "confidential_type" {
   type        = string
   default     = "SEV_SNP"
-  description = "SEV_SNP (gcp-sev-snp), or SEV (gcp-sev-es). A changed value applies only to machines that are created afterwards."
+  description = "SEV_SNP (gcp-sev-snp), SEV (gcp-sev-es), or TDX (gcp-tdx; with machine_type c3-standard-4 and min_cpu_platform null). A changed value applies only to machines that are created afterwards."
 }
 
 variable "state_disk_gigabytes" {

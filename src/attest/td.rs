@@ -1,5 +1,5 @@
-//! The registers of a TDX machine without a TPM, which the kernel reads and extends, and the file
-//! with Intel's collateral for the machine's platform.
+//! The registers of a TDX machine without a TPM, which the kernel reads and extends; the quotes of
+//! TDX machines, and the file with Intel's collateral for the machine's platform.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use base::crypto::CLUSTER_ID_LEN;
 use tee::collateral::TdxCollateral;
 use tee::tdx::{self as guest, Register};
 
-use super::{ClusterRegister, Registers};
+use super::{ClusterRegister, IssueError, Registers};
 use tpm::{Error, Location};
 
 /// The RTMR that a machine extends with the ID of its cluster: the only one that firmware, boot
@@ -17,6 +17,21 @@ const OF_CLUSTER_ID: u32 = 3;
 /// The file with Intel's collateral of this machine's platform, which the operator or the host
 /// provides. It is public, and signed.
 pub(super) const COLLATERAL: &str = "/etc/firstlight/tdx-collateral.json";
+
+/// Makes the quotes of a machine.
+pub trait Quoter: Send + Sync {
+    /// Returns a quote over these bytes.
+    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, IssueError>;
+}
+
+/// The kernel of this machine.
+pub(super) struct Kernel;
+
+impl Quoter for Kernel {
+    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, IssueError> {
+        Ok(guest::quote(report_data)?)
+    }
+}
 
 /// Returns the collateral in a file. A validator that fetches collateral does not need it, so an
 /// error is only logged.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::{
     AttesterVariant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch,
-    gcp_sev_es, gcp_sev_snp, qemu_snp, qemu_tdx, qemu_vtpm,
+    gcp_sev_es, gcp_sev_snp, gcp_tdx, qemu_snp, qemu_tdx, qemu_vtpm,
 };
 
 /// All variants. To add one:
@@ -30,6 +30,7 @@ pub const ALL: &[AttesterVariant] = &[
     azure_sev_snp::VARIANT,
     aws_sev_snp::VARIANT,
     gcp_sev_snp::VARIANT,
+    gcp_tdx::VARIANT,
 ];
 
 /// The names of [`ALL`].

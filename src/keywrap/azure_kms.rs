@@ -470,7 +470,11 @@ mod tests {
             (401, "", "token of ORIGIN"),
             (403, "ForbiddenByFirewall", "firewall"),
             (403, "KeyDisabled", "enable that version"),
-            (403, "KeyOperationForbidden", "add unwrapkey to its operations"),
+            (
+                403,
+                "KeyOperationForbidden",
+                "add unwrapkey to its operations",
+            ),
             (
                 403,
                 "ForbiddenByRbac",

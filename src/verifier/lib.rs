@@ -46,7 +46,7 @@ pub use judge::{OTHER_VARIANT, judge, judge_of_any, refusal as refusal_of, role_
 pub use judged::{Measured, Variant};
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_document};
 pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};
-pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
+pub use platforms::google::{gcp_sev_es, gcp_sev_snp, gcp_tdx};
 pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
 pub use policy::{Exception, Image, Measurement, Policy, PolicyError};
 pub use policy::{constellation, instance};

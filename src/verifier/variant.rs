@@ -4,7 +4,7 @@ pub use attest::variant::{DEFAULT, NAMES, UnknownVariant};
 
 use super::{
     Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es,
-    gcp_sev_snp, qemu_snp, qemu_tdx, qemu_vtpm,
+    gcp_sev_snp, gcp_tdx, qemu_snp, qemu_tdx, qemu_vtpm,
 };
 
 /// Returns the content of a document of a machine without a TPM, for programs that read documents
@@ -31,6 +31,7 @@ pub const ALL: &[Variant] = &[
     azure_sev_snp::VARIANT,
     aws_sev_snp::VARIANT,
     gcp_sev_snp::VARIANT,
+    gcp_tdx::VARIANT,
 ];
 
 impl Variant {

@@ -28,7 +28,7 @@ const JULY_2025: u64 = 1_751_328_000;
 const REPORT_DATA: usize = 32 + 128;
 
 /// Returns the collateral of the tests.
-struct Collected(Arc<TdxCollateral>);
+pub struct Collected(pub Arc<TdxCollateral>);
 
 impl Sources for Collected {
     fn fetches(&self) -> bool {

@@ -19,6 +19,7 @@ mod forged_snp;
 #[path = "../hardware_tdx/forged.rs"]
 mod forged_tdx;
 mod gcp_sev_es;
+mod gcp_tdx;
 mod host;
 #[path = "../node/json.rs"]
 mod json;
@@ -53,7 +54,8 @@ fn samples() -> Vec<meeting::Sample> {
 
 #[test]
 fn each_variant_of_a_cloud_accepts_its_correct_document() {
-    for (document, judge) in samples().into_iter().chain([azure_tdx::sample()]) {
+    let of_tdx = [azure_tdx::sample(), gcp_tdx::sample()];
+    for (document, judge) in samples().into_iter().chain(of_tdx) {
         judge.judge(&Evidence::new(&document, NONCE)).unwrap();
     }
 }

@@ -17,7 +17,9 @@ use tempfile::TempDir;
 use verifier::{Issuer, qemu_snp};
 
 use crate::meeting::Correct;
-use crate::{aws_nitro_tpm, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, sev_snp};
+use crate::{
+    aws_nitro_tpm, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, gcp_tdx, sev_snp,
+};
 
 /// The disk of the tests, and the first bytes of its key with a master secret and a salt of 32 zeros each.
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
@@ -116,6 +118,7 @@ fn a_machine_of_each_variant_gets_the_key_of_its_disk() {
         azure_sev_snp::correct,
         azure_tdx::correct,
         gcp_sev_es::correct,
+        gcp_tdx::correct,
         sev_snp::correct_of_google,
         sev_snp::correct_of_aws,
         sev_snp::correct_of_aws_with_documents,

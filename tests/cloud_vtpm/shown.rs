@@ -13,7 +13,9 @@ use verifier::Variant;
 use crate::json::assert_documented;
 use crate::meeting::Correct;
 use crate::sev_snp::with;
-use crate::{aws_nitro_tpm, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, sev_snp};
+use crate::{
+    aws_nitro_tpm, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, gcp_tdx, sev_snp,
+};
 
 /// The result of the program: exit code, standard output, standard error.
 type Said = (i32, String, String);
@@ -173,6 +175,12 @@ fn verify_shows_the_chip_the_versions_the_properties_and_the_signers() {
     assert_eq!(google["tcb"], of_chip()["tcb"]);
     assert_eq!(google["bound"].as_array().unwrap().len(), 3);
     assert_eq!(property(&google, "MEASUREMENT"), "aa".repeat(48));
+    assert_eq!(property(&google, "instance"), "9223372036854775809");
+
+    let google = shown(&gcp_tdx::correct());
+    assert_eq!(google["technology"], "Intel TDX");
+    assert_eq!(google["bound"].as_array().unwrap().len(), 3);
+    assert_eq!(property(&google, "TCB status"), "UpToDate");
     assert_eq!(property(&google, "instance"), "9223372036854775809");
 }
 

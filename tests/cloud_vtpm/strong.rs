@@ -16,7 +16,7 @@ use verifier::aws_nitro_tpm::AwsMachine;
 use verifier::aws_sev_snp::AwsSnpMachine;
 use verifier::{
     Issuer, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch,
-    gcp_sev_es, qemu_vtpm, vtpm,
+    gcp_sev_es, gcp_tdx, qemu_vtpm, vtpm,
 };
 
 use crate::authority::Authority;
@@ -267,6 +267,8 @@ fn a_node_at_google_demands_its_own_project() {
     let (node, member) = (machine("ours", false), machine("ours", true));
     let other = machine("theirs", true);
     let roots = json!({"cloud": {"roots": [authority.root_pem()]}});
+    // the same project is demanded by the other variants of Google
+    trust(&gcp_tdx::VARIANT, &node.cloud.location(), &roots).unwrap();
     let strict = trust(&gcp_sev_es::VARIANT, &node.cloud.location(), &roots).unwrap();
     join(&strict, member.issuer()).unwrap();
     let why = "the project of the machine is \"theirs\"";
@@ -291,6 +293,7 @@ fn what_pins_without_the_platform_needs_nothing_of_it() {
         &azure_tdx::VARIANT,
         &azure_sev_snp::VARIANT,
         &gcp_sev_es::VARIANT,
+        &gcp_tdx::VARIANT,
     ] {
         trust(variant, &tpm, &keys).unwrap();
         trust_with(variant, &tpm, &json!({}), Some(ClusterId(CLUSTER))).unwrap();

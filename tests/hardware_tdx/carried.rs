@@ -52,7 +52,7 @@ static VARIANT: Variant = qemu_tdx::VARIANT.judged_by(|policy, sources| {
 /// Makes the quotes of the member.
 struct Quoter;
 
-impl qemu_tdx::Quoter for Quoter {
+impl td::Quoter for Quoter {
     fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, IssueError> {
         Ok(MEMBER.sign(report_data).quote)
     }

@@ -33,7 +33,7 @@ struct Machine {
     last: Mutex<Option<Signed>>,
 }
 
-impl qemu_tdx::Quoter for Machine {
+impl td::Quoter for Machine {
     fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, IssueError> {
         let signed = self.parts.sign(report_data);
         let collateral = serde_json::to_vec(&signed.collateral).unwrap();

@@ -11,7 +11,7 @@
 //! | `aws-nitro-tpm`, `aws-sev-snp` | the SHA-384 PCRs of the image, which AWS's hypervisor signs (`cloud.sha384`) | the TPM |
 //! | `azure-sev-snp` | who signed the paravisor (`snp.idKeys`) | the paravisor's report in the TPM |
 //! | `azure-tdx` | the measurement of the paravisor (`tdx.mrTd`) | the same |
-//! | `gcp-sev-es`, `gcp-sev-snp` | the project (`cloud.projects`) | the certificate of the attestation key in the TPM |
+//! | `gcp-sev-es`, `gcp-sev-snp`, `gcp-tdx` | the project (`cloud.projects`) | the certificate of the attestation key in the TPM |
 //! | `azure-trustedlaunch`, `qemu-tdx` | nothing further: Azure certifies each key, and Intel signs the registers, among them that of the firmware | |
 //! | `qemu-snp` | nothing further: its image always has `cluster-id` | |
 //! | `qemu-vtpm` | there is nothing, so the setting is refused | |
@@ -36,7 +36,7 @@ use verifier::sources::offline;
 use verifier::vtpm::VariantData;
 use verifier::{
     Policy, PolicyError, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, gcp_sev_es,
-    gcp_sev_snp, hcl,
+    gcp_sev_snp, gcp_tdx, hcl,
 };
 
 use crate::trust::service_trust::{self, ServiceTrust};
@@ -125,7 +125,7 @@ fn and_own(variant: &'static Variant, tpm: &Location, images: Policy) -> Result<
             let pcrs = own_sha384(tpm, &images).map_err(wrong)?;
             images.with_platform(|cloud, _, _| cloud.sha384.push(pcrs))
         }
-        gcp_sev_es::OID | gcp_sev_snp::OID
+        gcp_sev_es::OID | gcp_sev_snp::OID | gcp_tdx::OID
             if cloud.projects.is_empty() && cloud.instances.is_empty() =>
         {
             let project = own_project(tpm).map_err(wrong)?;

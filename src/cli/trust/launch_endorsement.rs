@@ -8,6 +8,7 @@ use crate::shell::{error::Error, files};
 use crate::trust::policy::Edit;
 use base::text::hex;
 use clap::Args;
+use hardware::json::Digits;
 use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, SignerRoot, Snp, Tdx};
 use verifier::{Policy, Registers, Variant, variant};
 
@@ -26,8 +27,33 @@ pub struct Options {
     processors: Vec<u32>,
     /// The memory of TDX machines in MiB that is used; any if there is none.
     memory: Option<u64>,
-    /// The kind of registers of the machines; `None` if the operator does not specify it.
-    registers: Option<Registers>,
+    /// Where the policy has the values; `None` if the operator does not specify it.
+    place: Option<Place>,
+}
+
+/// Where a policy has the measurement of the firmware.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In `snp.launchMeasurements`.
+    LaunchDigests,
+    /// In `tdx.mrTd`: its registers are PCRs.
+    MrTd,
+    /// In the register of TDX machines without a TPM.
+    Register,
+}
+
+impl Place {
+    /// Returns the place in policies of this variant; `None` if Google has no such machines.
+    fn of(variant: &Variant) -> Option<Place> {
+        // Google certifies who owns a machine with a TPM
+        let is_of_google = variant.judges("cloud.projects");
+        match variant.registers {
+            Registers::Rtmrs => Some(Place::Register),
+            Registers::Pcrs if is_of_google && variant.judges("tdx") => Some(Place::MrTd),
+            Registers::Pcrs if is_of_google && variant.judges("snp") => Some(Place::LaunchDigests),
+            Registers::Pcrs => None,
+        }
+    }
 }
 
 /// Google's endorsement.
@@ -58,12 +84,11 @@ impl EndorsementOptions {
         };
         let default = || Variant::named(variant::DEFAULT).map_err(Error::content);
         let variant = variant.map_or_else(default, Ok)?;
-        let is_of_google = has_tdx(variant) || has_snp(variant);
-        let registers = match (is_of_google, processors.is_empty(), memory) {
-            (true, ..) => Some(variant.registers),
-            (false, false, _) => Some(Registers::Pcrs),
-            (false, true, Some(_)) => Some(Registers::Rtmrs),
-            (false, true, None) => None,
+        let place = match (Place::of(variant), processors.is_empty(), memory) {
+            (Some(place), ..) => Some(place),
+            (None, false, _) => Some(Place::LaunchDigests),
+            (None, true, Some(_)) => Some(Place::Register),
+            (None, true, None) => None,
         };
         Ok(Some(Options {
             file,
@@ -71,19 +96,9 @@ impl EndorsementOptions {
             firmware: self.gce_firmware,
             processors,
             memory,
-            registers,
+            place,
         }))
     }
-}
-
-/// Returns whether machines of this variant have TDX and no TPM, as Google's may.
-fn has_tdx(variant: &Variant) -> bool {
-    variant.registers == Registers::Rtmrs
-}
-
-/// Returns whether machines of this variant have SEV-SNP, and Google certifies who owns them.
-fn has_snp(variant: &Variant) -> bool {
-    variant.judges("snp") && variant.judges("cloud.projects")
 }
 
 /// Google's endorsement, and the part of it that the operator wants.
@@ -153,40 +168,54 @@ impl Endorsed<'_> {
         mrtds.map_err(|error| self.wrong(error))
     }
 
-    /// Returns MRTD for a policy that has no other register; `None` if the policy is for SEV-SNP.
+    /// Returns MRTD for a policy that has no other register; `None` if the policy is for machines with a TPM.
     pub fn mrtd(&self) -> Result<Option<[u8; 48]>, Error> {
         let (snp, tdx) = (&self.golden.snp, &self.golden.tdx);
-        let registers = match (self.options.registers, snp, tdx) {
-            (Some(registers), ..) => registers,
-            (None, Some(_), None) => Registers::Pcrs,
-            (None, None, Some(_)) => Registers::Rtmrs,
+        let place = match (self.options.place, snp, tdx) {
+            (Some(place), ..) => place,
+            (None, Some(_), None) => Place::LaunchDigests,
+            (None, None, Some(_)) => Place::Register,
             (None, None, None) => return Err(self.wrong("it has nothing for SEV-SNP and TDX")),
             (None, Some(_), Some(_)) => {
-                let named = |is_it: fn(&Variant) -> bool| {
-                    let found = variant::ALL.iter().find(|variant| is_it(variant));
+                let named = |place| {
+                    let mut all = variant::ALL.iter();
+                    let found = all.find(|variant| Place::of(variant) == Some(place));
                     found.map_or("", |variant| variant.name)
                 };
                 return Err(Error::Usage(format!(
-                    "--{OPTION}: it is for SEV-SNP and for TDX: give --attestation-variant {} or {}",
-                    named(has_snp),
-                    named(has_tdx)
+                    "--{OPTION}: it is for SEV-SNP and for TDX: give --attestation-variant {}, {} or {}",
+                    named(Place::LaunchDigests),
+                    named(Place::MrTd),
+                    named(Place::Register)
                 )));
             }
         };
-        match registers {
-            Registers::Pcrs => Ok(None),
-            Registers::Rtmrs => Ok(self.mrtds()?.first().copied()),
+        match place {
+            Place::LaunchDigests | Place::MrTd => Ok(None),
+            Place::Register => Ok(self.mrtds()?.first().copied()),
+        }
+    }
+
+    /// Returns where this policy has the values.
+    fn place_in(&self, policy: &Policy) -> Place {
+        let named = policy.variant().and_then(|name| Variant::named(name).ok());
+        let place = named.and_then(Place::of).or(self.options.place);
+        match policy.registers() {
+            Registers::Rtmrs => Place::Register,
+            Registers::Pcrs => place
+                .filter(|place| *place == Place::MrTd)
+                .unwrap_or(Place::LaunchDigests),
         }
     }
 
     /// Returns the policy that also accepts the firmware that Google endorses. Prints on standard
     /// error which other firmware the policy accepts.
     pub fn added_to(&self, policy: Policy) -> Result<Policy, Error> {
-        match policy.registers() {
-            Registers::Pcrs if self.options.memory.is_some() => Err(Error::Usage(
+        match self.place_in(&policy) {
+            Place::LaunchDigests if self.options.memory.is_some() => Err(Error::Usage(
                 "--memory: the launch digest of SEV-SNP machines does not depend on it".into(),
             )),
-            Registers::Pcrs => {
+            Place::LaunchDigests => {
                 let snp = self.snp()?;
                 let digests = snp.digests(&self.options.processors);
                 let digests = digests.map_err(|error| self.wrong(error))?;
@@ -199,10 +228,28 @@ impl Endorsed<'_> {
                 }
                 policy.and_launch_digests(&digests).map_err(Error::content)
             }
-            Registers::Rtmrs if !self.options.processors.is_empty() => Err(Error::Usage(
-                "--vcpus: MRTD of TDX machines does not depend on it".into(),
-            )),
-            Registers::Rtmrs => {
+            Place::MrTd | Place::Register if !self.options.processors.is_empty() => Err(
+                Error::Usage("--vcpus: MRTD of TDX machines does not depend on it".into()),
+            ),
+            Place::MrTd => {
+                let mrtds = self.mrtds()?.into_iter().map(Digits);
+                let all: Vec<_> = self.tdx()?.measurements.iter().map(|one| one.1).collect();
+                for known in &policy.tdx().mr_td {
+                    if !all.contains(&known.0) {
+                        let known = hex(&known.0);
+                        eprintln!("  the policy also accepts the MRTD {known}");
+                    }
+                }
+                let added = policy.with_platform(|_, _, tdx| {
+                    for mrtd in mrtds {
+                        if !tdx.mr_td.contains(&mrtd) {
+                            tdx.mr_td.push(mrtd);
+                        }
+                    }
+                });
+                added.map_err(Error::content)
+            }
+            Place::Register => {
                 let all: Vec<_> = self.tdx()?.measurements.iter().map(|one| one.1).collect();
                 for image in policy.images() {
                     if let Some(own) = image.measurements().get(&MRTD)

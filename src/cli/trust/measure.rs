@@ -391,7 +391,7 @@ impl<'a> Wanted<'a> {
         let policy = match (&self.present, mrtd) {
             (Some(present), _) => Ok(present.clone()),
             (None, Some(mrtd)) => of_mrtd(enforced(mrtd)),
-            (None, None) => of_launch_digests(),
+            (None, None) => of_firmware_alone(),
         };
         let policy = policy.map_err(Error::content)?;
         let policy = match (&self.options.add_to, &self.options.name) {
@@ -631,10 +631,10 @@ fn enforced(mrtd: [u8; 48]) -> Measurement {
     }
 }
 
-/// Returns the policy for machines with a TPM that belong to no cluster yet.
-fn of_launch_digests() -> Result<Policy, Error> {
+/// Returns the policy for machines with a TPM that belong to no cluster yet. What is added to it is of the firmware.
+fn of_firmware_alone() -> Result<Policy, Error> {
     log::warn!(
-        "the policy has only the launch digest (MEASUREMENT): what boots is in the registers of the TPM; give an image, or --add-to"
+        "the policy has only the firmware: what boots is in the registers of the TPM; give an image, or --add-to"
     );
     let (booted, initramfs) = (BTreeMap::new(), BTreeMap::new());
     policy(Measured { booted, initramfs }, &[])

@@ -17,6 +17,7 @@ use tee::collateral::TdxCollateral;
 use tee::tdx as guest;
 
 use crate::document::Base64;
+use crate::td::Quoter;
 use crate::{AttesterVariant, IssueError, Oid, Registers, excerpt, sha256, td};
 use tpm::Location;
 
@@ -29,7 +30,7 @@ pub const VARIANT: AttesterVariant = AttesterVariant {
     issuer: |_| {
         let (collateral, event_log) = (td::COLLATERAL.into(), EVENT_LOG.into());
         Arc::new(TdIssuer::new(
-            Arc::new(Kernel),
+            Arc::new(td::Kernel),
             Some(collateral),
             Some(event_log),
         ))
@@ -59,21 +60,6 @@ pub struct TdxDocument {
     /// The event log of the firmware.
     #[serde(default, skip_serializing_if = "Base64::is_empty")]
     pub event_log: Base64,
-}
-
-/// Makes the quotes of a machine.
-pub trait Quoter: Send + Sync {
-    /// Returns a quote over these bytes.
-    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, IssueError>;
-}
-
-/// The kernel of this machine.
-struct Kernel;
-
-impl Quoter for Kernel {
-    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, IssueError> {
-        Ok(guest::quote(report_data)?)
-    }
 }
 
 /// Makes documents of this machine.

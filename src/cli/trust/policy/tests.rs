@@ -299,6 +299,7 @@ fn what_a_policy_leaves_open_is_named_for_each_variant() {
             "azure-sev-snp" => &[any_tpm, firmware, versions],
             "aws-sev-snp" => &[any_tpm, firmware, versions, account],
             "gcp-sev-snp" => &[firmware, versions, project],
+            "gcp-tdx" => &[firmware, project],
             "gcp-sev-es" => &[project],
             "aws-nitro-tpm" => &[any_tpm, account],
             "qemu-snp" => &[versions],

@@ -46,6 +46,9 @@ pub const ROOTS: &[&roots::Root] = &[&roots::GOOGLE_2018, &roots::GOOGLE_2022];
 /// one means that the firmware failed (PC Client Platform Firmware Profile, §10.4.1).
 const EV_SEPARATOR: u32 = 0x4;
 const SEPARATORS: [[u8; 4]; 3] = [[0; 4], [0xff; 4], [1, 0, 0, 0]];
+/// Technologies with which a host encrypts the memory, as Google's firmware numbers them.
+pub(crate) const TDX: u8 = 3;
+pub(crate) const SEV_SNP: u8 = 4;
 /// The name of Google's firmware, which precedes its decimal version, and the name of its event
 /// about the host.
 const FIRMWARE: &str = "GCE Virtual Firmware v";
@@ -310,26 +313,33 @@ impl GoogleFirmware {
         }
     }
 
-    /// Checks that the host encrypts the memory with SEV-SNP.
-    pub fn check_snp(&self) -> Result<(), Refusal> {
-        match self.technology {
-            4 => Ok(()),
-            _ => Err(Kind::Protection.because(format!(
-                "the host of the TPM encrypts the memory with {}, expected AMD SEV-SNP",
-                self.technology()
-            ))),
+    /// Checks that the host encrypts the memory with this technology.
+    pub(crate) fn check_technology(&self, expected: u8) -> Result<(), Refusal> {
+        if self.technology == expected {
+            return Ok(());
         }
+        let text = format!(
+            "the host of the TPM encrypts the memory with {}, expected {}",
+            self.technology(),
+            name(expected)
+        );
+        Err(Kind::Protection.because(text))
     }
 
     fn technology(&self) -> String {
-        match self.technology {
-            0 => "nothing".into(),
-            1 => "AMD SEV".into(),
-            2 => "AMD SEV-ES".into(),
-            3 => "Intel TDX".into(),
-            4 => "AMD SEV-SNP".into(),
-            other => format!("technology {other}"),
-        }
+        name(self.technology)
+    }
+}
+
+/// Returns the name of the technology with this number.
+fn name(technology: u8) -> String {
+    match technology {
+        0 => "nothing".into(),
+        1 => "AMD SEV".into(),
+        2 => "AMD SEV-ES".into(),
+        TDX => "Intel TDX".into(),
+        SEV_SNP => "AMD SEV-SNP".into(),
+        other => format!("technology {other}"),
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 pub use attest::gcp_sev_snp::*;
 use proto::attested::Collateral;
 
-use crate::gcp_sev_es::{self, GoogleAuthority, GoogleFirmware};
+use crate::gcp_sev_es::{self, GoogleAuthority, GoogleFirmware, SEV_SNP};
 use crate::judged::{CLOUD, KEYS, OF_GOOGLE, SNP};
 use crate::refusal::{Kind, Refusal};
 use crate::snp::{self, InstanceInfo, ReportJudge};
@@ -75,7 +75,7 @@ impl PlatformVerifier for GoogleChip {
         // last, because it may fetch the certificate of Google's CA: only a machine with a genuine
         // report can cause that request
         let (root, instance) = self.google.certified(quoted, names)?;
-        GoogleFirmware::measured(quoted.event_log, quoted.pcr_0()?)?.check_snp()?;
+        GoogleFirmware::measured(quoted.event_log, quoted.pcr_0()?)?.check_technology(SEV_SNP)?;
         claims.signed_by += &format!("; the attestation key by {root}");
         claims.properties.extend(instance.properties());
         claims.bound = vec![

@@ -2,3 +2,4 @@
 
 pub mod gcp_sev_es;
 pub mod gcp_sev_snp;
+pub mod gcp_tdx;
