@@ -679,7 +679,7 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
             && any["measurements"]["15"]["expected"] == "0".repeat(64),
         "{any}"
     );
-    assert!(text(&output.stderr).contains("as in a machine that belongs to a cluster"));
+    assert!(text(&output.stderr).contains("this machine probably belongs to a cluster"));
 }
 
 #[test]

@@ -162,7 +162,7 @@ fn a_disk_opens_only_in_the_machine_that_its_record_names() {
     let line = program.expect("to give the disk ");
     let audited = program.expect("\"disk-unknown\"");
     assert!(!audited.contains("--accept"), "{audited}");
-    let (_, command) = line.split_once("refused: ").unwrap();
+    let (_, command) = line.split_once("run: ").unwrap();
     for _ in 0..2 {
         let mut shell = Command::new("sh");
         let folder = program::built("join-service");

@@ -67,7 +67,7 @@ impl<S: Source + 'static> Prepared<S> {
         let work = move || shared.ask_again(&location);
         let thread = thread::Builder::new().name("instance-info".into());
         if let Err(error) = thread.spawn(work) {
-            log::warn!("cannot start the thread that completes the instance info: {error}");
+            log::warn!("cannot start the thread that fetches certificates: {error}");
         }
     }
 }
@@ -127,7 +127,7 @@ impl<S: Source> Shared<S> {
                 self.keep(info, is_complete);
             }
             Ok(_) => {}
-            Err(error) => log::warn!("cannot complete the instance info: {error}"),
+            Err(error) => log::warn!("cannot fetch missing certificates: {error}"),
         }
     }
 

@@ -99,13 +99,13 @@ pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> Option<String> {
     let mut advice: Vec<_> = shown.map(|record| record.writer().advice()).collect();
     advice.dedup();
     let beside = if replay(&records).is_some_and(|replayed| replayed == value) {
-        "but belongs to no cluster"
+        "although this machine belongs to no cluster"
     } else {
         "and contains more than the ID of a cluster"
     };
     Some(format!(
-        "PCR {pcr} is not zero, {beside}: {}. The register says to which cluster a node belongs, so nothing else may measure into \
-         it, and every cluster refuses this node. {}; then reboot",
+        "PCR {pcr} is not zero, {beside}: {}. Only a cluster ID may be measured into this register, so every cluster refuses \
+         this node. {}; then reboot",
         wrote.join("; "),
         advice.join("; ")
     ))
@@ -231,9 +231,9 @@ mod tests {
         assert_eq!(replayed(LOG), value);
         assert_eq!(
             explain(LOG, 15, &value).unwrap(),
-            "PCR 15 is not zero, but belongs to no cluster: systemd-pcrmachine.service measured \
-             \"machine-id:5ec1e7a0000040008000000000000001\". The register says to which cluster a node belongs, so nothing else may \
-             measure into it, and every cluster refuses this node. Mask systemd-pcrmachine.service in the image; then reboot"
+            "PCR 15 is not zero, although this machine belongs to no cluster: systemd-pcrmachine.service measured \
+             \"machine-id:5ec1e7a0000040008000000000000001\". Only a cluster ID may be measured into this register, so every cluster \
+             refuses this node. Mask systemd-pcrmachine.service in the image; then reboot"
         );
     }
 

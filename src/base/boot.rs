@@ -24,8 +24,8 @@ const CONFINED: &str = "aml-confined";
 /// tables without limits; `None` if it confines them.
 pub fn trusted_acpi(version: &str) -> Option<&'static str> {
     (!version.contains(CONFINED)).then_some(
-        "the kernel lets code in the host's ACPI tables write its memory, and no PCR has these tables: the host can change what \
-         runs. Take a kernel that confines them (docs/images/kernel.md)",
+        "the kernel lets code in the host's ACPI tables write its memory, and no PCR covers them: the host can change what \
+         runs. Use a kernel that confines them (docs/images/kernel.md)",
     )
 }
 

@@ -428,7 +428,7 @@ impl AzureClient {
         let path = format!("{set}/publicipaddresses");
         match self.list(document, &path, INTERFACES_VERSION, Lost::LeftOut) {
             Err(error @ Error::Denied { .. }) => {
-                log::debug!("{error}: the public addresses of machines are not known");
+                log::debug!("cannot list the public addresses of machines: {error}");
                 Ok(vec![])
             }
             other => other,

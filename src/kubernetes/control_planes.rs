@@ -74,7 +74,8 @@ impl ControlPlane {
             None => StaticPod::Absent,
             Some(pod) if self.has_static_pod(program, &pod) => StaticPod::Real(pod),
             Some(pod) => StaticPod::False(format!(
-                "the pod {NAMESPACE}/{name} is not the static pod of {}: it is on the node {}, and its owner is not this Node. Find out who made it, and delete it",
+                "the pod {NAMESPACE}/{name} is not the static pod of {0}: it is on the node {1}, and its owner is not the Node {0}. \
+                 Find out who made it, and delete it",
                 self.name,
                 pod["spec"]["nodeName"].as_str().unwrap_or("(none)")
             )),

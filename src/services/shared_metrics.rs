@@ -42,7 +42,7 @@ pub fn any_tpm<V: Validator + 'static>(registry: &Registry, validator: &Arc<V>) 
     if validator.properties().believes_any_tpm {
         log::warn!(
             "the attestation policy contains no attestation keys: any TPM is accepted, and so is a program that only simulates \
-             one; list the keys of the machines' TPMs in attestationKeys, or require the values with which the platform endorses them"
+             one; list the keys of the machines' TPMs in attestationKeys, set endorsementRoots, or pin the firmware"
         );
     }
     let validator = Arc::downgrade(validator);

@@ -36,7 +36,7 @@ pub fn protocol(bytes: &[u8]) -> Option<&'static str> {
 pub fn since_last_line(events: u64) -> String {
     match events {
         1 => String::new(),
-        _ => format!("; {events} since the last such line"),
+        _ => format!("; {events} ended since the last such line"),
     }
 }
 

@@ -48,7 +48,7 @@ impl FromStr for OnFailure {
 impl fmt::Display for OnFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            OnFailure::Wait => "it waits; reset it when the reason is corrected",
+            OnFailure::Wait => "it waits; correct the cause, then reset it",
             OnFailure::Reboot => "it restarts in 10 s",
             OnFailure::PowerOff => "it powers off",
             OnFailure::Shell => "the initrd decides",

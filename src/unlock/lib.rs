@@ -253,7 +253,7 @@ impl Unlock {
             // this node never became a member: the booted system resets it and starts over
             Err(node_state::Error::Missing(path)) => {
                 log::warn!(
-                    "the disk's header gets no cluster token: {} does not exist",
+                    "the disk's header is not migrated: {} does not exist",
                     path.display()
                 );
                 Ok(())

@@ -104,7 +104,7 @@ impl Asking {
         let failures = lock(&self.failures);
         let failures = failures
             .iter()
-            .map(|(source, text)| format!("{source} {text}"));
+            .map(|(source, text)| format!("{source}: {text}"));
         failures.collect::<Vec<_>>().join("; ")
     }
 
@@ -177,7 +177,7 @@ impl TicketRequester for Asking {
     fn note(&self, source: &str, failure: &TicketFailure) {
         let before = lock(&self.failures).insert(source.into(), failure.text.clone());
         if before.as_ref() != Some(&failure.text) {
-            log::warn!("{source} {}; asking again", failure.text);
+            log::warn!("{source}: {}; asking again", failure.text);
         }
     }
 

@@ -115,7 +115,7 @@ fn does_what_onfail_says(name: &str, maker: Maker) -> Result<()> {
 
     let mut vm = boot(&mut setting, "firstlight.onfail=wait")?;
     said(&mut vm, why)?;
-    said(&mut vm, "it waits; reset it when the reason is corrected")?;
+    said(&mut vm, "it waits; correct the cause, then reset it")?;
     // for people who read its console later
     said(&mut vm, why)?;
     no_system(&vm)?;

@@ -351,7 +351,7 @@ fn a_node_that_rejoins_proves_itself_to_a_service_that_requires_it() {
         "strong",
     ];
     let service = setting.join_service_with(3, keys, &setting.policy(), &strong);
-    service.expect("this service proves its machine to nodes");
+    service.expect("this service sends the host's evidence to nodes");
     let mut command = setting.unlock(&disk);
     let id = hex(&own_cluster());
     command.args(["--require=strong", "--cluster-id", &id]);
@@ -427,7 +427,7 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let policy = setting.policy();
     let service = setting.join_service_with(3, keys, &policy, &[]);
-    service.expect("this service proves nothing to nodes (without --evidence)");
+    service.expect("this service sends no evidence to nodes (--evidence is not set)");
     let issuer = qemu_vtpm::issuer(setting.tpm.location().parse().unwrap(), None);
     let issuer: Arc<dyn Issuer> = Arc::new(issuer);
     let text = std::fs::read_to_string(&policy).unwrap();

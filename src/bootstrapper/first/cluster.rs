@@ -68,7 +68,7 @@ pub struct ClusterPlan {
 
 /// Returns an empty kubeconfig, for a request without a version of Kubernetes.
 pub fn none() -> Secret {
-    log::info!("skipping the set-up of Kubernetes: the init request names no version of it");
+    log::info!("skipping the set-up of Kubernetes: the init request has no Kubernetes version");
     Secret::new(Vec::new())
 }
 
@@ -156,8 +156,8 @@ impl ClusterPlan {
         if let Err(why) = self.record(&client.within(RECORD), node, disk, principals) {
             job.line(&format!(
                 "warning: cannot write the record of this machine: {why}; without it, join service and key service do not serve here, and \
-                 the kubelet cannot renew its certificates. `firstlight apply` records that this is a control plane, but binds no name and \
-                 disk to it: only another join does"
+                 the kubelet cannot renew its certificates. `firstlight apply` records that this is a control plane, but does not \
+                 bind its name and disk to the machine: only another join does"
             ));
         }
         Ok(kubeconfig)

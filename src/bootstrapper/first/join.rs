@@ -306,11 +306,11 @@ fn clean_up(stop: &Stop, job: &Job<()>) {
     reset.args(["reset", "--force", "--cri-socket", kubeadm::CONTAINERD]);
     if let Err(error) = setup::run(&mut reset, RESET, stop, job) {
         // etcd may still run
-        return job.line(&format!("cleaning up: {error}"));
+        return job.line(&format!("cannot clean up: {error}"));
     }
     // kubeadm looks at etcd's data before it stops the kubelet, which may start etcd until then; the next try would fail at this data
     if let Err(error) = file::clear_directory(Path::new(etcd::DATA)) {
-        job.line(&format!("cleaning up {}: {error}", etcd::DATA));
+        job.line(&format!("cannot clear {}: {error}", etcd::DATA));
     }
 }
 

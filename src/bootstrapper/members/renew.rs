@@ -139,7 +139,7 @@ impl Node<'_> {
             match NewAuthority::of(self.kubernetes, &old.path()) {
                 Ok(one) => new.push(one),
                 Err(error) => {
-                    log::warn!("cannot renew the certificate of an authority ({old}): {error}")
+                    log::warn!("cannot renew the CA certificate {old}: {error}")
                 }
             }
         }

@@ -31,7 +31,7 @@ pub fn grow(root: &Path, timeline: &Timeline) {
         Ok(Some(blocks)) => timeline.event("grown", size_of(blocks)),
         Ok(None) => {}
         Err(error) => log::warn!(
-            "cannot grow the file system at {} to all of {}: {error}; the kernel log (dmesg) gives the reason",
+            "cannot grow the file system at {} to the size of {}: {error}; the kernel log (dmesg) gives the reason",
             root.display(),
             mapped.display()
         ),

@@ -77,7 +77,7 @@ impl Keeper {
         let thread = Ending::start("peers", move || self.run());
         thread
             .inspect_err(|error| {
-                log::warn!("cannot start the thread that updates the peers: {error}")
+                log::warn!("cannot start the thread for join services' addresses: {error}")
             })
             .ok()
     }
@@ -88,13 +88,13 @@ impl Keeper {
         let disk = match found {
             Ok(disk) => disk,
             Err(error) => {
-                return log::warn!("cannot update the peers in the disk's header: {error}");
+                return log::warn!("cannot update the join services' addresses on disk: {error}");
             }
         };
         let mut pause = Duration::ZERO;
         while !self.stop.wait(pause) {
             pause = self.renew(&disk).unwrap_or_else(|error| {
-                log::warn!("cannot update the peers in the disk's header: {error}");
+                log::warn!("cannot update the join services' addresses on disk: {error}");
                 EVERY
             });
         }
@@ -106,7 +106,7 @@ impl Keeper {
         let before = state_disk::peers(disk)?;
         let known = known(&*self.metadata, before);
         for error in &known.errors {
-            log::info!("cannot update all peers in the disk's header: {error}");
+            log::info!("cannot get all join services' addresses: {error}");
         }
         // on AWS and Google Cloud a worker may lack the permission to list the control planes
         if self.stop.is_stopped() || known.errors.len() == PARTS {

@@ -295,7 +295,7 @@ impl TimeService {
     fn configure(&self, folder: &Path) {
         if !folder.exists() {
             return log::info!(
-                "setting no time servers: chrony in this image does not read {}",
+                "leaving chrony's time servers as they are: there is no folder {}",
                 folder.display()
             );
         }
@@ -385,9 +385,9 @@ impl TimeService {
                     self.timeline.event("clock", text);
                     was_ever_set = true;
                 }
-                (false, true) => log::info!("a time service sets the clock again"),
+                (false, true) => log::info!("the clock is synchronized again"),
                 (true, false) => log::warn!(
-                    "no time service sets the clock any more: `firstlight logs NODE --unit chrony` says why"
+                    "the clock is no longer synchronized: `firstlight logs NODE --unit chrony` says why"
                 ),
                 _ => {}
             }

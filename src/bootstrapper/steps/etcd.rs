@@ -66,7 +66,7 @@ fn prioritize_when_settled(find: &dyn Fn() -> Vec<u32>, settled: Duration, stop:
     }
     if known.is_empty() {
         log::warn!(
-            "etcd does not run after {} s: its I/O priority stays as it is",
+            "etcd has not started within {} s, so its I/O priority is not raised",
             SEARCH.as_secs()
         );
     }

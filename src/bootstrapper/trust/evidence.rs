@@ -179,7 +179,7 @@ impl Attester {
     fn talk(&self, mut stream: UnixStream) {
         let answered = receive(&mut stream).and_then(|request| {
             let response = self.answer(&request).unwrap_or_else(|error| {
-                log::warn!("cannot give the join service evidence: {error}");
+                log::warn!("cannot give evidence to the join service: {error}");
                 EvidenceResponse {
                     error: error.to_string(),
                     ..EvidenceResponse::default()

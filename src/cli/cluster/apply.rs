@@ -442,7 +442,7 @@ fn requires_strong(
         let is_new = services::present_variant(client)?.is_none();
         if is_new {
             log::info!(
-                "a new cluster: its policy requires the strong form of attested TLS, and --require any leaves that out"
+                "the policy of this new cluster requires the strong form of attested TLS; --require any drops the requirement"
             );
         }
         return Ok(is_new);
@@ -450,7 +450,7 @@ fn requires_strong(
     let is_strong = keeps_strong(&present);
     if is_strong {
         log::warn!(
-            "the policy in force requires the strong form, and {} does not: the requirement stays, and --require any removes it",
+            "the policy in force requires the strong form, and {} does not: the requirement stays; remove it by --require any",
             options.policy.display()
         );
     }

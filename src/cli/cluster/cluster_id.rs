@@ -57,7 +57,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let (kms, origin) = master_secret::open_or_create(secret, &wish)?;
     if origin == SecretOrigin::Created {
         log::warn!(
-            "a new master secret is in {}: without it the cluster cannot be recovered",
+            "a new master secret is in {}: back it up; without it, the cluster cannot be recovered",
             secret.display()
         );
     }

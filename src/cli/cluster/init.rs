@@ -645,7 +645,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
         timeout: deadline.saturating_duration_since(Instant::now()),
     });
     let applied = applied.inspect_err(|_| {
-        log::warn!("the cluster is made, and its state file stays: continue with `firstlight apply`, not with init");
+        log::warn!("the cluster is made, but its services are not ready: continue with `firstlight apply`, not with init");
     })?;
     options.output.say(apply::summary(&applied))
 }

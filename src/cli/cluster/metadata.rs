@@ -159,8 +159,10 @@ impl Known {
         if !is_fresh {
             match (self.source.read(), &self.valid) {
                 (Ok(list), _) => self.valid = Some(list),
-                (Err(error), Some(_)) => log::error!("the last valid list stays in use: {error}"),
-                (Err(error), None) => log::error!("there is no list yet: {error}"),
+                (Err(error), Some(_)) => {
+                    log::error!("serving the last valid list of machines: {error}")
+                }
+                (Err(error), None) => log::error!("no list of machines yet: {error}"),
             }
             let asks = matches!(self.source, Source::Cluster(_));
             self.asked = asks.then(Instant::now);

@@ -226,7 +226,7 @@ impl<'a> Etcd<'a> {
                 continue;
             };
             match plane.refusal() {
-                Some(why) => log::warn!("etcd on {} is not asked: {why}", plane.name),
+                Some(why) => log::warn!("skipping etcd on {}: {why}", plane.name),
                 None => {
                     let plane = plane.clone();
                     return Ok(EtcdPlace::There(Box::new(Etcd { client, plane, pod })));
@@ -393,8 +393,7 @@ fn warn_of_others(client: &Client, planes: &ControlPlanes) -> Result<(), Error> 
     };
     for pod in pods.items.iter().filter(|pod| !is_known(pod)) {
         log::warn!(
-            "the pod {NAMESPACE}/{} on {} is ignored: it has the labels of etcd, but is not the static pod of a control plane that a record \
-             names",
+            "the pod {NAMESPACE}/{} on {} is ignored: it has the labels of etcd, but is not the static pod of a recorded control plane",
             printable(text(pod, "/metadata/name")),
             printable(text(pod, "/spec/nodeName"))
         );

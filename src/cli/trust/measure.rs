@@ -470,8 +470,8 @@ impl<'a> Wanted<'a> {
         };
         if signs_sha384 && lacks_sha384 {
             log::warn!(
-                "the policy requires no register that the cloud signs (cloud.sha384), so it gets none of this image: \
-                 machines of its other images would be refused"
+                "the policy requires no register that the cloud signs (cloud.sha384), so this image adds none: with one, \
+                 machines of the other images would be refused"
             );
         } else if signs_sha384 {
             let signed = measure_image::sha384(source, image, &of_image)?;
@@ -607,7 +607,7 @@ fn of_tpm(
 /// yet.
 fn of_mrtd(mrtd: Measurement) -> Result<Policy, Error> {
     log::warn!(
-        "the policy has only the firmware (MRTD): what boots is in RTMR 1 and 2; give an image, too, or run firstlight measure on a \
+        "the policy has only the firmware (MRTD), not what boots (RTMR 1 and 2): give an image, too, or run firstlight measure on a \
          machine"
     );
     let values = BTreeMap::from([(MRTD, mrtd)]);
@@ -634,7 +634,7 @@ fn enforced(mrtd: [u8; 48]) -> Measurement {
 /// Returns the policy for machines with a TPM that belong to no cluster yet. What is added to it is of the firmware.
 fn of_firmware_alone() -> Result<Policy, Error> {
     log::warn!(
-        "the policy has only the firmware: what boots is in the registers of the TPM; give an image, or --add-to"
+        "the policy has only the firmware, not what boots (the registers of the TPM): give an image, or --add-to"
     );
     let (booted, initramfs) = (BTreeMap::new(), BTreeMap::new());
     policy(Measured { booted, initramfs }, &[])
@@ -653,7 +653,7 @@ fn say_policy(policy: Policy, options: &Options) -> Result<(), Error> {
     };
     let variant = policy.variant().and_then(|name| Variant::named(name).ok());
     if let Some(Err(flaw)) = variant.map(|variant| variant.check_worth(&policy)) {
-        log::warn!("no program accepts this policy: {flaw}");
+        log::warn!("nodes and services refuse this policy: {flaw}");
     }
     say(text(&policy))
 }
@@ -734,7 +734,10 @@ fn add(
         }
         (None, _, Some(name)) => {
             if registers(new) != registers(&present) {
-                log::warn!("the registers differ from those of {}", present.images()[0]);
+                log::warn!(
+                    "the register numbers differ from those of {}",
+                    present.images()[0]
+                );
             }
             present.and_image(name, new_image.clone())
         }
@@ -776,7 +779,7 @@ fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, Error> {
         .is_some_and(|value| value != zero)
     {
         log::warn!(
-            "{} is not zero, as in a machine that belongs to a cluster; the policy accepts only machines in which it is zero",
+            "{0} is not zero: this machine probably belongs to a cluster; the policy accepts only machines whose {0} is zero",
             kind.name(of_cluster)
         );
     }

@@ -335,7 +335,7 @@ pub fn read(options: &Options) -> Result<Image, Error> {
     }
     if options.platform == Platform::Tdx && image.has_partition_table() {
         log::warn!(
-            "{}: RTMR 1 has the partition table: the policy holds as long as the disk has the size and the partitions of this file",
+            "{}: RTMR 1 covers the partition table: the policy accepts only disks with the size and the partitions of this file",
             path.display()
         );
     }
@@ -445,13 +445,13 @@ pub fn judge(options: &Options, image: &Image) -> Result<(), Error> {
     let path = options.path().display();
     if !open.is_empty() {
         log::warn!(
-            "{path} leaves open to the machine's host (docs/threat-model.md):\n{}",
+            "{path} leaves these channels open to the host (docs/threat-model.md):\n{}",
             open.trim_end()
         );
     }
     if !unseen.is_empty() {
         log::info!(
-            "{path}: the files do not show whether these are closed to the host: {}; --explain says why",
+            "{path}: cannot tell whether these channels are closed to the host: {}; --explain says why",
             unseen.join(", ")
         );
     }

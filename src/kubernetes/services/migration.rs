@@ -27,8 +27,8 @@ impl Migration {
     pub fn announce(&self, now: SystemTime) {
         match self.end.map(time::seconds) {
             Some(end) if self.is_on(now) => log::warn!(
-                "migration is on until {end} (--migrate-until): disks are opened although they have no record, and their \
-                 header does not name their cluster"
+                "migration is on until {end} (--migrate-until): disks without a record are opened, too, even if their \
+                 header names no cluster"
             ),
             Some(end) => {
                 log::warn!("migration ended at {end}: the option --migrate-until can be removed")

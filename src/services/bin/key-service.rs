@@ -279,7 +279,7 @@ impl Given {
         let node = kubeconfig.is_none().then(tokens::own_node).flatten();
         if needs_api && kubeconfig.is_none() && node.is_none() {
             log::warn!(
-                "PODS OF EVERY NODE GET KEYS IN PLAINTEXT, and the join service of every node gets its keys: this pod's own token does not \
+                "PODS OF EVERY NODE GET KEYS IN PLAINTEXT, and a join service on any node gets its keys: the token of this pod does not \
                  name its node"
             );
         }

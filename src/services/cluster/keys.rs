@@ -239,7 +239,7 @@ impl KeyClient {
     pub fn new(endpoint: &str, auth: Auth) -> KeyClient {
         if matches!(auth, Auth::None) {
             log::warn!(
-                "KEYS COME IN PLAINTEXT FROM A SERVER THAT PROVES NOTHING at {endpoint}, as in Constellation (--key-service-auth none): \
+                "KEYS COME IN PLAINTEXT FROM AN UNAUTHENTICATED SERVER at {endpoint}, as in Constellation (--key-service-auth none): \
                  an attacker in that network can read and choose the keys of disks"
             );
         }

@@ -210,7 +210,7 @@ impl Cluster {
                     if !is_absent && error.to_string() != logged {
                         logged = error.to_string();
                         log::error!(
-                            "{logged}: the state of {collection} is unknown until that changes"
+                            "{logged}: the state of {collection} is unknown until this request succeeds"
                         );
                     }
                     if self.client.stopped_within(RETRY_PAUSE) {

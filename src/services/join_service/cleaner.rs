@@ -200,7 +200,7 @@ impl Cleaner {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return log::warn!(
-                    "{} clean-up tasks of tickets are not done before this service ends: tokens and reservations expire by themselves",
+                    "stopping with {} unfinished clean-up tasks of tickets: their tokens and reservations expire by themselves",
                     state.tasks.len() + state.working
                 );
             }
@@ -253,10 +253,10 @@ impl Cleaner {
         // A starting API server may refuse requests for a moment that it permits later.
         let is_lasting = matches!(error.code(), Some(400 | 413 | 422));
         if !is_lasting && at < due.until {
-            log::debug!("{error}: again");
+            log::debug!("retry: {error}");
             return Some((due, at));
         }
-        log::error!("{error}: not tried again");
+        log::error!("clean-up failed: {error}");
         None
     }
 

@@ -247,7 +247,7 @@ impl NodeAcceptor {
         }
         if issuer.is_none() {
             log::warn!(
-                "this service proves nothing to nodes (without --evidence): those that require the strong form accept no ticket from it"
+                "this service sends no evidence to nodes (--evidence is not set): nodes that require the strong form refuse its tickets"
             );
         }
         NodeAcceptor {
@@ -291,9 +291,7 @@ impl NodeAcceptor {
             Ok(_) => {
                 issuer.prepare_collateral();
                 if is_news {
-                    log::info!(
-                        "this service proves its machine to nodes, by the evidence of the host"
-                    );
+                    log::info!("this service sends the host's evidence to nodes");
                 }
                 *refused = None;
                 true
@@ -301,7 +299,8 @@ impl NodeAcceptor {
             Err(error) => {
                 if refused.is_none() {
                     log::warn!(
-                        "this service proves nothing to nodes until the host gives evidence: {error}; nodes with the setting require=strong accept no ticket from it"
+                        "this service sends no evidence to nodes until the host gives it some: {error}; \
+                         nodes with the setting require=strong refuse its tickets"
                     );
                 }
                 *refused = Some(Instant::now());
@@ -318,11 +317,11 @@ impl NodeAcceptor {
         let policy = self.validator.properties();
         if self.require_strong || policy.requires_strong {
             Some(
-                "the policy or --require requires the strong form of attested TLS, in which nodes require a proof",
+                "the policy or --require requires the strong form of attested TLS, so nodes require evidence",
             )
         } else if policy.challenges {
             Some(
-                "the policy's endorsementRoots require the strong form of attested TLS, in which fresh nodes require a proof",
+                "the policy's endorsementRoots require the strong form of attested TLS, so fresh nodes require evidence",
             )
         } else {
             None
@@ -364,7 +363,7 @@ impl Accept for NodeAcceptor {
             && is_refusal(error)
         {
             log::warn!(
-                "node {peer} refuses this service, which proves nothing without evidence of the host: {}",
+                "node {peer} refuses this service, because it has no evidence from the host: {}",
                 reason.unwrap_or("the node has the setting require=strong")
             );
         }

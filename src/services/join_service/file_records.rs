@@ -121,7 +121,7 @@ impl FileRecords {
         if !accepts_new && self.read(disk)?.is_none() {
             // not in the refusal: its line is JSON, whose quotes and escapes a shell reads in another way
             log::info!(
-                "to give the disk {disk} to the machine that was refused: join-service --accept {disk}={} --records {}",
+                "to give the disk {disk} to the refused machine, run: join-service --accept {disk}={} --records {}",
                 machine.unwrap_or_default(),
                 self.dir.display()
             );

@@ -247,7 +247,7 @@ impl Others {
             let address = open("key-service-old", at, plain(), Entrance::Old)?;
             log::warn!(
                 "CLIENTS WITHOUT A TOKEN GET KEYS OF VOLUMES IN PLAINTEXT on {address}, as in Constellation, through {until} \
-                 (--old-clients-until): only its address identifies a client's node, and hosts outside the cluster can forge that"
+                 (--old-clients-until): this service knows a client's node only by its address, which hosts outside the cluster can forge"
             );
         }
         Ok(Others { servers, tls })
@@ -310,7 +310,7 @@ impl KeyService {
         if let Clients::Any = config.clients {
             log::warn!(
                 "PLAINTEXT, AND CALLERS ARE NOT AUTHENTICATED, as in Constellation (--clients any): any client that reaches {} \
-                 gets every key of {grants}",
+                 gets every granted key ({grants})",
                 config.listen
             );
         }

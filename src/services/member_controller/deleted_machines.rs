@@ -145,7 +145,7 @@ impl DeletedMachines {
         for record in missing(&mut self.missing, records, &existing, now, self.grace) {
             match delete(&self.client, &record, self.cluster.has_joining_nodes()) {
                 Ok(RecordOutcome::Deleted) => log::info!(
-                    "ConfigMap {NAMESPACE}/{} is deleted: the cloud has no machine {}, and there is no node of this name",
+                    "deleted ConfigMap {NAMESPACE}/{}: the cloud has no machine {}, and Kubernetes has no Node of this name",
                     record.name,
                     record.node
                 ),
@@ -153,8 +153,8 @@ impl DeletedMachines {
                     lost += 1;
                     if self.warned.insert(record.name.clone()) {
                         log::warn!(
-                            "the cloud has no machine {0}, and there is no node of this name. It was a control plane, whose \
-                             member of etcd may still count for the majority: firstlight node remove {0}",
+                            "the cloud has no machine {0}, and Kubernetes has no Node of this name. It was a control plane: its etcd \
+                             member may still count for the majority. Run `firstlight node remove {0}`",
                             record.node
                         );
                     }

@@ -103,7 +103,7 @@ impl MemberController {
         let results = results.transpose()?.flatten();
         let ready = approving.ready();
         let beside = Beside::start(options.health, options.metrics, ready, &registry)?;
-        log::info!("working on the members of this cluster");
+        log::info!("managing the members of this cluster");
         Ok(MemberController {
             stop,
             registry,

@@ -78,7 +78,7 @@ pub fn document(
     match documents?.document(tpm, extra_data, spki) {
         Ok(document) => document.map(Base64),
         Err(why) => {
-            log::warn!("sending no attestation document of the NitroTPM: {why}");
+            log::warn!("cannot get the NitroTPM's attestation document: {why}");
             None
         }
     }

@@ -231,7 +231,7 @@ impl Drop for SaveJob<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.client.delete_if_there(&self.at) {
             log::warn!(
-                "{error}: Kubernetes deletes it, and the snapshot on the control plane, {} min after its end",
+                "cannot delete the Job: {error}; Kubernetes deletes it and its snapshot {} min after it ends",
                 KEPT.as_secs() / 60
             );
         }
@@ -433,7 +433,7 @@ fn wait_until_gone(client: &Client, progress: &Progress, node: &str, path: &str)
                 .err()
                 .map_or("it is still there".to_owned(), |error| error.to_string());
             log::warn!(
-                "the snapshot in /var/log/{path} of {node} may not be deleted ({why}): delete it yourself"
+                "the snapshot in /var/log/{path} of {node} may still exist ({why}): delete it yourself"
             );
             return;
         }

@@ -257,7 +257,7 @@ impl NodeSession<'_> {
         match clock_of(&refused) {
             Some(clock) if matches!(self.operator.credential, Credential::Authority(_)) => {
                 let (name, clock_text) = (&self.name, seconds(clock));
-                log::warn!("{name}: the clock of the node says {clock_text}");
+                log::warn!("{name}: check the node's clock, it says {clock_text}");
                 try_at(clock)?.map_err(|status| self.refused(&status))
             }
             _ => Err(self.refused(&refused)),

@@ -159,7 +159,8 @@ pub fn run(options: &Options) -> Result<(), Error> {
     for evidence in [Some(&evidence), other.as_ref()].into_iter().flatten() {
         if let Some((rest, all)) = evidence.cut() {
             log::warn!(
-                "{}: the log is cut within an event, or damaged: its last {rest} of {all} bytes are no event, and later events are missing",
+                "{}: the log is cut within an event, or damaged: its last {rest} of {all} bytes are not a whole event; \
+                 later events are missing",
                 evidence.name
             );
         }

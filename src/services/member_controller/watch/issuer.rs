@@ -176,7 +176,7 @@ impl ResultIssuer {
         };
         match self.write(&client, &renewed, version) {
             Ok(version) => {
-                log::info!("the keys of attestation results were renewed");
+                log::info!("renewed the keys that sign attestation results");
                 Ok(self.note(version, Arc::new(renewed), began))
             }
             // the next call reads what another one has written

@@ -184,7 +184,7 @@ impl Election {
             true
         });
         if let Err(error) = released {
-            log::debug!("the Lease {NAME} ends by itself: {error}");
+            log::debug!("cannot release the Lease {NAME}: {error}");
         }
     }
 }

@@ -195,7 +195,7 @@ impl Watching {
         let server = http::server::HttpServer::start("results", place.listen, issuer::LIMITS, page)
             .map_err(|error| (place.listen, error))?;
         log::info!(
-            "attestation results of nodes on http://{}, for {}",
+            "serving attestation results on http://{}, issuer URL {}",
             server.local_addr(),
             place.url
         );
@@ -273,7 +273,7 @@ impl Shared {
                 Err(Trouble::Stopped) => return,
                 Err(Trouble::Because(why)) => {
                     if why != logged {
-                        log::warn!("nodes are not asked for evidence: {why}");
+                        log::warn!("cannot ask the nodes for evidence: {why}");
                         logged = why;
                     }
                 }
@@ -538,7 +538,7 @@ impl Shared {
             // a policy that pins nothing does not change by another question
             if !is_same {
                 log::info!(
-                    "node {name}: its record has changed while it was asked: it gets no attestation result yet"
+                    "node {name}: no attestation result yet, because its record changed during the check"
                 );
                 self.schedule().ask_within(name, WRITE_AGAIN);
             }
@@ -548,8 +548,8 @@ impl Shared {
             // any member of the cluster could have answered at the node's address
             self.nameless.call_once(|| {
                 log::error!(
-                    "no attestation results of nodes are issued: the evidence of the attestation variant {} names no machine; see \
-                     docs/watch.md",
+                    "no attestation results of nodes are issued: the evidence of the attestation variant {} does not identify the \
+                     machine; see docs/watch.md",
                     self.judging.variant.name
                 );
             });

@@ -375,16 +375,16 @@ impl Schedule {
         if modes != self.modes {
             if modes.refused == Mode::Mass && self.modes.refused != Mode::Mass {
                 log::warn!(
-                    "{} of {} machines are refused at once: nothing more follows from it until fewer are; look at the attestation \
-                     policy, and at what the verifier needs",
+                    "{} of {} machines are refused at once: refusals are only reported until there are fewer; check the attestation \
+                     policy, and the verifier's collateral",
                     masses.refused.len(),
                     masses.refused.len() + masses.accepted
                 );
             }
             if modes.unproven == Mode::Mass && self.modes.unproven != Mode::Mass {
                 log::warn!(
-                    "{} of {} nodes do not answer, or another machine does: nothing more follows from it until fewer are; look at \
-                     the network between the control planes and the nodes",
+                    "{} of {} nodes do not answer, or another machine answers: this is only reported until fewer are affected; \
+                     check the network between the control planes and the nodes",
                     masses.unproven,
                     masses.unproven + masses.proven
                 );
