@@ -870,6 +870,14 @@ fn the_page_of_the_alerts_has_each_one_in_the_order_of_its_file() {
         .filter_map(|line| line.strip_prefix("## "))
         .collect();
     assert_eq!(headings, alerts);
+    // what a command looks for in a log is in the sources
+    let sources = messages();
+    for line in page.text.lines() {
+        if let Some((_, searched)) = line.split_once("| grep ") {
+            let searched = searched.trim_start_matches("-v ").trim_matches('\'');
+            assert!(sources.contains(searched), "{line}");
+        }
+    }
 }
 
 #[test]
