@@ -2,7 +2,8 @@
 # Runs the targets of tests/nightly.tsv, the most overdue first, and adds a line for each to tests/ledger.tsv. A failure does not stop it,
 # nor does a target that takes five times its minutes. A target is overdue if it never was green, if a file that it covers has changed since
 # then, or after 150 commits; so an interrupted run is resumed. Of those that never were green, the one with the fewest lines is first.
-# HOURS=2: starts nothing that would end later. `tools/nightly.sh due` prints what is overdue, and fails if there is any.
+# HOURS=2: starts nothing that would end later. `tools/nightly.sh due` prints what is overdue, and fails if there is any;
+# `tools/nightly.sh TARGET..` runs those of these that are.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
@@ -43,6 +44,9 @@ if [ "${1:-}" = due ]; then
   exit 1
 fi
 
+if [ $# -gt 0 ]; then
+  due=$(awk -F'\t' -v named=" $* " 'index(named, " " $2 " ")' <<<"$due")
+fi
 [ -n "$due" ] || { say "nothing is overdue"; exit 0; }
 # the ledger names commits
 is_clean() { [ -z "$(git status --porcelain -- . ':!tests/ledger.tsv')" ]; }
