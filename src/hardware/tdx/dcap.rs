@@ -222,18 +222,9 @@ impl Verifier {
         let since = judged().fold(None, |since, level| {
             earliest(since, level.out_of_date_since)
         });
-        let status = |of: fn(&Judged) -> TcbStatus| -> Result<TcbStatus, Refusal> {
-            let mut statuses = levels
-                .iter()
-                .map(|level| of(level).with_part(of(&enclave_level)));
-            let launched = statuses.next();
-            let launched = launched.ok_or_else(|| {
-                Kind::Malformed.because("the collateral gives no TCB level for the quote")
-            })?;
-            Ok(merged(launched, statuses.next()))
-        };
-        let status_if_updated = status(|level| level.if_updated)?;
-        let status = status(|level| level.status)?;
+        let of_enclave = &enclave_level;
+        let status_if_updated = status(&levels, of_enclave, |level| level.if_updated)?;
+        let status = status(&levels, of_enclave, |level| level.status)?;
         if status == TcbStatus::Revoked {
             let text = format!(
                 "the TCB status of the platform is {status}{}: no policy accepts it",
@@ -330,6 +321,20 @@ fn levels(info: &TcbInfo, platform: &PckPlatform, body: &Body) -> Result<Vec<Jud
         .flatten()
         .map(|svn| info.level_of(platform, svn))
         .collect()
+}
+
+/// Returns the status of a machine: of its platform at its start and now, together with the quoting enclave. `of` chooses the status
+/// of a level.
+fn status(
+    levels: &[Judged],
+    enclave: &Judged,
+    of: fn(&Judged) -> TcbStatus,
+) -> Result<TcbStatus, Refusal> {
+    let mut statuses = levels.iter().map(|level| of(level).with_part(of(enclave)));
+    let launched = statuses.next().ok_or_else(|| {
+        Kind::Malformed.because("the collateral gives no TCB level for the quote")
+    })?;
+    Ok(merged(launched, statuses.next()))
 }
 
 /// The lists of revoked certificates.
