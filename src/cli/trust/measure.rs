@@ -763,8 +763,8 @@ fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, Error> {
     } = measured;
     if pcrs.contains(&PHASES_PCR) && !initramfs.contains_key(&PHASES_PCR) {
         log::warn!(
-            "the event log does not explain PCR {PHASES_PCR}, so the policy has its present value for the initramfs too; if \
-             systemd measures the phases of the boot, a node will be refused in its initramfs"
+            "the event log does not explain PCR {PHASES_PCR}: the policy requires its present value in the initramfs too; if \
+             systemd measures the phases of the boot, nodes are refused there"
         );
     }
     let kind = kind(&values);
