@@ -2,6 +2,7 @@
 
 use common::kube_apiserver;
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -35,7 +36,17 @@ fn prepare(client: &Client) {
     client
         .create(&SECRETS.in_namespace("kube-system"), &token)
         .unwrap();
-    let cluster = r#"{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": "ClusterConfiguration", "kubernetesVersion": "v1.34.4"}"#;
+    // a kubeadm takes clusters of its own minor version and of the one before
+    let version = Command::new(kubeadm())
+        .args(["version", "-o", "short"])
+        .output();
+    let version = String::from_utf8(version.unwrap().stdout).unwrap();
+    let cluster = json!({
+        "apiVersion": "kubeadm.k8s.io/v1beta4",
+        "kind": "ClusterConfiguration",
+        "kubernetesVersion": version.trim(),
+    });
+    let cluster = cluster.to_string();
     let kubelet =
         r#"{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}"#;
     for (name, data) in [
@@ -60,6 +71,11 @@ fn prepare(client: &Client) {
     client
         .create(&CLUSTER_ROLE_BINDINGS.all(), &binding)
         .unwrap();
+}
+
+/// Returns the path of a kubeadm.
+fn kubeadm() -> OsString {
+    std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm")
 }
 
 /// Runs `kubeadm join phase preflight` with our files, and returns its output.
@@ -89,9 +105,7 @@ fn preflight(
     // By default, kubeadm waits five minutes for a server that it does not trust.
     let text = text.replacen('{', r#"{"timeouts": {"discovery": "5s"},"#, 1);
     fs::write(&join, text).unwrap();
-    let kubeadm =
-        std::env::var_os("FIRSTLIGHT_KUBEADM").expect("FIRSTLIGHT_KUBEADM must name a kubeadm");
-    let mut command = Command::new(kubeadm);
+    let mut command = Command::new(kubeadm());
     // This machine is not a node. Only the discovery of the cluster is tested.
     command
         .args([

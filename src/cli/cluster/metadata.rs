@@ -160,7 +160,9 @@ impl Known {
             match (self.source.read(), &self.valid) {
                 (Ok(list), _) => self.valid = Some(list),
                 (Err(error), Some(_)) => {
-                    log::error!("cannot use the new list of machines, so the last valid one is served: {error}")
+                    log::error!(
+                        "cannot use the new list of machines, so the last valid one is served: {error}"
+                    )
                 }
                 (Err(error), None) => log::error!("no list of machines yet: {error}"),
             }

@@ -161,7 +161,9 @@ impl DeletedMachines {
                 }
                 // another replica was faster, or the record has changed
                 Ok(RecordOutcome::Changed) | Err(client::Error::Stopped) => {}
-                Err(error) => log::warn!("cannot delete the record of a deleted machine yet: {error}"),
+                Err(error) => {
+                    log::warn!("cannot delete the record of a deleted machine yet: {error}")
+                }
             }
         }
         self.lost.store(lost, Ordering::Relaxed);
