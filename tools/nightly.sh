@@ -45,6 +45,7 @@ if [ "${1:-}" = due ]; then
 fi
 
 if [ $# -gt 0 ]; then
+  for target; do grep -q -P "^$target\t" tests/nightly.tsv || die "$target is no target of tests/nightly.tsv"; done
   due=$(awk -F'\t' -v named=" $* " 'index(named, " " $2 " ")' <<<"$due")
 fi
 [ -n "$due" ] || { say "nothing is overdue"; exit 0; }

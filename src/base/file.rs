@@ -29,24 +29,6 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     sync_directory(path)
 }
 
-/// Removes everything in a directory, but not the directory itself, which may be a mount point. A missing one is empty.
-pub fn clear_directory(path: &Path) -> io::Result<()> {
-    let entries = match fs::read_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    for entry in entries {
-        let entry = entry?;
-        // the type of a link itself, which is removed and not followed
-        if entry.file_type()?.is_dir() {
-            fs::remove_dir_all(entry.path())?;
-        } else {
-            fs::remove_file(entry.path())?;
-        }
-    }
-    Ok(())
-}
-
 /// Removes the file at `path`, if there is one.
 pub fn remove_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {

@@ -180,7 +180,7 @@ pub struct JoinSettings {
     pub trust: Trust,
     /// Whether the node becomes a control plane. Its certificates must be in place.
     pub control_plane: bool,
-    /// Where kubeadm begins.
+    /// The phase with which kubeadm begins.
     pub start: JoinStart,
 }
 

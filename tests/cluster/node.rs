@@ -295,7 +295,8 @@ impl Node {
         );
     }
 
-    /// Lets the first try of `kubeadm join` end when etcd knows the new member, as if etcd's answer to its promotion were late.
+    /// Replaces kubeadm by a script that kills the first `kubeadm join` when it has written etcd's manifest, and fails as kubeadm does
+    /// if etcd's answer is late.
     pub fn interrupt_join(&self) {
         let real = format!("{COMPONENTS}/kubeadm.real");
         self.sh(&format!("mv {COMPONENTS}/kubeadm {real}"));

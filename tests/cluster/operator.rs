@@ -257,8 +257,8 @@ pub fn components(kubernetes: &Path) -> Value {
 }
 
 /// Lets Kubernetes from v1.35 on run on a host with cgroup v1. The kubelet's setting is a patch, as a user can install it. kubeadm
-/// refuses such a host whatever the kubelet's settings are, so another program ignores this check and then runs the kubeadm of the node's
-/// image, on each host, because a test replaces that one.
+/// refuses such a host whatever the kubelet's settings are, so the component is a script that runs the kubeadm of the node's image
+/// without this check. Hosts with cgroup v2 get the script too: [`Node::interrupt_join`] replaces the kubeadm that it runs.
 fn accept_cgroup_v1(list: &mut Value) {
     let kubeadm = "#!/run/sh\n\
         case \"$1 $2 $3\" in\n\

@@ -6,9 +6,9 @@
 //!                                                                        └─ kubeadm reset
 //! ```
 //!
-//! As soon as etcd counts on the new member, there is no reset between the tries: it would stop
-//! the member, and a cluster of two control planes would lose its majority. The next try goes on
-//! at etcd.
+//! After kubeadm has announced the new member to etcd, there is no reset between the tries: it would
+//! stop the member, and a cluster of two control planes would lose etcd's majority. The next try
+//! begins with the join of etcd.
 //!
 //! Each step can be repeated. A step that fails ends the join: the disk is reset, and the node
 //! starts over at its next boot.
@@ -213,10 +213,9 @@ impl Join {
         Ok(())
     }
 
-    /// Returns whether kubeadm has announced this member to etcd: then it has written its manifest.
+    /// Returns whether kubeadm has announced this member to etcd, after which it writes etcd's manifest.
     fn is_announced(&self) -> bool {
-        let manifest = Path::new(kubeadm::MANIFESTS).join("etcd.yaml");
-        self.role == Role::ControlPlane && manifest.exists()
+        self.role == Role::ControlPlane && Path::new(etcd::MANIFEST).exists()
     }
 
     /// Writes the files that kubeadm reads, except its configuration. A `kubeadm reset` removes
@@ -305,12 +304,7 @@ fn clean_up(stop: &Stop, job: &Job<()>) {
     let mut reset = program("kubeadm");
     reset.args(["reset", "--force", "--cri-socket", kubeadm::CONTAINERD]);
     if let Err(error) = setup::run(&mut reset, RESET, stop, job) {
-        // etcd may still run
-        return job.line(&format!("cannot clean up: {error}"));
-    }
-    // kubeadm looks at etcd's data before it stops the kubelet, which may start etcd until then; the next try would fail at this data
-    if let Err(error) = file::clear_directory(Path::new(etcd::DATA)) {
-        job.line(&format!("cannot clear {}: {error}", etcd::DATA));
+        job.line(&format!("cannot clean up: {error}"));
     }
 }
 

@@ -11,8 +11,6 @@ use sys::process;
 
 /// The manifest of etcd's static pod; only control planes have it.
 pub const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
-/// The directory of etcd's data, kubeadm's default.
-pub const DATA: &str = "/var/lib/etcd";
 /// Longest search for the process. It begins after `kubeadm init`; after a reboot the kubelet takes
 /// some time to start etcd.
 const SEARCH: Duration = Duration::from_secs(60);

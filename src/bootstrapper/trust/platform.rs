@@ -149,7 +149,9 @@ fn and_own(variant: &'static Variant, tpm: &Location, images: Policy) -> Result<
 
 /// Describes a value of this machine that a join service must have, too.
 fn announce(requirement: &str, value: &str) {
-    log::info!("require=strong: join services must prove this machine's {requirement}: {value}");
+    log::info!(
+        "require=strong: accepting only join services with this machine's {requirement}: {value}"
+    );
 }
 
 /// Returns this machine's SHA-384 PCRs, of the registers that its own image in the policy has.
@@ -163,7 +165,7 @@ fn own_sha384(tpm: &Location, images: &Policy) -> Result<BTreeMap<u32, String>, 
     let own = images.images().last().map(|image| image.measurements());
     pcrs.retain(|pcr, _| *pcr != PHASES && own.is_some_and(|own| own.contains_key(pcr)));
     log::info!(
-        "require=strong: join services must prove this machine's SHA-384 PCRs {:?}",
+        "require=strong: accepting only join services with this machine's SHA-384 PCRs {:?}",
         pcrs.keys()
     );
     Ok(pcrs.iter().map(|(pcr, value)| (*pcr, hex(value))).collect())

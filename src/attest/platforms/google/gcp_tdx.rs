@@ -12,7 +12,8 @@
 //! The quote of the TPM covers that of TDX. The policy's registers are the PCRs. Quote and TPM have no
 //! machine ID in common. But PCR 0 shows that the TPM, too, belongs to a machine with TDX.
 //!
-//! The host makes the quote while the TPM is open: other users of the TPM wait for it.
+//! The kernel gets the quote of TDX while this issuer has the TPM open: other users of the TPM wait
+//! until then.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -321,18 +321,18 @@ impl GoogleFirmware {
         let text = format!(
             "the host of the TPM encrypts the memory with {}, expected {}",
             self.technology(),
-            name(expected)
+            technology_name(expected)
         );
         Err(Kind::Protection.because(text))
     }
 
     fn technology(&self) -> String {
-        name(self.technology)
+        technology_name(self.technology)
     }
 }
 
 /// Returns the name of the technology with this number.
-fn name(technology: u8) -> String {
+fn technology_name(technology: u8) -> String {
     match technology {
         0 => "nothing".into(),
         1 => "AMD SEV".into(),
