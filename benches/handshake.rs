@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use atls::{Client, Server};
-use base::pool::Pool;
+use base::sync::pool::Pool;
 use sys::keeping::WipingAllocator;
 use verifier::{Issuer, Validator};
 

@@ -172,7 +172,7 @@ fn one_module_starts_child_processes() {
     let files = rust_files(&root().join("src"));
     let shipped = files.iter().filter(|file| !file.ends_with("tests.rs"));
     let starting: Vec<_> = shipped.filter(|file| starts(file)).collect();
-    assert_eq!(starting, [&root().join("src/base/child_process.rs")]);
+    assert_eq!(starting, [&root().join("src/base/child_process/run.rs")]);
 }
 
 #[test]

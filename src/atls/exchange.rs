@@ -42,7 +42,7 @@ use super::Error;
 use super::handshake::{self, Timed};
 use attest::session::{self, DocumentRequest};
 use attest::{Accepted, ConnectionJudge, Issuer, MAX_COLLATERAL, PeerRole, Presented, wire};
-use base::semaphore::Permit;
+use base::network::semaphore::Permit;
 use proto::attested::{Challenge, Collateral, Demand, Offer, Proof};
 use tpm::Bank;
 

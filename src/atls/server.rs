@@ -27,7 +27,7 @@ use super::verdict::Verdict;
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
 use attest::{Accepted, Form, Issuer, Judge, PeerRole};
 use base::network::{Network, canonical};
-use base::semaphore::{self, Semaphore};
+use base::network::semaphore::{self, Semaphore};
 use proto::attested::ALPN as ALPN_STRONG;
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};

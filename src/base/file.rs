@@ -1,5 +1,4 @@
-//! Atomic replacement of files: a reader sees the old content or the new one, even after a power
-//! failure.
+//! Files and folders. A replaced file is replaced as a whole: a reader sees the old content or the new one, even after a power failure.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -35,6 +34,17 @@ pub fn remove_if_present(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Returns the sorted names in `folder`; none if it cannot be read, as a folder of sysfs where the kernel has no driver for that kind of
+/// device.
+pub fn sorted_names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    names
 }
 
 /// Makes the directory entry of `path` durable; fsync(2) of the file itself does not guarantee

@@ -47,7 +47,7 @@ use base::backoff::Backoff;
 use base::child_process;
 use base::machines::Cloud;
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use cloud_api::Service;
 use disk::state_disk::device;
 use first::init_server::InitServer;

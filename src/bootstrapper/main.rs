@@ -14,7 +14,7 @@ use base::machines::Cloud;
 use base::options::{help, of};
 use base::program::{self, Failure};
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use bootstrapper::members::operator::{MemberMachine, OperatorService};
 use bootstrapper::members::update::remote::{self, Remote};
 use bootstrapper::members::update::trial::{Trial, TrialEnd};

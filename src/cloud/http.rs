@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use base::machines::Error;
-pub use base::request::Fields;
-use base::request::{NoAnswer, Request, RequestTransport};
+pub use base::network::request::Fields;
+use base::network::request::{NoAnswer, Request, RequestTransport};
 use base::sync::lock;
 use base::text::of_error;
 use serde::de::DeserializeOwned;

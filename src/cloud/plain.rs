@@ -5,10 +5,10 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use base::request::{
+use base::network::request::{
     CONNECT_TIMEOUT, NoAnswer, Request, RequestTransport, Response, USER_AGENT, seconds,
 };
-use base::resolver;
+use base::network::resolver;
 
 /// Maximum size in bytes of the data before an answer's body, and of the data after its last chunk.
 const MAX_HEAD: usize = 32 << 10;

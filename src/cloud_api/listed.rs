@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use base::machines::{Error, Instance, Role};
-use base::resolver;
+use base::network::resolver;
 use cloud::r#static::{ListedMetadata, StaticMachine};
 use cloud::{Machines, Problem};
 use transport::dial;

@@ -249,7 +249,7 @@ impl CollateralServer {
         let types = request.types.join(", ");
         let mut fields = vec![("Accept", &*types)];
         fields.extend(post.map(|_| ("Content-Type", "application/json")));
-        let sent = base::request::Request {
+        let sent = base::network::request::Request {
             method: if post.is_some() { "POST" } else { "GET" },
             url: &format!("{}{}", self.base, request.path),
             fields: &fields,

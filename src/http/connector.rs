@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use ::transport::dial::dial;
-use base::request::CONNECT_TIMEOUT;
+use base::network::request::CONNECT_TIMEOUT;
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};

@@ -29,7 +29,7 @@ pub use roots::{CA_BUNDLES, CertificateError, ClientCertificate, Roots};
 use std::io::Read;
 use std::time::{Duration, SystemTime};
 
-use base::request::{NoAnswer, Request, RequestTransport, Response, USER_AGENT};
+use base::network::request::{NoAnswer, Request, RequestTransport, Response, USER_AGENT};
 use ureq::http::HeaderValue;
 use ureq::tls::TlsConfig;
 use ureq::{Agent, Body};
@@ -297,7 +297,7 @@ fn is_one_of(media: &[u8], types: &[&str]) -> bool {
 
 /// Returns the time of a `Retry-After`: seconds, or a date (RFC 9110 §10.2.3).
 pub fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
-    base::request::seconds(value)
+    base::network::request::seconds(value)
         .or_else(|| Some(date(value)?.duration_since(now).unwrap_or_default()))
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use ::transport::timed::Timed;
 use base::network::{Network, any_address};
-use base::pool::Pool;
+use base::sync::pool::Pool;
 use base::sync::lock;
 use sys::poll::Poller;
 

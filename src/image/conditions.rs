@@ -1,9 +1,9 @@
 //! The factors that determine the registers in addition to the image: the conditions of a boot, and
 //! the texts that systemd's units measure.
 
-use base::phases::{self, OS_SEPARATOR, UNTIL_BOOTED};
+use base::boot::phases::{self, OS_SEPARATOR, UNTIL_BOOTED};
 
-pub use base::stage::Stage;
+pub use base::boot::stage::Stage;
 
 use super::event_log::BootLog;
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-pub use base::request::Fields;
-use base::request::Request;
+pub use base::network::request::Fields;
+use base::network::request::Request;
 use http::{Client, ClientPolicy, Roots};
 use zeroize::Zeroizing;
 

@@ -13,7 +13,7 @@ use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use disk::state_disk::handover;
 use lexopt::Parser;
 use log::LevelFilter;

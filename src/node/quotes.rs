@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use attest::{DocumentRequest, IssueError, Issuer, KeyName, MachineIdentity, Oid};
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use sys::clock;
 
 /// Reports the name of this machine's attestation key. An operator accepts the machine by this

@@ -1,7 +1,7 @@
 //! The boot record: this boot's events, which every server of a node sends to any caller, since the
 //! host has already read them on the console.
 
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use proto::node::{TIMELINE, TimelineRequest, TimelineResponse};
 use rpc::grpc::{Call, Code, Router, Status};
 

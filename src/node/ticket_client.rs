@@ -27,7 +27,7 @@ use prost::Message;
 
 use attest::{Issuer, Judge};
 use base::backoff::Backoff;
-use base::resolver;
+use base::network::resolver;
 use base::stop::{OnStop, Stop};
 use proto::join::{MAX_TICKET, NODE_PORT};
 use rpc::grpc::{CallOptions, Channel, Code, Status};

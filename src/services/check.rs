@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use base::resolver::Unresolved;
+use base::network::resolver::Unresolved;
 use rpc::grpc::Status;
 use transport::dial;
 

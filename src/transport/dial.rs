@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use base::resolver::{Lookup, Unresolved, addresses, literal};
+use base::network::resolver::{Lookup, Unresolved, addresses, literal};
 use base::sync::{Mutex, lock};
 use sys::net::{Connecting, Wait};
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::thread::sleep;
 use std::time::Duration;
 
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use sys::power;
 
 /// How long the machine shows the reason of a failure before it restarts. If the failure stays,

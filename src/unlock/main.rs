@@ -9,7 +9,7 @@ use base::options::help;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::time;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use lexopt::Parser;
 use node::options::{self, all};
 use node::quotes;

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use base::stop::Stop;
-use base::sysfs::names;
-use base::timeline::Timeline;
+use base::file::sorted_names;
+use base::boot::timeline::Timeline;
 use sys::interfaces;
 
 const CARDS: &str = "/sys/class/net";
@@ -123,7 +123,7 @@ fn cards(folder: &Path) -> Vec<String> {
         };
         format!("{name} {link}")
     };
-    let mut cards = names(folder);
+    let mut cards = sorted_names(folder);
     cards.retain(|name| folder.join(name).join("device").exists());
     cards.iter().map(link).collect()
 }
@@ -140,7 +140,7 @@ fn without_driver(bus: &Path, file: &str, kind: &str) -> Vec<String> {
         let alias = fs::read_to_string(bus.join(name).join("modalias")).unwrap_or_default();
         format!("{name} ({})", alias.trim_end())
     };
-    let mut devices = names(bus);
+    let mut devices = sorted_names(bus);
     devices.retain(is_orphan);
     devices.iter().map(describe).collect()
 }

@@ -17,8 +17,8 @@ use super::waiting::{Candidate, KeyRefused, Waiting};
 use attest::{ClusterRegister, Issuer};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use base::master_secret::MasterSecret;
-use base::semaphore::Semaphore;
-use base::timeline::Timeline;
+use base::network::semaphore::Semaphore;
+use base::boot::timeline::Timeline;
 use node::record;
 use proto::recoverproto::{
     MAX_REQUEST, RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,

@@ -15,7 +15,7 @@ use attest::Issuer;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{KEY_LEN, Secret};
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use node::service_trust::TrustSettings;
 use node::ticket_client::{JoinServicePeer, TicketFailure, TicketRequester};
 use proto::join::ISSUE_REJOIN_TICKET;

@@ -13,7 +13,7 @@ use attest::ClusterRegister;
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::sync::{lock, wait_timeout};
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use disk::luks;
 
 /// Interval between two console reports of what the node waits for.

@@ -20,14 +20,12 @@ pub mod event_log;
 mod json;
 mod judge;
 pub mod judged;
-pub mod key;
 pub mod maa;
 pub mod phases;
 mod platforms;
 pub mod policy;
 pub mod quote;
 mod register_names;
-pub mod self_signed;
 pub mod snp;
 pub mod sources;
 pub mod stage;
@@ -35,14 +33,15 @@ pub mod td;
 mod validator;
 pub mod variant;
 pub mod vtpm;
-pub mod wire;
 pub mod worth;
 
 pub use attest::*;
-pub use base::stage::Stage;
+pub use base::boot::stage::Stage;
 pub use hardware::claims::{PlatformClaims, Property, TcbPart};
 pub use hardware::{Refusal, claims, refusal};
-pub use judge::{OTHER_VARIANT, judge, judge_of_any, refusal as refusal_of, role_of};
+pub use judge::{
+    OTHER_VARIANT, judge, judge_of_any, refusal as refusal_of, role_of, self_signed, wire,
+};
 pub use judged::{Measured, Variant};
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_document};
 pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};
@@ -50,6 +49,7 @@ pub use platforms::google::{gcp_sev_es, gcp_sev_snp, gcp_tdx};
 pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
 pub use policy::{Exception, Image, Measurement, Policy, PolicyError};
 pub use policy::{constellation, instance};
+pub use quote::key;
 pub use register_names::{NamedRegister, RegisterNames};
 pub use validator::{
     Claims, CredentialChallenge, Evidence, Identified, Properties, Session, Validator,

@@ -1,6 +1,6 @@
 //! Computes the value of a register from the boot phases that systemd measures ([`base::boot`]).
 
-use base::phases::{IN_INITRAMFS, UNTIL_BOOTED, words_of};
+use base::boot::phases::{IN_INITRAMFS, UNTIL_BOOTED, words_of};
 
 use super::sha256;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use attest::{ClusterRegister, Form, KeyName, MachineIdentity, Oid};
-use base::stage::Stage;
+use base::boot::stage::Stage;
 use hardware::claims::PlatformClaims;
 use proto::attested::Collateral;
 use rustls::pki_types::UnixTime;

@@ -11,7 +11,7 @@ use ::services::member_controller::{self, MemberController};
 use base::crypto::{Secret, cluster_id};
 use base::machines::Cloud;
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use bootstrapper::members::member;
 use bootstrapper::members::operator::{MemberMachine, OperatorService};
 use bootstrapper::state::generation::Generations;

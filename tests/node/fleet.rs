@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base::machines::Cloud;
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use base64::Engine;
 use bootstrapper::members::operator::{MemberMachine, OperatorService};
 use bootstrapper::state::generation::Generations;

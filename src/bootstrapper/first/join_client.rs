@@ -35,7 +35,7 @@ use attest::Issuer;
 use base::machines::{Instance, Role};
 use base::stop::Stop;
 use base::sync::lock;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
 use node::service_trust::TrustSettings;

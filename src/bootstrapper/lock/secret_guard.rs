@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use base::network::Network;
-use base::semaphore::{Busy, Semaphore};
+use base::network::semaphore::{Busy, Semaphore};
 
 /// Maximum bytes of a secret: bcrypt ignores the rest (its specification). Constellation's secrets
 /// have 32 characters.

@@ -14,7 +14,7 @@ use crate::state::generation::Generations;
 use crate::steps::clock;
 use attest::Issuer;
 use base::stop::Stop;
-use base::timeline::{RECORD_BYTES, Timeline};
+use base::boot::timeline::{RECORD_BYTES, Timeline};
 use node::record;
 use proto::operator::MAX_REQUEST;
 use rpc::grpc::{Limits, Router, Server};

@@ -40,8 +40,8 @@ use serde_json::{Value, json};
 use crate::members::authorities::{self, NewAuthority};
 use crate::steps::{error::Error as Step, etcd, job::Job, kubelet, setup, static_pods};
 use base::stop::Stop;
-use base::timeline::Timeline;
-use base::{child_output, file};
+use base::boot::timeline::Timeline;
+use base::{child_process, file};
 use kubernetes::kubeadm::KUBELET_CLIENT_CERTIFICATE;
 
 /// The folder of the cluster's files. A lock on it keeps two runs of kubeadm apart.
@@ -208,7 +208,7 @@ impl Node<'_> {
         let mut check = setup::program("kubeadm");
         check.args(["certs", "check-expiration", "--output", "json"]);
         let mut tell = |line: &str| self.job.line(line);
-        let list = child_output::output(&mut check, KUBEADM, self.stop, &mut tell);
+        let list = child_process::output(&mut check, KUBEADM, self.stop, &mut tell);
         let list = list.map_err(Step::Command)?;
         List::read(list.expose()).ok_or(Error::List)
     }

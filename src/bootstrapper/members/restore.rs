@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use base::child_output;
+use base::child_process;
 use base::options::{Opt, Table, put};
 use base::program::{self, Failure};
 use base::stop::Stop;
@@ -140,7 +140,7 @@ pub fn main(
     };
     options.shared.start_log();
     let stop = Stop::new();
-    let job = Job::<()>::new(base::timeline::Timeline::new("restore-etcd"));
+    let job = Job::<()>::new(base::boot::timeline::Timeline::new("restore-etcd"));
     job.begin();
     let absolute = |path: &Path| {
         let found = fs::canonicalize(path);
@@ -620,7 +620,7 @@ impl Restore<'_> {
     fn etcdutl(&self, arguments: &[&str]) -> Result<String, FailedCheck> {
         let mut command = Command::new(self.etcdutl);
         command.args(arguments).current_dir("/");
-        let said = child_output::output(&mut command, ETCDUTL, self.stop, &mut |line| {
+        let said = child_process::output(&mut command, ETCDUTL, self.stop, &mut |line| {
             log::debug!("{line}");
         });
         let said = said.map_err(|error| error.to_string())?;

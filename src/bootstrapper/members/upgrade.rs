@@ -33,9 +33,9 @@ use crate::steps::{
     kubelet,
     setup::{self, Kubeadm},
 };
-use base::child_output;
+use base::child_process;
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{ApiAccess, CONFIG_MAPS, Client};
 use kubernetes::components::{self, KubernetesComponent};
@@ -235,7 +235,7 @@ impl Upgrade<'_> {
     /// Returns the version that a program prints as its last word.
     fn version(&self, name: &str, arguments: &[&str]) -> Result<KubernetesVersion, Error> {
         let mut command = setup::program(name);
-        let said = child_output::output(command.args(arguments), ANSWER, self.stop, &mut |line| {
+        let said = child_process::output(command.args(arguments), ANSWER, self.stop, &mut |line| {
             self.job.line(line);
         });
         let said = said.map_err(Step::Command)?;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use disk::state_disk::MAPPING;
 use sys::block::{self, PageBuffer};
 use sys::ext4;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::state::{header_lock::HeaderLock, state_disk};
 use base::machines::{Cloud, Role};
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use cloud_api::CloudMetadata;
 use disk::luks::Peers;
 use disk::state_disk::device;

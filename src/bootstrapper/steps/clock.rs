@@ -23,7 +23,7 @@ use base::machines::{Cloud, is_host};
 use base::stop::Stop;
 use base::text::quoted;
 use base::time;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use cloud_api::Service;
 use sys::clock;
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use sys::process;
 
 /// The manifest of etcd's static pod; only control planes have it.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::steps::error::Error;
 use base::sync::{lock, wait_timeout};
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 
 /// Maximum number of lines that are kept. After that, only the starts of phases are kept for
 /// callers that connect late.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::steps::{error::Error, job::Job, setup};
 use base::child_process;
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 
 const UNIT: &str = "kubelet.service";
 /// Time limit for starting the unit, including its dependencies.

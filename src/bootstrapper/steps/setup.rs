@@ -21,12 +21,11 @@ use crate::steps::{
 };
 use crate::trust::service_trust::ServiceTrust;
 use attest::Issuer;
-use base::child_process;
 use base::crypto::{CLUSTER_ID_LEN, Secret};
 use base::machines::Instance;
 use base::stop::Stop;
-use base::timeline::Timeline;
-use base::{child_output, file};
+use base::boot::timeline::Timeline;
+use base::{child_process, file};
 use disk::luks::Peers;
 use disk::state_disk::NodeState;
 use kubernetes::components::{self, InstallSettings, KubernetesComponent, Step};
@@ -224,7 +223,7 @@ impl Kubeadm {
     ) -> Result<Secret, Error> {
         let mut command = self.command(words);
         command.args(options);
-        child_output::output(&mut command, limit, stop, &mut |line| job.line(line))
+        child_process::output(&mut command, limit, stop, &mut |line| job.line(line))
             .map_err(command_failed)
     }
 

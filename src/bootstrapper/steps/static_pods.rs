@@ -243,7 +243,7 @@ mod tests {
         fs::create_dir(folder.path().join("manifests")).unwrap();
         let path = folder.path().join("manifests/kube-scheduler.yaml");
         fs::write(&path, manifest("")).unwrap();
-        let job = Job::new(base::timeline::Timeline::new("test"));
+        let job = Job::new(base::boot::timeline::Timeline::new("test"));
         // without admin.conf, nothing is waited for
         let restart = |ends: &str, is_renewal| {
             let stop = Stop::new();

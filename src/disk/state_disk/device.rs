@@ -8,8 +8,8 @@ use super::Error;
 use super::mark::{Mark, mark, serial};
 use base::machines::Cloud;
 use base::stop::Stop;
-use base::sysfs;
-use base::timeline::Timeline;
+use base::file::sorted_names;
+use base::boot::timeline::Timeline;
 
 /// The serial number that marks the state disk among a VM's virtio disks.
 const SERIAL: &str = "state";
@@ -94,7 +94,7 @@ fn state_disk_in(block_devices: &Path, usual: &Mark) -> Result<Option<String>, E
         let hidden = fs::read_to_string(block_devices.join(name).join("hidden"));
         hidden.is_ok_and(|hidden| hidden.trim() == "1")
     };
-    let mut names = sysfs::names(block_devices);
+    let mut names = sorted_names(block_devices);
     names.retain(|name| !is_hidden(name));
     let is_marked = |name: &String| serial(block_devices, name) == SERIAL;
     if names.iter().any(is_marked) {
@@ -111,7 +111,7 @@ fn state_disk_in(block_devices: &Path, usual: &Mark) -> Result<Option<String>, E
 /// Returns the disks in the directory `block_devices` with their serial numbers and the labels of
 /// the cloud.
 fn seen_in(block_devices: &Path, usual: &Mark) -> String {
-    let names = sysfs::names(block_devices);
+    let names = sorted_names(block_devices);
     let disks = names.iter().filter(|name| !name.starts_with("loop"));
     let seen = disks.map(|name| {
         let serial = serial(block_devices, name);

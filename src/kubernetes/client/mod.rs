@@ -683,7 +683,7 @@ impl Client {
                 .map(|bearer| ("Authorization", bearer.as_str())),
         );
         fields.extend(request.body.map(|(kind, _)| ("Content-Type", kind)));
-        let sent = base::request::Request {
+        let sent = base::network::request::Request {
             method: request.method,
             url: &format!("{}{}", self.inner.server, request.path),
             fields: &fields,

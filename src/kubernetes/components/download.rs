@@ -12,7 +12,7 @@ use super::error::Error;
 use super::place;
 use super::settings::{InstallSettings, Step};
 use base::backoff::Backoff;
-use base::request::Request;
+use base::network::request::Request;
 use base::stop::Stop;
 use http::{Client, ClientPolicy, ErrorKind, Proxy, Roots, StreamedResponse, shown};
 

@@ -31,7 +31,7 @@ use super::session::{Request, ServerSide, Session};
 use super::status::{Code, Status};
 use crate::share::{LimitShare, PeerShare, SharedLimit};
 use base::network::{Network, canonical};
-use base::pool::Pool;
+use base::sync::pool::Pool;
 use base::sync::{lock, wait_timeout};
 use sys::net::limit_send_buffer;
 use sys::poll::Poller;

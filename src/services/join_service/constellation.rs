@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::network::Network;
-use base::semaphore::Semaphore;
+use base::network::semaphore::Semaphore;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use http::server::ServedResponse;

@@ -37,7 +37,7 @@ use serde_json::{Value, json};
 
 use super::volumes::VOLUME_ATTACHMENTS;
 use base::network::Network;
-use base::semaphore::{Permit, Semaphore};
+use base::network::semaphore::{Permit, Semaphore};
 use kubernetes::client::{Client, Error, NODES, PODS, Resource, Selector};
 use kubernetes::constellation::drivers::{self, CSI_DRIVERS};
 use kubernetes::constellation::outside;

@@ -3,3 +3,4 @@
 pub mod aws_hypervisor;
 pub mod aws_nitro_tpm;
 pub mod aws_sev_snp;
+pub mod nsm;

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use crate::document::Base64;
 use crate::hcl::{self, HardwareReport, HclReport};
-use crate::prepared::{Prepared, Source};
+use super::prepared::{Prepared, Source};
 use crate::snp::{Azure, InstanceInfo};
 use crate::{AttesterVariant, IssueError, Oid, Registers, vtpm};
 

@@ -20,7 +20,7 @@ use tee::collateral::TdxCollateral;
 
 use crate::document::Base64;
 use crate::hcl::{self, HardwareReport, HclReport};
-use crate::prepared::{Prepared, Source};
+use super::prepared::{Prepared, Source};
 use crate::{AttesterVariant, IssueError, Oid, Registers, td, vtpm};
 
 /// The variant's line in the table.

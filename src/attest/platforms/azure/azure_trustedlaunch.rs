@@ -18,7 +18,7 @@ use cloud::http::{Http, MAX_BODY};
 use serde::{Deserialize, Serialize};
 
 use crate::document::Base64;
-use crate::prepared::{Prepared, Source};
+use super::prepared::{Prepared, Source};
 use crate::{AttesterVariant, IssueError, Oid, Registers, vtpm};
 use tpm::Tpm;
 

@@ -3,3 +3,5 @@
 pub mod azure_sev_snp;
 pub mod azure_tdx;
 pub mod azure_trustedlaunch;
+pub mod hcl;
+mod prepared;

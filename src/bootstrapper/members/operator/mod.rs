@@ -34,7 +34,7 @@ use rpc::grpc::{Call, Router, Sender, Status};
 use ssh::key::PublicKey;
 
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use callers::{OperatorCallers, Right};
 use record::CallRecord;
 

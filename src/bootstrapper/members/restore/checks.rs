@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use base::request::{CONNECT_TIMEOUT, Request, RequestTransport};
+use base::network::request::{CONNECT_TIMEOUT, Request, RequestTransport};
 use base::stop::Stop;
 use cloud::plain::Plain;
 

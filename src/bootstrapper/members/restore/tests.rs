@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use base::crypto::Secret;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use kubernetes::etcd_signature::{self, Statement};
 use support::foreign::fetched;
 use tempfile::TempDir;

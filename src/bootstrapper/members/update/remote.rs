@@ -11,7 +11,7 @@ use verifier::Policy;
 
 use super::error::Error;
 use super::release::MAX_LIST;
-use base::request::Request;
+use base::network::request::Request;
 use base::stop::Stop;
 use ssh::signature::MAX_SIGNATURE;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base::stop::Stop;
 use base::text::hex;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 use image::{KnownConditions, Platform, RegisterBank, Stage, Units};
 use ring::digest::{SHA256, digest};
 use serde_json::json;

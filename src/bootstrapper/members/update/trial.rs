@@ -15,7 +15,7 @@ use super::error::Error;
 use super::place::{ImageDisk, open};
 use crate::members::upgrade;
 use base::stop::Stop;
-use base::timeline::Timeline;
+use base::boot::timeline::Timeline;
 
 /// How often the machine is looked at.
 const PAUSE: Duration = Duration::from_secs(5);

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use base::child_output;
 use base::child_process::{self, ChildFailure};
 use base::crypto::Secret;
 use base::stop::Stop;
@@ -102,7 +101,7 @@ impl Helm {
             kubeconfig,
             stop: Stop::new(),
         };
-        let answer = child_output::output(
+        let answer = child_process::output(
             command().args(["version", "--template", "{{.Version}}"]),
             ASK,
             &helm.stop,
@@ -212,7 +211,7 @@ impl Helm {
             "json",
         ]);
         command.env("KUBECONFIG", &self.kubeconfig);
-        let answer = child_output::output(&mut command, ASK, &self.stop, &mut |_| {})
+        let answer = child_process::output(&mut command, ASK, &self.stop, &mut |_| {})
             .map_err(|error| Error::Refused(ALL.into(), error))?;
         let answer: Vec<Value> = serde_json::from_slice(answer.expose())
             .map_err(|error| Error::Answer(ALL.into(), error.to_string()))?;
@@ -258,7 +257,7 @@ impl Helm {
 
     fn ask(&self, addon: &Addon, command: &mut Command) -> Result<Secret, Error> {
         self.settle(addon, command);
-        child_output::output(command, ASK, &self.stop, &mut |_| {})
+        child_process::output(command, ASK, &self.stop, &mut |_| {})
             .map_err(|error| Error::Refused(about(addon), error))
     }
 

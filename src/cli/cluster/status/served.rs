@@ -7,7 +7,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use base::request::Response;
+use base::network::request::Response;
 use base::x509::Certificate;
 use cloud::plain;
 use rustls::client::WebPkiServerVerifier;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use base::child_output;
+use base::child_process;
 use base::crypto::SSH_USER_CA_SEED_ID;
 use base::machines::Role;
 use base::time::seconds;
@@ -220,7 +220,7 @@ fn sign(key: &Path, message: &[u8]) -> Result<Vec<u8>, Error> {
         .arg(key);
     let failed =
         |why: String| Error::failed(format!("cannot sign with the key {}: {why}", key.display()));
-    let output = child_output::in_foreground(&mut command, message)
+    let output = child_process::in_foreground(&mut command, message)
         .map_err(|error| failed(error.to_string()))?;
     signature::blob_of_file(&String::from_utf8_lossy(&output))
         .map_err(|error| failed(error.to_string()))

@@ -8,7 +8,7 @@ use ring::digest::{SHA256, digest};
 
 use super::list::{DOWNLOADS, of_every_version, patch, program};
 use crate::shell::{error::Error, progress::Progress};
-use base::request::Request;
+use base::network::request::Request;
 use base::text::hex;
 use http::{ClientPolicy, ErrorKind, Proxy, Roots};
 use kubernetes::parameters::KubernetesVersion;

@@ -5,6 +5,8 @@
 //! A panic poisons no lock: each value under a lock is changed as a whole, so the next thread can
 //! use it.
 
+pub mod pool;
+
 use std::sync::PoisonError;
 use std::time::Duration;
 

@@ -1,6 +1,9 @@
 //! The judge of attested TLS: a peer is accepted if a validator accepts its document, and the
 //! document is bound to this connection.
 
+pub mod self_signed;
+pub mod wire;
+
 use std::sync::Arc;
 
 use attest::session;
@@ -13,7 +16,7 @@ use tpm::Bank;
 
 use crate::refusal::{Kind, Refusal};
 use crate::validator::{Claims, CredentialChallenge, Evidence, Identified, Session, Validator};
-use crate::{self_signed, sha256, wire};
+use crate::sha256;
 
 /// The field in the refusal of a peer that proves itself by another attestation variant than the verifier expects.
 pub const OTHER_VARIANT: &str = "variant";

@@ -1,7 +1,9 @@
 //! Parses and verifies the structures of a quote that a peer sent: TPMS_ATTEST, TPMT_SIGNATURE
 //! (TCG, "Trusted Platform Module Library", part 2).
 
-pub use crate::key::*;
+pub mod key;
+
+pub use key::*;
 use base::bytes::Reader;
 use ring::digest;
 use ring::signature::{

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::hcl::KEY;
-use super::vtpm::VariantData;
-use super::{IssueError, Oid};
+use crate::vtpm::VariantData;
+use crate::{IssueError, Oid};
 use tpm::{KeySource, Tpm};
 
 /// Pause before the program asks for missing parts again.

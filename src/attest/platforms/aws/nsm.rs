@@ -12,7 +12,7 @@
 use base::text::quoted;
 use minicbor::{Decoder, Encoder};
 
-use super::{IssueError, cbor};
+use crate::{IssueError, cbor};
 
 /// Maximum length of nonce and key in bytes.
 const MAX_GIVEN: usize = 1024;

@@ -1,4 +1,4 @@
-//! The output of other programs, such as kubectl and Helm. [`crate::child_process`] has the rules for
+//! The output of other programs, such as kubectl and Helm. [`super`] has the rules for
 //! child processes.
 
 use std::io::{self, Read, Write};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::child_process::{self, ChildFailure, DRAIN, Error, MAX_WAITING, Running, send_lines};
+use super::run::{ChildFailure, DRAIN, Error, MAX_WAITING, Running, name, send_lines};
 use crate::crypto::Secret;
 use crate::stop::Stop;
 
@@ -23,7 +23,7 @@ pub fn in_foreground(command: &mut Command, input: &[u8]) -> Result<Vec<u8>, Err
         cause,
         last_lines: vec![],
     };
-    let name = child_process::name(command);
+    let name = name(command);
     let started = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -44,7 +44,7 @@ pub fn in_foreground(command: &mut Command, input: &[u8]) -> Result<Vec<u8>, Err
     }
 }
 
-/// Runs `command` like [`child_process::run`] without a standard input, but returns its standard
+/// Runs `command` like [`super::run`] without a standard input, but returns its standard
 /// output, which may be secret; `tell` gets only standard error.
 pub fn output(
     command: &mut Command,
@@ -68,7 +68,7 @@ pub fn output(
         .recv_timeout(DRAIN)
         .unwrap_or_else(|_| Err(io::Error::other("another process keeps it open")));
     output.map_err(|error| Error {
-        program: child_process::name(command),
+        program: name(command),
         cause: ChildFailure::Output(error),
         last_lines: vec![],
     })

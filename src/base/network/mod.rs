@@ -1,4 +1,9 @@
-//! The unit that counts as one peer when capacity, turns and delays are shared.
+//! What programs share about the network: what counts as one peer when capacity, turns and delays are shared, names that become
+//! addresses, requests.
+
+pub mod request;
+pub mod resolver;
+pub mod semaphore;
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use roots::chain;
 use rustls::pki_types::{CertificateDer, UnixTime};
 
-use super::Refusal;
+use crate::Refusal;
 
 /// Verifies a self-signed certificate and returns its DER SubjectPublicKeyInfo. Its key must be on
 /// P-256, as in the certificates of Firstlight and Constellation.

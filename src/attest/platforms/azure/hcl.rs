@@ -14,7 +14,7 @@
 
 use base::bytes::Reader;
 
-use super::IssueError;
+use crate::IssueError;
 use tpm::{KeySource, Tpm};
 
 /// The NV index of the report.

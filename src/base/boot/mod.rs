@@ -1,5 +1,9 @@
 //! Checks of the kernel and of its command line.
 
+pub mod phases;
+pub mod stage;
+pub mod timeline;
+
 /// Returns why a kernel command line is dangerous if it names a root file system without its hash;
 /// `None` if it does not (dm-verity: systemd-veritysetup-generator(8), or the kernel's
 /// dm-mod.create). It cannot detect a root file system that is found without `root=`.
