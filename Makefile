@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-inside test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release test-upgrade test-standalone reproducible reproducible-image deny model docs reproducible-kernel nightly nightly-due
+.PHONY: help setup setup-build build test unit boot test-images test-host test-powercut lint demo bench storm watch-load image mkosi test-cluster test-whole test-network cloud-pages kubeadm kubernetes-api test-inside test-certificates test-cluster-api h2spec proto fuzz check-deps deb release test-release test-upgrade test-standalone reproducible reproducible-image deny model docs reproducible-kernel nightly nightly-due mutants
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -166,6 +166,9 @@ deny: setup ## check licenses, bans and sources of all crates
 
 model: ## check the protocol as models (models/) with Verifpal: each claim holds, and each weakening gives an attack
 	@tools/model.sh
+
+mutants: setup ## change single places of the crates that judge, encrypt and talk, and count what their tests notice (tests/mutants.tsv; SAMPLE=20 changes of each crate, SEED=0)
+	@tools/mutants.sh
 
 docs: ## make a book of the documents: target/book/html/index.html; reading it needs no network
 	@tools/docs.sh
