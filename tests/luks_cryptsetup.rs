@@ -809,8 +809,8 @@ fn neither_we_nor_cryptsetup_use_a_header_of_which_both_copies_are_damaged() {
     match luks::probe(&mut it.disk).unwrap() {
         Probe::Unknown(why) => assert_eq!(
             why,
-            "a LUKS header of which no copy is usable (primary: its checksum is wrong; secondary: its checksum is wrong): \
-             its data is lost unless you restore the header (cryptsetup luksHeaderRestore)"
+            "an unusable LUKS header (primary copy: its checksum is wrong; secondary copy: its checksum is wrong): \
+             the data is lost unless you restore the header (cryptsetup luksHeaderRestore)"
         ),
         other => panic!("{other:?}"),
     }

@@ -154,8 +154,8 @@ impl Client {
         let accepted = match (handshake::form(&connection, self.forms)?, &self.judge) {
             (Form::Strong, _) => self.exchange(&mut connection, &mut peer)?,
             (Form::Old, _) if self.must_be_asked() && !session.is_asked.load(Relaxed) => {
-                let why = "it does not ask for this machine's certificate, as a join service does: it is a proxy that ends TLS, \
-                           which must pass TCP on instead";
+                let why = "it does not request this machine's certificate, as a join service does: it is a proxy that ends TLS. \
+                           It must pass TCP through";
                 return Err(Error::Misbehaved(why.into()));
             }
             (Form::Old, Some(judge)) if accepted.is_none() => {

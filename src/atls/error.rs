@@ -147,13 +147,13 @@ fn meaning(alert: AlertDescription) -> &'static str {
             ": it requires an attestation document, and this side has none"
         }
         AlertDescription::InternalError => {
-            ": it failed, perhaps because it could not issue its own attestation document (its log says why)"
+            ": it failed, perhaps when making its attestation document (its log says why)"
         }
         AlertDescription::ProtocolVersion => ": it requires another TLS version",
         AlertDescription::NoApplicationProtocol => {
             ": it knows no form of attested TLS that this side accepts"
         }
-        alert if pause_of(alert).is_some() => ": it serves others first",
+        alert if pause_of(alert).is_some() => ": it is busy with other peers",
         _ => "",
     }
 }

@@ -265,7 +265,7 @@ impl Accept for Server {
         let result = self.handshake_watched(socket, deadline, turn);
         let result = result.inspect_err(|error| {
             if let Error::Refused(_) | Error::Issuer(_) | Error::Internal(_) = error {
-                warn!("attested TLS with {peer}: {error}");
+                warn!("attested TLS with {peer} failed: {error}");
             }
         });
         result.map_err(Into::into)

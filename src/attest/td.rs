@@ -39,14 +39,14 @@ pub(super) fn collateral(path: &Path) -> Option<TdxCollateral> {
     let text = std::fs::read(path).ok()?;
     let collateral = serde_json::from_slice(&text);
     collateral
-        .map_err(|error| log::warn!("{}: {error}", path.display()))
+        .map_err(|error| log::warn!("cannot read the collateral in {}: {error}", path.display()))
         .ok()
 }
 
 /// Returns MRTD and the RTMRs at a location.
 pub fn read(location: &Location) -> Result<[Register; 5], Error> {
     guest::registers(folder(location)?)
-        .map_err(|error| Error::Failed(format!("the registers at {location}: {error}")))
+        .map_err(|error| Error::Failed(format!("cannot read the registers at {location}: {error}")))
 }
 
 /// Returns the register of the cluster ID at a location.
@@ -63,7 +63,7 @@ pub(super) fn mark(location: &Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Re
         OF_CLUSTER_ID,
         &Registers::Rtmrs.digest(cluster_id),
     )
-    .map_err(|error| Error::Failed(format!("RTMR 3 at {location}: {error}")))?;
+    .map_err(|error| Error::Failed(format!("cannot extend RTMR 3 at {location}: {error}")))?;
     let got = cluster_register(location)?;
     if got == register {
         Ok(())

@@ -100,7 +100,7 @@ pub fn api(base_url: &str) -> Result<Client, UrlError> {
     // without authorities each request fails, with the error that the server's certificate is not trusted
     let roots = Roots::load(None).unwrap_or_default();
     if roots.is_empty() {
-        log::warn!("this image has no CA certificates of web servers");
+        log::warn!("this image has no CA certificates, so HTTPS requests will fail");
     }
     let policy = ClientPolicy {
         only_tls: false,

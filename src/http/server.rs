@@ -180,7 +180,7 @@ impl Shared {
             }
         }
         if is_full(&open) {
-            return log::debug!("{name}: {ip}: refused, because there are too many connections");
+            return log::debug!("{name}: refused {ip}: too many connections");
         }
         open.push(Connection {
             number,

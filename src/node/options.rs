@@ -233,7 +233,7 @@ impl Default for Options {
 fn prepare() -> io::Result<Stop> {
     sys::process::keep_memory_private()?;
     if let Err(error) = sys::process::lock_memory() {
-        log::warn!("cannot lock memory, so the kernel may swap it out: {error}");
+        log::warn!("cannot lock memory, so the kernel may write secrets to swap: {error}");
     }
     let signals = sys::signal::StopSignals::block()?;
     let stop = Stop::new();

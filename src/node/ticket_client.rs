@@ -365,7 +365,7 @@ impl<'a, R: TicketRequester> Requests<'a, R> {
     }
 
     fn stop(&mut self, (host, Request { thread, over }): (IpAddr, Request)) {
-        log::debug!("stopped asking join service {host}: no source names it any more");
+        log::debug!("stopped asking join service {host}: no list of addresses has it any more");
         over.stop();
         self.ending.push(thread);
     }
@@ -740,7 +740,7 @@ mod tests {
         let asked = failure.retry_after.map(|pause| pause.as_millis());
         assert_eq!((asked, failure.is_lasting), (Some(12_989), false));
         assert!(
-            failure.text.contains("serves others first"),
+            failure.text.contains("is busy with other peers"),
             "{}",
             failure.text
         );

@@ -243,11 +243,11 @@ pub fn reload_sshd(stop: &Stop) {
             log::debug!("{unit}: {line}")
         });
         match result {
-            Ok(()) => log::info!("{unit}: reloaded if it is running"),
+            Ok(()) => log::info!("systemd reloads {unit} if it is running"),
             // a distribution has only one of the units
             Err(error) if matches!(error.cause, ChildFailure::Failed(_)) => log::debug!("{error}"),
             Err(error) => {
-                log::warn!("sshd offers its new host certificate only after a restart: {error}")
+                log::warn!("cannot reload sshd, which keeps its old host certificate: {error}")
             }
         }
     }

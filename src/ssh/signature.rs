@@ -288,7 +288,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Malformed => f.write_str("it is not a signature in OpenSSH's format"),
-            Error::OtherKey => f.write_str("it is by another key than the certified one"),
+            Error::OtherKey => f.write_str("it was made by another key than the certified one"),
             Error::OtherNamespace => f.write_str("it is for another purpose"),
             Error::Kind(kind) => write!(
                 f,

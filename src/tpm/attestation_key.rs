@@ -89,7 +89,7 @@ pub fn used(tpm: &mut TpmChannel, public: &[u8]) {
     if let Err(error) = tpm.shutdown() {
         // no error: the quote exists, and the TPM reports any later consequence
         log::warn!(
-            "TPM2_Shutdown failed, so the TPM will count a power failure as a wrong password: {error}"
+            "TPM2_Shutdown failed: the TPM will count the next power failure as a wrong password: {error}"
         );
     }
 }

@@ -43,7 +43,7 @@ impl ResponseCode {
         match self.kind() {
             _ if self.is_busy() => (
                 "the TPM is busy",
-                ". It stayed busy for seconds: it tests itself, or another program uses it. Try again, and restart the machine if it stays so",
+                ". It stayed busy for seconds: it tests itself, or another program uses it. Restart the machine if it stays so",
             ),
             INITIALIZE => (
                 "the TPM is not started",
@@ -63,7 +63,7 @@ impl ResponseCode {
             // do not advise to clear the TPM: it would get another attestation key
             LOCKOUT => (
                 "the TPM is in DA lockout mode",
-                ". Some program tried wrong passwords too often. The TPM accepts its keys again after some time \
+                ". A program tried wrong passwords too often. The TPM accepts its keys again after some time \
                  (TPM2_PT_LOCKOUT_INTERVAL); tpm2_dictionarylockout --clear-lockout ends the lockout at once, from a system that boots",
             ),
             _ => ("the TPM refused the command", ""),

@@ -204,7 +204,7 @@ impl Unlock {
         })?;
         if let Err(error) = repaired {
             log::warn!(
-                "cannot repair one copy of the disk's header; the boot continues with the other: {error}"
+                "cannot repair one copy of the disk's header (the boot uses the other one): {error}"
             );
         }
         let mapped = self.map(device, &header, &opened.volume_key, FirstUse::Existing)?;
@@ -253,7 +253,7 @@ impl Unlock {
             // this node never became a member: the booted system resets it and starts over
             Err(node_state::Error::Missing(path)) => {
                 log::warn!(
-                    "the disk's header is not migrated: {} does not exist",
+                    "cannot migrate the disk's header: {} is missing",
                     path.display()
                 );
                 Ok(())
@@ -411,11 +411,11 @@ impl Drop for Mapped {
 fn prepare_mapping() {
     let prepare = || match device_mapper::prepare() {
         Ok(()) => log::debug!("the kernel has loaded the disk's cipher"),
-        Err(error) => log::debug!("the kernel will load the disk's cipher on first use: {error}"),
+        Err(error) => log::debug!("cannot load the disk's cipher in advance: {error}"),
     };
     let thread = thread::Builder::new().name("cipher".into());
     if let Err(error) = thread.spawn(prepare) {
-        log::debug!("the kernel will load the disk's cipher on first use: {error}");
+        log::debug!("cannot load the disk's cipher in advance: {error}");
     }
 }
 

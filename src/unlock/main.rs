@@ -103,7 +103,7 @@ fn start(settings: Settings) -> Result<(), Failure> {
 /// program work without a right clock.
 fn clock(now: SystemTime) -> String {
     let what = if now < UNIX_EPOCH + MADE {
-        ", which is wrong; the disk opens nevertheless. Correct the machine's clock, or start a time service before the kubelet"
+        ", which is wrong; the disk opens anyway. Correct the machine's clock, or start a time service before the kubelet"
     } else {
         ""
     };

@@ -100,7 +100,7 @@ pub fn trouble() -> Option<String> {
         .collect();
     Some(match (cards.is_empty(), orphans.is_empty()) {
         (false, _) => format!(
-            "no address yet: {}; check DHCP, or the static address on the kernel command line",
+            "no IP address yet: {}; check DHCP, or the static address on the kernel command line",
             cards.join(", ")
         ),
         (true, false) => format!(

@@ -306,15 +306,14 @@ impl std::fmt::Display for KeyRefused {
         match self {
             KeyRefused::WrongKey => f.write_str("the key does not open this disk"),
             KeyRefused::OtherCluster => f.write_str(
-                "the key opens this disk, but the disk's header does not belong to the cluster of this measurement secret; check that this is a state disk",
+                "the key opens this disk, but the measurement secret sent with it is of another cluster than the disk's header; check that this is a state disk",
             ),
             KeyRefused::OtherMember => f.write_str(
-                "the key opens this disk, but the disk belongs to another cluster than the one that the setting cluster-id \
-                 names (PCR 15)",
+                "the key opens this disk, but the disk belongs to another cluster than the setting cluster-id names (PCR 15)",
             ),
             KeyRefused::NoCluster => f.write_str(
                 "the key opens this disk, but the disk's header names no cluster, as on state disks of Constellation and on \
-                 storage volumes; if this is a state disk of Constellation, enable migration: --migrate-until of the join \
+                 storage volumes; for a state disk of Constellation, enable migration: --migrate-until of the join \
                  service, --migrate of firstlight recover",
             ),
             KeyRefused::TooLate => f.write_str("another key has opened the disk, or the node is stopping"),

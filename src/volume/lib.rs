@@ -38,7 +38,7 @@ use base::stop::Stop;
 pub fn prepare() -> io::Result<Stop> {
     sys::process::keep_memory_private()?;
     if let Err(error) = sys::process::lock_memory() {
-        log::debug!("cannot lock memory, so the kernel may swap it out: {error}");
+        log::debug!("cannot lock memory, so the kernel may write secrets to swap: {error}");
     }
     let signals = sys::signal::StopSignals::block()?;
     let stop = Stop::new();

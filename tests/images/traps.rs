@@ -209,7 +209,7 @@ fn names_what_keeps_a_member_from_its_key(name: &str, maker: Maker) -> Result<()
     stays_closed(
         &mut setting,
         gives_up,
-        &["network: no address yet: ", no_key],
+        &["network: no IP address yet: ", no_key],
     )?;
     setting.machine.network = Network::Ipv4;
 
@@ -266,7 +266,7 @@ fn says_what_is_strange(name: &str, maker: Maker) -> Result<()> {
     said(&mut vm, "network: this machine has no network card")?;
     vm.plug(CARD)?;
     vm.set_link(false)?;
-    said(&mut vm, "network: no address yet: wan0 has no link")?;
+    said(&mut vm, "network: no IP address yet: wan0 has no link")?;
     vm.set_link(true)?;
     is_opened(vm, " network: 10.42.0.15")?;
     setting.machine.unplugged.clear();

@@ -145,7 +145,7 @@ fn a_disk_without_mark_on_which_somebody_may_have_written_is_refused_with_the_co
             &written((64 << 20) - 1),
             "the end of the disk was written to",
         ),
-        (&labelled, "is not what a format writes"),
+        (&labelled, "differs from that of a new state disk"),
     ];
     for (change, why) in cases {
         let disk = setting.file("disk", cut_off::disk());

@@ -355,7 +355,7 @@ fn a_node_that_dies_with_the_key_is_asked_again_and_a_worker_that_does_not_come_
     let rejected = of(&report, "worker-1");
     assert_eq!(rejected["state"], "rejected", "{report}");
     let reason = rejected["reason"].as_str().unwrap();
-    let why = "does not belong to the cluster of this measurement secret";
+    let why = "the measurement secret sent with it is of another cluster than the disk's header";
     assert!(reason.contains(why), "{reason}");
     run.expect("1 of 3 nodes are not back: worker-1 (rejected)");
     waiting_foreign.terminate();

@@ -534,8 +534,7 @@ fn a_node_that_rejoins_judges_no_service_and_takes_only_the_key_of_its_disk() {
     let mut command = setting.unlock(&disk);
     let other = hex(&[9; 32]);
     let mut node = Program::start(command.args(["--cluster-id", &other]));
-    let refusal =
-        "the disk belongs to another cluster than the one that the setting cluster-id names";
+    let refusal = "the disk belongs to another cluster than the setting cluster-id names";
     node.expect(refusal);
 
     // every program in the network may call the recovery server, so a key from an operator must be of that cluster, too

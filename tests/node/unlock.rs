@@ -575,7 +575,7 @@ fn a_disk_that_is_of_another_cluster_by_its_own_word_stays_closed() {
         &["--migrate-until", "2099-12-31"],
     );
     let node = Program::start(&mut setting.unlock(&disk));
-    node.expect("was not accepted: the key opens this disk, but the disk's header does not belong to the cluster of this measurement secret");
+    node.expect("was not accepted: the key opens this disk, but the measurement secret sent with it is of another cluster than the disk's header");
     assert!(!node.output().contains("key-slot:"));
 }
 

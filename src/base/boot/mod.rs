@@ -15,8 +15,8 @@ pub fn unverified_root(command_line: &str) -> Option<&'static str> {
     let is_verified = has(&["roothash=", "usrhash=", "systemd.verity_root_data="])
         || has(&["dm-mod.create="]) && command_line.contains(" verity ");
     (has(&["root="]) && !is_verified).then_some(
-        "the kernel command line has root= without roothash=, so nothing measures the root file system: the host can change \
-         its programs, and read the open state disk. Verify it by dm-verity (docs/images/host.md)",
+        "the kernel command line has root= without roothash=, so nothing verifies the root file system: the host can change \
+         its programs, and read the open state disk. Protect it with dm-verity (docs/images/host.md)",
     )
 }
 
@@ -28,8 +28,8 @@ const CONFINED: &str = "aml-confined";
 /// tables without limits; `None` if it confines them.
 pub fn trusted_acpi(version: &str) -> Option<&'static str> {
     (!version.contains(CONFINED)).then_some(
-        "the kernel lets code in the host's ACPI tables write its memory, and no PCR covers them: the host can change what \
-         runs. Use a kernel that confines them (docs/images/kernel.md)",
+        "the kernel lets code in the host's ACPI tables write to kernel memory, and no PCR covers that code: the host can \
+         change what runs. Use a kernel that confines it (docs/images/kernel.md)",
     )
 }
 

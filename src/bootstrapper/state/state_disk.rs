@@ -127,7 +127,7 @@ fn passphrase(handover: &Handover) -> Result<Secret, Error> {
         .and_then(|file| file.take(MAX_KEY).read_to_end(&mut bytes))
         .map_err(|error| {
             io_error(
-                "reading the passphrase of this boot from",
+                "read the passphrase of this boot from",
                 handover.key_file.clone(),
                 error,
             )
@@ -143,7 +143,7 @@ fn check(handover: &Handover, header: &luks::Header) -> Result<(), Error> {
         .and_then(|file| file.take(MAX_LINE).read_to_string(&mut expected))
         .map_err(|error| {
             io_error(
-                "reading the description of the disk's header from",
+                "read the description of the disk's header from",
                 path,
                 error,
             )

@@ -129,7 +129,7 @@ fn load(
         &table_with_key(before, mapping.key.expose(), after),
     )?;
     log::warn!(
-        "/dev/mapper/{}: the kernel accepts no key from the keyring ({unsupported}); \
+        "/dev/mapper/{}: the kernel's dm-crypt takes no key from the keyring ({unsupported}), so \
          root can read the disk key with `dmsetup table --showkeys`",
         mapping.name
     );

@@ -58,7 +58,7 @@ pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     let (length, expected) = (mapping.key.len(), mapping.geometry.key_size);
     if length != expected {
         return Err(Error::Failed(format!(
-            "cannot map {:?}: a volume key of {length} bytes instead of {expected}",
+            "cannot map {:?}: the volume key has {length} bytes, expected {expected}",
             mapping.name
         )));
     }

@@ -74,7 +74,7 @@ fn probe_io(dev: &mut (impl Read + Seek)) -> io::Result<Probe> {
     }
     if !(primary.is_absent() && secondary.is_absent()) {
         let what = format!(
-            "a LUKS header of which no copy is usable (primary: {primary}; secondary: {secondary}): its data is lost unless you restore \
+            "an unusable LUKS header (primary copy: {primary}; secondary copy: {secondary}): the data is lost unless you restore \
              the header (cryptsetup luksHeaderRestore)"
         );
         return Ok(Probe::Unknown(what));

@@ -35,7 +35,7 @@ pub fn classify(device: &mut File, path: &Path) -> Result<DiskKind, Error> {
         true => "the disk is smaller than 49 MiB, the minimum of a state disk: attach a larger one",
         false => return Ok(disk),
     };
-    Err(Error::Io("using", path.into(), io::Error::other(why)))
+    Err(Error::Io("use", path.into(), io::Error::other(why)))
 }
 
 fn classify_content(device: &mut File, path: &Path) -> Result<DiskKind, Error> {
@@ -82,13 +82,13 @@ fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<DiskKind, 
     if !header.is_unmarked_format() {
         return Err(Error::Unmarked(
             path.into(),
-            "its header is not what a format writes".into(),
+            "its header differs from that of a new state disk".into(),
         ));
     }
     match may_hold_data(device, DATA_OFFSET) {
         Ok(None) => Ok(DiskKind::Interrupted(Box::new(header))),
         Ok(Some(why)) => Err(Error::Unmarked(path.into(), why)),
-        Err(error) => Err(Error::Io("reading", path.into(), error)),
+        Err(error) => Err(Error::Io("read", path.into(), error)),
     }
 }
 
@@ -110,7 +110,7 @@ mod tests {
             match (classify(&mut file, Path::new("/dev/x")), fits) {
                 (Ok(DiskKind::New("blank")), true) => {}
                 (Err(why), false) => {
-                    let expected = "using /dev/x: the disk is smaller than 49 MiB";
+                    let expected = "cannot use /dev/x: the disk is smaller than 49 MiB";
                     assert!(why.to_string().starts_with(expected), "{why}");
                 }
                 (other, _) => panic!("{mib} MiB: {:?}", other.map(drop)),

@@ -44,7 +44,7 @@ pub fn leave_host_certificate(key_file: &Path, certificate: &[u8]) -> Result<(),
     match certificate {
         [] => match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(Error::Io("removing", path, error))
+                Err(Error::Io("remove", path, error))
             }
             _ => Ok(()),
         },
@@ -67,7 +67,7 @@ fn write(path: &Path, content: &[u8]) -> Result<(), Error> {
             .open(path)?
             .write_all(content)
     };
-    write().map_err(|error| Error::Io("writing", path.into(), error))
+    write().map_err(|error| Error::Io("write", path.into(), error))
 }
 
 /// Describes a header in one line: the UUID, a space, and SHA-256 in hexadecimal.
@@ -85,7 +85,7 @@ pub fn open_exclusive(device: &Path) -> Result<File, Error> {
         .open(device);
     file.map_err(|error| {
         Error::Io(
-            "opening for exclusive use (check that it is not mounted or mapped)",
+            "open for exclusive use (check that it is not mounted or mapped)",
             device.into(),
             error,
         )
@@ -98,5 +98,5 @@ pub fn open(device: &Path, write: bool) -> Result<File, Error> {
         .read(true)
         .write(write)
         .open(device)
-        .map_err(|error| Error::Io("opening", device.into(), error))
+        .map_err(|error| Error::Io("open", device.into(), error))
 }
