@@ -320,14 +320,14 @@ pub enum Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Error::Tpm(error) => write!(f, "reading PCR 15: {error}"),
+            Error::Tpm(error) => write!(f, "cannot read PCR 15: {error}"),
             Error::Unpinned(error) => error.fmt(f),
             Error::ForeignWriter(text) => f.write_str(text),
             Error::Locked(error) => error.fmt(f),
             Error::Disk(error) => error.fmt(f),
-            Error::Listen(address, error) => write!(f, "listening on {address}: {error}"),
-            Error::Thread(error) => write!(f, "starting a thread: {error}"),
-            Error::Kubelet(error) => write!(f, "starting the kubelet: {error}"),
+            Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
+            Error::Thread(error) => write!(f, "cannot start a thread: {error}"),
+            Error::Kubelet(error) => write!(f, "cannot start the kubelet: {error}"),
         }
     }
 }

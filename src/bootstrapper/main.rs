@@ -231,7 +231,7 @@ fn trial(settings: &Settings) -> Result<(), Failure> {
         Ok(_) => Ok(()),
         // whether there is a trial is not known, and a node that works must not restart because of a damaged EFI system partition
         Err(error) => {
-            log::warn!("cannot run the trial of the image: {error}");
+            log::warn!("cannot run the trial of the new image: {error}");
             Ok(())
         }
     }

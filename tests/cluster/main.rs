@@ -207,7 +207,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
         );
         let proved = "which proves an accepted image";
         assert!(journal.contains(proved), "{journal}");
-        let goes_on = journal.contains("goes on at etcd, which already has this member");
+        let goes_on = journal.contains("continues with etcd, which already has this member");
         assert_eq!(goes_on, node.is_control_plane, "{journal}");
         node.assert_measured(&operator.cluster_id());
         lap(node, &format!("{} has joined", node.name()));
@@ -647,7 +647,7 @@ fn a_set_up_that_fails_is_told_at_once_and_the_node_starts_over() {
         ),
         (
             file("kubelet.json", replaced("kubelet", kubelet)),
-            "the kubelet ends again and again; its last lines:\n    one word more",
+            "the kubelet exits again and again; its last lines:\n    one word more",
         ),
     ];
     for (components, why) in cases {

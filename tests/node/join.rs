@@ -96,7 +96,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     assert!(end_of_member(&mut node).success(), "{}", node.output());
     for event in [
         "ticket: from join service",
-        "which sent no evidence (the setting require=strong refuses it)",
+        "which sent no evidence (the setting require=strong would refuse it)",
         "locked:",
         "committed:",
         "phase: node files",
@@ -410,7 +410,7 @@ fn a_bad_ticket_changes_nothing_and_a_good_one_is_still_taken() {
     let refused = node.expect("refused: join service");
     assert!(refused.contains(&setting.host(3).to_string()), "{refused}");
     assert!(
-        refused.contains("sent an invalid ticket, kubernetes_components:"),
+        refused.contains("sent a ticket with the invalid field kubernetes_components:"),
         "{refused}"
     );
     assert_fresh(&setting, &node);
@@ -544,7 +544,7 @@ fn a_control_plane_that_etcd_knows_goes_on_without_a_reset() {
     let _service = setting.join_service_that(3, move |_, request, _| Ok(cluster.ticket(&request)));
     let mut node = Program::start(&mut setting.joining(&disk, "ControlPlane"));
     assert!(end_of_member(&mut node).success(), "{}", node.output());
-    node.expect("goes on at etcd, which already has this member");
+    node.expect("continues with etcd, which already has this member");
     let join = "join --config /run/firstlight/kubeadm-join.yaml\n";
     assert_eq!(setting.kubeadm_calls(), join.repeat(2));
     for (call, skipped) in [

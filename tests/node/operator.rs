@@ -494,7 +494,7 @@ fn a_worker_is_reset_and_a_control_plane_keeps_its_member_of_etcd() {
         .file("files/etc/kubernetes/manifests/etcd.yaml", "");
     let reset = || cluster.run(&["node", "reset", "cp-0", "--yes"]);
     let (code, _, errors) = reset();
-    let why = "cp-0 is a control plane: firstlight node remove cp-0 --may-return";
+    let why = "cp-0 is a control plane, which cannot be reset: run `firstlight node remove cp-0 --may-return`";
     assert!(code == 1 && errors.contains(why), "{errors}");
     assert!(told().is_empty() && header() == before);
 

@@ -108,7 +108,7 @@ impl fmt::Display for InitRefused {
             InitRefused::OtherCluster { got, expected } => write!(
                 f,
                 "this machine's image is for the cluster {} (setting cluster-id), but this master secret and state file make the cluster \
-                 {}: use those of the first cluster",
+                 {}: use the files of the image's cluster",
                 hex(expected),
                 hex(got)
             ),

@@ -212,7 +212,7 @@ fn check_secret(
             let peer = call
                 .peer()
                 .map_or("an unknown address".into(), |peer| peer.ip().to_string());
-            log::warn!("refused an init from {peer}: wrong init secret");
+            log::warn!("refused the init request of {peer}: wrong init secret");
             Err(InitRefused::Secret)
         }
         GuardOutcome::Busy(busy) => Err(InitRefused::Busy(busy.retry_after)),

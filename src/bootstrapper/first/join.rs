@@ -198,7 +198,7 @@ impl Join {
                 "kubeadm join failed; the next try is in {} s{}",
                 pause.as_secs().max(1),
                 if is_announced {
-                    ", and goes on at etcd, which already has this member"
+                    ", and continues with etcd, which already has this member"
                 } else {
                     ""
                 }
@@ -250,8 +250,8 @@ impl Join {
 /// Returns what emergency SSH lacks after a ticket of an earlier release of Constellation.
 fn missing_for_ssh(authority: &[u8], certificate: &[u8]) -> Option<&'static str> {
     match (authority, certificate) {
-        ([], _) => Some("the ticket has no authority: emergency SSH does not work on this node"),
-        (_, []) => Some("the ticket has no host certificate: SSH clients cannot verify this node"),
+        ([], _) => Some("the ticket has no SSH authority: emergency SSH does not work on this node"),
+        (_, []) => Some("the ticket has no SSH host certificate: SSH clients cannot verify this node"),
         _ => None,
     }
 }
@@ -316,7 +316,7 @@ impl Drop for TokenFiles {
     fn drop(&mut self) {
         for path in [KUBEADM.0, kubeadm::DISCOVERY] {
             if let Err(error) = file::remove_if_present(Path::new(path)) {
-                log::warn!("cannot remove {path}, which has the bootstrap token: {error}");
+                log::warn!("cannot remove {path}, which contains the bootstrap token: {error}");
             }
         }
     }

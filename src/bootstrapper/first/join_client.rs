@@ -282,7 +282,7 @@ impl TicketRequester for Seeker {
             policy: &self.node.policy,
         };
         let ticket = Ticket::check(answer, &expected).map_err(|refused| {
-            TicketFailure::lasting(format!("sent an invalid ticket, {refused}"))
+            TicketFailure::lasting(format!("sent a ticket with the invalid field {refused}"))
         })?;
         judge.check_cluster(&ticket.cluster())?;
         let mut state = self.state();
@@ -413,7 +413,7 @@ fn report_ticket(timeline: &Timeline, service: &JoinServicePeer, proof: Option<&
         timeline.event(
             "unproved",
             format_args!(
-                "accepted the ticket of {service}, which sent no evidence (the setting require=strong refuses it)"
+                "accepted the ticket of {service}, which sent no evidence (the setting require=strong would refuse it)"
             ),
         );
         return;

@@ -83,12 +83,12 @@ impl fmt::Display for Error {
                 path,
             } => write!(
                 f,
-                "the header of {} is locked by another program for {} s (lock file {}): end that program, usually cryptsetup",
+                "another program has locked the header of {} for {} s (lock file {}): end that program, usually cryptsetup",
                 device.display(),
                 limit.as_secs(),
                 path.display()
             ),
-            Error::Io(path, error) => write!(f, "locking {}: {error}", path.display()),
+            Error::Io(path, error) => write!(f, "cannot lock {}: {error}", path.display()),
         }
     }
 }

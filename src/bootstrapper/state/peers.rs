@@ -77,7 +77,7 @@ impl Keeper {
         let thread = Ending::start("peers", move || self.run());
         thread
             .inspect_err(|error| {
-                log::warn!("cannot start the thread for join services' addresses: {error}")
+                log::warn!("cannot start the thread that saves the join services' addresses: {error}")
             })
             .ok()
     }

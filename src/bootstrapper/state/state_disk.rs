@@ -169,7 +169,7 @@ fn remove_files(handover: &Handover) {
         file.write_all(&vec![0; len as usize])
     });
     if let Err(error) = overwritten {
-        log::warn!("cannot overwrite {}: {error}", handover.key_file.display());
+        log::warn!("cannot overwrite the key file {}: {error}", handover.key_file.display());
     }
     for path in [&handover.key_file, &header_file(&handover.key_file)] {
         if let Err(error) = fs::remove_file(path) {

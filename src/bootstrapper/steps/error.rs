@@ -97,22 +97,22 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Lock(error) => write!(f, "locking the node: {error}"),
+            Error::Lock(error) => write!(f, "cannot lock the node: {error}"),
             Error::Key(error) => error.fmt(f),
-            Error::Disk(action, error) => write!(f, "{action}: {error}"),
+            Error::Disk(action, error) => write!(f, "cannot {action}: {error}"),
             Error::Header(error) => error.fmt(f),
             Error::Ssh(part, error) => write!(f, "{part}: {error}"),
-            Error::Components(error) => write!(f, "installing the components: {error}"),
+            Error::Components(error) => write!(f, "cannot install the components: {error}"),
             Error::Command(error) => error.fmt(f),
             Error::Kubelet(words) => write!(
                 f,
-                "the kubelet ends again and again; its last lines:\n{}",
+                "the kubelet exits again and again; its last lines:\n{}",
                 words.join("\n")
             ),
             Error::Certificate(error) => error.fmt(f),
             Error::Api(error) => write!(f, "after kubeadm init: {error}"),
             Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
-            Error::Thread(error) => write!(f, "starting a thread for the set-up: {error}"),
+            Error::Thread(error) => write!(f, "cannot start the thread of the set-up: {error}"),
             Error::Stopped => f.write_str("this node was stopped during its set-up"),
             Error::Defect => f.write_str("the bootstrapper has a defect; its log says where"),
         }

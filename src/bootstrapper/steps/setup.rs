@@ -95,9 +95,9 @@ impl NodeParts {
         measurement_secret: &Secret,
         key_of: impl FnOnce(&str) -> Result<Secret, Error>,
     ) -> Result<String, Error> {
-        let failed = |error| Error::Disk("setting up the state disk", error);
+        let failed = |error| Error::Disk("set up the state disk", error);
         let mut disk = NewDisk::open(&self.disk)
-            .map_err(|error| Error::Disk("opening the state disk", error))?;
+            .map_err(|error| Error::Disk("open the state disk", error))?;
         let uuid = disk.uuid();
         let key = key_of(&uuid)?;
         let _lock = HeaderLock::take(&self.disk.device).map_err(Error::Header)?;
@@ -117,7 +117,7 @@ impl NodeParts {
     /// Marks the set-up as complete: from now on the node unlocks and starts by itself after a
     /// reboot.
     pub fn complete(&self) -> Result<(), Error> {
-        mark_complete(&self.root).map_err(|error| Error::Disk("finishing", error))?;
+        mark_complete(&self.root).map_err(|error| Error::Disk("finish the set-up of the state disk", error))?;
         self.timeline
             .event("complete", "this node comes back by itself after a reboot");
         Ok(())

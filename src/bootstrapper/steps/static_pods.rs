@@ -145,7 +145,7 @@ fn wait(kubernetes: &Path, pod: &'static str, value: &str, stop: &Stop) -> Resul
     loop {
         let why = match is_ready_here(&admin, &kubelet, pod, value) {
             Ok(true) => return Ok(()),
-            Ok(false) => "the API does not have this pod of this node as ready".to_owned(),
+            Ok(false) => "the API server does not report this pod as ready".to_owned(),
             Err(error) => error.to_string(),
         };
         if stop.wait(PAUSE) {

@@ -282,7 +282,7 @@ impl ServiceValidator {
             // an error here is not caused by the image
             self.any.judge(evidence)?;
             Err(why.reworded(|why| format!(
-                "{why}\nit is not {OWN_IMAGE}: if it is another image of the cluster, name it in the setting service-policy"
+                "{why}\nthe peer does not run {OWN_IMAGE}: if it runs another image of the cluster, name that image in the setting service-policy"
             )))
         })?;
         let cluster = identified.cluster.clone().ok_or_else(|| {

@@ -193,7 +193,7 @@ impl Refused {
             | Refused::NoAuthority(why) => {
                 log::warn!("refused an operator's call from {peer}: {why}");
             }
-            Refused::Broken(error) => log::warn!("{REVOKED}: {error}"),
+            Refused::Broken(error) => log::warn!("cannot use {REVOKED} on the state disk: {error}"),
         }
         self.to_status()
     }
@@ -213,7 +213,7 @@ impl Refused {
             Refused::NoAuthority(why) => Status::new(
                 Code::FailedPrecondition,
                 format!(
-                    "this node knows no authority for operators, as one that joined long ago: {why}"
+                    "this node has no authority for operators, because it joined with an old version: {why}"
                 ),
             ),
             Refused::Broken(error) => Status::new(

@@ -84,7 +84,7 @@ impl OperatorService {
             Err(Status::new(
                 Code::FailedPrecondition,
                 format!(
-                    "{node} is a control plane: firstlight node remove {node} --may-return, then give the machine a blank disk"
+                    "{node} is a control plane, which cannot be reset: run `firstlight node remove {node} --may-return`, then give the machine a blank disk"
                 ),
             ))
         } else {

@@ -37,7 +37,7 @@ impl CallRecord {
             writing: Mutex::new(()),
         };
         if let Err(error) = record.open() {
-            log::warn!("{}: {error}", record.path.display());
+            log::warn!("cannot open the record of operators' calls {}: {error}", record.path.display());
         }
         record
     }
@@ -68,7 +68,7 @@ impl CallRecord {
         });
         self.append(&format!("{entry}\n")).map_err(|error| {
             let path = self.path.display();
-            log::warn!("{path}: {error}");
+            log::warn!("cannot record an operator's call in {path}: {error}");
             Status::new(
                 Code::Internal,
                 format!("the node refuses the call, because it cannot record it: {path}: {error}"),

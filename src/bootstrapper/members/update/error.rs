@@ -89,7 +89,7 @@ impl fmt::Display for Error {
             Error::Policy(differences) => write!(
                 f,
                 "the join services would refuse this machine after the update, so nothing was written: add the new image to the policy \
-                 first (firstlight rollout does). {}",
+                 first (firstlight rollout does this). {}",
                 differences.join("; ")
             ),
             Error::Content(part, why) => write!(
