@@ -381,7 +381,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
         cli::trust::policy::text(&both).replacen('{', r#"{"atestationKeys":["000b"],"#, 1);
     fs::write(dir.path().join("attestationConfig"), unknown).unwrap();
     assert!(served());
-    program.expect(r#"attestation policy ./attestationConfig: the old policy stays in force: measurement policy: unknown field "atestationKeys""#);
+    program.expect(r#"attestation policy ./attestationConfig cannot be used, so the old policy stays in force: measurement policy: unknown field "atestationKeys""#);
     fs::write(dir.path().join("attestationConfig"), "{").unwrap();
     assert!(served());
     program.expect("EOF while parsing");
@@ -440,7 +440,7 @@ fn a_node_that_returns_while_the_external_kms_is_away_learns_why_it_waits() {
     command.env("VAULT_TOKEN", "token");
     let keys = Program::start(command.env("VAULT_ADDR", "https://127.0.0.1:1"));
     let key_address = address(&keys.expect("listening on"));
-    let health = address(&keys.expect("health on"));
+    let health = address(&keys.expect("health checks on"));
     keys.expect("trying again in");
     let sick = services::probe::check_health(health, Duration::from_secs(10));
     assert!(

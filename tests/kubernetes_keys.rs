@@ -375,7 +375,7 @@ fn without_token_reviews_a_call_fails_soon_and_temporarily() {
     let status = ask(service.address, UUID, Some(&join)).unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     assert!(!status.message().contains("127.0.0.1"), "{status}");
-    service.program.expect("cannot review a token");
+    service.program.expect("cannot review a caller's token");
     assert!(metrics(&service).contains("firstlight_key_token_reviews_total{result=\"failed\"} 1"));
 }
 

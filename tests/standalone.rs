@@ -133,7 +133,7 @@ fn a_disk_opens_only_in_the_machine_that_its_record_names() {
     let broker = Broker::start();
     let (one, clone) = (Swtpm::start(), Swtpm::start());
     let (mut program, at) = broker.join_service(&[ALWAYS]);
-    program.expect("is recorded for the first machine that asks");
+    program.expect("to the first machine that asks");
     let ticket = ask(&one, at, UUID).unwrap();
     assert_eq!(hex(&ticket.state_disk_key), DISK_KEY);
     assert_eq!(ticket.measurement_salt, [3; 32]);
@@ -154,7 +154,7 @@ fn a_disk_opens_only_in_the_machine_that_its_record_names() {
 
     // the owner is still known, and no further disk is accepted
     let (program, at) = broker.join_service(&[]);
-    program.expect("only disks with a record");
+    program.expect("opens only disks with a record");
     assert_eq!(hex(&ask(&one, at, UUID).unwrap().state_disk_key), DISK_KEY);
     assert!(refused(ask(&clone, at, UUID)).contains("belongs to another machine"));
     assert!(refused(ask(&clone, at, OTHER_UUID)).contains("there is no record of this disk"));

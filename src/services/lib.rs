@@ -135,7 +135,7 @@ pub fn wait_until_stopped(signals: &StopSignals, grace: Duration) -> Result<(), 
         .wait()
         .map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))?;
     log::info!(
-        "{signal}: running calls have {} s to finish",
+        "{signal}: stopping; running calls have {} s to finish",
         grace.as_secs()
     );
     Ok(())

@@ -62,7 +62,7 @@ impl Loaded {
         });
         let fault = read.as_ref().err().map(PolicyFileFault::to_string);
         if let Some(fault) = fault.as_ref().filter(|_| fault != self.fault) {
-            log::error!("attestation policy {path}: the old policy stays in force: {fault}");
+            log::error!("attestation policy {path} cannot be used, so the old policy stays in force: {fault}");
         }
         self.fault = fault;
         let (validator, text) = read.ok()??;

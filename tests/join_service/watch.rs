@@ -510,7 +510,7 @@ fn a_worker_that_answers_for_others_lifts_no_closure_of_its_own() {
         .map(|node| Member::start(tpm, node.address, setup.dir.path()))
         .collect();
     for node in others {
-        node.eventually(&setup, "False Measurement what answers at");
+        node.eventually(&setup, "False Measurement the server at");
     }
     eventually("there is a mass", || {
         metric(setup.controller(), "firstlight_watch_mass_refusal") == Some(1.0)

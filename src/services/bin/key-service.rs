@@ -279,8 +279,7 @@ impl Given {
         let node = kubeconfig.is_none().then(tokens::own_node).flatten();
         if needs_api && kubeconfig.is_none() && node.is_none() {
             log::warn!(
-                "PODS OF EVERY NODE GET KEYS IN PLAINTEXT, and a join service on any node gets its keys: the token of this pod does not \
-                 name its node"
+                "PODS OF EVERY NODE GET KEYS IN PLAINTEXT, also a join service on a worker: the token of this pod does not name its node"
             );
         }
         let config = KeyServiceConfig {
@@ -336,7 +335,7 @@ fn read(
                 log::warn!("{error}; trying again in {} s", pause.as_secs() + 1);
                 let waited = signals.wait_for(pause).map_err(Failure::failed)?;
                 if let Some(signal) = waited {
-                    log::info!("{signal}: stopped without the master secret");
+                    log::info!("{signal}: stopping before the master secret could be read");
                     return Ok(None);
                 }
             }

@@ -293,7 +293,7 @@ impl TokenSender {
                         // The key service has accepted the token, or never will.
                         Ok(_) | Err(Error::Permanent(_)) => sent = present,
                         Err(Error::Temporary(error) | Error::Waiting(error)) => {
-                            log::debug!("the token could not be sent: {error}")
+                            log::debug!("cannot send the new token to the key service: {error}")
                         }
                     }
                 }

@@ -200,7 +200,7 @@ impl Cleaner {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return log::warn!(
-                    "stopping with {} unfinished clean-up tasks of tickets: their tokens and reservations expire by themselves",
+                    "stopping with {} unfinished clean-ups of join tickets: their bootstrap tokens and reservations expire by themselves",
                     state.tasks.len() + state.working
                 );
             }
@@ -253,10 +253,10 @@ impl Cleaner {
         // A starting API server may refuse requests for a moment that it permits later.
         let is_lasting = matches!(error.code(), Some(400 | 413 | 422));
         if !is_lasting && at < due.until {
-            log::debug!("retry: {error}");
+            log::debug!("retrying the clean-up of a join ticket: {error}");
             return Some((due, at));
         }
-        log::error!("clean-up failed: {error}");
+        log::error!("cannot clean up after a join ticket: {error}");
         None
     }
 

@@ -247,7 +247,7 @@ impl NodeAcceptor {
         }
         if issuer.is_none() {
             log::warn!(
-                "this service sends no evidence to nodes (--evidence is not set): nodes that require the strong form refuse its tickets"
+                "this service sends no evidence to nodes (--evidence is not set): nodes with the setting require=strong refuse its tickets"
             );
         }
         NodeAcceptor {
@@ -363,7 +363,7 @@ impl Accept for NodeAcceptor {
             && is_refusal(error)
         {
             log::warn!(
-                "node {peer} refuses this service, because it has no evidence from the host: {}",
+                "node {peer} refuses this service, because its host gives it no evidence: {}",
                 reason.unwrap_or("the node has the setting require=strong")
             );
         }

@@ -317,7 +317,7 @@ fn verification(
 fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Background>), Error> {
     if config.metadata.is_none() && config.records.is_none() {
         log::warn!(
-            "no metadata service is configured: a worker may have any name, and no control plane can join"
+            "no metadata service is configured (--cloud-provider): workers may have any name, and no control plane can join"
         );
     }
     let keys = KeyClient::new(&config.key_service, config.key_auth);
@@ -388,10 +388,10 @@ fn open_records((dir, enrolling): &(PathBuf, Migration)) -> Result<FileRecords, 
     let place = dir.display();
     if enrolling.is_on(SystemTime::now()) {
         log::warn!(
-            "until the end of {enrolling} (--enroll-until), a disk without a record in {place} is recorded for the first machine that asks for its key"
+            "until the end of {enrolling} (--enroll-until), this service gives a disk without a record in {place} to the first machine that asks for its key"
         )
     } else {
-        log::info!("only disks with a record in {place} are opened")
+        log::info!("this service opens only disks with a record in {place}")
     }
     Ok(files)
 }

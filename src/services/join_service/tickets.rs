@@ -438,7 +438,7 @@ impl Tickets {
         };
         certify().map(String::into_bytes).unwrap_or_else(|error| {
             log::warn!(
-                "the SSH host certificate of {} is not renewed: {error}",
+                "cannot renew the SSH host certificate of {}: {error}",
                 record.node
             );
             Vec::new()

@@ -240,7 +240,7 @@ impl Others {
         if let (Some(at), Some(api)) = (listen_tls, api) {
             let accept = Arc::new(Tls::default());
             let address = open("key-service-tls", at, accept.clone(), Entrance::Tls)?;
-            log::info!("TLS on {address}");
+            log::info!("serving TLS on {address}");
             tls = Some((accept, api.clone()));
         }
         if let Some((at, until)) = old_clients {
@@ -346,7 +346,7 @@ impl KeyService {
         let address = serving.local_addr();
         log::info!("listening on {address}");
         if let Some(health) = serving.health_addr() {
-            log::info!("health on {health}");
+            log::info!("serving health checks on {health}");
         }
         let exposed = if is_plain && !address.ip().is_loopback() {
             ", in plaintext"

@@ -193,7 +193,7 @@ impl Reviewer {
             (Ok(account), _) => Verdict::new(account),
             (Err(_), Some(before)) => {
                 log::warn!(
-                    "cannot review a token again; it stays accepted (last review {} s ago)",
+                    "cannot review a caller's token again, so it stays accepted (last review {} s ago)",
                     before.reviewed.elapsed().as_secs()
                 );
                 Verdict {
@@ -229,7 +229,7 @@ impl Reviewer {
         let result = match &answer {
             Ok(answer) => Ok(account(answer)),
             Err(error) => {
-                log::error!("cannot review a token: {error}");
+                log::error!("cannot review a caller's token: {error}");
                 Err(unavailable())
             }
         };
@@ -244,7 +244,7 @@ impl Reviewer {
                 .pointer("/status/error")
                 .and_then(Value::as_str)
                 .unwrap_or("no reason was given");
-            log::info!("the API server rejected a token: {why:.300}");
+            log::info!("the API server rejected a caller's token: {why:.300}");
         }
         // The answer contains the token as well.
         client::wipe(&mut review);

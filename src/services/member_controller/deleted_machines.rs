@@ -135,7 +135,7 @@ impl DeletedMachines {
             // without any machine, the list also lacks the one that runs this program: it is wrong
             Some(Ok(existing)) if !existing.is_empty() => existing,
             Some(Err(error)) => {
-                log::warn!("{error}: records of machines that no longer exist are kept");
+                log::warn!("cannot list the cloud's machines, so records of deleted machines stay: {error}");
                 return self.missing.clear();
             }
             _ => return self.missing.clear(),

@@ -262,7 +262,7 @@ fn of_refusal(refusal: &Refusal, place: Place, record: Option<&MachineRecord>) -
         (None, Some("")) if place.is_recorded => NodeAnswer::Refused(reason),
         _ if place.is_recorded => NodeAnswer::Foreign(WatchReason {
             message: format!(
-                "what answers at {} is not shown to be the node's machine, and is refused: {}",
+                "the server at {} is refused, and nothing shows that it is the node's machine: {}",
                 place.address, reason.message
             ),
             ..reason
@@ -270,7 +270,7 @@ fn of_refusal(refusal: &Refusal, place: Place, record: Option<&MachineRecord>) -
         _ => none(
             "NoRecord",
             format!(
-                "what answers at {}, which no record has, is refused: {}",
+                "the server at {}, an address that no record has, is refused: {}",
                 place.address, reason.message
             ),
         ),
@@ -309,8 +309,8 @@ fn judge(machine: Option<&str>, place: Place, record: Option<&MachineRecord>) ->
         (_, None | Some("")) => none(
             "NoRecord",
             format!(
-                "no record names this node's machine, so any machine of the cluster could be at its address; it proves to \
-                 be {machine_or_none}: see docs/watch.md"
+                "no record names this node's machine, so any machine of the cluster could be at its address; the \
+                 machine there is {machine_or_none}: see docs/watch.md"
             ),
         ),
         (_, Some(recorded)) => {

@@ -364,8 +364,7 @@ impl Shared {
             present.as_ref().and_then(|it| it.open.as_ref()),
         ) {
             log::error!(
-                "no attestation results of nodes are issued, because the attestation policy pins nothing: {why}; see \
-                 docs/watch.md"
+                "this service issues no attestation results: the attestation policy pins nothing: {why}; see docs/watch.md"
             );
         }
         *lock(&self.policy) = present;
@@ -390,7 +389,7 @@ impl Shared {
         };
         let mut logged = lock(&self.logged);
         if why != *logged && !why.is_empty() {
-            log::warn!("the keys of attestation results cannot be renewed: {why}");
+            log::warn!("cannot renew the keys that sign attestation results: {why}");
         }
         *logged = why;
     }
@@ -548,7 +547,7 @@ impl Shared {
             // any member of the cluster could have answered at the node's address
             self.nameless.call_once(|| {
                 log::error!(
-                    "no attestation results of nodes are issued: the evidence of the attestation variant {} does not identify the \
+                    "this service issues no attestation results: evidence of the attestation variant {} does not identify the \
                      machine; see docs/watch.md",
                     self.judging.variant.name
                 );

@@ -375,7 +375,7 @@ impl Schedule {
         if modes != self.modes {
             if modes.refused == Mode::Mass && self.modes.refused != Mode::Mass {
                 log::warn!(
-                    "{} of {} machines are refused at once: refusals are only reported until there are fewer; check the attestation \
+                    "{} of {} machines are refused at once: until fewer are, this service only reports it; check the attestation \
                      policy, and the verifier's collateral",
                     masses.refused.len(),
                     masses.refused.len() + masses.accepted
@@ -383,7 +383,7 @@ impl Schedule {
             }
             if modes.unproven == Mode::Mass && self.modes.unproven != Mode::Mass {
                 log::warn!(
-                    "{} of {} nodes do not answer, or another machine answers: this is only reported until fewer are affected; \
+                    "{} of {} nodes do not answer, or another machine answers: until fewer are affected, this service only reports it; \
                      check the network between the control planes and the nodes",
                     masses.unproven,
                     masses.unproven + masses.proven
