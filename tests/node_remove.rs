@@ -1082,7 +1082,7 @@ fn only_the_etcd_of_a_control_plane_by_record_is_asked_and_saved() {
     let plan = setup.save(&["snapshot.db", "--dry-run"]);
     assert!(plan.contains("etcd on plane-0 saves a snapshot"));
     for warning in [
-        "worker-9 is ignored: no record says that worker-9 is a control plane",
+        "ignoring worker-9: its Node has the label node-role.kubernetes.io/control-plane, but no record says that worker-9 is a control plane",
         "the pod kube-system/etcd-a on worker-9 is ignored",
     ] {
         assert!(plan.contains(warning), "no {warning:?}");

@@ -652,7 +652,7 @@ fn in_network_of(own: &str, machines: Vec<Placed>) -> Vec<Instance> {
         let is_in = network.is_none() || *other == network;
         if !is_in {
             log::warn!(
-                "metadata: ignoring {:?}: it is in another network",
+                "metadata: ignoring the machine {:?}: it is in another network",
                 machine.name
             );
         }

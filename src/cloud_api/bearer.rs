@@ -91,7 +91,7 @@ impl Bearer {
                 request: answer.request,
                 next: match status {
                     401 | 403 => self.next.into(),
-                    _ => "the error is of the API".into(),
+                    _ => "this is an error of the cloud's API".into(),
                 },
             }),
             _ => Err(answer.error()),

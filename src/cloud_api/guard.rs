@@ -63,7 +63,7 @@ impl CloudMetadata for Guarded {
                 (!is_in).then(|| format!("is outside the cluster's network {}", ranges.join(", ")))
             });
             if let Some(fault) = &fault {
-                log::warn!("metadata: ignoring {}: its address {fault}", shown(peer));
+                log::warn!("metadata: ignoring the machine {}: its address {fault}", shown(peer));
             }
             fault.is_none()
         });
@@ -141,10 +141,10 @@ fn fault_of_address(address: IpAddr) -> Option<&'static str> {
         IpAddr::V6(address) => address.is_unicast_link_local(),
     };
     match address {
-        _ if address.is_loopback() => Some("is this machine"),
-        _ if address.is_unspecified() => Some("is no address"),
-        _ if address.is_multicast() => Some("is a group's"),
-        _ if is_link_local => Some("leads to the host"),
+        _ if address.is_loopback() => Some("is a loopback address"),
+        _ if address.is_unspecified() => Some("is no machine's address"),
+        _ if address.is_multicast() => Some("is a multicast address"),
+        _ if is_link_local => Some("is a link-local address"),
         _ => None,
     }
 }

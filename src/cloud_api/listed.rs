@@ -110,7 +110,7 @@ fn address(StaticMachine { name, address, .. }: &StaticMachine) -> Option<IpAddr
     match resolver::resolve(address, Instant::now() + TIME_OF_NAME) {
         Ok(found) => dial::best(&found),
         Err(error) => {
-            log::warn!("{name}: {error}");
+            log::warn!("cannot find the address of the machine {name}: {error}");
             None
         }
     }

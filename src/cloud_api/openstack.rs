@@ -537,7 +537,7 @@ pub fn parse_servers(
         if role == Role::Unknown || address.is_none() {
             let name = excerpt(server.name.as_bytes());
             log::warn!(
-                "metadata: {request}: ignoring {name:?}: it has no role, or no address in {subnet}"
+                "metadata: {request}: ignoring the server {name:?}: it has no role, or no address in {subnet}"
             );
             return None;
         }

@@ -88,7 +88,7 @@ impl ControlPlane {
         let node = client.get(&NODES.named(&self.name))?;
         if node["metadata"]["uid"] != self.uid.as_str() {
             return Ok(Some(format!(
-                "the Node {} was made anew meanwhile: run the command again",
+                "the Node {} was deleted and created again meanwhile: run the command again",
                 self.name
             )));
         }
@@ -207,7 +207,7 @@ impl ControlPlanes {
     pub fn ignored(&self) -> Vec<String> {
         let sentence = |name: &String| {
             format!(
-                "{name} is ignored: no record says that {name} is a control plane, although its Node has the label {ROLE_LABEL}"
+                "ignoring {name}: its Node has the label {ROLE_LABEL}, but no record says that {name} is a control plane"
             )
         };
         self.labelled.iter().map(sentence).collect()
@@ -215,8 +215,8 @@ impl ControlPlanes {
 
     /// Returns what to do if no record names a control plane; `None` if one does.
     pub fn unrecorded(&self) -> Option<&'static str> {
-        let why = "no record says which nodes are control planes, as in a cluster of an earlier version: `firstlight apply` writes the \
-                   records that are missing; run it first";
+        let why = "no record says which nodes are control planes, as in a cluster of an earlier version: first run `firstlight apply`, which \
+                   writes these records";
         self.proven.is_empty().then_some(why)
     }
 }

@@ -57,14 +57,14 @@ pub fn in_words(error: &Error) -> String {
             unsupported(&context.signature_algorithm_id, key)
         }
         EndEntityUsedAsCa => "a certificate of the chain is not a CA certificate".into(),
-        UnknownIssuer => "the issuer of a certificate is not among those above it".into(),
+        UnknownIssuer => "a certificate's issuer is missing in the chain".into(),
         MaximumPathDepthExceeded | MaximumPathBuildCallsExceeded | MaximumSignatureChecksExceeded => {
             "the chain is too long, or too many of its authorities have the same name".into()
         }
         CertRevoked => "a certificate is revoked".into(),
         CrlExpired { .. } => "a list of revoked certificates (CRL) has expired".into(),
         UnknownRevocationStatus => {
-            "no list of revoked certificates (CRL) is of its authority".into()
+            "no list of revoked certificates (CRL) is from its authority".into()
         }
         InvalidCrlSignatureForPublicKey
         | IssuerNotCrlSigner
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn each_refusal_is_in_words() {
         let all = [
-            (Error::UnknownIssuer, "the issuer of a certificate"),
+            (Error::UnknownIssuer, "issuer is missing"),
             (Error::CaUsedAsEndEntity, "is a CA certificate"),
             (Error::EndEntityUsedAsCa, "not a CA certificate"),
             (Error::InvalidSignatureForPublicKey, "a signature is wrong"),
@@ -119,7 +119,7 @@ mod tests {
             (Error::MaximumPathDepthExceeded, "too long"),
             (Error::MaximumSignatureChecksExceeded, "the same name"),
             (Error::CertRevoked, "is revoked"),
-            (Error::UnknownRevocationStatus, "is of its authority"),
+            (Error::UnknownRevocationStatus, "is from its authority"),
             (Error::InvalidCrlSignatureForPublicKey, "is not signed"),
             (Error::BadDer, "malformed"),
             (Error::NameConstraintViolation, "rule of X.509"),

@@ -169,7 +169,7 @@ impl TicketRequester for Asking {
     }
 
     fn asked(&self, source: &str) {
-        log::debug!("{source}: asked");
+        log::debug!("asked {source}");
     }
 
     fn answered(&self, _: &str) {}

@@ -78,7 +78,7 @@ impl Enrollment {
             check_key(copy, &device, own.as_deref())?;
         }
         self.volume.uuid = Some(uuid.clone());
-        log::info!("asking for the key of {uuid}");
+        log::info!("asking the key broker for the key of {uuid}");
         let key = broker::key(&self.volume, Box::new(|_| Ok(())), stop)?;
         let mut added = None;
         let keyslot = match &copy {

@@ -56,7 +56,7 @@ impl fmt::Display for Error {
                 "the recovery key cannot be written to standard output: {error}; nothing was formatted"
             ),
             Error::Thread(error) => write!(f, "cannot start a thread: {error}"),
-            Error::Late(answers) => write!(f, "no key in time: {answers}"),
+            Error::Late(answers) => write!(f, "no key arrived in time: {answers}"),
             Error::Stopped => f.write_str("stopped while waiting for the key"),
         }
     }

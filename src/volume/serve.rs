@@ -28,7 +28,7 @@ pub fn run(folders: &Folders, stop: &Stop) -> Result<(), Error> {
     let mut socket = UnixStream::from(socket);
     let name = name_of(&socket.peer_addr().map_err(Error::Connection)?)?;
     let volume = Volume::read(&folders.volumes, &name)?;
-    log::info!("systemd-cryptsetup opens {name}");
+    log::info!("systemd-cryptsetup asks for the key of {name}");
     let header = folders.header(&name);
     if !header.exists() {
         let header = header.display();

@@ -322,11 +322,11 @@ fn a_list_that_is_not_amd_s_of_today_does_not_count_and_is_named() {
         ),
         (
             hierarchy.list("ark-genoa", &[], from, until),
-            "is not of the root",
+            "was not issued by the root",
         ),
         (
             hierarchy.list("ask", &[], from, until),
-            "is not of the root",
+            "was not issued by the root",
         ),
         (altered, "is not signed by the root"),
         (genuine[..100].to_vec(), "cannot be read"),

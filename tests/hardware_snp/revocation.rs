@@ -75,7 +75,7 @@ fn a_list_that_is_not_valid_yet_is_refused() {
 #[test]
 fn a_list_of_another_issuer_is_refused() {
     let why = refusal(&Hierarchy::get().list("ask", &[], FROM, UNTIL));
-    assert!(why.contains("is not of the root"), "{why}");
+    assert!(why.contains("was not issued by the root"), "{why}");
     // a list of an authority with the right name, but another key
     let why = refusal(&Hierarchy::get().list("other", &[], FROM, UNTIL));
     assert!(why.contains("is not signed by the root"), "{why}");

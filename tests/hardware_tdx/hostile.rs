@@ -66,7 +66,7 @@ fn name(params: &mut CertificateParams, name: &str) {
 #[test]
 fn a_certificate_that_a_list_revokes_is_refused() {
     let is_revoked = "it, or its authority, is revoked";
-    let no_list = "no list of revoked certificates (CRL) is of its authority";
+    let no_list = "no list of revoked certificates (CRL) is from its authority";
     all_refused(
         &[Kind::Revoked],
         &[
@@ -121,7 +121,7 @@ fn a_certificate_that_a_list_revokes_is_refused() {
         ),
         (
             lists(|it| std::mem::swap(&mut it.collateral.pck_crl, &mut it.collateral.root_ca_crl)),
-            "the root CRL is not of the root",
+            "the root CRL was not issued by the root",
         ),
         (
             lists(|it| it.collateral.pck_crl.0.resize(300 << 10, 0)),

@@ -62,9 +62,9 @@ pub(crate) fn advice(code: &str, origin: &str, permission: &str) -> String {
         "UnauthorizedOperation" | "AccessDenied" | "AccessDeniedException" => {
             format!("{origin} needs the permission {permission} (docs/clouds.md)")
         }
-        _ if is_throttling(code) => "it is asked again later".into(),
-        "OptInRequired" | "InvalidRegion" => "the account does not use this region".into(),
-        _ => "the error is of the API".into(),
+        _ if is_throttling(code) => "the API will be asked again".into(),
+        "OptInRequired" | "InvalidRegion" => "the account has not enabled this region".into(),
+        _ => "this is an error of the cloud's API".into(),
     }
 }
 

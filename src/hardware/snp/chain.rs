@@ -145,7 +145,7 @@ impl Chain<'_> {
         if has(leaf.serial())? {
             let number = crate::hex(leaf.serial());
             return Err(
-                Kind::Revoked.because(format!("it is revoked: the {LIST} has its number {number}"))
+                Kind::Revoked.because(format!("it is revoked: the {LIST} contains its number {number}"))
             );
         }
         Ok(())
@@ -182,7 +182,7 @@ fn read_list<'a>(
 ) -> Result<CertRevocationList<'a>, Refusal> {
     let (head, list) = List::read(der, LIST, now.as_secs())?;
     if head.issuer != &root.subject[..] {
-        return Err(Kind::Binding.because(format!("the {LIST} is not of the root")));
+        return Err(Kind::Binding.because(format!("the {LIST} was not issued by the root")));
     }
     if head.until < now.as_secs() {
         let end = UNIX_EPOCH + Duration::from_secs(head.until);

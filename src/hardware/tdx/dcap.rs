@@ -385,7 +385,7 @@ impl Chain<'_> {
                 .map(RevocationOptionsBuilder::build)
         });
         let revocation = revocation.transpose();
-        let revocation = revocation.map_err(|_| Kind::Collateral.because("there is no CRL"))?;
+        let revocation = revocation.map_err(|_| Kind::Collateral.because("the collateral has no CRL"))?;
         let path = certificate
             .verify_for_usage(
                 SIGNATURES,
@@ -429,7 +429,7 @@ impl Chain<'_> {
     fn check_root(&self, lists: &Lists<'_>) -> Result<(), Refusal> {
         let root = self.verifier;
         if lists.root.issuer != root.subject {
-            return Err(Kind::Binding.because("the root CRL is not of the root"));
+            return Err(Kind::Binding.because("the root CRL was not issued by the root"));
         }
         match lists.both[0].find_serial(&root.serial) {
             Ok(None) => Ok(()),
@@ -464,7 +464,7 @@ impl Chain<'_> {
             .lists
             .is_some_and(|lists| lists.pck.issuer != authority.subject)
         {
-            let text = "the PCK CRL is not of the PCK's authority";
+            let text = "the PCK CRL was not issued by the PCK's authority";
             return Err(Kind::Binding.because(text));
         }
         Ok((key, platform(pck)?))

@@ -238,7 +238,7 @@ impl TokenFile {
                 Ok(token)
             }
             (Err(error), Some((token, _))) => {
-                log::warn!("{error}: the old token stays in use");
+                log::warn!("cannot read the API server's new token, so the old one stays in use: {error}");
                 self.read = Some((token.clone(), Instant::now()));
                 Ok(token)
             }

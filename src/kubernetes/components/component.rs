@@ -114,7 +114,7 @@ impl KubernetesComponent {
             || wire.install_path.contains('\0')
         {
             return Err(refuse(format!(
-                "its place {place:?} is not an absolute path without `..`"
+                "its install path {place:?} is not an absolute path without `..`"
             )));
         }
         // An archive may fill an allowed directory, but a file must not replace it.
@@ -128,7 +128,7 @@ impl KubernetesComponent {
             .cloned()
             .ok_or_else(|| {
                 refuse(format!(
-                    "its place {} is not in an allowed directory: {:?}",
+                    "its install path {} is not in an allowed directory: {:?}",
                     place.display(),
                     policy.directories
                 ))

@@ -178,7 +178,7 @@ impl One<'_> {
             Err(Error::Refused {
                 what: self.component.name(),
                 why: format!(
-                    "a link in its place {} leads out of {}",
+                    "a link in its install path {} leads out of {}",
                     parent.display(),
                     allowed.display()
                 ),

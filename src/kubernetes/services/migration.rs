@@ -27,11 +27,11 @@ impl Migration {
     pub fn announce(&self, now: SystemTime) {
         match self.end.map(time::seconds) {
             Some(end) if self.is_on(now) => log::warn!(
-                "migration is on until {end} (--migrate-until): disks without a record are opened, too, even if their \
+                "migration is on until {end} (--migrate-until): this service also opens disks without a record, even if their \
                  header names no cluster"
             ),
             Some(end) => {
-                log::warn!("migration ended at {end}: the option --migrate-until can be removed")
+                log::warn!("migration ended at {end}: remove the option --migrate-until")
             }
             None => {}
         }

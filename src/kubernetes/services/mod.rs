@@ -371,7 +371,7 @@ impl fmt::Display for Error {
             ),
             Error::MasterSecret(why) => write!(
                 f,
-                "this is the master secret of another cluster, with which no disk of this one would open: {why}"
+                "this is the master secret of another cluster, and would open no disk of this one: {why}"
             ),
             Error::Api(error) => error.fmt(f),
             Error::Backup(path, error) => write!(

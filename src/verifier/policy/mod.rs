@@ -502,7 +502,7 @@ impl Policy {
             if self.requires_confined_acpi && !image.confines_acpi() {
                 return Err(Fault::Image.because(format!(
                     "requireConfinedAcpi: {image} has no \"acpiTables\":\"confined\": its kernel lets the host's ACPI tables write \
-                     its memory"
+                     to kernel memory"
                 )));
             }
             if images[..at].iter().any(|other| other.name == image.name) {
