@@ -720,7 +720,7 @@ fn a_machine_that_kubernetes_takes_for_lost_may_run_and_keeps_its_node() {
     setup.admin.merge(&NODES.named("worker-3"), &kept).unwrap();
     setup.refuses(
         &["worker-3", "--yes", "--machines-off"],
-        &["nodes worker-3 is deleted, but expected that it is gone, and it stays with the finalizers [\"example.com/stay\"]"],
+        &["nodes worker-3 was deleted, but stays because of its finalizers [\"example.com/stay\"]"],
     );
     let free = json!({"metadata": {"finalizers": null}});
     setup.admin.merge(&NODES.named("worker-3"), &free).unwrap();

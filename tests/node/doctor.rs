@@ -403,7 +403,7 @@ fn judge(setting: &Setting, cluster: &Cluster, client: &Client, policy: &Path) {
         "warning (records): ConfigMap kube-system/join-node-gone: a machine was admitted under this name",
         "warning (records): worker-a: no record says which machine it is",
         "error (certificates): cp-0: the certificate of its kubelet ended on 2026-01-01",
-        "error (certificate-requests): certificate request csr-a: kubernetes-admin asks for a serving certificate, and it was refused: \
+        "error (certificate-requests): certificate request csr-a: kubernetes-admin asks for a serving certificate: it was refused: \
          another machine's",
         "error (master-secret): Secret kube-system/firstlight-mastersecret-",
         ": the key service uses it, and it does not exist",

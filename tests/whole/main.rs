@@ -269,7 +269,7 @@ fn faults_are_repaired(cluster: &mut Cluster) {
     operator.end_harm("clock");
 
     operator.harm(worker, "runtime", "kill -STOP $(/busybox pidof containerd)");
-    operator.wait_for_diagnosis("Kubernetes takes it for not ready", true);
+    operator.wait_for_diagnosis("Kubernetes reports it as not ready", true);
     operator.machine(worker, &["restart", "--unit", "containerd"]);
     operator.wait_for_nodes(2);
     operator.end_harm("runtime");

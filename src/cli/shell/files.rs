@@ -173,7 +173,7 @@ pub fn create_private_by<T, E: From<FileError>>(
     });
     if let Err(error) = fs::remove_file(part) {
         log::warn!(
-            "{}: {error}: delete it yourself, it has a secret",
+            "cannot delete {}, which contains a secret: {error}; delete it yourself",
             part.display()
         );
     }

@@ -470,8 +470,8 @@ impl<'a> Wanted<'a> {
         };
         if signs_sha384 && lacks_sha384 {
             log::warn!(
-                "the policy requires no register that the cloud signs (cloud.sha384), so this image adds none: with one, \
-                 machines of the other images would be refused"
+                "the policy requires no register that the cloud signs (cloud.sha384), so none is added for this image: \
+                 otherwise machines of the other images would be refused"
             );
         } else if signs_sha384 {
             let signed = measure_image::sha384(source, image, &of_image)?;

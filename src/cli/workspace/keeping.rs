@@ -203,7 +203,7 @@ fn check_cluster(
                 .map(|there| there == *secret)
                 .map_err(|error| {
                     Error::failed(format!(
-                        "the state file has no cluster ID, and what the cluster has cannot be compared with the master secret: {error}"
+                        "the state file has no cluster ID, so this command cannot check whether the cluster uses this master secret: {error}"
                     ))
                 })?,
         },

@@ -270,7 +270,7 @@ fn check_gone(client: &Client, name: &str, planned: &Value) -> Result<(), Error>
         .find(&at)?
         .map_or(Value::Null, |node| node["metadata"]["finalizers"].clone());
     Err(Error::Failed(format!(
-        "{at} is deleted, but expected that it is gone, and it stays with the finalizers {}: if no controller of yours removes them, \
+        "{at} was deleted, but stays because of its finalizers {}: if no controller of yours removes them, \
          remove them with kubectl edit, find out who wrote them, and run the command again",
         printable(&finalizers.to_string())
     )))

@@ -149,7 +149,7 @@ fn revoke(given: &CommandLine, undo: bool) -> Result<(), Error> {
         Ok(())
     } else {
         Err(Error::Unreachable(format!(
-            "{} of {} nodes did not answer; they do not know it:\n{}",
+            "{} of {} nodes did not answer, and treat the key as before:\n{}",
             failed.len(),
             nodes.len(),
             failed.join("\n")

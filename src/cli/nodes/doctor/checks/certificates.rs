@@ -115,17 +115,17 @@ fn of_request(facts: &Gathered, request: &SigningRequest) -> Option<Diagnosis> {
         Fate::Pending | Fate::Unsigned if waited < PATIENCE => None,
         Fate::Pending => Some(Diagnosis::error(
             object,
-            format!("{of}, and nobody has approved it for {minutes} minutes"),
+            format!("{of}: nobody has approved it for {minutes} minutes"),
             "look up its keyword, which the member controller's log has, in the table of docs/certificates.md#renewal before you decide",
         )),
         Fate::Unsigned => Some(Diagnosis::error(
             object,
-            format!("{of}, it was approved, and nobody has signed it for {minutes} minutes"),
+            format!("{of}: it is approved, but not signed after {minutes} minutes"),
             "look at the log of kube-controller-manager, which signs",
         )),
         Fate::Refused(why) => Some(Diagnosis::error(
             object,
-            format!("{of}, and it was refused: {why}"),
+            format!("{of}: it was refused: {why}"),
             "look up the keyword in the table of refusals (docs/certificates.md#renewal)",
         )),
     }

@@ -389,7 +389,7 @@ pub fn end_of_life(facts: &Gathered) -> Vec<Diagnosis> {
     let Ok(version) = text.parse::<KubernetesVersion>() else {
         return vec![Diagnosis::note(
             "the API server",
-            format!("its version {text} is none that this version of firstlight knows"),
+            format!("this version of firstlight does not know its version {text}"),
             "take a newer firstlight, or upgrade Kubernetes to a version that it supports (docs/support.md)",
         )];
     };

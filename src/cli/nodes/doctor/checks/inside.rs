@@ -63,7 +63,7 @@ pub fn admission(facts: &Gathered) -> Vec<Diagnosis> {
         found.push(Diagnosis::warning(
             "the admission policies",
             format!(
-                "not in force: {}; an agent whose token is on every node can change what Firstlight concludes something from",
+                "not in force: {}; without them, an agent whose token is on every node can change objects that Firstlight trusts",
                 missing.join(", ")
             ),
             format!("{} (charts/firstlight/README.md#admission)", facts.apply("")),

@@ -225,7 +225,7 @@ pub fn ready(facts: &Gathered) -> Vec<Diagnosis> {
         if !node.is_ready && node.no_network.is_none() {
             found.push(Diagnosis::error(
                 &node.name,
-                format!("Kubernetes takes it for not ready: {}", node.why_not),
+                format!("Kubernetes reports it as not ready: {}", node.why_not),
                 format!("kubectl describe node {} shows since when; the state that it proves is the next hint", node.name),
             ));
         }
@@ -378,7 +378,7 @@ pub fn records(facts: &Gathered) -> Vec<Diagnosis> {
         if is_over && !is_node(&joining.node) {
             found.push(Diagnosis::note(
                 format!("JoiningNode {}", joining.node),
-                "its time is over, and there is no such Node",
+                "it has expired, and there is no Node of this name",
                 "delete it, after a look at the console of the machine (docs/boot.md)",
             ));
         }

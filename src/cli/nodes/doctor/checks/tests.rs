@@ -764,7 +764,7 @@ const OF_NODES: &[Fault] = &[
     ),
     (
         &[("ready", Error)],
-        "Kubernetes takes it for not ready: silent",
+        "Kubernetes reports it as not ready: silent",
         |it| {
             it.view.nodes[3].listed.is_ready = false;
             it.view.nodes[3].listed.why_not = "silent".into();
@@ -1022,7 +1022,7 @@ const OF_CERTIFICATES: &[Fault] = &[
     ),
     (
         &[("certificate-requests", Error)],
-        "nobody has signed it for 6 minutes",
+        "it is approved, but not signed after 6 minutes",
         |it| {
             it.view.objects.requests.push(request(6, Fate::Unsigned));
         },
