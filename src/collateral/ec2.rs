@@ -185,7 +185,7 @@ impl Ec2 {
             let asked = ec2.request(&own);
             let failed = ec2.state().take(&own, asked);
             if let Some(why) = failed {
-                log::warn!("cannot ask EC2 about {own}: {why}");
+                log::warn!("cannot ask EC2 about the instance {own}: {why}");
             }
         };
         let spawned = thread::Builder::new().name("ec2".into()).spawn(work);
@@ -263,7 +263,7 @@ impl State {
                 };
                 self.pause = Some(Pause {
                     until: now + pause,
-                    why: (why.clone()).about(format!("cannot ask EC2 about {id}")),
+                    why: (why.clone()).about(format!("cannot ask EC2 about the instance {id}")),
                 });
                 Some(why)
             }

@@ -222,7 +222,7 @@ impl CollateralServer {
             return Err(FetchFailure::Later(why, *until));
         }
         if state.running >= MAX_AT_ONCE {
-            let why = format!("{}: {MAX_AT_ONCE} requests are running", self.name);
+            let why = format!("{}: the limit of {MAX_AT_ONCE} running requests is reached", self.name);
             return Err(FetchFailure::Later(Cause::Limited.because(why), now + BUSY));
         }
         if let Some(limit) = &mut state.limit
@@ -230,7 +230,7 @@ impl CollateralServer {
         {
             let (pause, seconds) = (limit.pause.as_secs(), (until - now).as_secs() + 1);
             let why = format!(
-                "{}: too many were requested, so now one request is sent every {pause} s: try again in {seconds} s",
+                "{}: too many requests, so now only one is sent every {pause} s: try again in {seconds} s",
                 self.name
             );
             return Err(FetchFailure::Full(Cause::Limited.because(why), until));

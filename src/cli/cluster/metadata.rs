@@ -224,7 +224,7 @@ fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<ServedResponse>
     match target.split('?').next()? {
         "/self" => {
             let own = listed::at(list, &[peer.to_canonical()]);
-            own.inspect_err(|error| log::warn!("{peer}: {error}"))
+            own.inspect_err(|error| log::warn!("cannot answer {peer}: {error}"))
                 .ok()
                 .map(|own| json(wire(&own)))
         }

@@ -211,7 +211,7 @@ impl Drop for Device<'_> {
         if !self.kept
             && let Err(error) = self.control.remove(&self.name)
         {
-            log::warn!("cannot remove a mapping that failed: {error}");
+            log::warn!("cannot remove the failed disk mapping: {error}");
         }
     }
 }

@@ -612,7 +612,7 @@ impl Client {
                 }
             }
             let error = self.pause(error, backoff.pause(), deadline)?;
-            log::debug!("retry: {error}");
+            log::debug!("retrying: {error}");
         }
     }
 

@@ -25,7 +25,7 @@ pub fn wait_until_control_plane(api: &Client, signals: &StopSignals) -> Result<b
     };
     while let Some(why) = why_not_control_plane(api, &node) {
         log::error!(
-            "nothing is served: the node {node} is not known to be a control plane: {why}; trying again in {} s",
+            "this service does not start yet: the node {node} is not known to be a control plane: {why}; trying again in {} s",
             INTERVAL.as_secs()
         );
         let waited = signals.wait_for(INTERVAL);

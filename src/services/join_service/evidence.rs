@@ -128,7 +128,7 @@ impl RemoteIssuer {
     fn try_to_ask(&self, request: &EvidenceRequest) -> Result<EvidenceResponse, IssueError> {
         let failed = |error: &dyn Display| {
             IssueError::new(format!(
-                "evidence of the host at {}: {error}",
+                "cannot get evidence of the host at {}: {error}",
                 self.socket.display()
             ))
         };
@@ -185,7 +185,7 @@ impl Issuer for RemoteIssuer {
 
     fn prove(&self, request: &DocumentRequest<'_>) -> Result<Vec<u8>, IssueError> {
         if request.role != PeerRole::Server {
-            return Err(IssueError::new("the host proves only servers"));
+            return Err(IssueError::new("the host gives evidence only for servers"));
         }
         let (_, document) = self.ask(&EvidenceRequest {
             session: request.session.to_vec(),

@@ -309,7 +309,7 @@ impl Tickets {
             return Err(TicketRefusal::gone());
         }
         let Some(claims) = call.claims::<Claims>() else {
-            let message = "this connection proves no machine: tickets are given over attested TLS";
+            let message = "the caller sent no evidence: this service gives tickets only over attested TLS";
             return Err(TicketRefusal::denied("unproven", message));
         };
         if let (Some(stage), Some(expected)) = (claims.stage, expected)

@@ -96,7 +96,7 @@ impl Volumes {
     ) -> Result<(), Status> {
         let checked = self.find(volume, node, Instant::now() + TIME);
         let found = checked.map_err(|error| {
-            log::error!("cannot ask the API server where a volume is: {error}");
+            log::error!("cannot ask the API server on which node a volume is: {error}");
             Status::new(
                 Code::Unavailable,
                 "cannot check at the moment whether this volume is on the node of the caller: try again",

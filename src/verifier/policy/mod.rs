@@ -861,7 +861,7 @@ impl Policy {
         for (index, measurement, got) in image.mismatches(values) {
             let text = say(index, measurement, got);
             if measurement.warn_only {
-                log::warn!("accepted with a warning: {text}");
+                log::warn!("accepted a machine with a warning: {text}");
             } else {
                 let name = self.registers().name(index);
                 let mut refusal = Kind::Measurement.because(text).of(name);

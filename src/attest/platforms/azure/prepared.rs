@@ -127,7 +127,7 @@ impl<S: Source> Shared<S> {
                 self.keep(info, is_complete);
             }
             Ok(_) => {}
-            Err(error) => log::warn!("cannot fetch missing certificates: {error}"),
+            Err(error) => log::warn!("cannot fetch certificates for evidence: {error}"),
         }
     }
 

@@ -119,8 +119,8 @@ fn of_ticket(
         // The token is a Secret of the API, which others can read, too.
         if !record.client_key.is_empty() && record.client_key != asked.key {
             let why = format!(
-                "the request has another key than the machine that got the join ticket of {node}: expected the SHA-256 {}, got {}. Who has \
-                 read the token, a Secret in {NAMESPACE}?",
+                "the request has another key than the machine that got the join ticket of {node}: expected the SHA-256 {}, got {}. Find out \
+                 who has read the token, a Secret in {NAMESPACE}",
                 quoted(&record.client_key, 80),
                 asked.key
             );
@@ -157,8 +157,7 @@ fn of_member(
     if let Some(migration) = migration.filter(|_| !has_record) {
         membership.check_node(node)?;
         let why = format!(
-            "{node} renews its own certificate, and has no record, without which it can do so through {migration} \
-             (--migrate-until)"
+            "{node} renews its own certificate without a record, which --migrate-until permits through {migration}"
         );
         return Ok(Approve("migration", why));
     }

@@ -515,12 +515,12 @@ impl std::fmt::Display for Unpublished {
             ),
             Unpublished::NoWrappingKey(why) => write!(
                 f,
-                "the wrapping key of this control plane, with which the Secret {NAMESPACE}/{SECRET} is encrypted, cannot be read: {why}; \
-                 `firstlight apply` places it"
+                "this service cannot read the control plane's wrapping key, which decrypts the Secret {NAMESPACE}/{SECRET}: {why}; \
+                 `firstlight apply` writes the key"
             ),
             Unpublished::NoKey => write!(
                 f,
-                "the Secret {NAMESPACE}/{SECRET} has no key yet that signs now"
+                "the Secret {NAMESPACE}/{SECRET} has no key yet that may sign now"
             ),
         }
     }
