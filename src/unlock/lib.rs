@@ -137,7 +137,7 @@ impl Unlock {
         let what = "device-mapper to remove an old mapping";
         if self.timeline.waiting_for(what, unmap)? {
             self.timeline
-                .event("closed", "a mapping that a killed unlock left behind");
+                .event("closed", "the disk mapping of an unlock that was killed");
         }
         let disk = self.waiting_for_disk(&device, "to be read", || {
             state_disk::classify(&mut handover::open(&device, false)?, &device)
