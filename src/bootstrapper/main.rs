@@ -164,7 +164,7 @@ fn upgrade(settings: &Settings, list: Option<&OsStr>) -> Result<(), Failure> {
         None => Box::new(io::stdin()),
         Some(path) => Box::new(
             File::open(path)
-                .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?,
+                .map_err(|error| Failure::failed(format!("cannot read {}: {error}", path.display())))?,
         ),
     };
     let upgraded = upgrade::run(

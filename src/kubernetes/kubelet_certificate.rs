@@ -101,7 +101,7 @@ impl fmt::Display for Error {
         match self {
             Error::Authority(why) => write!(f, "the cluster's CA cannot sign a certificate: {why}"),
             Error::Key => f.write_str("cannot generate a P-256 key for a certificate"),
-            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Io(path, error) => write!(f, "cannot write {}: {error}", path.display()),
         }
     }
 }

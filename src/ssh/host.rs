@@ -64,7 +64,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Io(path, error) => write!(f, "cannot access {}: {error}", path.display()),
             Error::Key(path, error) => write!(f, "the SSH host key {}: {error}", path.display()),
             Error::Certificate(error) => error.fmt(f),
             Error::Ticket(what) => write!(

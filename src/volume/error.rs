@@ -44,7 +44,7 @@ impl fmt::Display for Error {
             | Error::Device(text)
             | Error::Attestation(text)
             | Error::Key(text) => f.write_str(text),
-            Error::File(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::File(path, error) => write!(f, "cannot access {}: {error}", path.display()),
             Error::Line(path, error) => write!(f, "{}: {error}", path.display()),
             Error::Program(error) => error.fmt(f),
             Error::Connection(error) => write!(f, "the connection on standard input: {error}"),

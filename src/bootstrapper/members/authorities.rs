@@ -144,7 +144,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Io(path, error) => write!(f, "cannot access {}: {error}", path.display()),
             Error::Certificate(kubelet_certificate::Error::Authority(why)) => f.write_str(why),
             Error::Certificate(error) => error.fmt(f),
             Error::Api(error) => write!(

@@ -144,7 +144,7 @@ pub fn main(
     job.begin();
     let absolute = |path: &Path| {
         let found = fs::canonicalize(path);
-        found.map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
+        found.map_err(|error| Failure::failed(format!("cannot find {}: {error}", path.display())))
     };
     if has_etcdutl {
         options.etcdutl = absolute(&options.etcdutl)?;
@@ -470,7 +470,7 @@ impl Restore<'_> {
         let [api_server, etcd] = PODS.map(|pod| {
             let path = place::manifest(self.kubernetes, pod)?;
             let text = fs::read_to_string(&path);
-            let text = text.map_err(|error| format!("{}: {error}", path.display()))?;
+            let text = text.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
             Ok::<_, FailedCheck>((path, text))
         });
         let named = |path: &Path, why: FailedCheck| failed_check!("{}: {why}", path.display());
@@ -734,7 +734,7 @@ impl Restore<'_> {
 
     fn read(&self, place: &RestoreFolders, pod: &str) -> Result<String, FailedCheck> {
         let path = place::manifest(&place.kubernetes, pod)?;
-        fs::read_to_string(&path).map_err(|error| failed_check!("{}: {error}", path.display()))
+        fs::read_to_string(&path).map_err(|error| failed_check!("cannot read {}: {error}", path.display()))
     }
 
     /// Lets the kubelet start both pods.

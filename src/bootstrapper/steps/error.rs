@@ -111,7 +111,7 @@ impl fmt::Display for Error {
             ),
             Error::Certificate(error) => error.fmt(f),
             Error::Api(error) => write!(f, "after kubeadm init: {error}"),
-            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Io(path, error) => write!(f, "cannot access {}: {error}", path.display()),
             Error::Thread(error) => write!(f, "cannot start the thread of the set-up: {error}"),
             Error::Stopped => f.write_str("this node was stopped during its set-up"),
             Error::Defect => f.write_str("the bootstrapper has a defect; its log says where"),

@@ -79,7 +79,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Io(path, error) => write!(f, "cannot access {}: {error}", path.display()),
             Error::Manifest(path) => write!(
                 f,
                 "{}: `metadata` is not as kubeadm writes it, so the pod does not restart by itself: restart this node",

@@ -53,7 +53,7 @@ impl std::fmt::Display for Error {
         match self {
             Error::Missing(path) => write!(f, "{} is missing or empty", path.display()),
             Error::Malformed(path, why) => write!(f, "{} is malformed: {why}", path.display()),
-            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Io(path, error) => write!(f, "cannot access {}: {error}", path.display()),
         }
     }
 }

@@ -302,7 +302,7 @@ impl Given {
 fn accept(records: Option<&Path>, disk: &Uuid, machine: &str) -> Result<(), Failure> {
     let records = records.ok_or_else(|| Failure::Usage("--accept: it needs --records".into()))?;
     let path = file_records::accept(records, disk, machine)
-        .map_err(|error| Failure::failed(format!("{}: {error}", records.display())))?;
+        .map_err(|error| Failure::failed(format!("cannot write to {}: {error}", records.display())))?;
     println!(
         "{} gives the disk {disk} to the machine {machine}",
         path.display()

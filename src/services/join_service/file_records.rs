@@ -228,7 +228,7 @@ pub fn fields(bytes: &[u8], disk: &Uuid) -> io::Result<Value> {
 }
 
 fn failed(path: &Path, error: &io::Error) -> TicketRefusal {
-    TicketRefusal::internal("records", format!("{}: {error}", path.display()))
+    TicketRefusal::internal("records", format!("cannot use {}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -415,7 +415,7 @@ impl fmt::Display for Error {
             Error::Policy(error) => error.fmt(f),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
             Error::Records(dir, error) => {
-                write!(f, "the records of disks in {}: {error}", dir.display())
+                write!(f, "cannot open the records of disks in {}: {error}", dir.display())
             }
             Error::Thread(error) => write!(f, "cannot start a thread: {error}"),
         }

@@ -30,7 +30,7 @@ impl NodeFiles {
     /// needs, so a file that cannot be sent refuses the ticket.
     pub fn read(&self) -> Result<Vec<ControlPlaneCertOrKey>, TicketRefusal> {
         let refuse = |error: &dyn std::fmt::Display| {
-            let details = format!("{}: {error}", self.0.display());
+            let details = format!("cannot send the files in {}: {error}", self.0.display());
             let message = "the operator's files for new nodes cannot be sent: see the log of the join service";
             TicketRefusal::missing("node-files", message).with_details(details)
         };

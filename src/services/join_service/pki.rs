@@ -62,7 +62,7 @@ impl Pki {
         let key = self.read("ca.key")?;
         let broken = |error: &dyn Display| {
             let path = self.certificates.join("ca.crt");
-            TicketRefusal::internal("pki", format!("{}: {error}", path.display()))
+            TicketRefusal::internal("pki", format!("cannot use {}: {error}", path.display()))
         };
         // The new node checks the certificates in the ticket in the same way.
         let hashes = authority_hashes(&certificates).map_err(|error| broken(&error))?;
@@ -94,7 +94,7 @@ impl Pki {
     fn read(&self, name: &str) -> Result<Zeroizing<Vec<u8>>, TicketRefusal> {
         let path = self.certificates.join(name);
         let read = fs::read(&path).map_err(|error| {
-            TicketRefusal::internal("pki", format!("{}: {error}", path.display()))
+            TicketRefusal::internal("pki", format!("cannot read {}: {error}", path.display()))
         })?;
         if !read.is_empty() {
             Ok(Zeroizing::new(read))

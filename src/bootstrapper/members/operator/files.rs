@@ -68,7 +68,7 @@ impl LogFile {
                 ErrorKind::NotFound => Code::NotFound,
                 _ => Code::Internal,
             };
-            Status::new(code, format!("{}: {error}", path.display()))
+            Status::new(code, format!("cannot read {}: {error}", path.display()))
         };
         let present = open(&self.present).map_err(|error| failed(&self.present, error))?;
         let mut files = self.older(wanted);

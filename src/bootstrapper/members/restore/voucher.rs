@@ -82,7 +82,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, FailedCheck> {
     match read {
         Ok(_) => Ok(Some(content)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed_check!("{}: {error}", path.display())),
+        Err(error) => Err(failed_check!("cannot read {}: {error}", path.display())),
     }
 }
 

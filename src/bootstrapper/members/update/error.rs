@@ -103,7 +103,7 @@ impl fmt::Display for Error {
                  If the node has no right to read it, firstlight apply gives it the right"
             ),
             Error::Disk(error) => error.fmt(f),
-            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Io(path, error) => write!(f, "cannot access {}: {error}", path.display()),
         }
     }
 }
