@@ -485,8 +485,7 @@ impl std::fmt::Display for Error {
             Error::Disk(error) => error.fmt(f),
             Error::NotOfCluster(device) => write!(
                 f,
-                "{}: its node state has another measurement salt than the cluster whose key opened the disk: the disk does not belong to \
-                 that cluster",
+                "{}: its node state has another measurement salt than the cluster whose key opened the disk: the disk belongs to another cluster",
                 device.display()
             ),
             Error::NoKey(summary) => write!(f, "no key for the state disk in time: {summary}"),

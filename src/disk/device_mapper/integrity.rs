@@ -257,7 +257,7 @@ impl Superblock {
             Some(at) => {
                 let (got, expected) = (bytes[at], formatted(at));
                 return unfit(format!(
-                    "its byte {at} is {got:#04x}, and a format writes {expected:#04x}: the host, a failing disk or another program has changed it"
+                    "its byte {at} is {got:#04x}, expected {expected:#04x}: the host, a failing disk or another program has changed it"
                 ));
             }
         }
@@ -270,7 +270,7 @@ impl Superblock {
         // a disk that has grown keeps the journal of its format
         if !(1..=most.max(1)).contains(&journal_sections) {
             return unfit(format!(
-                "its journal has {journal_sections} sections, but a format of this disk makes at most {most}"
+                "its journal has {journal_sections} sections, expected at most {most}"
             ));
         }
         let available = disk_len.saturating_sub(offset) / SECTOR;
@@ -389,12 +389,12 @@ mod tests {
         };
         let cases = [
             (vec![0; SUPERBLOCK_LEN], "only zeros"),
-            (with(0, b'x'), "byte 0 is 0x78, and a format writes 0x69"),
-            (with(8, 5), "byte 8 is 0x05, and a format writes 0x04"),
+            (with(0, b'x'), "byte 0 is 0x78, expected 0x69"),
+            (with(8, 5), "byte 8 is 0x05, expected 0x04"),
             (with(9, 14), "byte 9 is 0x0e"),
             (with(10, 16), "byte 10 is 0x10"),
             // SB_FLAG_DIRTY_BITMAP: the kernel throws the journal away, or crashes
-            (with(24, 0x0c), "byte 24 is 0x0c, and a format writes 0x08"),
+            (with(24, 0x0c), "byte 24 is 0x0c, expected 0x08"),
             // SB_FLAG_RECALCULATING, SB_FLAG_FIXED_HMAC, SB_FLAG_INLINE
             (with(24, 0x0a), "byte 24 is 0x0a"),
             (with(24, 0x18), "byte 24 is 0x18"),
@@ -408,7 +408,7 @@ mod tests {
             (with(12, 0), "journal has 0 sections"),
             (
                 with(12, 16),
-                "journal has 16 sections, but a format of this disk makes at most 15",
+                "journal has 16 sections, expected at most 15",
             ),
             (with(15, 1), "journal has 16777231 sections"),
         ];

@@ -111,7 +111,7 @@ must dm_guest close state
 # ---- a superblock from an earlier life is refused where it must fit, and replaced at a first use
 must dd if=/dev/urandom of=$D1 bs=4096 seek=4096 count=1 conv=fsync
 ours $D1 existing >$T/refused 2>&1 && fail foreign-superblock-refused "mapped" || {
-  verdict foreign-superblock-refused "$(cat $T/refused)" grep -q 'and a format writes 0x' $T/refused
+  verdict foreign-superblock-refused "$(cat $T/refused)" grep -q 'expected 0x' $T/refused
 }
 verdict foreign-superblock-replaced "a new superblock" ours $D1 create
 must dm_guest close state
@@ -123,7 +123,7 @@ put() { printf "\\$1" | dd of=$D1 bs=1 seek=$(((16 << 20) + $2)) conv=notrunc,fs
 for byte in '014 24' '012 24' '050 24' '005 8' '015 29' '001 32'; do
   put $byte
   ours $D1 existing >$T/refused 2>&1 && { fail "byte-$byte-refused" mapped; dm_guest close state; } || {
-    verdict "byte-$byte-refused" "$(cat $T/refused)" grep -q "its byte ${byte#* } is 0x.*, and a format writes 0x" $T/refused
+    verdict "byte-$byte-refused" "$(cat $T/refused)" grep -q "its byte ${byte#* } is 0x.*, expected 0x" $T/refused
   }
   for right in '010 24' '004 8' '014 29' '000 32'; do put $right; done
 done
