@@ -283,7 +283,7 @@ fn says_what_is_strange(name: &str, maker: Maker) -> Result<()> {
         "initramfs-tools" => " clock: 1970-01-01T",
         _ => " clock: 20",
     };
-    let why = "the TPM is in DA lockout mode (response code 0x921). Some program tried wrong";
+    let why = "the TPM is in DA lockout mode (response code 0x921). A program tried wrong";
     stays_closed(&mut setting, gives_up, &[clock, why, no_key])?;
     let tpm = Swtpm::start_in(&setting.machine.tpm_state());
     tpm.tool("tpm2_dictionarylockout", &["--clear-lockout"]);

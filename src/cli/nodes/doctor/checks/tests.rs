@@ -579,7 +579,7 @@ const OF_CONTROL_PLANE: &[Fault] = &[
     ),
     (
         &[("end-of-life", Note)],
-        "its version v1.99.0 is none that",
+        "this version of firstlight does not know its version v1.99.0",
         |it| {
             let new = || "v1.99.0".to_owned();
             it.view.version = Some(new());
