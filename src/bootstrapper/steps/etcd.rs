@@ -64,7 +64,7 @@ fn prioritize_when_settled(find: &dyn Fn() -> Vec<u32>, settled: Duration, stop:
     }
     if known.is_empty() {
         log::warn!(
-            "etcd has not started within {} s, so this program cannot raise its I/O priority",
+            "etcd has not started within {} s, so this program cannot raise etcd's I/O priority",
             SEARCH.as_secs()
         );
     }
