@@ -233,8 +233,8 @@ pub fn publish(client: &Client, pem: Zeroizing<String>) -> io::Result<JoinHandle
                 Err(_) if client.is_stopped() => return,
                 Err(error) => {
                     log::warn!(
-                        "cannot write this service's certificate to {at}, so clients cannot verify it yet: {error}; `firstlight apply`, or \
-                         the chart, makes that object"
+                        "cannot write this service's certificate to {at}, so clients cannot verify it yet: {error}; `firstlight apply` or \
+                         the chart creates that object"
                     );
                     RETRY_INTERVAL
                 }

@@ -460,8 +460,8 @@ impl Shared {
             && let (Some(moved), Some(_)) = (asked.moved, node.address)
         {
             log::warn!(
-                "node {name}: its Node has the address {moved}, but it joined with another one: somebody has changed the Node, or the \
-                 machine's address has changed; this program asks at the recorded address first"
+                "node {name}: its Node has the address {moved}, but the machine joined with another one: somebody has changed the Node, \
+                 or the machine has a new address; this service asks at the recorded address first"
             );
         }
     }
