@@ -294,7 +294,11 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     );
     let empty = setting.file("empty.json", "[]");
     let (unverified, elsewhere) = (unverified.to_str().unwrap(), elsewhere.to_str().unwrap());
-    let empty = ["--components", empty.to_str().unwrap()];
+    let empty = [
+        "--components",
+        empty.to_str().unwrap(),
+        "--accept-components=missing-programs",
+    ];
     let with = |version: &'static str, more: &[&'static str]| {
         [&["--kubernetes-version", version], more].concat()
     };
@@ -355,7 +359,9 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
         refused(&[&arguments[..], &empty].concat(), why);
     }
     let version = ["--kubernetes-version", "v1.34.4", "--components"];
-    refused(&[&version[..], &[unverified]].concat(), "has no hash");
+    // the node judges by its own settings
+    let accepted = "--accept-components=unverified,missing-programs";
+    refused(&[&version[..], &[unverified, accepted]].concat(), "has no hash");
     refused(
         &[&version[..], &[elsewhere]].concat(),
         "is not in an allowed directory",

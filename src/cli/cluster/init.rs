@@ -12,7 +12,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::cluster::{addons::Addons, apply};
 use crate::shell::{error::Error, files, interrupt, output::Output, progress::Progress};
-use crate::trust::{components, components::Servers};
+use crate::trust::{
+    components,
+    components::{ListExceptions, Servers},
+};
 use crate::workspace::{
     connect::{Endpoint, Node, NodeOption, Reached, TpmTrust, TrustOptions, read_policy_of},
     keeping::Wish,
@@ -111,6 +114,7 @@ pub(crate) struct CommandLine {
 #[command(
     mut_arg("cloud_provider", |it| it.default_value(base::machines::DEFAULT.name()).requires("image")),
     mut_arg("metadata", |it| it.requires("image")),
+    mut_arg("accept_components", |it| it.requires("kubernetes_version")),
 )]
 struct ClusterToMake {
     /// The version of Kubernetes, v1.31 or later; v1.36 without a patch number means its newest patch
@@ -120,6 +124,8 @@ struct ClusterToMake {
     /// it in the same way
     #[arg(long, requires = "kubernetes_version", value_name = "FILE")]
     components: Option<PathBuf>,
+    #[command(flatten)]
+    exceptions: ListExceptions,
     /// The services' addresses; by default 10.96.0.0/12
     #[arg(long, requires = "kubernetes_version", value_name = "NETWORK")]
     service_cidr: Option<String>,
@@ -188,6 +194,7 @@ impl ClusterToMake {
         Ok(Some(Kubernetes {
             version: components::version(&version, components.as_deref(), &servers, limit)?,
             components,
+            exceptions: self.exceptions,
             service_cidr: self.service_cidr.unwrap_or_default(),
             pod_cidr: self.pod_cidr.unwrap_or_default(),
             apiserver_sans: self.apiserver_san,
@@ -246,6 +253,8 @@ pub struct Kubernetes {
     pub version: KubernetesVersion,
     /// The file with the list of components; if `None`, the list is made from what the servers of Kubernetes publish.
     pub components: Option<PathBuf>,
+    /// The faults that this list may have.
+    pub exceptions: ListExceptions,
     /// The services' network; empty for kubeadm's default.
     pub service_cidr: String,
     /// The pods' network; empty if the network plugin chooses it.
@@ -596,7 +605,8 @@ impl Kubernetes {
         if let Some(warning) = self.version.warning(SystemTime::now()) {
             log::warn!("{warning}");
         }
-        components::of(&self.version, self.components.as_deref(), limit)
+        let file = self.components.as_deref();
+        components::of(&self.version, file, &self.exceptions, limit)
     }
 }
 
@@ -1155,6 +1165,7 @@ mod tests {
             let mut kubernetes = Kubernetes {
                 version: "v1.36.4".parse().unwrap(),
                 components: None,
+                exceptions: ListExceptions::default(),
                 service_cidr: String::new(),
                 pod_cidr: String::new(),
                 apiserver_sans: vec![],
@@ -1183,6 +1194,7 @@ mod tests {
                 change(it);
             })
         };
+        assert!(wrong(&|_| {}).contains("no component is installed as kubelet"));
         let text = wrong(&|it| it.service_cidr = "10.96.0.0/33".into());
         assert!(text.contains("10.96.0.0/33"), "{text}");
         let text = wrong(&|it| it.apiserver_sans = vec!["a b".into()]);

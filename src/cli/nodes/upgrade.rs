@@ -26,7 +26,7 @@ use crate::shell::{
     output::Output,
     progress::{Progress, printable},
 };
-use crate::trust::components::{self, Servers, check};
+use crate::trust::components::{self, ListExceptions, Servers, check};
 use crate::workspace::{
     kubeconfig::{self, KubeconfigOption},
     options::time,
@@ -64,6 +64,8 @@ pub(crate) struct CommandLine {
     #[arg(long, value_name = "FILE")]
     components: PathBuf,
     #[command(flatten)]
+    exceptions: ListExceptions,
+    #[command(flatten)]
     kubeconfig: KubeconfigOption,
     /// Check all of it, and change nothing
     #[arg(long)]
@@ -82,6 +84,7 @@ impl CommandLine {
         Ok(Options {
             version: components::version(&self.version, list, &servers, self.timeout)?,
             components: self.components,
+            exceptions: self.exceptions,
             kubeconfig: self.kubeconfig.paths(),
             dry_run: self.dry_run,
             output: self.output,
@@ -97,6 +100,8 @@ pub struct Options {
     pub version: KubernetesVersion,
     /// The list of components.
     pub components: PathBuf,
+    /// The faults that the list may have.
+    pub exceptions: ListExceptions,
     /// The administrator's kubeconfigs; `$KUBECONFIG` may name several.
     pub kubeconfig: Vec<PathBuf>,
     /// Whether nothing is changed.
@@ -120,7 +125,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 /// Puts the list of components into the cluster, after the checks.
 pub fn publish(options: &Options, client: &Client, progress: &Progress) -> Result<Upgrade, Error> {
     let to = options.version;
-    check(&options.components, None)?;
+    check(&options.components, None, &options.exceptions)?;
     let list = components::read(&options.components).map_err(Error::content)?;
     if let Some(warning) = to.warning(SystemTime::now()) {
         log::warn!("{warning}");

@@ -316,11 +316,12 @@ impl Operation<'_> {
     fn new_record(&self, progress: &Progress, is_dry_run: bool) -> Result<RolloutRecord, Error> {
         let goal = match &self.options.wanted {
             Some(NewGoal::Image(path)) => image_goal(self.client, path)?,
-            Some(NewGoal::Kubernetes(version, components)) => {
+            Some(NewGoal::Kubernetes(version, components, exceptions)) => {
                 let published = upgrade::publish(
                     &upgrade::Options {
                         version: *version,
                         components: components.clone(),
+                        exceptions: exceptions.clone(),
                         kubeconfig: self.options.kubeconfig.clone(),
                         dry_run: is_dry_run,
                         output: self.options.output,

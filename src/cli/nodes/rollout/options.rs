@@ -9,7 +9,7 @@ use kubernetes::parameters::KubernetesVersion;
 use super::record::{UPDATE, Way};
 use crate::nodes::drain::{DrainOptions, Permitted};
 use crate::shell::{error::Error, output::Output};
-use crate::trust::components::{self, Servers};
+use crate::trust::components::{self, ListExceptions, Servers};
 use crate::workspace::{kubeconfig::KubeconfigOption, options::time, state::STATE_FILE};
 
 /// Bring an image or a version of Kubernetes to the nodes, one after the other
@@ -26,7 +26,7 @@ use crate::workspace::{kubeconfig::KubeconfigOption, options::time, state::STATE
 /// A node gets the image in place, by a command of its own and a reboot, or is replaced by another machine
 /// (--replaced). A version of Kubernetes is always installed in place. No step needs a shell on a node.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(mut_arg("accept_components", |it| it.requires("components")), after_help = "Examples:
   firstlight measure image.raw | firstlight rollout plan --policy -
   firstlight rollout start --policy new.json
   firstlight rollout start --policy new.json --replace-command 'kubectl --context mgmt delete machine {node}'
@@ -46,6 +46,8 @@ pub(crate) struct CommandLine {
     /// With plan and start: the list of programs of this version, as `firstlight components` makes it
     #[arg(long, value_name = "FILE")]
     components: Option<PathBuf>,
+    #[command(flatten)]
+    exceptions: ListExceptions,
     /// With plan and start: what brings the image to a node, run on it by systemd; words are separated by
     /// spaces; by default /usr/bin/bootstrapper update
     #[arg(long, value_name = "COMMAND")]
@@ -94,8 +96,8 @@ pub enum Verb {
 pub enum NewGoal {
     /// The image of this policy; `-` is standard input.
     Image(PathBuf),
-    /// A version of Kubernetes, and the list of its components.
-    Kubernetes(KubernetesVersion, PathBuf),
+    /// A version of Kubernetes, and the list of its components with the faults that it may have.
+    Kubernetes(KubernetesVersion, PathBuf, ListExceptions),
 }
 
 /// The options of the command line.
@@ -148,7 +150,7 @@ impl CommandLine {
             (None, Some(version), Some(list)) => {
                 let servers = Servers::default();
                 let version = components::version(&version, Some(&list), &servers, Duration::ZERO)?;
-                Some(NewGoal::Kubernetes(version, list))
+                Some(NewGoal::Kubernetes(version, list, self.exceptions))
             }
             (None, None, None) if !is_new => None,
             _ => {

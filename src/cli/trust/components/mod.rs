@@ -10,7 +10,8 @@ use std::time::Duration;
 use crate::shell::{error::Error, output::say, progress::Progress};
 use crate::workspace::options::time;
 use base::text::quoted;
-pub use check::check;
+use check::check_entries;
+pub use check::{ListExceptions, check};
 use clap::Args;
 use kubernetes::parameters::KubernetesVersion;
 use list::ListedComponent;
@@ -24,10 +25,10 @@ pub use published::{REGISTRY, Servers};
 /// the digests of the control plane's images, are those that Kubernetes publishes now. Read the list, and keep it:
 /// nodes install nothing with another hash.
 ///
-/// With --check it checks a list without a network, as a node will: each entry has a hash and a permitted place. With
-/// --files it also compares downloaded files with their hashes.
+/// With --check it checks a list without a network, as init and a node will: each entry has a hash and a permitted
+/// place. With --files it also compares downloaded files with their hashes.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(mut_arg("accept_components", |it| it.requires("check")), after_help = "Examples:
   firstlight components v1.36 > components.json
   firstlight components v1.34.4 --etcd 3.6.4-0 > components.json
   firstlight components --check components.json --files ./downloads")]
@@ -53,6 +54,8 @@ pub(crate) struct CommandLine {
     /// With --check: a folder with downloaded files of the list
     #[arg(long, value_name = "FILE", requires = "check")]
     files: Option<PathBuf>,
+    #[command(flatten)]
+    exceptions: ListExceptions,
     /// The limit for the whole command, as 90s, 10m or 1h
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "2m")]
     timeout: Duration,
@@ -71,6 +74,7 @@ impl CommandLine {
             (Some(list), _) => ComponentsAction::Check {
                 list,
                 files: self.files,
+                exceptions: self.exceptions,
             },
             (None, named) => ComponentsAction::Make {
                 version: version(&named.unwrap_or_default(), None, &servers, self.timeout)?,
@@ -109,6 +113,8 @@ pub enum ComponentsAction {
         list: PathBuf,
         /// The folder with the downloaded files of the list.
         files: Option<PathBuf>,
+        /// The faults that the list may have.
+        exceptions: ListExceptions,
     },
 }
 
@@ -157,10 +163,12 @@ pub fn version(
     }
 }
 
-/// Returns the list for a new node: from the operator's file, or without a file from the servers that publish Kubernetes.
+/// Returns the list for a new node: from the operator's file, or without a file from the servers that publish Kubernetes. Fails if a
+/// node would refuse it.
 pub fn of(
     version: &KubernetesVersion,
     file: Option<&Path>,
+    exceptions: &ListExceptions,
     limit: Duration,
 ) -> Result<Vec<Component>, Error> {
     let Some(file) = file else {
@@ -176,7 +184,9 @@ pub fn of(
             other => other,
         });
     };
-    read(file)
+    let entries = read(file)?;
+    check_entries(&file.display(), &entries, exceptions)?;
+    Ok(entries)
 }
 
 /// Runs the command.
@@ -189,6 +199,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
             let json = serde_json::to_value(entries).map_err(Error::failed)?;
             say(format_args!("{json:#}"))
         }
-        ComponentsAction::Check { list, files } => say(check(list, files.as_deref())?),
+        ComponentsAction::Check {
+            list,
+            files,
+            exceptions,
+        } => say(check(list, files.as_deref(), exceptions)?),
     }
 }
