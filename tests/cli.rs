@@ -856,7 +856,7 @@ fn apply_refuses_grants_with_which_the_key_service_would_not_start() {
 #[test]
 fn an_init_without_a_list_of_components_makes_it_or_says_what_to_give() {
     let dir = tempfile::tempdir().unwrap();
-    let policy = r#"{"measurements":{"4":{"expected":"1111111111111111111111111111111111111111111111111111111111111111"},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+    let policy = r#"{"measurements":{"4":{"expected":"1111111111111111111111111111111111111111111111111111111111111111"},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}},"require":"strong"}"#;
     std::fs::write(dir.path().join("policy.json"), policy).unwrap();
     let secret = dir.path().join("secret.txt");
     std::fs::write(&secret, "a secret of the operator").unwrap();

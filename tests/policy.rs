@@ -153,6 +153,7 @@ fn each_program_refuses_what_policy_check_calls_an_error() {
             "--init-secret=secret",
             "--timeout=2s",
             "--trust-any-tpm",
+            "--require=any",
             variant,
         ],
         &[

@@ -45,6 +45,13 @@ impl Variant {
         flaws
     }
 
+    /// Returns the exceptions of a policy that permit none of its flaws: only a later image would have these flaws.
+    pub fn useless_exceptions(&self, policy: &Policy) -> Vec<Exception> {
+        let flaws = self.flaws(policy);
+        let is_useless = |one: &&Exception| flaws.iter().all(|flaw| flaw.permitted_by != **one);
+        policy.exceptions().iter().filter(is_useless).copied().collect()
+    }
+
     /// Returns why a policy accepts unknown software, as a clause; `None` if the policy pins what
     /// machines of this variant boot. It does not say whether any TPM is accepted:
     /// [`Properties::believes_any_tpm`](crate::Properties) does.

@@ -265,7 +265,7 @@ fn start_init(setting: &Setting, vm: &Vm) -> Result<Child> {
             "--policy",
             "policy.json",
         ])
-        .args(["--init-secret", "init-secret"])
+        .args(["--init-secret", "init-secret", "--require=any"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -86,7 +86,9 @@ impl Operator {
             &node.address().to_string(),
             "--policy",
         ]);
-        command.arg(self.file("policy.json", &policy()));
+        let mut policy: Value = serde_json::from_str(&policy()).unwrap();
+        policy["require"] = "strong".into();
+        command.arg(self.file("policy.json", &policy.to_string()));
         command
             .arg("--init-secret")
             .arg(self.file("init-secret", INIT_SECRET));

@@ -214,6 +214,7 @@ fn init_writes_a_new_master_secret_only_as_the_key_wraps_it() {
             "policy.json",
             "--init-secret",
             "init-secret",
+            "--require=any",
             "--trust-any-tpm",
             "--timeout",
             "1s",

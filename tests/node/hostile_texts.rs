@@ -115,6 +115,7 @@ fn no_command_lets_a_node_forge_a_line_or_hide_one() {
                 &address,
                 "--init-secret",
                 &secret,
+                "--require=any",
             ],
         ),
     ] {

@@ -30,6 +30,7 @@ fn init_with(setting: &Setting, secret: &str, policy: &Path, more: &[&str]) -> P
             .arg(policy)
             .arg("--init-secret")
             .arg(secret)
+            .arg("--require=any")
             .args(more),
     )
 }

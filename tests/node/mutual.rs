@@ -284,7 +284,7 @@ fn whoever_has_the_evidence_socket_cannot_pose_as_a_server_that_gets_secrets() {
     };
     let key = ["--trust-any-tpm", "--master-secret", &master];
     let asked = ask(&[
-        &["init", "--endpoint", &init, "--init-secret", &secret],
+        &["init", "--endpoint", &init, "--init-secret", &secret, "--require=any"],
         &key[..],
     ]
     .concat());

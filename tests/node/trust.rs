@@ -68,7 +68,7 @@ impl Node {
             "init" => {
                 let secret = setting.file("init-secret", "secret");
                 set_private(&secret);
-                command.arg("--init-secret").arg(secret)
+                command.args(["--require=any", "--init-secret"]).arg(secret)
             }
             _ => command
                 .arg("--master-secret")

@@ -83,7 +83,12 @@ fn a_first_node(setting: &Setting, node: Release, operator: Release) -> PathBuf 
         "--attestation-key",
         &key,
     ];
-    let mut init = operate(setting, operator, &policy, &init);
+    // the previous command takes every policy
+    let form: &[&str] = match operator {
+        Today => &["--require=any"],
+        Previous => &[],
+    };
+    let mut init = operate(setting, operator, &policy, &[&init, form].concat());
     assert!(init.exit().success(), "{}", init.output());
     member.expect("complete:");
     is_a_member(setting, member, operator);

@@ -79,6 +79,10 @@ pub(crate) struct CommandLine {
     wish: Wish,
     #[command(flatten)]
     trust: TrustOptions,
+    /// With any, also take a policy without `"require": "strong"`: it accepts evidence of the old form of attested TLS, the
+    /// only one of nodes of Constellation, which another machine can pass on
+    #[arg(long, value_name = "FORM", value_parser = ["strong", "any"], default_value = "strong")]
+    require: String,
     /// The file for the measurement salt, the cluster ID, and the node's attestation key
     #[arg(long, value_name = "FILE", default_value = STATE_FILE)]
     state: PathBuf,
@@ -166,6 +170,7 @@ impl CommandLine {
             variant: self.policy.variant()?,
             policy: self.policy.policy,
             trust: self.trust.trust(),
+            requires_strong: self.require == "strong",
             init_secret: self.init_secret,
             master_secret: self.master_secret,
             wish: self.wish,
@@ -218,6 +223,8 @@ pub struct Options {
     pub variant: &'static Variant,
     /// The TPMs that may get the master secret.
     pub trust: TpmTrust,
+    /// Whether the policy must require the strong form of attested TLS.
+    pub requires_strong: bool,
     /// The file of the init secret; `-` is standard input.
     pub init_secret: PathBuf,
     /// The file of the master secret, which is made if it does not exist.
@@ -276,6 +283,13 @@ pub struct Kubernetes {
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {
     let policy = read_policy_of(options.variant, &options.policy)?;
+    if options.requires_strong && !policy.requires_strong() {
+        return Err(Error::content(format!(
+            "{}: evidence of the old form of attested TLS is accepted, which another machine can pass on: add \"require\":\"strong\", \
+             as `firstlight measure` does, or give --require any",
+            options.policy.display()
+        )));
+    }
     let node = |cluster: Option<&[u8; CLUSTER_ID_LEN]>, state: Option<&State>| {
         let known = state.iter().flat_map(|state| &state.attestation_keys);
         let trust = options.trust.clone().and_known(known.copied());
@@ -626,7 +640,8 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
         None => vec![Phase::Policy, Phase::Services],
     };
     let applied = apply::apply(&apply::Options {
-        require_strong: None,
+        // the policy has the requirement, unless the operator drops it
+        require_strong: (!options.requires_strong).then_some(false),
         watch: None,
         watch_action: None,
         watch_issuer: None,
@@ -1012,6 +1027,7 @@ mod tests {
             endpoint: Endpoint::parse(node, 9000).unwrap(),
             policy: file("none"),
             trust: TpmTrust::AnyTpm,
+            requires_strong: true,
             init_secret: file("init-secret"),
             wish: Wish::default(),
             master_secret: file("master.json"),
@@ -1199,6 +1215,29 @@ mod tests {
         assert!(text.contains("10.96.0.0/33"), "{text}");
         let text = wrong(&|it| it.apiserver_sans = vec!["a b".into()]);
         assert!(text.contains("--apiserver-san: "), "{text}");
+    }
+
+    #[test]
+    fn a_policy_that_accepts_the_old_form_makes_no_cluster_unless_the_operator_says_so() {
+        let mut operator = operator("127.0.0.1:1", 1);
+        operator.options.kubeconfig = operator.options.init_secret.clone();
+        operator.options.policy = operator.dir.path().join("policy.json");
+        let mut error = |policy: &str, requires_strong| {
+            let pcr_4 = format!(r#"{{"measurements":{{"4":"{}"}}{policy}}}"#, "11".repeat(32));
+            fs::write(&operator.options.policy, pcr_4).unwrap();
+            operator.options.requires_strong = requires_strong;
+            run(&operator.options).unwrap_err().to_string()
+        };
+        let refused = error("", true);
+        assert!(
+            refused.contains(r#"add "require":"strong""#) && refused.contains("--require any"),
+            "{refused}"
+        );
+        for (policy, requires_strong) in [("", false), (r#","require":"strong""#, true)] {
+            // the next check
+            let next = error(policy, requires_strong);
+            assert!(next.contains("it belongs to another cluster"), "{next}");
+        }
     }
 
     #[test]

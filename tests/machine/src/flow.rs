@@ -135,7 +135,8 @@ impl Setting {
         self.accept(&attestation_key(vm)?)?;
         succeeded(
             "firstlight init",
-            self.operator(vm, "init", INIT, &["--init-secret", "init-secret"])?,
+            // with FRESH_NODE
+            self.operator(vm, "init", INIT, &["--init-secret", "init-secret", "--require=any"])?,
         )
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kubernetes::client::Client;
 use kubernetes::machine_record;
 use kubernetes::services;
-use verifier::{Policy, Variant};
+use verifier::{Image, Policy, Variant};
 
 use super::decide::{ClusterFacts, Seen};
 use super::record::{Goal, NodeStep, RolloutRecord, Way};
@@ -74,7 +74,8 @@ impl Prover {
         let variant = services::present_variant(client)?.unwrap_or_default();
         let variant = Variant::named(&variant).map_err(Error::content)?;
         let policy = services::present_policy(client)?.unwrap_or_default();
-        let only = only_images(&policy, |image| ids.iter().any(|id| **id == **image.id()))?;
+        let has_goal = |image: &Image| ids.iter().any(|id| **id == **image.id());
+        let only = only_images(&policy, variant, has_goal)?;
         let only = Policy::from_json(&only).map_err(Error::content)?;
         let policy = and_known(only, state.attestation_keys.iter().copied())?;
         let records = machine_record::of_nodes(client)?;

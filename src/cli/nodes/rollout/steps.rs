@@ -13,6 +13,7 @@ use kubernetes::control_planes::{ControlPlane, ControlPlanes, has_owner};
 use kubernetes::services;
 use ring::digest::{SHA256, digest};
 use serde_json::Value;
+use verifier::Variant;
 
 use super::decide::{self, ClusterFacts, Next, Seen};
 use super::options::Options;
@@ -644,8 +645,10 @@ impl Rollout<'_> {
 
     /// Removes these images from the policy.
     pub fn retire(&self, old: &[String]) -> Result<(), Error> {
+        let variant = services::present_variant(self.client)?.unwrap_or_default();
+        let variant = Variant::named(&variant).map_err(Error::content)?;
         services::change_policy(self.client, |present| {
-            let new = only_images(present, |it| !old.iter().any(|id| **it.id() == **id))?;
+            let new = only_images(present, variant, |it| !old.iter().any(|id| **it.id() == **id))?;
             Ok::<_, Error>((new != present).then_some(new))
         })?;
         self.progress

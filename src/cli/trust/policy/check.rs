@@ -52,6 +52,11 @@ pub fn found(policy: &Policy, variant: &Variant) -> Found {
             found.errors.push(flaw.why);
         }
     }
+    for useless in variant.useless_exceptions(policy) {
+        found.open.push(format!(
+            "the exception {useless} (exceptions): the policy has no such flaw, and a later image may bring one: remove it"
+        ));
+    }
     // the launch digest shows what boots, and the validator demands it
     let by_registers = variant.launch.is_none();
     for image in policy.images().iter().filter(|_| by_registers) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base::text::hex;
 use serde_json::{Value, json};
 use verifier::policy::PolicyError;
-use verifier::{Image, KeyName, Measurement, Policy};
+use verifier::{Exception, Image, KeyName, Measurement, Policy};
 
 use super::text::{registers, value};
 
@@ -36,6 +36,8 @@ pub trait Edit: Sized {
     fn certified_by(self, roots: impl IntoIterator<Item = String>) -> Changed;
     /// Returns the policy without these attestation keys.
     fn disbelieving(self, keys: &[KeyName]) -> Changed;
+    /// Returns the policy that does not permit these flaws.
+    fn forbidding(self, flaws: &[Exception]) -> Changed;
 }
 
 impl Edit for Policy {
@@ -137,18 +139,15 @@ impl Edit for Policy {
     }
 
     fn disbelieving(self, keys: &[KeyName]) -> Changed {
-        let kept: Vec<_> = self
-            .keys()
-            .iter()
-            .filter(|key| !keys.contains(key))
-            .collect();
-        let kept: Vec<_> = kept.iter().map(ToString::to_string).collect();
-        changed(&self, |json| {
-            match (kept.is_empty(), json.as_object_mut()) {
-                (true, Some(members)) => drop(members.remove("attestationKeys")),
-                _ => json["attestationKeys"] = kept.into(),
-            }
-        })
+        let kept = self.keys().iter().filter(|key| !keys.contains(key));
+        let kept = kept.map(ToString::to_string).collect();
+        changed(&self, |json| set(json, "attestationKeys", kept))
+    }
+
+    fn forbidding(self, flaws: &[Exception]) -> Changed {
+        let kept = self.exceptions().iter().filter(|it| !flaws.contains(it));
+        let kept = kept.map(ToString::to_string).collect();
+        changed(&self, |json| set(json, "exceptions", kept))
     }
 }
 
@@ -157,6 +156,14 @@ pub(super) fn changed(policy: &Policy, change: impl FnOnce(&mut Value)) -> Chang
     let mut json = value(policy);
     change(&mut json);
     Policy::from_json(&json.to_string())
+}
+
+/// Sets a list, or removes it if it is empty.
+fn set(json: &mut Value, name: &str, list: Vec<String>) {
+    match json.as_object_mut() {
+        Some(members) if list.is_empty() => drop(members.remove(name)),
+        _ => json[name] = list.into(),
+    }
 }
 
 /// Adds entries to a list, except those that it already has. Creates the list if it is absent.

@@ -1,9 +1,9 @@
 //! The images of a policy while a cluster goes from one to the next.
 
 use serde_json::Value;
-use verifier::{Image, Policy};
+use verifier::{Image, Policy, Variant};
 
-use super::edit::{changed, image, without_empty};
+use super::edit::{Edit, changed, image, without_empty};
 use super::text::text;
 use crate::shell::error::Error;
 
@@ -43,8 +43,13 @@ pub fn both_images(old: &str, new: &str) -> Result<String, Error> {
     Ok(text(&exceptions.fold(both, Policy::permitting)))
 }
 
-/// Returns the policy `of` with only those of its images that `is_kept` names. Everything else stays. Refuses if none is left.
-pub fn only_images(of: &str, is_kept: impl Fn(&Image) -> bool) -> Result<String, Error> {
+/// Returns the policy `of` with only those of its images that `is_kept` names. Everything else stays, but exceptions for flaws that
+/// only the other images have. Refuses if no image is left.
+pub fn only_images(
+    of: &str,
+    variant: &Variant,
+    is_kept: impl Fn(&Image) -> bool,
+) -> Result<String, Error> {
     let policy = Policy::from_json(of).map_err(Error::content)?;
     let kept = policy.images().iter().filter(|it| is_kept(it));
     let mut kept: Vec<Value> = kept.map(|it| without_empty(image(it, it.name()))).collect();
@@ -70,12 +75,15 @@ pub fn only_images(of: &str, is_kept: impl Fn(&Image) -> bool) -> Result<String,
             members.insert("alsoAccepted".into(), kept.into());
         }
     });
-    Ok(text(&left.map_err(Error::content)?))
+    let left = left.map_err(Error::content)?;
+    let useless = variant.useless_exceptions(&left);
+    Ok(text(&left.forbidding(&useless).map_err(Error::content)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use verifier::Exception;
 
     fn policy(pcr4: &str, more: &str) -> String {
         format!(
@@ -118,8 +126,9 @@ mod tests {
         let both = both_images(&policy("11", &keys), &policy("22", r#""name":"new","#)).unwrap();
         let read = |text: &str| Policy::from_json(text).unwrap();
         let id = |at: usize| read(&both).images()[at].id().clone();
+        let variant = Variant::named("qemu-vtpm").unwrap();
         for (at, name) in [(0, "old"), (1, "new")] {
-            let only = read(&only_images(&both, |it| *it.id() == id(at)).unwrap());
+            let only = read(&only_images(&both, variant, |it| *it.id() == id(at)).unwrap());
             assert_eq!(only.images().len(), 1);
             assert_eq!(
                 (only.images()[0].name(), only.images()[0].id()),
@@ -128,7 +137,25 @@ mod tests {
             assert_eq!(only.keys(), read(&both).keys());
             assert!(only.requires_strong());
         }
-        assert_eq!(only_images(&both, |_| true).unwrap(), both);
-        assert!(only_images(&both, |_| false).is_err());
+        assert_eq!(only_images(&both, variant, |_| true).unwrap(), both);
+        assert!(only_images(&both, variant, |_| false).is_err());
+    }
+
+    #[test]
+    fn an_exception_goes_with_the_last_image_that_needs_it() {
+        let variant = Variant::named("qemu-vtpm").unwrap();
+        let flawed = |pcr: &str, exceptions: &str| {
+            let value = "11".repeat(32);
+            format!(r#"{{"exceptions":[{exceptions}],"measurements":{{"{pcr}":"{value}"}}}}"#)
+        };
+        let old = flawed("9", r#""any-image""#);
+        let both = both_images(&old, &flawed("4", r#""any-image","zero-registers""#)).unwrap();
+        let exceptions_with = |pcr: u32| {
+            let has_it = |image: &Image| image.measurements().contains_key(&pcr);
+            let only = Policy::from_json(&only_images(&both, variant, has_it).unwrap()).unwrap();
+            only.exceptions().to_vec()
+        };
+        assert_eq!(exceptions_with(9), [Exception::AnyImage]);
+        assert_eq!(exceptions_with(4), []);
     }
 }

@@ -344,6 +344,14 @@ fn a_policy_that_pins_nothing_useful_is_an_error() {
     let permitted = both
         .permitting(Exception::AnyImage)
         .permitting(Exception::ZeroRegisters);
+    let plain = Policy::new(enforced(&[(4, 1)], 32)).unwrap();
+    let useless = check::found(&plain.permitting(Exception::AnyImage), variant);
+    assert!(
+        useless.errors.is_empty()
+            && useless.open.iter().any(|it| it.starts_with("the exception any-image (exceptions)")),
+        "{:?}",
+        useless.open
+    );
     let permitted = check::found(&permitted, variant);
     assert_eq!(permitted.errors, [""; 0]);
     let of_exceptions = permitted
