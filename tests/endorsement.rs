@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use cli::trust::policy::Edit;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
+use endorsement::model;
 use endorsement::roots::{self, TpmRoot};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -22,8 +23,8 @@ use tpm::{Credential, EndorsementKind, Error, KeyEndorsement, KeySource, Locatio
 use verifier::policy::Fault;
 use verifier::sources::offline;
 use verifier::{
-    Evidence, Exception, Issuer, KeyName, MachineIdentity, Measurement, Policy, Variant, qemu_vtpm,
-    variant,
+    CertifiedKey, Evidence, Exception, Issuer, KeyName, MachineIdentity, Measurement, Policy,
+    Variant, qemu_vtpm, variant,
 };
 
 /// A TPM as its vendor delivers it.
@@ -456,15 +457,18 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
             .activate(KeySource::Own, kind, &challenge.credential);
         assert!(matches!(error, Err(Error::Credential)));
     }
-    let certified_by = |name| Evidence {
-        certified: Some(name),
+    let certified_by = |key| Evidence {
+        certified: Some(key),
         ..Evidence::new(&document, NONCE)
     };
-    let identified = validator.judge(&certified_by(&name)).unwrap();
+    let certified_key = |name| CertifiedKey { name, tpm: None };
+    let own = certified_key(name);
+    let identified = validator.judge(&certified_by(&own)).unwrap();
     assert_eq!(identified.user_data, USER_DATA);
 
     // the old form, which has no challenge, and the certified key of another machine
     let of_another = KeyName::of(&other.open().attestation_key(KeySource::Own).unwrap());
+    let of_another = certified_key(of_another);
     for refused in [
         validator.judge(&Evidence::new(&document, NONCE)),
         validator.judge(&certified_by(&of_another)),
@@ -485,6 +489,60 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
         panic!("the policy was ignored")
     };
     assert!(error.to_string().contains("does not verify"), "{error}");
+}
+
+/// The local authority of swtpm names it as IBM's: id:00001014.
+#[test]
+fn the_certificate_shows_whose_tpm_it_is() {
+    let delivered = Delivered::start();
+    let key = delivered.open().attestation_key(KeySource::Own).unwrap();
+    let found = delivered.open().endorsements().unwrap();
+    let issuer = qemu_vtpm::issuer(delivered.location(), None);
+    let document = issuer.issue(USER_DATA, NONCE).unwrap();
+    let root = delivered.root(true);
+    let with = |tpm: &str, keys: &[KeyName]| {
+        let policy = policy().certified_by([root.clone()]).unwrap();
+        let policy = policy.believing(keys.iter().copied()).unwrap();
+        let mut json: serde_json::Value =
+            serde_json::from_str(&cli::trust::policy::text(&policy)).unwrap();
+        json["tpm"] = serde_json::from_str(tpm).unwrap();
+        let policy = Policy::from_json(&json.to_string());
+        policy.and_then(|policy| endorsement::validator(qemu(), policy, &offline()))
+    };
+    let judge = |tpm: &str, keys: &[KeyName]| {
+        let validator = with(tpm, keys).unwrap();
+        // a listed key needs a certificate too
+        let challenge = validator.challenge(&peer(&key, &found)).unwrap().unwrap();
+        let certified = CertifiedKey {
+            name: KeyName::of(&key),
+            tpm: challenge.tpm,
+        };
+        let evidence = Evidence {
+            certified: Some(&certified),
+            ..Evidence::new(&document, NONCE)
+        };
+        let judged = validator.judge(&evidence).map(|it| it.tpm.unwrap());
+        judged.map(|tpm| format!("{} {} {:?}", tpm.vendor, tpm.model, tpm.firmware))
+    };
+    let own = r#"{"vendors":["IFX","id:00001014"]}"#;
+    for keys in [&[][..], &[KeyName::of(&key)]] {
+        // the attestation key is in the owner hierarchy
+        assert_eq!(judge(own, keys).unwrap(), "id:00001014 swtpm None");
+        let error = judge(r#"{"vendors":["IFX"]}"#, keys).unwrap_err();
+        assert!(error.text.contains("vendor of its TPM is id:00001014"), "{error}");
+    }
+    let listed = with(own, &[KeyName::of(&key)]).unwrap();
+    let error = listed.judge(&Evidence::new(&document, NONCE)).unwrap_err();
+    assert!(error.text.contains("no certificate of an endorsement key"), "{error}");
+    assert!(listed.challenge(&peer(&key, &[])).is_err());
+    // the quote of such a machine does not show the version
+    let floors = r#"{"floors":[{"vendor":"IFX","minimum":"0x1"}]}"#;
+    let error = with(floors, &[]).err().unwrap().to_string();
+    assert!(error.contains("tpm.floors: the attestation variant qemu-vtpm cannot check"), "{error}");
+    // without roots no certificate counts
+    let text = r#"{"measurements":{"4":"00"},"tpm":{"vendors":["IFX"]}}"#.replace("00", &"11".repeat(32));
+    let error = Policy::from_json(&text).unwrap_err().to_string();
+    assert!(error.contains("tpm: only a certified endorsement key"), "{error}");
 }
 
 #[test]
@@ -634,12 +692,13 @@ fn genuine_certificates_of_google_lead_to_the_roots_in_this_program() {
         .collect();
     // 2024-01-01: the certificates are valid from 2022 to 2052
     let time = UnixTime::since_unix_epoch(Duration::from_secs(1_704_067_200));
+    let model_of = |file| (file == "uca").then_some("GOOG vTPM");
     for (file, root) in [("uca", "google-2018"), ("pca", "google-2022")] {
         for (algorithm, kind) in [
             ("rsa", EndorsementKind::Rsa2048),
             ("ecc", EndorsementKind::P256),
         ] {
-            let read = |usage| {
+            let read = |usage: &str| {
                 let file = folder.join(format!("{file}_tpm_{algorithm}_{usage}_cert.pem"));
                 let certificate = CertificateDer::from_pem_file(file).unwrap();
                 KeyEndorsement {
@@ -650,6 +709,8 @@ fn genuine_certificates_of_google_lead_to_the_roots_in_this_program() {
             };
             let (key, found) = verify(&read("enc"), &roots, time).unwrap();
             assert_eq!(found, root);
+            let tpm = model::named(&read("enc").certificate).map(|tpm| tpm.to_string());
+            assert_eq!(tpm.as_deref(), model_of(file));
             assert!(key.make_credential(&[0; 34], &[1; 32]).is_ok());
             let error = verify(&read("sign"), &roots, time).unwrap_err();
             assert!(error.text.contains("(key usage)"), "{error}");

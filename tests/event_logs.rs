@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA384};
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::foreign::go_module;
 use support::mutation::mutations;
 use support::program::{PATIENCE, Program};
@@ -19,8 +19,11 @@ use verifier::event_log::{
     EV_NO_ACTION, EventLog, LogEntry, SHA1, SHA256, digest_of, explain, parse,
 };
 use verifier::excerpt::{excerpt, of_whole_registers};
+use verifier::secure_boot::{self, Entry, SecureBoot};
 use verifier::session::{DocumentRequest, PeerRole};
-use verifier::{Issuer, Measurement, Policy, qemu_vtpm};
+use verifier::refusal::Kind;
+use verifier::sources::offline;
+use verifier::{Evidence, Issuer, Measurement, Policy, qemu_vtpm};
 
 const TPM_TOOLS: &str = "github.com/google/go-tpm-tools";
 const EVENTLOG: &str = "github.com/google/go-eventlog";
@@ -603,6 +606,88 @@ fn a_join_service_explains_why_it_refuses_a_real_machine() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(text.ends_with(": PCR 4 differs, PCR 7 differs\n"), "{text}");
+}
+
+/// Returns what a log shows about Secure Boot, to a verifier with the register of its machine.
+fn secure_boot(log: &[u8]) -> Result<SecureBoot, String> {
+    let pcr_7 = replay(&parse(log), SHA256, secure_boot::PCR);
+    SecureBoot::read(log, Some(&pcr_7)).map_err(|refusal| refusal.to_string())
+}
+
+/// Returns the names in the certificates of a variable, or what an entry is without a name.
+fn names_of(entries: &[Entry]) -> Vec<String> {
+    let shown = entries.iter().map(ToString::to_string);
+    shown
+        .map(|it| it.split('"').nth(1).unwrap_or("hash").to_owned())
+        .collect()
+}
+
+#[test]
+fn the_keys_of_secure_boot_are_those_that_a_real_machine_has_measured() {
+    for (name, bytes) in tpm_logs() {
+        if !parse(&bytes).banks.contains(&(SHA256, 32)) {
+            continue;
+        }
+        let whole = secure_boot(&bytes);
+        println!("{name}: {whole:?}");
+        match &whole {
+            Ok(found) => println!(
+                "{:?} {:?} {:?} by {:?}",
+                names_of(&found.pk),
+                names_of(&found.kek),
+                names_of(&found.db),
+                names_of(&found.signers)
+            ),
+            Err(why) => println!("{why}"),
+        }
+        // the part that a document has room for shows the same
+        assert_eq!(secure_boot(&excerpt(&bytes, ROOM)), whole, "{name}");
+    }
+    panic!("see above");
+}
+
+/// The log is cut for a document, and what is left shows the keys.
+#[test]
+fn a_policy_requires_secure_boot_of_a_real_machine_whatever_its_registers_are() {
+    let bytes = &tpm_logs()["ubuntu-2404-amd-sevsnp.bin"];
+    let (tpm, folder) = (tpm_of(bytes), tempfile::tempdir().unwrap());
+    let file = folder.path().join("binary_bios_measurements");
+    fs::write(&file, bytes).unwrap();
+    let issuer = qemu_vtpm::issuer(tpm.location().parse().unwrap(), Some(file));
+    let nonce = [2; 32];
+    let request = DocumentRequest {
+        role: PeerRole::Client,
+        session: &[1; 32],
+        nonce: &nonce,
+        banks: &[],
+        challenge: None,
+        for_stranger: false,
+    };
+    let strong = issuer.prove(&request).unwrap();
+    let judge = |required: &Value, document: &[u8]| {
+        let fresh = json!({"15": {"expected": "00".repeat(32), "warnOnly": false}});
+        let policy =
+            json!({"exceptions": ["any-image"], "measurements": fresh, "secureBoot": required});
+        let policy = Policy::from_json(&policy.to_string()).unwrap();
+        let validator = qemu_vtpm::VARIANT.validator_for(policy, &offline()).unwrap();
+        let judged = validator.judge(&Evidence::new(document, &nonce));
+        judged.err().map(|refusal| (refusal.kind, refusal.field.clone().unwrap_or_default()))
+    };
+    let found = secure_boot(bytes).unwrap();
+    let ids = |entries: &[Entry]| entries.iter().map(|it| hex(&it.id)).collect::<Vec<_>>();
+    let all = json!({
+        "enabled": true, "pk": ids(&found.pk), "kek": ids(&found.kek), "db": ids(&found.db), "signers": ids(&found.signers),
+    });
+    assert_eq!(judge(&all, &strong), None);
+    for list in ["pk", "kek", "db", "signers"] {
+        let mut other = all.clone();
+        other[list] = json!(["11".repeat(32)]);
+        let field = format!("secureBoot.{list}");
+        assert_eq!(judge(&other, &strong), Some((Kind::Measurement, field)));
+    }
+    let old = issuer.issue(&[1; 32], &nonce).unwrap();
+    let refused = Some((Kind::Unproven, "secureBoot".to_owned()));
+    assert_eq!(judge(&all, &old), refused);
 }
 
 #[test]

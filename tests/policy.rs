@@ -74,7 +74,7 @@ fn policy(folder: &Path, args: &[&str]) -> (i32, String, String) {
 }
 
 /// Policies, each with what `firstlight policy check` calls its error; the first two have none.
-fn policies() -> [(String, &'static str); 11] {
+fn policies() -> [(String, &'static str); 14] {
     let (value, zero) = ("ab".repeat(32), "00".repeat(32));
     let only = |members: &str| format!(r#"{{"measurements":{{{members}}}}}"#);
     let any_image = only(&format!(r#""15":"{zero}""#));
@@ -109,6 +109,20 @@ fn policies() -> [(String, &'static str); 11] {
         (
             measured(r#","exceptions":["any-tpm"]"#),
             "exceptions: \"any-tpm\": expected any-image or zero-registers",
+        ),
+        (
+            measured(r#","secureBoot":{"enabled":false}"#),
+            "secureBoot: enabled: expected true",
+        ),
+        (
+            measured(r#","tpm":{"vendors":["IFX"]}"#),
+            "tpm: only a certified endorsement key names the vendor",
+        ),
+        (
+            measured(
+                r#","endorsementRoots":["google-2022"],"tpm":{"floors":[{"vendor":"IFX","minimum":"0x1"}]}"#,
+            ),
+            "tpm.floors: the attestation variant qemu-vtpm cannot check",
         ),
     ]
 }

@@ -1,14 +1,14 @@
 //! Shortens an event log so that it fits into a document and still explains registers to a person.
 
-#[cfg(doc)]
-use super::event_log::LogEntry;
-use super::event_log::{CUT, EV_NO_ACTION, EventLog, SHA256, parse};
+use super::event_log::{CUT, EV_NO_ACTION, EventLog, LogEntry, SHA256, parse};
 
 /// The length of the TCG_EfiSpecIDEvent up to the number of its algorithms.
 const SPEC_ID_LEN: usize = 24;
 const CUT_LEN: usize = CUT.len() + 4;
 /// The last level at which payloads are cut; see [`kept`].
-const LAST_LEVEL: u32 = 5;
+const LAST_LEVEL: u32 = 6;
+/// The length of the name in a measured variable dbx, and the name (UEFI_VARIABLE_DATA, §10.2.6).
+const DBX: (&[u8], &[u8]) = (b"\x03\0\0\0\0\0\0\0", b"d\0b\0x\0");
 /// The registers whose events are removed first, because peers that run Constellation need them
 /// least: Secure Boot, boot options, partition table, devices; then those that policies usually
 /// have. The first events of PCR 0 name the firmware.
@@ -30,7 +30,7 @@ pub fn excerpt(log: &[u8], max: usize) -> Vec<u8> {
     let mut events = log.events.iter().skip(1);
     let has_sha256 = log.is_agile && events.all(|event| event.sha256.is_some());
     (0..=LAST_LEVEL)
-        .map(|level| written(&log, has_sha256, |kind| kept(kind, level)))
+        .map(|level| written(&log, has_sha256, |event| kept(event, level)))
         .find(|excerpt| excerpt.len() <= max)
         .unwrap_or_default()
 }
@@ -67,23 +67,30 @@ fn whole(log: &[u8], max: usize) -> (Option<&[u8]>, EventLog<'_>) {
 }
 
 /// Returns how many bytes of an event's data are kept. Each level cuts more.
-fn kept(kind: u32, level: u32) -> usize {
-    match (level, kind) {
-        // Secure Boot variables without their contents, tables of the firmware, certificates of a
-        // platform (EV_NO_ACTION)
-        (1.., EV_NO_ACTION | 0x9..=0xb | 0x10 | 0x8000_0001 | 0x8000_0009..=0x8000_000c) => 128,
-        // the partition table, the certificates that verified an image, boot options
-        (2.., 0x8000_0002 | 0x8000_0006 | 0x8000_00e0) => 128,
-        (3, _) => 512,
-        (4, _) => 64,
+fn kept(event: &LogEntry<'_>, level: u32) -> usize {
+    match (level, event.kind) {
+        // tables of the firmware, certificates of a platform (EV_NO_ACTION)
+        (1.., EV_NO_ACTION | 0x9..=0xb | 0x10 | 0x8000_0009..=0x8000_000c) => 128,
+        // the list of revoked programs
+        (1.., 0x8000_0001) if is_dbx(event.data) => 128,
+        // the partition table, boot options
+        (2.., 0x8000_0002 | 0x8000_0006) => 128,
+        // the keys of Secure Boot, and those that verified a program
+        (3.., 0x8000_0001 | 0x8000_00e0) => 128,
+        (4, _) => 512,
+        (5, _) => 64,
         (LAST_LEVEL.., _) => 0,
         _ => usize::MAX,
     }
 }
 
+fn is_dbx(data: &[u8]) -> bool {
+    data.get(16..24) == Some(DBX.0) && data.get(32..38) == Some(DBX.1)
+}
+
 /// Returns the bytes of a log with at most this much data of each event, and with only the SHA-256
 /// digests if `is_sha256_only`.
-fn written(log: &EventLog, is_sha256_only: bool, kept: impl Fn(u32) -> usize) -> Vec<u8> {
+fn written(log: &EventLog, is_sha256_only: bool, kept: impl Fn(&LogEntry<'_>) -> usize) -> Vec<u8> {
     let mut bytes = vec![];
     for (number, event) in log.events.iter().enumerate() {
         let (mut digests, mut data) = (event.digests.to_vec(), event.data.to_vec());
@@ -99,9 +106,10 @@ fn written(log: &EventLog, is_sha256_only: bool, kept: impl Fn(u32) -> usize) ->
             _ => {}
         }
         // the first event is the header
-        if number > 0 && data.len() - CUT_LEN.min(data.len()) > kept(event.kind) {
+        let kept = kept(event);
+        if number > 0 && data.len() - CUT_LEN.min(data.len()) > kept {
             let (_, len) = event.uncut();
-            data.truncate(kept(event.kind));
+            data.truncate(kept);
             data.extend([CUT, &(len as u32).to_le_bytes()].concat());
         }
         let (pcr, kind, len) = (event.pcr, event.kind, data.len() as u32);

@@ -6,6 +6,7 @@
 //! peer: attestation key, certificates of its endorsement keys     what the verifier accepts
 //!   attestation_key   is it restricted to structures of a TPM?    its Name
 //!   certificate, path does a root of the policy certify it?       the endorsement key
+//!   model             which TPM does the certificate name?        vendor and model
 //!   credential        a secret, encrypted for both                who knows it has both keys in one TPM
 //! ```
 //!
@@ -14,6 +15,7 @@
 pub mod attestation_key;
 pub mod certificate;
 pub mod credential;
+pub mod model;
 mod name;
 mod path;
 pub mod roots;

@@ -16,7 +16,7 @@ use verifier::{
 
 use crate::credential::EndorsementKey;
 use crate::roots::TpmRoot;
-use crate::{attestation_key, certificate};
+use crate::{attestation_key, certificate, model};
 
 /// TPM_ALG_SHA256, with which the Name of every accepted key starts.
 const ALG_SHA256: [u8; 2] = [0x00, 0x0b];
@@ -55,11 +55,12 @@ pub fn certifying(
         .map(|entry| TpmRoot::parse(entry))
         .collect::<Result<_, _>>()
         .map_err(|error: PolicyError| error.within("endorsementRoots"))?;
+    let listed = policy.keys().iter().copied();
     Ok(Arc::new(Certifying {
         inner,
         roots,
         sources: sources.clone(),
-        keys: policy.keys().iter().copied().collect(),
+        exempt: listed.filter(|_| policy.tpm().is_empty()).collect(),
     }))
 }
 
@@ -67,8 +68,8 @@ struct Certifying {
     inner: Arc<dyn Validator>,
     roots: Vec<TpmRoot>,
     sources: Arc<dyn Sources>,
-    /// The listed keys, which need no certificate.
-    keys: Vec<KeyName>,
+    /// The keys that need no certificate: those that the policy lists, if it requires nothing of their TPMs.
+    exempt: Vec<KeyName>,
 }
 
 impl Certifying {
@@ -78,7 +79,7 @@ impl Certifying {
         time: UnixTime,
     ) -> Result<Option<CredentialChallenge>, Refusal> {
         let key = &peer.key;
-        if self.keys.contains(&KeyName::of(key)) {
+        if self.exempt.contains(&KeyName::of(key)) {
             return Ok(None);
         }
         attestation_key::check(key).map_err(|why| Kind::Unproven.because(why))?;
@@ -94,6 +95,7 @@ impl Certifying {
                             credential: key.make_credential(&name, &secret)?,
                             secret,
                             certified_by: root.into(),
+                            tpm: model::named(&endorsement.certificate),
                         }));
                     }
                     Err(refusal) => why.push(refusal.reworded(|why| {

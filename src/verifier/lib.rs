@@ -12,7 +12,7 @@
 //! hardware, and the names that a policy may contain; [`sources`] gets collateral, and [`carried`] has
 //! the collateral that a peer sends; `register_names.rs` has the registers' names in messages; [`stage`] distinguishes an initramfs from a booted system;
 //! [`quote`] verifies what a TPM signed with a [`key`]; [`maa`] reads the tokens of Microsoft's attestation service;
-//! [`event_log`] and [`phases`] explain the value of a register to a person.
+//! [`event_log`] and [`phases`] explain the value of a register to a person, and [`secure_boot`] reads from the log what PCR 7 shows.
 
 pub mod ak_certificate;
 pub mod carried;
@@ -37,6 +37,7 @@ pub mod worth;
 
 pub use attest::*;
 pub use base::boot::stage::Stage;
+pub use event_log::secure_boot;
 pub use hardware::claims::{PlatformClaims, Property, TcbPart};
 pub use hardware::{Refusal, claims, refusal};
 pub use judge::{
@@ -52,7 +53,7 @@ pub use policy::{constellation, instance};
 pub use quote::key;
 pub use register_names::{NamedRegister, RegisterNames};
 pub use validator::{
-    Claims, CredentialChallenge, Evidence, Identified, Properties, Session, Validator,
+    CertifiedKey, Claims, CredentialChallenge, Evidence, Identified, Properties, Session, Validator,
 };
 
 use base::text::{hex, printable};

@@ -10,6 +10,7 @@ use rustls::pki_types::UnixTime;
 use tpm::{Credential, EndorsementKind};
 use zeroize::Zeroizing;
 
+use crate::policy::tpm::{TpmClaims, TpmModel};
 use crate::refusal::{Kind, Refusal};
 
 /// Judges the evidence of machines of one variant.
@@ -57,6 +58,17 @@ pub struct CredentialChallenge {
     pub secret: Zeroizing<[u8; 32]>,
     /// The root that certified the endorsement key, by its name in the policy.
     pub certified_by: String,
+    /// The TPM that the certificate names.
+    pub tpm: Option<TpmModel>,
+}
+
+/// An attestation key that is in one TPM with a certified endorsement key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertifiedKey {
+    /// The Name of the key.
+    pub name: KeyName,
+    /// The TPM that the certificate of the endorsement key names.
+    pub tpm: Option<TpmModel>,
 }
 
 /// The content of an accepted document.
@@ -77,6 +89,8 @@ pub struct Identified {
     /// Whether a platform endorses the key that signed the registers; then the policy need not list
     /// the key.
     pub is_endorsed: bool,
+    /// What the evidence proves about the TPM, if its endorsement key is certified.
+    pub tpm: Option<Arc<TpmClaims>>,
     /// The register of the cluster ID; `None` if the evidence does not prove it.
     pub cluster: Option<ClusterRegister>,
 }
@@ -104,9 +118,9 @@ pub struct Evidence<'a> {
     pub nonce: &'a [u8],
     /// The time at which the document is judged.
     pub now: UnixTime,
-    /// The Name of the peer's attestation key if the peer got a challenge for this key; then the
-    /// peer's document covers the secret.
-    pub certified: Option<&'a KeyName>,
+    /// The peer's attestation key if the peer got a challenge for this key; then the peer's document
+    /// covers the secret.
+    pub certified: Option<&'a CertifiedKey>,
     /// The connection in the strong form of attested TLS; `None` in the old form.
     pub session: Option<Session<'a>>,
 }

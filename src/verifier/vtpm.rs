@@ -11,11 +11,14 @@ use serde::de::DeserializeOwned;
 
 use attest::vtpm::{EVENT_LOG, extra_data, tpm_nonce};
 pub use attest::vtpm::{TpmIssuer, VariantData};
+use hardware::json::Number;
 
 use super::document::{Document, Pcrs};
 use super::judged::Measured;
+use super::policy::tpm::TpmClaims;
 use super::quote::{Attest, Key, Signed};
 use super::refusal::Kind;
+use super::secure_boot::{self, SecureBoot};
 use super::{
     ClusterRegister, CredentialChallenge, Evidence, Identified, KeyName, MachineIdentity,
     Measurement, Oid, PlatformClaims, Policy, Properties, Refusal, Stage, event_log, hex, json,
@@ -88,7 +91,8 @@ impl Quoted<'_> {
     pub fn pcrs_of(&self, bank: Bank) -> Result<Option<BTreeMap<u32, Vec<u8>>>, Refusal> {
         let quotes = &self.document.attestation.quotes;
         if quotes.iter().any(|quote| quote.pcrs.hash == bank as u16) {
-            quoted_values(self.document, self.nonce, bank).map(Some)
+            let quote = verified_quote(self.document, self.nonce, bank)?;
+            Ok(Some(quote.pcrs))
         } else {
             Ok(None)
         }
@@ -117,12 +121,12 @@ impl VtpmValidator {
                 "the user data of the document has {len} bytes, expected at most {MAX_USER_DATA}"
             )));
         }
-        let values = quoted_values(&document, evidence.nonce, Bank::Sha256)?;
+        let quote = verified_quote(&document, evidence.nonce, Bank::Sha256)?;
         let is_of_peer = evidence.session.is_some_and(|session| {
             role_of(&document.user_data.0, session.digest, session.secret).is_some()
         });
         let key = KeyName::of(&document.attestation.ak_pub.0);
-        let judged = self.check_quoted(&document, evidence, &key, &values);
+        let judged = self.check_quoted(&document, evidence, &key, &quote);
         judged.map_err(|refusal| {
             if is_of_peer {
                 refusal.by(key.digest().into())
@@ -132,15 +136,15 @@ impl VtpmValidator {
         })
     }
 
-    /// Judges a document with these registers, which its key has signed.
+    /// Judges a document with this quote, which its key has signed.
     fn check_quoted(
         &self,
         document: &Document,
         evidence: &Evidence<'_>,
         key: &KeyName,
-        values: &BTreeMap<u32, Vec<u8>>,
+        quote: &VerifiedQuote,
     ) -> Result<Identified, Refusal> {
-        let nonce = evidence.nonce;
+        let (nonce, values) = (evidence.nonce, &quote.pcrs);
         // evidence that is only shown to a person is never refused, whatever the policy says
         if !self.policy.without_cloud_statements {
             check_bank(values)?;
@@ -149,6 +153,10 @@ impl VtpmValidator {
         let image = self.policy.check(values, |index, measurement, got| {
             mismatch(index, measurement, got, log)
         })?;
+        if let Some(required) = self.policy.secure_boot() {
+            let pcr_7 = values.get(&secure_boot::PCR).map(Vec::as_slice);
+            required.judge(&SecureBoot::read(log, pcr_7)?)?;
+        }
         let quoted = Quoted {
             key: &document.attestation.ak_pub.0,
             spki: key_of(document)?.spki(),
@@ -163,7 +171,10 @@ impl VtpmValidator {
         };
         let platform = self.verifier.verify(&quoted)?;
         let endorsed = platform.is_some() && self.verifier.endorses_keys();
-        self.check_key(key, evidence.certified, endorsed)?;
+        let certified = evidence.certified.filter(|it| it.name == *key);
+        self.check_key(key, certified.is_some(), endorsed)?;
+        let tpm = certified.and_then(|it| it.tpm.as_ref());
+        self.policy.tpm().judge(tpm, quote.firmware)?;
         let confirmed = platform
             .clone()
             .map(|claims| self.verifier.confirm(&quoted, claims));
@@ -179,6 +190,13 @@ impl VtpmValidator {
             image: Some(image.id().clone()),
             platform: platform.map(|claims| Arc::new(hardware::claims::printable(claims))),
             is_endorsed: endorsed,
+            tpm: tpm.map(|tpm| {
+                Arc::new(TpmClaims {
+                    vendor: tpm.vendor,
+                    model: tpm.name.clone(),
+                    firmware: quote.firmware.map(Number),
+                })
+            }),
             cluster: values
                 .get(&CLUSTER_ID_PCR)
                 .and_then(|value| ClusterRegister::new(value)),
@@ -190,13 +208,13 @@ impl VtpmValidator {
     fn check_key(
         &self,
         key: &KeyName,
-        certified: Option<&KeyName>,
+        is_certified: bool,
         endorsed: bool,
     ) -> Result<(), Refusal> {
         let has_roots = !self.policy.endorsement_roots().is_empty();
         let names_none = self.policy.keys().is_empty() && !has_roots;
         if self.policy.believes(key)
-            || has_roots && certified == Some(key)
+            || has_roots && is_certified
             || endorsed && names_none
         {
             return Ok(());
@@ -227,11 +245,11 @@ impl super::Validator for VtpmValidator {
         }
     }
 
-    /// If the policy names roots, refuses every key that it does not list: the crate `endorsement`
-    /// verifies certificates, and not every program has it.
+    /// If the policy names roots, refuses every key that it does not list, and with requirements for
+    /// TPMs these too: the crate `endorsement` verifies certificates, and not every program has it.
     fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
         let needs_none = self.policy.endorsement_roots().is_empty()
-            || self.policy.believes(&KeyName::of(&peer.key));
+            || self.policy.tpm().is_empty() && self.policy.believes(&KeyName::of(&peer.key));
         if needs_none {
             Ok(None)
         } else {
@@ -260,13 +278,20 @@ fn key_of(document: &Document) -> Result<Key<'_>, Refusal> {
     Key::parse(&document.attestation.ak_pub.0).map_err(|why| Kind::Malformed.because(why))
 }
 
-/// Returns the PCRs of a bank in a document, but only the values in the quote whose signature,
-/// nonce and digest were verified. Quotes of other banks are ignored.
-fn quoted_values(
+/// A quote whose signature, nonce and digest were verified.
+struct VerifiedQuote {
+    /// The quoted values.
+    pcrs: BTreeMap<u32, Vec<u8>>,
+    /// The version of the TPM's firmware, if the quote shows it.
+    firmware: Option<u64>,
+}
+
+/// Returns the verified quote of a bank in a document. Quotes of other banks are ignored.
+fn verified_quote(
     document: &Document,
     nonce: &[u8],
     bank: Bank,
-) -> Result<BTreeMap<u32, Vec<u8>>, Refusal> {
+) -> Result<VerifiedQuote, Refusal> {
     let (name, length) = match bank {
         Bank::Sha384 => ("SHA-384", 48),
         _ => ("SHA-256", 32),
@@ -289,10 +314,10 @@ fn quoted_values(
     let attest = Attest::parse(&quote.quote.0).ok_or_else(|| {
         Kind::Malformed.because("the data that the TPM signed is not a quote of one bank")
     })?;
-    if !attest.is_signed_by(&attestation.ak_pub.0) {
+    let Some(hierarchy) = attest.hierarchy_of(&attestation.ak_pub.0) else {
         return Err(Kind::Binding.because("the quote's signer is not the document's attestation key as a primary key (its Qualified Name \
             differs)"));
-    }
+    };
     if attest.extra_data
         != tpm_nonce(
             instance_info(document),
@@ -316,7 +341,10 @@ fn quoted_values(
             "the register values in the document are not the values that the TPM signed",
         ));
     }
-    Ok(values)
+    Ok(VerifiedQuote {
+        pcrs: values,
+        firmware: attest.firmware_version(hierarchy),
+    })
 }
 
 fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8]) -> String {

@@ -27,7 +27,7 @@ use verifier::gcp_sev_es::{
     CERTIFICATE_INDEX, GoogleFirmware, GoogleMachine, ROOTS, VARIANT, instance,
 };
 use verifier::instance::CloudRequirements;
-use verifier::quote::Attest;
+use verifier::quote::{Attest, Hierarchy};
 use verifier::sources::Sources;
 use verifier::{Evidence, Issuer, Refusal, event_log, vtpm};
 
@@ -750,7 +750,12 @@ fn genuine_attestations_of_google_have_the_certified_key_and_googles_firmware() 
         assert!(fields_of.key().windows(256).any(|window| window == modulus));
         for quote in fields(&message, 2) {
             let attest = fields(&quote, 1).remove(0);
-            assert!(Attest::parse(&attest).unwrap().is_signed_by(&key));
+            let attest = Attest::parse(&attest).unwrap();
+            let hierarchy = attest.hierarchy_of(&key).unwrap();
+            // so the TPM shows the version of its firmware
+            assert_eq!(hierarchy, Hierarchy::Endorsement);
+            let version = attest.firmware_version(hierarchy);
+            assert_eq!(version, Some(0x2016_0511_0016_2800));
         }
         let usage = verifier::gcp_sev_es::usage();
         let now = UnixTime::now();

@@ -16,7 +16,7 @@ use serde_json::Value;
 use support::foreign::rust_crate;
 use tpm::{Bank, KeySource, Tpm};
 use verifier::hcl::{self, HardwareReport, HclReport, RuntimeData};
-use verifier::quote::{Attest, Key};
+use verifier::quote::{Attest, Hierarchy, Key};
 use verifier::refusal::Kind;
 use verifier::vtpm::{self, PlatformVerifier, Quoted, VariantData};
 use verifier::{
@@ -242,11 +242,15 @@ fn a_genuine_quote_of_azure_has_the_name_of_its_key() {
         ];
         let key = [&before.concat(), modulus].concat();
         Key::parse(&key).unwrap();
-        Attest::parse(&attest).unwrap().is_signed_by(&key)
+        Attest::parse(&attest).unwrap().hierarchy_of(&key)
     };
-    assert!(signed_by([0, 5, 4, 0x72], [0; 4]));
-    assert!(!signed_by([0, 5, 0, 0x72], [0; 4]));
-    assert!(!signed_by([0, 5, 4, 0x72], [0, 1, 0, 1]));
+    let hierarchy = signed_by([0, 5, 4, 0x72], [0; 4]).unwrap();
+    assert_eq!(signed_by([0, 5, 0, 0x72], [0; 4]), None);
+    assert_eq!(signed_by([0, 5, 4, 0x72], [0, 1, 0, 1]), None);
+    // so the TPM shows the version of its firmware
+    assert_eq!(hierarchy, Hierarchy::Endorsement);
+    let version = Attest::parse(&attest).unwrap().firmware_version(hierarchy);
+    assert_eq!(version, Some(0x2016_0511_0016_2800));
 }
 
 /// The firmware of 2023 names another operation for the key than today's firmware.

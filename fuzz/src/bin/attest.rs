@@ -10,7 +10,7 @@ use endorsement::attestation_key;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-use verifier::quote::{Attest, Key, Signed};
+use verifier::quote::{Attest, Hierarchy, Key, Signed};
 
 /// Structures that a software TPM made.
 struct Genuine {
@@ -59,13 +59,16 @@ fuzz_target!(|input: &[u8]| {
         if key.signed(&genuine.attest, &genuine.signature) {
             assert!(input.ends_with(&genuine.key[genuine.key.len() - 256..]));
             let attest = Attest::parse(&genuine.attest).expect("it is genuine");
-            assert_eq!(attest.is_signed_by(input), input == genuine.key);
+            assert_eq!(attest.hierarchy_of(input).is_some(), input == genuine.key);
         }
     }
     let _ = attestation_key::check(input);
 
     if let Some(attest) = Attest::parse(input) {
         assert!(attest.pcrs.len() <= 32 && attest.pcrs.is_sorted());
+        assert_eq!(attest.firmware_version(Hierarchy::Owner), None);
+        let version = attest.firmware_version(Hierarchy::Endorsement).expect("it is shown");
+        assert!(input.windows(8).any(|window| window == version.to_be_bytes()));
         // the compared values are parts of the signed bytes
         for part in [attest.extra_data, attest.pcr_digest] {
             assert!(part.is_empty() || input.windows(part.len()).any(|window| window == part));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use endorsement::attestation_key::check;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
+use endorsement::model;
 use endorsement::roots::{TpmRoot, names};
 use libfuzzer_sys::fuzz_target;
 use rustls::pki_types::UnixTime;
@@ -38,6 +39,9 @@ fuzz_target!(|input: &[u8]| {
         }
     }
     let _ = check(input);
+    if let Some(tpm) = model::named(input) {
+        assert!(tpm.to_string().bytes().all(|byte| (b' '..0x7f).contains(&byte)));
+    }
     if let Ok(text) = std::str::from_utf8(input) {
         let _ = TpmRoot::parse(text);
     }

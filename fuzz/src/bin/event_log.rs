@@ -6,11 +6,16 @@ use libfuzzer_sys::fuzz_target;
 use ring::digest::{SHA256, digest};
 use verifier::event_log::{SHA256 as BANK, explain, parse};
 use verifier::excerpt::{excerpt, of_whole_registers};
+use verifier::secure_boot::{self, SecureBoot};
 
 /// The type of an entry that the firmware does not extend into a PCR.
 const EV_NO_ACTION: u32 = 3;
 
 fuzz_target!(|log: &[u8]| {
+    // a variable, which in a log must have the digest of its event
+    if let Some(entries) = secure_boot::entries(log) {
+        assert!(entries.len() <= log.len());
+    }
     let whole = parse(log);
     let events = &whole.events;
     let size: usize = events.iter().map(|event| event.data.len() + 12).sum();
@@ -24,6 +29,9 @@ fuzz_target!(|log: &[u8]| {
         {
             let both = [value, event.sha256.copied().unwrap_or_default()].concat();
             value.copy_from_slice(digest(&SHA256, &both).as_ref());
+        }
+        if pcr == secure_boot::PCR {
+            let _ = SecureBoot::read(log, Some(&value));
         }
         let text = explain(log, pcr, &value, &[1; 32]);
         // the explanation is printed on a terminal, and contains texts from a peer

@@ -98,6 +98,7 @@ mod atls {
                 },
                 secret: SECRET.into(),
                 certified_by: String::new(),
+                tpm: None,
             }))
         }
 

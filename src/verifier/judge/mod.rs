@@ -15,7 +15,9 @@ use proto::attested;
 use tpm::Bank;
 
 use crate::refusal::{Kind, Refusal};
-use crate::validator::{Claims, CredentialChallenge, Evidence, Identified, Session, Validator};
+use crate::validator::{
+    CertifiedKey, Claims, CredentialChallenge, Evidence, Identified, Session, Validator,
+};
 use crate::sha256;
 
 /// The field in the refusal of a peer that proves itself by another attestation variant than the verifier expects.
@@ -202,8 +204,12 @@ impl OfConnection {
         let challenge = self.challenge.as_ref();
         let secret = challenge.map_or(&[][..], |challenge| &challenge.secret[..]);
         let peer = wire::read_identity(identity);
+        let certified = challenge.map(|challenge| CertifiedKey {
+            name: KeyName::of(&peer.key),
+            tpm: challenge.tpm.clone(),
+        });
         let identified = validator.judge(&Evidence {
-            certified: challenge.map(|_| KeyName::of(&peer.key)).as_ref(),
+            certified: certified.as_ref(),
             session: Some(Session {
                 digest: presented.session,
                 secret,

@@ -20,6 +20,8 @@ const FIELDS: &str = r#"{
 "variant":0,"name":0,"require":0,"exceptions":0,"acpiTables":0,"requireConfinedAcpi":0,"attestationKeys":0,"endorsementRoots":0,
 "measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}},
 "alsoAccepted":{"name":0,"acpiTables":0,"measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}}},
+"secureBoot":{"enabled":0,"pk":0,"kek":0,"db":0,"signers":0},
+"tpm":{"vendors":0,"floors":{"vendor":0,"model":0,"minimum":0}},
 "cloud":{"roots":0,"projects":0,"accounts":0,"zones":0,"instances":0,"sha384":{"":0}},
 "tdx":{"tcbStatuses":0,"platformGraceDays":0,"acceptedAdvisories":0,"rejectedAdvisories":0,"minimumEvaluation":0,"maximumCollateralDays":0,"tdAttributes":0,"xfam":0,"mrTd":0,"mrSeam":0,"mrConfigId":0,
 "mrOwner":0,"mrOwnerConfig":0,"mrServiceTd":0,"platforms":0},
@@ -519,7 +521,7 @@ mod tests {
                 .err()
                 .unwrap()
                 .to_string();
-            let (_, words) = error.split_once("expected one of").unwrap();
+            let (_, words) = error.split_once(", expected ").unwrap();
             words
                 .split('`')
                 .skip(1)
@@ -533,6 +535,12 @@ mod tests {
             words.keys().cloned().collect()
         };
         assert_eq!(listed("/cloud"), known::<instance::CloudRequirements>());
+        assert_eq!(
+            listed("/secureBoot"),
+            known::<crate::policy::secure_boot::SecureBootRequirements>()
+        );
+        assert_eq!(listed("/tpm"), known::<crate::policy::tpm::TpmRequirements>());
+        assert_eq!(listed("/tpm/floors"), known::<crate::policy::tpm::TpmFloor>());
         assert_eq!(listed("/tdx"), known::<tdx::TdxRequirements>());
         assert_eq!(
             listed("/snp"),

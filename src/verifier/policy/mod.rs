@@ -40,6 +40,9 @@
 //! {"measurements":{..},"endorsementRoots":["google-2022","-----BEGIN CERTIFICATE-----\n.."]}
 //! ```
 //!
+//! The certificate of an endorsement key names the vendor of its TPM, and a policy with roots can require some
+//! vendors, and versions of their firmware ([`tpm`]).
+//!
 //! When no program of Constellation proves itself any more, a policy can require the strong form of
 //! attested TLS:
 //!
@@ -54,6 +57,9 @@
 //! ```json
 //! {"measurements":{..},"acpiTables":"confined","requireConfinedAcpi":true}
 //! ```
+//!
+//! The events of PCR 7 show whether Secure Boot is on, and with which keys, whatever the firmware is. A policy can
+//! require it without that register ([`secure_boot`]).
 //!
 //! The field `cloud` has the requirements for the cloud's statements about a machine
 //! ([`instance`]).
@@ -75,6 +81,8 @@ mod error;
 mod exception;
 mod field_names;
 pub mod instance;
+pub mod secure_boot;
+pub mod tpm;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -164,6 +172,8 @@ pub struct Policy {
     added: Vec<(&'static str, usize)>,
     /// The roots that certify further keys: names, or certificates in PEM.
     roots: Vec<String>,
+    /// The requirements for what the certificate and the quote say about the TPM.
+    tpm: tpm::TpmRequirements,
     /// The requirements for TDX machines besides their registers.
     tdx: TdxRequirements,
     /// The requirements for the cloud's statements about a machine.
@@ -174,6 +184,8 @@ pub struct Policy {
     snp: constellation::snp::OldSnpRequirements,
     /// Whether evidence of the old form of attested TLS is refused.
     requires_strong: bool,
+    /// The requirements for Secure Boot.
+    secure_boot: Option<secure_boot::SecureBootRequirements>,
     /// Whether each image must confine the code in ACPI tables.
     requires_confined_acpi: bool,
     /// The flaws that the policy may have.
@@ -189,6 +201,8 @@ pub struct Policy {
 #[derive(Deserialize)]
 struct Json {
     variant: Option<String>,
+    #[serde(default)]
+    tpm: tpm::TpmRequirements,
     #[serde(default)]
     tdx: TdxRequirements,
     #[serde(default)]
@@ -209,6 +223,8 @@ struct Json {
     #[serde(default, rename = "endorsementRoots")]
     endorsement_roots: Vec<String>,
     require: Option<String>,
+    #[serde(rename = "secureBoot")]
+    secure_boot: Option<secure_boot::SecureBootRequirements>,
     #[serde(default, rename = "acpiTables")]
     acpi_tables: Option<AcpiTables>,
     #[serde(default, rename = "requireConfinedAcpi")]
@@ -467,11 +483,13 @@ impl Policy {
             keys: BTreeSet::new(),
             added: vec![],
             roots: vec![],
+            tpm: tpm::TpmRequirements::default(),
             tdx: TdxRequirements::default(),
             cloud: instance::CloudRequirements::default(),
             old_tdx: constellation::tdx::OldTdxRequirements::default(),
             snp: constellation::snp::OldSnpRequirements::default(),
             requires_strong: false,
+            secure_boot: None,
             requires_confined_acpi: false,
             exceptions: vec![],
             only_named_keys: false,
@@ -522,6 +540,16 @@ impl Policy {
                 "endorsementRoots has {} entries, more than {MAX_ROOTS}",
                 self.roots.len()
             )));
+        }
+        if let Some(required) = &self.secure_boot {
+            let checked = required.check();
+            checked.map_err(|error| error.within("secureBoot"))?;
+        }
+        self.tpm.check().map_err(|error| error.within("tpm"))?;
+        if !self.tpm.is_empty() && self.roots.is_empty() {
+            return Err(Fault::Requirement.because(
+                "tpm: only a certified endorsement key names the vendor of its TPM: add endorsementRoots, the roots of the vendors",
+            ));
         }
         self.old_tdx.check_form()?;
         self.cloud.check().map_err(|error| error.within("cloud"))?;
@@ -584,11 +612,13 @@ impl Policy {
             keys,
             added: vec![],
             roots: json.endorsement_roots,
+            tpm: json.tpm,
             tdx: json.tdx,
             cloud: json.cloud,
             old_tdx: json.old_tdx,
             snp: json.snp,
             requires_strong: json.require.is_some(),
+            secure_boot: json.secure_boot,
             requires_confined_acpi: json.requires_confined_acpi,
             exceptions: vec![],
             only_named_keys: false,
@@ -675,11 +705,12 @@ impl Policy {
         self.checked()
     }
 
-    /// Returns the policy without named keys and roots; it accepts every attestation key.
+    /// Returns the policy without named keys, roots and requirements for TPMs; it accepts every attestation key.
     pub fn believing_any(mut self) -> Policy {
         self.keys.clear();
         self.added.clear();
         self.roots.clear();
+        self.tpm = Default::default();
         self
     }
 
@@ -724,6 +755,9 @@ impl Policy {
         let all = [
             ("attestationKeys", !self.keys.is_empty()),
             ("endorsementRoots", !self.roots.is_empty()),
+            ("tpm.vendors", !self.tpm.vendors.is_empty()),
+            ("tpm.floors", !self.tpm.floors.is_empty()),
+            ("secureBoot", self.secure_boot.is_some()),
             ("cloud.roots", !cloud.roots.is_empty()),
             ("cloud.projects", !cloud.projects.is_empty()),
             ("cloud.zones", !cloud.zones.is_empty()),
@@ -770,6 +804,11 @@ impl Policy {
         &self.roots
     }
 
+    /// Returns the requirements for what the certificate and the quote say about the TPM.
+    pub fn tpm(&self) -> &tpm::TpmRequirements {
+        &self.tpm
+    }
+
     /// Fails if the policy names roots. For programs that do not verify certificates of endorsement
     /// keys.
     pub fn without_endorsement_roots(self) -> Result<Policy, PolicyError> {
@@ -801,6 +840,11 @@ impl Policy {
     /// Returns the requirements for SEV-SNP machines.
     pub fn snp(&self) -> &constellation::snp::OldSnpRequirements {
         &self.snp
+    }
+
+    /// Returns the requirements for Secure Boot.
+    pub fn secure_boot(&self) -> Option<&secure_boot::SecureBootRequirements> {
+        self.secure_boot.as_ref()
     }
 
     /// Returns whether each image must have a kernel that confines the code in ACPI tables.
@@ -926,9 +970,10 @@ impl Policy {
         self
     }
 
-    /// Returns the policy without registers. It accepts any machine with an accepted attestation
-    /// key, and must not be used to admit a machine.
+    /// Returns the policy without registers and Secure Boot. It accepts any machine with an accepted
+    /// attestation key, and must not be used to admit a machine.
     pub fn of_any_image(mut self) -> Policy {
+        self.secure_boot = None;
         self.images.truncate(1);
         for image in &mut self.images {
             image.initramfs.clear();

@@ -16,9 +16,18 @@ use ring::signature::{
 const GENERATED: u32 = 0xff54_4347;
 /// TPM_ST_ATTEST_QUOTE (§6.9).
 const ATTEST_QUOTE: u16 = 0x8018;
-/// TPM_RH_OWNER, TPM_RH_ENDORSEMENT and TPM_RH_PLATFORM (§7.4): the hierarchies of attestation
-/// keys. Only the firmware can use the last one.
-const HIERARCHIES: [u32; 3] = [0x4000_0001, 0x4000_000b, 0x4000_000c];
+
+/// A hierarchy of attestation keys (§7.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Hierarchy {
+    /// TPM_RH_OWNER.
+    Owner = 0x4000_0001,
+    /// TPM_RH_ENDORSEMENT.
+    Endorsement = 0x4000_000b,
+    /// TPM_RH_PLATFORM, which only the firmware can use.
+    Platform = 0x4000_000c,
+}
 
 /// An attestation key as a verifier uses it.
 pub trait Signed {
@@ -96,6 +105,7 @@ pub struct Attest<'a> {
     pub signer: &'a [u8],
     /// The nonce that the verifier chose.
     pub extra_data: &'a [u8],
+    firmware_version: u64,
     /// TPM_ALG_ID of the quoted bank.
     pub bank: u16,
     /// The quoted PCRs in ascending order.
@@ -114,7 +124,7 @@ impl<'a> Attest<'a> {
         let signer = reader.tpm2b()?;
         let extra_data = reader.tpm2b()?;
         reader.take(8 + 4 + 4 + 1)?; // clockInfo
-        reader.take(8)?; // firmwareVersion
+        let firmware_version = reader.array().copied().map(u64::from_be_bytes)?;
         if reader.u32_be()? != 1 {
             return None;
         }
@@ -135,24 +145,39 @@ impl<'a> Attest<'a> {
         reader.0.is_empty().then_some(Attest {
             signer,
             extra_data,
+            firmware_version,
             bank,
             pcrs,
             pcr_digest,
         })
     }
 
-    /// Returns whether the Qualified Name of the signer is that of a primary key with this
-    /// TPMT_PUBLIC (part 1 §16). The TPM signs the Qualified Name, so a machine cannot get another
-    /// name by another encoding of its key.
-    pub fn is_signed_by(&self, public: &[u8]) -> bool {
+    /// Returns the hierarchy in which the Qualified Name of the signer is that of a primary key with
+    /// this TPMT_PUBLIC (part 1 §16); `None` if there is none. The TPM signs the Qualified Name, so a
+    /// machine cannot get another name by another encoding of its key.
+    pub fn hierarchy_of(&self, public: &[u8]) -> Option<Hierarchy> {
         let name = |bytes: &[u8]| {
             let hash = digest::digest(&digest::SHA256, bytes);
             [&ALG_SHA256.to_be_bytes()[..], hash.as_ref()].concat()
         };
         let own = name(public);
-        let is_below =
-            |parent: &u32| self.signer == name(&[&parent.to_be_bytes()[..], &own].concat());
-        HIERARCHIES.iter().any(is_below)
+        let is_below = |parent: &Hierarchy| {
+            let handle = (*parent as u32).to_be_bytes();
+            self.signer == name(&[&handle[..], &own].concat())
+        };
+        let all = [
+            Hierarchy::Owner,
+            Hierarchy::Endorsement,
+            Hierarchy::Platform,
+        ];
+        all.into_iter().find(is_below)
+    }
+
+    /// Returns the version of the TPM's firmware: TPM_PT_FIRMWARE_VERSION_1 and _2 (§6.13). `None` if
+    /// the signer is in the owner hierarchy: then the TPM adds a secret of its own to the number, which
+    /// is constant for a key (`FillInAttestInfo` in the reference code).
+    pub fn firmware_version(&self, signer: Hierarchy) -> Option<u64> {
+        (signer != Hierarchy::Owner).then_some(self.firmware_version)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Checks a policy: finds what makes it unusable or worthless (an error), and what it does not pin.
 
 use verifier::constellation::snp::Enforcement;
+use verifier::secure_boot;
 use verifier::sources::offline;
 use verifier::{Image, Policy, RegisterNames, Registers, Variant};
 
@@ -94,7 +95,10 @@ fn of_image(found: &mut Found, policy: &Policy, image: &Image) {
             .is_some_and(|it| !it.warn_only);
         booted && image.initramfs().get(index).is_none_or(|it| !it.warn_only)
     };
-    for index in usual.iter().filter(|index| !is_enforced(index)) {
+    // Secure Boot is required in another way
+    let is_shown = |index: &u32| *index == secure_boot::PCR && policy.secure_boot().is_some();
+    let open = usual.iter().filter(|index| !is_enforced(index));
+    for index in open.filter(|index| !is_shown(index)) {
         let (name, meaning) = (kind.name(*index), meaning(kind, *index));
         let why = if image.measurements().contains_key(index) {
             "another value only warns"

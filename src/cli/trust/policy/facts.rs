@@ -11,7 +11,7 @@ use super::text::{MACHINES, in_order, value};
 use crate::trust::verify::meaning;
 
 /// The requirements besides registers and keys, each with a description.
-const MEANINGS: [(&str, &str); 58] = [
+const MEANINGS: [(&str, &str); 65] = [
     (
         "require",
         "the form of attested TLS in which machines prove themselves",
@@ -23,6 +23,22 @@ const MEANINGS: [(&str, &str); 58] = [
     (
         "exceptions",
         "not required: flaws that the policy may have (docs/policy.md)",
+    ),
+    (
+        "secureBoot.enabled",
+        "the events of PCR 7 show that Secure Boot is on",
+    ),
+    ("secureBoot.pk", "its platform key is one of these"),
+    ("secureBoot.kek", "its key exchange keys are among these"),
+    ("secureBoot.db", "its database of keys has only these"),
+    (
+        "secureBoot.signers",
+        "drivers and boot loaders were verified only by these",
+    ),
+    ("tpm.vendors", "the vendor of the TPM is one of these"),
+    (
+        "tpm.floors",
+        "minimum versions of the firmware of these TPMs",
     ),
     (
         "cloud.roots",
@@ -225,7 +241,7 @@ fn requirements(policy: &Policy) -> Vec<Requirement> {
     for (name, value) in value.as_object().map(in_order).unwrap_or_default() {
         match value
             .as_object()
-            .filter(|_| ["cloud", "snp", "tdx"].contains(&name.as_str()))
+            .filter(|_| ["cloud", "secureBoot", "snp", "tdx", "tpm"].contains(&name.as_str()))
         {
             _ if MACHINES.contains(&name.as_str()) => {}
             Some(members) => {

@@ -16,13 +16,15 @@ fn complete() -> Value {
         let expected = byte.repeat(32);
         json!({"4": {"expected": expected, "warnOnly": false}, "11": {"expected": expected, "warnOnly": true}})
     };
-    let (aa, digest) = ("aa".repeat(16), "bb".repeat(48));
+    let (aa, digest, dd) = ("aa".repeat(16), "bb".repeat(48), "dd".repeat(32));
     json!({
         "variant": "azure-tdx", "name": "one", "require": "strong", "exceptions": ["any-image", "zero-registers"],
         "measurements": registers("01"), "initramfs": registers("02"),
         "alsoAccepted": [{"name": "two", "measurements": registers("03"), "initramfs": registers("04")}],
         "attestationKeys": [KeyName::of(b"b").to_string(), KeyName::of(b"a").to_string()],
         "endorsementRoots": ["google-2022"],
+        "secureBoot": {"enabled": true, "pk": [dd], "kek": [dd], "db": [dd, dd], "signers": [dd]},
+        "tpm": {"vendors": ["IFX", "id:00001014"], "floors": [{"vendor": "IFX", "model": "SLB9672", "minimum": "0x10001"}]},
         "cloud": {"roots": ["azure-2023"], "projects": ["p", "7"], "accounts": ["123456789012"], "zones": ["z"],
                   "instances": ["i"], "sha384": [{"4": digest}, {"4": digest, "12": digest}]},
         "tdx": {"tcbStatuses": ["UpToDate", "OutOfDate"], "platformGraceDays": 30, "acceptedAdvisories": ["INTEL-SA-00837"],
@@ -243,7 +245,7 @@ fn each_requirement_is_shown_in_words() {
     let json = facts::json(&read(&complete()));
     let requirements = json["requirements"].as_array().unwrap();
     // the roots that replace built-in ones are empty
-    assert_eq!(requirements.len(), 54);
+    assert_eq!(requirements.len(), 61);
     for one in requirements {
         assert!(one["meaning"] != "" && one["values"] != json!([]), "{one}");
     }

@@ -75,6 +75,12 @@ pub fn value(policy: &Policy) -> Value {
     if !exceptions.is_empty() {
         add("exceptions", exceptions.into());
     }
+    if let Some(required) = policy.secure_boot() {
+        add("secureBoot", json!(required));
+    }
+    if !policy.tpm().is_empty() {
+        add("tpm", json!(policy.tpm()));
+    }
     if *policy.tdx() != Default::default() {
         add("tdx", json!(policy.tdx()));
     }

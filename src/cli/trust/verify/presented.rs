@@ -16,8 +16,8 @@ use proto::verify::USER_DATA;
 use tpm::{EndorsementKind, KeyEndorsement};
 use verifier::refusal::Kind;
 use verifier::{
-    Evidence, Identified, KeyName, MachineIdentity, PeerRole, Refusal, Session, Validator, Variant,
-    role_of,
+    CertifiedKey, Evidence, Identified, KeyName, MachineIdentity, PeerRole, Refusal, Session,
+    Validator, Variant, role_of,
 };
 
 /// The version of the file.
@@ -131,11 +131,14 @@ impl PresentedEvidence {
             };
         };
         let peer = &bound.peer;
-        let challenge = validator.challenge(peer);
-        let key = KeyName::of(&peer.key);
+        let challenge = validator.challenge(peer)?;
         // the user data cover the secret, so the TPM with both keys has decrypted it
-        let is_certified = challenge?.is_some() && !bound.secret.is_empty();
-        evidence.certified = is_certified.then_some(&key);
+        let challenge = challenge.filter(|_| !bound.secret.is_empty());
+        let certified = challenge.map(|challenge| CertifiedKey {
+            name: KeyName::of(&peer.key),
+            tpm: challenge.tpm,
+        });
+        evidence.certified = certified.as_ref();
         evidence.session = Some(Session {
             digest: &bound.digest,
             secret: &bound.secret,

@@ -12,6 +12,7 @@ use crate::shell::error::{Error, refusals};
 use crate::trust::explain;
 use crate::workspace::sources::without_verdicts;
 use tpm::CLUSTER_ID_PCR;
+use verifier::policy::tpm::TpmClaims;
 use verifier::{
     Identified, Image, KeyName, PlatformClaims, Policy, Property, Refusal, RegisterNames,
     Registers, Stage, TcbPart,
@@ -36,6 +37,8 @@ pub struct VerifyReport<'a> {
     image: Option<String>,
     /// Whether the image confines the host's ACPI tables.
     confines_acpi: Option<bool>,
+    /// The proven claims about the TPM.
+    tpm: Option<Arc<TpmClaims>>,
     registers: Vec<Register>,
 }
 
@@ -117,6 +120,7 @@ impl<'a> VerifyReport<'a> {
             is_genuine: genuine.is_some(),
             is_endorsed: genuine.as_ref().is_some_and(|it| it.is_endorsed),
             platform: genuine.as_ref().and_then(|it| it.platform.clone()),
+            tpm: genuine.as_ref().and_then(|it| it.tpm.clone()),
             stage: None,
             image: None,
             confines_acpi: None,
@@ -235,6 +239,11 @@ impl<'a> VerifyReport<'a> {
             ("key", self.key.map(|key| key.to_string()), "none"),
             ("believed", self.belief().map(String::from), "no"),
         ];
+        if let Some(tpm) = &self.tpm {
+            let firmware = tpm.firmware.map_or("not shown".into(), |it| format!("{:#x}", it.0));
+            let text = format!("{} {}, firmware {firmware}", tpm.vendor, tpm.model);
+            facts.push(("TPM", Some(text), ""));
+        }
         if let Some(platform) = platform {
             let chip = platform.chip.clone();
             facts.push(("platform", Some(platform.technology.clone()), ""));
@@ -299,6 +308,7 @@ impl<'a> VerifyReport<'a> {
             "key": self.key.map(|key| key.to_string()),
             "believed": self.belief(),
             "platform": self.platform.as_deref(),
+            "tpm": self.tpm.as_deref(),
             "registers": registers.collect::<Vec<Value>>(),
         });
         format!("{report:#}\n")

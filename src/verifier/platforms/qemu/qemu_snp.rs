@@ -122,6 +122,7 @@ impl Validator {
             image: Some(image.id().clone()),
             platform: Some(Arc::new(claims::printable(platform))),
             is_endorsed: true,
+            tpm: None,
             cluster: ClusterRegister::new(register),
         })
     }

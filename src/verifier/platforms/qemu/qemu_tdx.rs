@@ -111,6 +111,7 @@ impl TdValidator {
             image: Some(image.id().clone()),
             platform: Some(Arc::new(hardware::claims::printable(platform))),
             is_endorsed: true,
+            tpm: None,
             cluster,
         })
     }

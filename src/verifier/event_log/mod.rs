@@ -1,15 +1,17 @@
 //! Explains a register by the event log of a machine ([`attest::event_log`]). The log is not
 //! signed. It is trustworthy only if a replay gives the quoted values, and even then nothing proves
 //! the types of its events, or data that has no digest in its event. It explains a value to a
-//! person, and never decides whether a value is accepted. Only [`super::gcp_sev_es`] reads from it
-//! what a register contains.
+//! person, and never decides whether a value is accepted. Only [`crate::gcp_sev_es`] and
+//! [`secure_boot`] read from it what a register contains.
 
 use std::borrow::Cow;
+pub mod secure_boot;
+
 use std::fmt::Write;
 
 pub use attest::event_log::*;
 
-use super::{hex, phases, sha256};
+use crate::{hex, phases, sha256};
 use base::bytes::Reader;
 
 const STARTUP_LOCALITY: &[u8] = b"StartupLocality\0";
@@ -159,6 +161,14 @@ pub fn replayed<'a>(log: &'a [u8], pcr: u32, value: &[u8]) -> Option<Vec<LogEntr
     is_value.then_some(events)
 }
 
+/// Returns the events with which a PCR was extended, if their replay, and texts of systemd after them, give this SHA-256 value.
+pub fn explaining<'a>(log: &'a [u8], pcr: u32, value: &[u8]) -> Option<Vec<LogEntry<'a>>> {
+    let mut events = events_of(log, pcr);
+    phases::between(pcr, &replay(pcr, &events)?, value)?;
+    events.retain(|event| event.kind != EV_NO_ACTION);
+    Some(events)
+}
+
 fn explain_entries(events: &[LogEntry<'_>], explained: bool) -> String {
     let measured: Vec<_> = events
         .iter()
@@ -288,7 +298,7 @@ fn variable_name(kind: u32, data: &[u8]) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{excerpt::excerpt, unhex};
+    use crate::{excerpt::excerpt, unhex};
     use super::*;
 
     #[test]
