@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use atls::{Client, Server};
 use base::sync::pool::Pool;
+use support::program::Peer;
 use sys::keeping::WipingAllocator;
 use verifier::{Issuer, Validator};
 
@@ -114,11 +115,11 @@ struct Row {
 
 impl Kind<'_> {
     fn measure(&self, client: Option<&Path>, server: Option<&Path>, count: usize) -> Row {
-        let server = Peer::start(match server {
+        let server = Peer::start(&mut match server {
             Some(binary) => go_peer(binary, "server", self),
             None => our_server(self.attested),
         });
-        let (before, begin) = (server.cpu(), Instant::now());
+        let (before, begin) = (cpu_of(&server), Instant::now());
         let client = match client {
             Some(binary) => call_with_go(binary, server.address, self, count),
             None => call(server.address, self, count),
@@ -127,7 +128,7 @@ impl Kind<'_> {
         let each = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
         Row {
             rate: count as f64 / took.as_secs_f64(),
-            server: each(server.cpu() - before),
+            server: each(cpu_of(&server) - before),
             client: each(client),
         }
     }
@@ -210,11 +211,11 @@ impl Floor {
             (0..count).for_each(|_| drop(black_box(work())));
             (cpu("self") - before).as_secs_f64() * 1e6 / count as f64
         }
-        let server = Peer::start(our_server(TCP));
-        let before = (server.cpu(), cpu("self"));
+        let server = Peer::start(&mut our_server(TCP));
+        let before = (cpu_of(&server), cpu("self"));
         call_tcp(server.address, count);
         let each = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
-        let tcp_server = each(server.cpu() - before.0);
+        let tcp_server = each(cpu_of(&server) - before.0);
         let tcp_client = each(cpu("self") - before.1);
         Floor {
             key: time(count, generate),
@@ -319,42 +320,8 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
 
-/// A server in a process of its own.
-struct Peer {
-    process: Child,
-    address: SocketAddr,
-}
-
-impl Peer {
-    fn start(mut command: Command) -> Peer {
-        let mut process = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let address = line
-            .trim()
-            .strip_prefix("listening ")
-            .unwrap()
-            .parse()
-            .unwrap();
-        Peer { process, address }
-    }
-
-    fn cpu(&self) -> Duration {
-        cpu(&self.process.id().to_string())
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        drop(self.process.stdin.take()); // the server ends when this pipe closes
-        let _ = self.process.wait();
-    }
+fn cpu_of(peer: &Peer) -> Duration {
+    cpu(&peer.id().to_string())
 }
 
 /// Returns the user and system time of a process.

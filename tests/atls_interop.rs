@@ -7,7 +7,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 // the included file uses this name
 use atls::{Client, Error, Server};
 use support::foreign::go_program;
+use support::program::Peer;
 use transport::Transport;
 use verifier::{DocumentRequest, IssueError, Issuer, Oid, PeerRole, Validator};
 
@@ -42,44 +43,9 @@ fn go(role: &str, args: &[&str]) -> Command {
     command
 }
 
-/// A Go server. It ends when dropped.
-struct GoServer {
-    child: Child,
-    stdin: Option<ChildStdin>,
-    address: SocketAddr,
-}
-
-impl GoServer {
-    fn start(args: &[&str]) -> GoServer {
-        let mut child = go("server", args).stdin(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        output.read_line(&mut line).unwrap();
-        let address = line
-            .trim()
-            .strip_prefix("listening ")
-            .expect("its first line is its address")
-            .parse()
-            .unwrap();
-        // the output must be read, or a full pipe would block the server
-        thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
-        GoServer {
-            stdin: child.stdin.take(),
-            child,
-            address,
-        }
-    }
-
-    fn socket(&self) -> TcpStream {
-        TcpStream::connect(self.address).unwrap()
-    }
-}
-
-impl Drop for GoServer {
-    fn drop(&mut self) {
-        self.stdin = None; // the server ends when its input ends
-        self.child.wait().unwrap();
-    }
+/// Starts a Go server. It ends when dropped.
+fn go_server(args: &[&str]) -> Peer {
+    Peer::start(&mut go("server", args))
 }
 
 /// Runs a Go client. Returns whether it succeeded, and its output.
@@ -94,25 +60,24 @@ fn go_client(address: SocketAddr, args: &[&str]) -> (bool, String) {
     )
 }
 
+fn issuer(is_there: bool) -> Option<Arc<dyn Issuer>> {
+    is_there.then(|| Arc::new(Dummy(OID)) as _)
+}
+
+fn validators(are_there: bool) -> Vec<Arc<dyn Validator>> {
+    let all: Option<Arc<dyn Validator>> = are_there.then(|| Arc::new(Dummy(OID)) as _);
+    all.into_iter().collect()
+}
+
 fn server_for(mode: &str) -> Server {
-    let issuer: Option<Arc<dyn Issuer>> =
-        matches!(mode, "server" | "mutual").then(|| Arc::new(Dummy(OID)) as _);
-    let validators: Vec<Arc<dyn Validator>> = if matches!(mode, "client" | "mutual") {
-        vec![Arc::new(Dummy(OID))]
-    } else {
-        vec![]
-    };
+    let issuer = issuer(matches!(mode, "server" | "mutual"));
+    let validators = validators(matches!(mode, "client" | "mutual"));
     Server::new(issuer, verifier::judge_of_any(validators))
 }
 
 fn client_for(mode: &str) -> Client {
-    let issuer: Option<Arc<dyn Issuer>> =
-        matches!(mode, "client" | "mutual").then(|| Arc::new(Dummy(OID)) as _);
-    let validators: Vec<Arc<dyn Validator>> = if matches!(mode, "server" | "mutual") {
-        vec![Arc::new(Dummy(OID))]
-    } else {
-        vec![]
-    };
+    let issuer = issuer(matches!(mode, "client" | "mutual"));
+    let validators = validators(matches!(mode, "server" | "mutual"));
     Client::new(issuer, verifier::judge_of_any(validators))
 }
 
@@ -153,8 +118,9 @@ fn ask(transport: &mut Transport) -> std::io::Result<()> {
     Ok(())
 }
 
-fn connect(client: &Client, server: &GoServer) -> Result<Transport, Error> {
-    client.connect(server.socket(), Instant::now() + TIME)
+fn connect(client: &Client, server: &Peer) -> Result<Transport, Error> {
+    let socket = TcpStream::connect(server.address).unwrap();
+    client.connect(socket, Instant::now() + TIME)
 }
 
 // A Go client and our server
@@ -204,12 +170,12 @@ fn x25519mlkem768_works_with_go_in_both_directions() {
             let (address, served) = serve(server_for(&mode[6..]), 1);
             let (content, said) = go_client(address, &[&mode, "-curve=mlkem"]);
             assert!(content, "{mode}: {said}; {:?}", served.join());
-            let server = GoServer::start(&[&mode, "-curve=mlkem"]);
+            let server = go_server(&[&mode, "-curve=mlkem"]);
             ask(&mut connect(&client_for(&mode[6..]), &server).unwrap()).unwrap();
         }
     }
     // Our client sends both shares, the hybrid one first.
-    let server = GoServer::start(&["-mode=mutual"]);
+    let server = go_server(&["-mode=mutual"]);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let sink = seen.clone();
     let between = tamper(server.address, move |hello| {
@@ -360,7 +326,7 @@ fn a_go_peer_is_accepted_whatever_its_clock_says() {
         let (content, said) = go_client(address, &["-mode=client", age]);
         assert!(content, "{age}: {said}");
         assert!(served.join().unwrap()[0].is_ok());
-        let server = GoServer::start(&["-mode=server", age]);
+        let server = go_server(&["-mode=server", age]);
         ask(&mut connect(&client_for("server"), &server).unwrap()).unwrap();
     }
 }
@@ -413,7 +379,7 @@ fn a_go_client_and_our_server_exchange_megabytes_in_both_directions_at_once() {
 #[test]
 fn a_go_server_is_reached_in_every_mode() {
     for mode in MODES {
-        let server = GoServer::start(&[&format!("-mode={mode}")]);
+        let server = go_server(&[&format!("-mode={mode}")]);
         let mut transport =
             connect(&client_for(mode), &server).unwrap_or_else(|e| panic!("{mode}: {e}"));
         ask(&mut transport).unwrap_or_else(|e| panic!("{mode}: {e}"));
@@ -427,14 +393,14 @@ fn a_go_server_is_reached_after_a_hello_retry_request_and_with_other_protocols()
         ["-mode=mutual", "-alpn=h2"],
         ["-mode=mutual", "-alpn="],
     ] {
-        let server = GoServer::start(&args);
+        let server = go_server(&args);
         ask(&mut connect(&client_for("mutual"), &server).unwrap()).unwrap();
     }
 }
 
 #[test]
 fn a_go_server_is_reached_many_times() {
-    let server = GoServer::start(&["-mode=mutual"]);
+    let server = go_server(&["-mode=mutual"]);
     let client = client_for("mutual");
     for _ in 0..100 {
         ask(&mut connect(&client, &server).unwrap()).unwrap();
@@ -453,7 +419,7 @@ fn a_go_server_that_does_not_prove_itself_is_refused() {
         ),
         ("-critical", "a critical extension that is not known"),
     ] {
-        let server = GoServer::start(&["-mode=server", flag]);
+        let server = go_server(&["-mode=server", flag]);
         let error = connect(&client_for("server"), &server).err().expect(flag);
         let reason = error.refused().unwrap_or_else(|| panic!("{flag}: {error}"));
         assert!(reason.to_string().contains(text), "{flag}: {reason}");
@@ -462,7 +428,7 @@ fn a_go_server_that_does_not_prove_itself_is_refused() {
 
 #[test]
 fn a_client_without_validators_ignores_the_server_s_clock() {
-    let server = GoServer::start(&["-mode=client", "-age=1000h"]);
+    let server = go_server(&["-mode=client", "-age=1000h"]);
     ask(&mut connect(&client_for("client"), &server).unwrap()).unwrap();
 }
 
@@ -470,7 +436,7 @@ fn a_client_without_validators_ignores_the_server_s_clock() {
 fn a_refusal_by_a_go_server_is_reported() {
     let wrong: Client = Client::new(Some(Arc::new(Dummy(OTHER_OID))), None);
     // the first read fails
-    let server = GoServer::start(&["-mode=client"]);
+    let server = go_server(&["-mode=client"]);
     for client in [&wrong, &client_for("none")] {
         let error = ask(&mut connect(client, &server).unwrap()).unwrap_err();
         let error = error
@@ -484,14 +450,14 @@ fn a_refusal_by_a_go_server_is_reported() {
 
 #[test]
 fn a_go_server_with_only_tls12_is_refused() {
-    let server = GoServer::start(&["-mode=server", "-tls=1.2"]);
+    let server = go_server(&["-mode=server", "-tls=1.2"]);
     let error = connect(&client_for("server"), &server).err().unwrap();
     assert!(matches!(error, Error::PeerRefused(_)), "{error}");
 }
 
 #[test]
 fn a_long_document_is_transferred_in_both_directions() {
-    let server = GoServer::start(&["-mode=server", "-pad=60000"]);
+    let server = go_server(&["-mode=server", "-pad=60000"]);
     ask(&mut connect(&client_for("server"), &server).unwrap()).unwrap();
     let (address, served) = serve(server_for("client"), 1);
     let (content, said) = go_client(address, &["-mode=client", "-pad=60000"]);
@@ -572,7 +538,7 @@ fn a_changed_client_hello_of_a_go_client_ends_the_handshake_at_our_server() {
 #[test]
 fn a_changed_client_hello_of_ours_ends_the_handshake_at_a_go_server() {
     for change in [flip_nonce as fn(&mut [u8]), hide_server_name] {
-        let server = GoServer::start(&["-mode=none"]);
+        let server = go_server(&["-mode=none"]);
         let socket = TcpStream::connect(tamper(server.address, change)).unwrap();
         assert!(
             client_for("none")
@@ -596,7 +562,7 @@ fn the_strong_form_meets_another_implementation_in_every_mode_and_direction() {
         );
         served.join().unwrap().remove(0).unwrap();
 
-        let server = GoServer::start(&[&format!("-mode={mode}"), "-strong"]);
+        let server = go_server(&[&format!("-mode={mode}"), "-strong"]);
         let client = client_for(mode).require_strong();
         ask(&mut connect(&client, &server).unwrap()).unwrap();
     }
@@ -649,7 +615,7 @@ fn a_join_service_and_another_server_of_the_same_machine_are_told_apart() {
             .into_iter()
             .zip(refusals)
         {
-            let go = GoServer::start(&["-mode=server", "-strong", flag]);
+            let go = go_server(&["-mode=server", "-strong", flag]);
             let client = kind(client_for("server")).require_strong();
             match (connect(&client, &go), refusal) {
                 (Ok(mut transport), "") => ask(&mut transport).unwrap(),
@@ -675,7 +641,7 @@ fn a_peer_that_proves_something_else_is_refused_in_the_strong_form() {
             "expected OID 06052bcd2c0101, got 06052bcd2c0102",
         ),
     ] {
-        let server = GoServer::start(&["-mode=server", "-strong", flag]);
+        let server = go_server(&["-mode=server", "-strong", flag]);
         let error = connect(&client_for("server"), &server).err().expect(flag);
         let reason = error.refused().unwrap_or_else(|| panic!("{flag}: {error}"));
         assert!(reason.to_string().contains(text), "{flag}: {reason}");

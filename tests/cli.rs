@@ -77,6 +77,8 @@ fn init<'a>(endpoint: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&needed, more].concat()
 }
 
+const RECOVER: [&str; 4] = ["recover", "--timeout=5s", "--endpoint=x", "--policy=policy.json"];
+
 /// An address on which no program listens. The kernel gives no port below 1024 to the other tests that run meanwhile.
 const NOBODY: &str = "127.0.0.1:1";
 
@@ -153,14 +155,7 @@ fn no_core_dump_takes_the_master_secret_along() {
     let limits = fs::read_to_string(format!("/proc/{}/limits", waiting.id())).unwrap();
     waiting.kill().unwrap();
     waiting.wait().unwrap();
-    let core = limits
-        .lines()
-        .find(|line| line.starts_with("Max core file size"))
-        .unwrap();
-    assert_eq!(
-        core.split_whitespace().skip(4).take(2).collect::<Vec<_>>(),
-        ["0", "0"]
-    );
+    support::secrets::assert_no_core_dumps(&limits);
 }
 
 #[test]
@@ -307,18 +302,7 @@ fn files_that_are_missing_or_wrong_exit_with_1_and_are_named() {
             init("x", &["--kubeconfig", "policy.json"]),
             "policy.json exists",
         ),
-        (
-            vec![
-                "recover",
-                "--timeout",
-                "5s",
-                "--endpoint",
-                "x",
-                "--policy",
-                "policy.json",
-            ],
-            "firstlight-mastersecret.json",
-        ),
+        (RECOVER.to_vec(), "firstlight-mastersecret.json"),
     ] {
         let (code, stderr) = failure(dir.path(), &args);
         assert_eq!(code, 1, "{args:?}: {stderr}");
@@ -332,18 +316,7 @@ fn a_master_secret_that_others_may_read_is_neither_used_nor_changed() {
     let dir = workspace();
     let content = r#"{"key":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","salt":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="}"#;
     write(dir.path(), "firstlight-mastersecret.json", content, 0o644);
-    for args in [
-        init("x", &[]),
-        vec![
-            "recover",
-            "--timeout",
-            "5s",
-            "--endpoint",
-            "x",
-            "--policy",
-            "policy.json",
-        ],
-    ] {
+    for args in [init("x", &[]), RECOVER.to_vec()] {
         let (code, stderr) = failure(dir.path(), &args);
         assert_eq!(code, 1, "{stderr}");
         assert!(
@@ -862,16 +835,9 @@ fn an_init_without_a_list_of_components_makes_it_or_says_what_to_give() {
     std::fs::write(&secret, "a secret of the operator").unwrap();
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
     let output = program()
-        .args([
-            "init",
-            "--endpoint",
-            "127.0.0.1:1",
-            "--policy",
-            "policy.json",
-            "--init-secret",
-            "secret.txt",
-        ])
-        .args(["--kubernetes-version", "v1.33.1", "--timeout", "5s"])
+        .args(["init", "--endpoint=127.0.0.1:1", "--policy=policy.json"])
+        .args(["--init-secret=secret.txt", "--timeout=5s"])
+        .args(["--kubernetes-version", "v1.33.1"])
         .env("HTTPS_PROXY", "http://127.0.0.1:1")
         .current_dir(dir.path())
         .output()

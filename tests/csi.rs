@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use ::services::key_service::{Clients, KeyService, KeyServiceConfig};
 use base::crypto::Secret;
 use base::master_secret::MasterSecret;
-use base::stop::Stop;
-use common::kube_apiserver::{Cluster, PATIENCE};
+use common::kube_apiserver::Cluster;
 use common::volumes::{self, ATTACHMENTS, DRIVER};
 use kubernetes::client::{CONFIG_MAPS, Client};
 use machine::case;
@@ -26,9 +25,7 @@ const ACCOUNT: (&str, &str) = ("storage", "csi-node");
 #[test]
 #[ignore = "needs a kube-apiserver and boots machines: make kubernetes-api"]
 fn a_volume_opens_on_the_node_to_which_it_is_attached_and_brings_its_data() {
-    let cluster = Cluster::start();
-    let client = cluster.client(&Stop::new());
-    client.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    let (cluster, client) = Cluster::started();
     let map = json!({"metadata": {"name": "key-service-ca"}});
     client
         .create(&CONFIG_MAPS.in_namespace("kube-system"), &map)

@@ -3,17 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
+use common::join_setup::lone_service_program;
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA384};
 use serde_json::{Value, json};
 use support::foreign::go_module;
 use support::mutation::mutations;
-use support::program::{PATIENCE, Program};
+use support::program::PATIENCE;
 use support::swtpm::Swtpm;
 use verifier::event_log::{
     EV_NO_ACTION, EventLog, LogEntry, SHA1, SHA256, digest_of, explain, parse,
@@ -549,21 +550,11 @@ fn a_join_service_explains_why_it_refuses_a_real_machine() {
     let policy = Policy::new([4, 7, 8, 15].map(measurement).into()).unwrap();
     let policy_file = folder.path().join("attestationConfig");
     fs::write(&policy_file, cli::trust::policy::text(&policy)).unwrap();
-    let join = Program::start(
-        Command::new(support::program::built("join-service"))
-            .args(["--key-service=127.0.0.1:1", "--key-service-auth=none"])
-            .args(["--attestation-variant=qemu-vtpm", "--listen=127.0.0.1:0"])
-            .arg("--config")
-            .arg(folder.path()),
-    );
-    let serving = join.expect("serving join requests");
-    let address = serving
-        .split_whitespace()
-        .find_map(|word| word.parse::<SocketAddr>().ok());
+    let (join, address) = lone_service_program(folder.path());
     let location = tpm.location().parse().unwrap();
     let issuer = Arc::new(qemu_vtpm::issuer(location, Some(file)));
     let client = atls::Client::new(Some(issuer.clone()), None);
-    let socket = TcpStream::connect(address.unwrap()).unwrap();
+    let socket = TcpStream::connect(address).unwrap();
     let connected = client.connect(socket, Instant::now() + PATIENCE);
     // in TLS 1.3 a client learns of the refusal from its first read
     if let Ok(mut transport) = connected {

@@ -1,14 +1,14 @@
 //! Our client against grpc-go servers with different options: deadlines that they enforce themselves, a maximum connection age,
 //! small limits, and GOAWAY to a client that sends too many PINGs. `tests/grpc_go` is the peer.
 
-use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rpc::grpc::{CallOptions, Channel, Code, Keepalive, Status};
 use support::foreign::go_program;
+use support::program::Peer;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Blob {
@@ -16,44 +16,15 @@ struct Blob {
     data: Vec<u8>,
 }
 
-/// A server; it ends when dropped.
-struct Peer {
-    process: Child,
-    address: String,
+fn start(args: &[&str]) -> Peer {
+    let program = go_program("grpc_go", env!("CARGO_TARGET_TMPDIR"));
+    Peer::start(Command::new(program).args(args))
 }
 
-impl Peer {
-    fn start(args: &[&str]) -> Peer {
-        let mut process = Command::new(go_program("grpc_go", env!("CARGO_TARGET_TMPDIR")))
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        Peer {
-            process,
-            address: line.trim().strip_prefix("listening ").unwrap().to_owned(),
-        }
-    }
-
-    fn connect(&self) -> Channel {
-        Channel::new(
-            transport::plain::transport(TcpStream::connect(&self.address).unwrap()).unwrap(),
-            &self.address,
-        )
-        .unwrap()
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+fn connect(peer: &Peer) -> Channel {
+    let socket = TcpStream::connect(peer.address).unwrap();
+    let transport = transport::plain::transport(socket).unwrap();
+    Channel::new(transport, &peer.address.to_string()).unwrap()
 }
 
 fn within(timeout: Duration) -> CallOptions {
@@ -80,8 +51,8 @@ fn soon() -> CallOptions {
 /// up.
 #[test]
 fn a_late_call_is_deadline_exceeded_on_whichever_side_it_ends() {
-    let peer = Peer::start(&[]);
-    let channel = peer.connect();
+    let peer = start(&[]);
+    let channel = connect(&peer);
     for round in 0..60 {
         let options = within(Duration::from_millis(10 + round % 7));
         let status = channel
@@ -94,8 +65,8 @@ fn a_late_call_is_deadline_exceeded_on_whichever_side_it_ends() {
 
 #[test]
 fn at_the_maximum_connection_age_a_call_is_answered_or_can_be_retried() {
-    let peer = Peer::start(&["-age=200ms"]);
-    let mut channel = peer.connect();
+    let peer = start(&["-age=200ms"]);
+    let mut channel = connect(&peer);
     let (mut connections, begun) = (1, Instant::now());
     while connections < 4 {
         assert!(
@@ -105,7 +76,7 @@ fn at_the_maximum_connection_age_a_call_is_answered_or_can_be_retried() {
         if let Err(status) = echo(&channel, &soon()) {
             assert!(status.is_unprocessed(), "{status}");
             assert!(status.message().contains("NO_ERROR"), "{status}");
-            channel = peer.connect();
+            channel = connect(&peer);
             echo(&channel, &soon()).unwrap();
             connections += 1;
         }
@@ -114,9 +85,9 @@ fn at_the_maximum_connection_age_a_call_is_answered_or_can_be_retried() {
 
 #[test]
 fn the_first_call_already_respects_the_servers_limits() {
-    let peer = Peer::start(&["-headers=600", "-streams=1"]);
+    let peer = start(&["-headers=600", "-streams=1"]);
     for _ in 0..5 {
-        let channel = peer.connect();
+        let channel = connect(&peer);
         let mut large = soon();
         large.metadata.insert("x-large", &"x".repeat(1000)).unwrap();
         let status = echo(&channel, &large).unwrap_err();
@@ -125,7 +96,7 @@ fn the_first_call_already_respects_the_servers_limits() {
             status.message().contains("exceeds the server's limit"),
             "{status}"
         );
-        let channel = peer.connect();
+        let channel = connect(&peer);
         thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| echo(&channel, &soon()).unwrap());
@@ -136,14 +107,14 @@ fn the_first_call_already_respects_the_servers_limits() {
 
 #[test]
 fn the_error_has_the_text_of_the_servers_goaway() {
-    let peer = Peer::start(&[]);
-    let socket = transport::plain::transport(TcpStream::connect(&peer.address).unwrap()).unwrap();
+    let peer = start(&[]);
+    let socket = transport::plain::transport(TcpStream::connect(peer.address).unwrap()).unwrap();
     // The server's enforcement policy allows one PING in five minutes.
     let hasty = Keepalive {
         every: Duration::from_millis(50),
         timeout: Duration::from_secs(20),
     };
-    let channel = Channel::with_keepalive(socket, &peer.address, hasty).unwrap();
+    let channel = Channel::with_keepalive(socket, &peer.address.to_string(), hasty).unwrap();
     let status = channel
         .unary::<_, Blob>("/test.Go/Wait", &Blob::default(), &soon())
         .unwrap_err();

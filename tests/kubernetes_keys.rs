@@ -53,17 +53,6 @@ fn client() -> Client {
     Cluster::shared().client(&Stop::new())
 }
 
-/// Starts an API server of the test's own. Returns it when it answers.
-fn started() -> (Cluster, Client) {
-    let cluster = Cluster::start();
-    let client = cluster.client(&Stop::new());
-    client
-        .within(kube_apiserver::PATIENCE)
-        .wait_ready(&mut |_| {})
-        .unwrap();
-    (cluster, client)
-}
-
 /// Creates a service account's token.
 fn token(client: &Client, namespace: &str, account: &str, audience: &str) -> String {
     client
@@ -124,6 +113,13 @@ fn record_control_plane(client: &Client, node: &str) {
         control_plane: true,
         ..MachineRecord::of_node(node, &disk, Some("machine"), "", "")
     };
+    machine_record::write_if_absent(client, &record).unwrap();
+}
+
+/// Writes the record of a worker with this state disk.
+fn record_worker(client: &Client, node: &str, disk: &str) {
+    let disk = Uuid::parse(disk).unwrap();
+    let record = MachineRecord::of_node(node, &disk, Some("machine"), "", "");
     machine_record::write_if_absent(client, &record).unwrap();
 }
 
@@ -480,12 +476,7 @@ fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
     const VOLUME: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
     const OF_NODE: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc23";
     const OF_OPERATOR: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc24";
-    let mut cluster = Cluster::start();
-    let client = cluster.client(&Stop::new());
-    client
-        .within(kube_apiserver::PATIENCE)
-        .wait_ready(&mut |_| {})
-        .unwrap();
+    let (mut cluster, client) = Cluster::started();
     let service = key_service(&own_kubeconfig_of(&cluster, &client));
     volumes::add_node(&client, "node", "192.0.2.1");
     for id in [VOLUME, OF_NODE, OF_OPERATOR] {
@@ -523,14 +514,7 @@ fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
     }
 
     let maps = CONFIG_MAPS.in_namespace("kube-system");
-    let record = MachineRecord::of_node(
-        "node-1",
-        &Uuid::parse(OF_NODE).unwrap(),
-        Some("machine"),
-        "",
-        "",
-    );
-    machine_record::write_if_absent(&client, &record).unwrap();
+    record_worker(&client, "node-1", OF_NODE);
     // With the permissions in docs/join.md, and then without them.
     client
         .create(
@@ -599,10 +583,7 @@ fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
         "nodes that boot again do not wait for it"
     );
     cluster.start_api_server();
-    client
-        .within(kube_apiserver::PATIENCE)
-        .wait_ready(&mut |_| {})
-        .unwrap();
+    client.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
     assert!(ask(service.address, VOLUME, Some(&csi)).is_ok());
 }
 
@@ -670,7 +651,7 @@ const CSI: (&str, &str) = ("storage", "csi-node");
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_driver_gets_the_keys_of_the_volumes_of_its_node_and_no_others() {
     const OLD: &str = "2f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
-    let (cluster, client) = started();
+    let (cluster, client) = Cluster::started();
     let service = key_service_with(
         &own_kubeconfig_of(&cluster, &client),
         "token",
@@ -802,14 +783,7 @@ fn a_driver_gets_the_keys_of_the_volumes_of_its_node_and_no_others() {
     let expected = kms.dek(&base::crypto::Dek::named(OLD), 32).unwrap();
     assert_eq!(get(&old, &a).unwrap(), expected.expose());
     assert_eq!(refusal(get(&old, &b)).0, Code::PermissionDenied);
-    let record = MachineRecord::of_node(
-        "node-9",
-        &Uuid::parse(OLD).unwrap(),
-        Some("machine"),
-        "",
-        "",
-    );
-    machine_record::write_if_absent(&client, &record).unwrap();
+    record_worker(&client, "node-9", OLD);
     let (code, why) = refusal(get(&old, &a));
     assert!(
         code == Code::PermissionDenied && why.contains("belongs to a state disk"),
@@ -850,7 +824,7 @@ fn a_driver_gets_the_keys_of_the_volumes_of_its_node_and_no_others() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn without_attachments_the_pods_of_a_node_decide() {
-    let (cluster, client) = started();
+    let (cluster, client) = Cluster::started();
     let service = key_service_for(
         &own_kubeconfig_of(&cluster, &client),
         "token",
@@ -932,7 +906,7 @@ fn without_attachments_the_pods_of_a_node_decide() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_join_service_on_a_worker_gets_no_key() {
-    let (mut cluster, client) = started();
+    let (mut cluster, client) = Cluster::started();
     let service = key_service(&own_kubeconfig_of(&cluster, &client));
     for (node, address) in [("plane", "192.0.2.1"), ("worker", "192.0.2.2")] {
         volumes::add_node(&client, node, address);
@@ -944,9 +918,7 @@ fn a_join_service_on_a_worker_gets_no_key() {
         join_service_on(&client, "worker"),
     );
     record_control_plane(&client, "plane");
-    let disk = Uuid::parse("00000000-0000-0000-0000-0000000000ab").unwrap();
-    let of_worker = MachineRecord::of_node("worker", &disk, Some("machine"), "", "");
-    machine_record::write_if_absent(&client, &of_worker).unwrap();
+    record_worker(&client, "worker", "00000000-0000-0000-0000-0000000000ab");
 
     for id in [UUID, "measurementSecret", "ca_emergency_ssh_host"] {
         assert!(ask(service.address, id, Some(&plane)).is_ok(), "{id}");
@@ -973,7 +945,7 @@ fn a_join_service_on_a_worker_gets_no_key() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_join_service_starts_only_on_a_control_plane() {
-    let (cluster, client) = started();
+    let (cluster, client) = Cluster::started();
     let kubeconfig = own_kubeconfig_of(&cluster, &client);
     assert!(!kubeconfig.is_empty(), "it has written the roles");
     volumes::add_node(&client, "new", "192.0.2.1");
@@ -988,9 +960,7 @@ fn a_join_service_starts_only_on_a_control_plane() {
         &["--key-service", "127.0.0.1:1", "--config", "."],
     );
     program.expect("there is no ConfigMap kube-system/join-node-new: firstlight apply writes");
-    let disk = Uuid::parse("00000000-0000-0000-0000-0000000000ab").unwrap();
-    let of_worker = MachineRecord::of_node("new", &disk, Some("machine"), "", "");
-    machine_record::write_if_absent(&client, &of_worker).unwrap();
+    record_worker(&client, "new", "00000000-0000-0000-0000-0000000000ab");
     program.expect("the ConfigMap kube-system/join-node-new, is that of a worker");
     let maps = CONFIG_MAPS.in_namespace("kube-system");
     client.delete(&maps.named("join-node-new")).unwrap();
@@ -1046,7 +1016,7 @@ fn in_pod(cluster: &Cluster, service: &str, token: &str, arguments: &[&str]) -> 
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_pod_whose_token_names_no_node_warns_that_it_serves_all_nodes() {
     const ACCOUNT: (&str, &str) = ("kube-system", "key-service");
-    let (cluster, client) = started();
+    let (cluster, client) = Cluster::started();
     volumes::add_node(&client, "plane", "192.0.2.1");
     let uid = volumes::add_pod(&client, ACCOUNT, "key-service-0", "plane", json!([]));
     let audience = "https://kubernetes.default.svc";
@@ -1099,7 +1069,7 @@ fn define_cilium_nodes(client: &Client) -> Resource {
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_driver_of_constellation_is_served_before_and_through_a_day_and_refused_afterwards() {
     const STATE_DISK: &str = "3f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
-    let (cluster, client) = started();
+    let (cluster, client) = Cluster::started();
     let kubeconfig = own_kubeconfig_of(&cluster, &client);
     // As Constellation's key service, which gives every key to everybody.
     let before = key_service_for(&kubeconfig, "any", "anyone=disk,ssh,measurement");
@@ -1307,7 +1277,7 @@ fn ask_from(own: &str, service: SocketAddr, id: &str) -> Result<Vec<u8>, Status>
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_pod_is_a_driver_of_constellation_by_its_account_and_not_by_its_arguments() {
-    let (cluster, client) = started();
+    let (cluster, client) = Cluster::started();
     let (_service, address) = open_for_old_clients(&cluster, &client);
     add_csi_driver(&client, AWS);
     volumes::add_node(&client, "worker", "192.0.2.7");
@@ -1376,7 +1346,7 @@ fn a_pod_is_a_driver_of_constellation_by_its_account_and_not_by_its_arguments() 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn one_pod_with_many_connections_does_not_keep_the_drivers_of_other_nodes_away() {
-    let (cluster, client) = started();
+    let (cluster, client) = Cluster::started();
     let (_service, address) = open_for_old_clients(&cluster, &client);
     add_csi_driver(&client, AWS);
     for (node, ip) in [("worker", "192.0.2.7"), ("other", "192.0.2.8")] {
@@ -1454,12 +1424,7 @@ fn in_plaintext_only_pods_of_the_own_node_are_served() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn accepted_tokens_stay_valid_while_the_api_server_is_down() {
-    let mut cluster = Cluster::start();
-    let client = cluster.client(&Stop::new());
-    client
-        .within(kube_apiserver::PATIENCE)
-        .wait_ready(&mut |_| {})
-        .unwrap();
+    let (mut cluster, client) = Cluster::started();
     let service = key_service(&cluster.kubeconfig());
     let known = token(&client, "kube-system", "join-service", "key-service");
     let stranger = format!(
@@ -1496,10 +1461,7 @@ fn accepted_tokens_stay_valid_while_the_api_server_is_down() {
         Code::Unavailable
     );
     cluster.start_api_server();
-    client
-        .within(kube_apiserver::PATIENCE)
-        .wait_ready(&mut |_| {})
-        .unwrap();
+    client.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
     assert_eq!(
         hex(&ask(service.address, UUID, Some(&stranger)).unwrap()),
         DISK_KEY

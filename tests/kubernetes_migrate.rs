@@ -53,12 +53,7 @@ struct Old {
 
 impl Old {
     fn new(in_known_cloud: bool) -> Old {
-        let cluster = Cluster::start();
-        let client = cluster.client(&Stop::new());
-        client
-            .within(kube_apiserver::PATIENCE)
-            .wait_ready(&mut |_| {})
-            .unwrap();
+        let (cluster, client) = Cluster::started();
         constellation::define(&client);
         constellation::make(&client, &version(&client), in_known_cloud);
         let folder = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use kubernetes::client::{
 };
 use kubernetes::services::kubeadm_bindings;
 use kubernetes::services::{
-    self, Error, InstallProgress, MetadataService, Options, ServiceSettings, master_secret,
+    self, Applied, Error, InstallProgress, MetadataService, Options, ServiceSettings, master_secret,
 };
 use kubernetes::wrapping_key;
 use serde_json::{Value, json};
@@ -82,6 +82,12 @@ fn with_master_secret(client: &Client) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
+/// Waits for the other tests. Returns the cluster without the services.
+fn alone() -> (MutexGuard<'static, ()>, Client) {
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    (alone, empty())
+}
+
 /// Returns the cluster without the services.
 fn empty() -> Client {
     let client = Cluster::shared().client(&Stop::new());
@@ -106,18 +112,20 @@ fn without_wait(backups: &Path) -> Options<'_> {
     }
 }
 
+fn apply(
+    client: &Client,
+    settings: &ServiceSettings,
+    options: &Options,
+) -> Result<Applied, Error> {
+    services::apply(client, settings, options, &mut |_| {})
+}
+
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
-    let first = services::apply(
-        &client,
-        &settings("example.com/a:1"),
-        &without_wait(dir.path()),
-        &mut |_| {},
-    )
+    let first = apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()))
     .unwrap();
     assert_eq!(first.changed.len(), 77);
     assert_eq!(first.backup, None);
@@ -133,12 +141,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         .unwrap();
     assert_eq!(join["spec"]["ports"][0]["nodePort"], 30090);
 
-    let again = services::apply(
-        &client,
-        &settings("example.com/a:1"),
-        &without_wait(dir.path()),
-        &mut |_| {},
-    )
+    let again = apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()))
     .unwrap();
     assert_eq!(again.changed, Vec::<String>::new());
 
@@ -148,7 +151,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         ..settings("example.com/a:2")
     };
     let upgraded =
-        services::apply(&client, &newer, &without_wait(dir.path()), &mut |_| {}).unwrap();
+        apply(&client, &newer, &without_wait(dir.path())).unwrap();
     assert_eq!(
         upgraded.changed,
         [
@@ -177,7 +180,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         ..settings("example.com/a:2")
     };
     let moved =
-        services::apply(&client, &elsewhere, &without_wait(dir.path()), &mut |_| {}).unwrap();
+        apply(&client, &elsewhere, &without_wait(dir.path())).unwrap();
     assert_eq!(
         moved.changed,
         [
@@ -263,17 +266,14 @@ fn places_wrapping_key(client: &Client) -> bool {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_master_secret_that_is_not_encrypted_moves_and_serves_at_each_step() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
     install_earlier(&client);
     let impatient = Options {
         wait: Some(Duration::from_secs(1)),
         ..without_wait(dir.path())
     };
-    let apply = |options: &Options| {
-        services::apply(&client, &settings("example.com/a:1"), options, &mut |_| {})
-    };
+    let apply = |options: &Options| apply(&client, &settings("example.com/a:1"), options);
     // The pods of the first step do not become ready: the old ones go on with the old Secret.
     apply(&impatient).unwrap_err();
     assert_eq!(secret_of(&client), PLAIN);
@@ -329,15 +329,9 @@ fn a_master_secret_that_is_not_encrypted_moves_and_serves_at_each_step() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn another_master_secret_is_refused_before_anything_is_changed() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
-    services::apply(
-        &client,
-        &settings("example.com/a:1"),
-        &without_wait(dir.path()),
-        &mut |_| {},
-    )
+    apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()))
     .unwrap();
     let kms = MasterSecret::new(Secret::new(vec![9; 32]), Secret::new(vec![3; 32])).unwrap();
     let other = ServiceSettings {
@@ -345,7 +339,7 @@ fn another_master_secret_is_refused_before_anything_is_changed() {
         ..settings("example.com/a:2")
     };
     let error =
-        services::apply(&client, &other, &without_wait(dir.path()), &mut |_| {}).unwrap_err();
+        apply(&client, &other, &without_wait(dir.path())).unwrap_err();
     assert!(
         error
             .to_string()
@@ -359,8 +353,7 @@ fn another_master_secret_is_refused_before_anything_is_changed() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn apply_waits_for_every_control_plane_and_reports_failures() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
     let pods = Resource::namespaced("", "v1", "pods").in_namespace("kube-system");
     let accounts = Resource::namespaced("", "v1", "serviceaccounts").in_namespace("kube-system");
@@ -386,19 +379,13 @@ fn apply_waits_for_every_control_plane_and_reports_failures() {
             play_controller(client, stop);
         });
         let options = Options {
-            skip: &[],
-            backups: dir.path(),
             wait: Some(Duration::from_secs(60)),
-            is_dry_run: false,
-            keeps_superseded: false,
-            control_planes: &[],
+            ..without_wait(dir.path())
         };
-        services::apply(
-            client,
-            &settings("example.com/a:1"),
-            &options,
-            &mut |report| reports.push(report),
-        )
+        let settings = settings("example.com/a:1");
+        services::apply(client, &settings, &options, &mut |report| {
+            reports.push(report);
+        })
         .unwrap();
         stop.stop();
     });
@@ -419,8 +406,7 @@ fn apply_waits_for_every_control_plane_and_reports_failures() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn kubeadms_bindings_that_approve_kubelets_go_when_the_services_are_ready() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
     let bindings = kubeadm_bindings::manifests();
     for binding in &bindings {
@@ -435,7 +421,7 @@ fn kubeadms_bindings_that_approve_kubelets_go_when_the_services_are_ready() {
         bindings.iter().filter(is_there).count()
     };
     let wanted = settings("example.com/a:1");
-    services::apply(&client, &wanted, &without_wait(dir.path()), &mut |_| {}).unwrap();
+    apply(&client, &wanted, &without_wait(dir.path())).unwrap();
     assert_eq!(left(), 2, "nobody knows whether a join service runs");
     let stop = Stop::new();
     let applied = thread::scope(|scope| {
@@ -444,7 +430,7 @@ fn kubeadms_bindings_that_approve_kubelets_go_when_the_services_are_ready() {
             wait: Some(Duration::from_secs(60)),
             ..without_wait(dir.path())
         };
-        let applied = services::apply(&client, &wanted, &options, &mut |_| {});
+        let applied = apply(&client, &wanted, &options);
         stop.stop();
         applied.unwrap()
     });
@@ -457,20 +443,13 @@ fn kubeadms_bindings_that_approve_kubelets_go_when_the_services_are_ready() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn services_that_do_not_become_ready_are_rolled_back() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
     let impatient = Options {
-        skip: &[],
-        backups: dir.path(),
         wait: Some(Duration::from_secs(1)),
-        is_dry_run: false,
-        keeps_superseded: false,
-        control_planes: &[],
+        ..without_wait(dir.path())
     };
-    let apply = |settings: &ServiceSettings, options: &Options| {
-        services::apply(&client, settings, options, &mut |_| {})
-    };
+    let apply = |settings: &ServiceSettings, options: &Options| apply(&client, settings, options);
     // The first installation: no object exists before and after it.
     let error = apply(&settings("example.com/a:1"), &impatient).unwrap_err();
     assert!(
@@ -515,8 +494,7 @@ fn services_that_do_not_become_ready_are_rolled_back() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_refusal_halfway_restores_objects_of_other_tools_too() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
     // An object of another tool, with a field that is not ours.
     let maps = CONFIG_MAPS.in_namespace("kube-system");
@@ -551,12 +529,7 @@ fn a_refusal_halfway_restores_objects_of_other_tools_too() {
     let deadline = Instant::now() + Duration::from_secs(60);
     // The server enforces the policy only after some time.
     let error = loop {
-        match services::apply(
-            &client,
-            &settings("example.com/a:1"),
-            &without_wait(dir.path()),
-            &mut |_| {},
-        ) {
+        match apply(&client, &settings("example.com/a:1"), &without_wait(dir.path())) {
             Err(error) => break error,
             Ok(_) => {
                 assert!(Instant::now() < deadline);
@@ -587,12 +560,7 @@ fn a_refusal_halfway_restores_objects_of_other_tools_too() {
     assert_eq!(restored["metadata"]["labels"], json!({"a": "b"}));
     assert!(restored.get("binaryData").is_none());
     // The server enforces the policy for some time after its deletion.
-    while let Err(error) = services::apply(
-        &client,
-        &settings("example.com/a:1"),
-        &without_wait(dir.path()),
-        &mut |_| {},
-    ) {
+    while let Err(error) = apply(&client, &settings("example.com/a:1"), &without_wait(dir.path())) {
         assert!(
             Instant::now() < deadline && error.to_string().contains("not today"),
             "{error}"
@@ -604,17 +572,19 @@ fn a_refusal_halfway_restores_objects_of_other_tools_too() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn the_accounts_of_the_services_have_the_necessary_permissions_only() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
-    services::apply(
-        &client,
-        &settings("example.com/a:1"),
-        &without_wait(dir.path()),
-        &mut |_| {},
-    )
+    apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()))
     .unwrap();
     let reviews = Resource::cluster("authorization.k8s.io", "v1", "subjectaccessreviews").all();
+    let review = |account: &str, request: Value| {
+        let review = json!({"spec": {
+            "user": format!("system:serviceaccount:kube-system:{account}"),
+            "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"],
+            "resourceAttributes": request,
+        }});
+        client.create(&reviews, &review).unwrap()["status"]["allowed"].clone()
+    };
     for account in ["join-service", "key-service", "member-controller"] {
         let (joins, works) = (account == "join-service", account == "member-controller");
         for (verb, resource, is_allowed) in [
@@ -628,16 +598,9 @@ fn the_accounts_of_the_services_have_the_necessary_permissions_only() {
             ("update", "nodes", false),
             ("create", "pods", false),
         ] {
-            let review = json!({"spec": {
-                "user": format!("system:serviceaccount:kube-system:{account}"),
-                "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"],
-                "resourceAttributes": {"namespace": "kube-system", "verb": verb, "resource": resource},
-            }});
-            let answer = client.create(&reviews, &review).unwrap();
-            assert_eq!(
-                answer["status"]["allowed"], is_allowed,
-                "{account}: {verb} {resource}"
-            );
+            let request = json!({"namespace": "kube-system", "verb": verb, "resource": resource});
+            let allowed = review(account, request);
+            assert_eq!(allowed, is_allowed, "{account}: {verb} {resource}");
         }
     }
     for (account, allowed) in [
@@ -645,16 +608,8 @@ fn the_accounts_of_the_services_have_the_necessary_permissions_only() {
         ("key-service", true),
         ("member-controller", false),
     ] {
-        let review = json!({"spec": {
-            "user": format!("system:serviceaccount:kube-system:{account}"),
-            "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"],
-            "resourceAttributes": {"group": "authentication.k8s.io", "verb": "create", "resource": "tokenreviews"},
-        }});
-        assert_eq!(
-            client.create(&reviews, &review).unwrap()["status"]["allowed"],
-            allowed,
-            "{account}"
-        );
+        let request = json!({"group": "authentication.k8s.io", "verb": "create", "resource": "tokenreviews"});
+        assert_eq!(review(account, request), allowed, "{account}");
     }
     assert!(
         client
@@ -680,6 +635,7 @@ impl Operator {
         for (name, content) in [
             ("policy.json", POLICY),
             ("firstlight-mastersecret.json", &secret),
+            ("firstlight-admin.conf", &Cluster::shared().kubeconfig()),
             (
                 "firstlight-state.json",
                 &json!({"version": 1, "measurementSalt": base64(1)}).to_string(),
@@ -726,19 +682,22 @@ fn of_constellation(name: &str, arguments: &[&str]) -> Value {
     }}})
 }
 
+fn key_service_of_constellation() -> Value {
+    let mut set = of_constellation("key-service", &[]);
+    set["spec"]["template"]["spec"]["containers"] =
+        json!([{"name": "key-service", "image": "a", "args": ["--port=9000"]}]);
+    set
+}
+
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_key_service_of_constellation_is_replaced_only_when_it_is_decided_what_its_drivers_get() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let sets = DAEMON_SETS.in_namespace("kube-system");
     let driver = "csi-azuredisk-node";
     let arguments = ["--v=2", "--kms-addr=key-service.kube-system:9000"];
-    let mut old = of_constellation("key-service", &[]);
-    old["spec"]["template"]["spec"]["containers"] =
-        json!([{"name": "key-service", "image": "a", "args": ["--port=9000"]}]);
     for set in [
-        old,
+        key_service_of_constellation(),
         of_constellation(driver, &arguments),
         of_constellation("other", &["--v=2"]),
     ] {
@@ -752,11 +711,6 @@ fn a_key_service_of_constellation_is_replaced_only_when_it_is_decided_what_its_d
         .create(&SERVICES.in_namespace("kube-system"), &service)
         .unwrap();
     let operator = Operator::new();
-    fs::write(
-        operator.0.path().join("firstlight-admin.conf"),
-        Cluster::shared().kubeconfig(),
-    )
-    .unwrap();
 
     let refused = operator.apply(&["--skip-wait"]);
     let why = text(&refused.stderr);
@@ -821,13 +775,11 @@ fn let_cilium_replace_kube_proxy(client: &Client) -> Object {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_its_key() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let sets = DAEMON_SETS.in_namespace("kube-system");
-    let mut old = of_constellation("key-service", &[]);
-    old["spec"]["template"]["spec"]["containers"] =
-        json!([{"name": "key-service", "image": "a", "args": ["--port=9000"]}]);
-    client.create(&sets, &old).unwrap();
+    client
+        .create(&sets, &key_service_of_constellation())
+        .unwrap();
     let labels = json!({"app": "s3proxy"});
     let proxy = json!({"metadata": {"name": "s3proxy"}, "spec": {
         "selector": {"matchLabels": labels},
@@ -844,11 +796,6 @@ fn a_key_service_of_constellation_is_not_replaced_while_its_s3_proxy_would_lose_
     let copies = DEPLOYMENTS.in_namespace(tenant.name());
     client.create(&copies, &proxy).unwrap();
     let operator = Operator::new();
-    fs::write(
-        operator.0.path().join("firstlight-admin.conf"),
-        Cluster::shared().kubeconfig(),
-    )
-    .unwrap();
 
     let until = ["--old-clients-until", "2099-12-31"];
     for (more, advice) in [
@@ -897,7 +844,6 @@ fn an_upgrade_of_kubernetes_is_checked_before_its_list_is_in_the_cluster() {
     let operator = Operator::new();
     let write =
         |name: &str, content: &str| fs::write(operator.0.path().join(name), content).unwrap();
-    write("firstlight-admin.conf", &Cluster::shared().kubeconfig());
     let list = |version: &str, hash: &str| {
         let component = |name: &str| {
             json!({
@@ -1030,14 +976,8 @@ fn an_upgrade_of_kubernetes_is_checked_before_its_list_is_in_the_cluster() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn the_command_brings_them_in_by_the_operator_s_files() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let client = empty();
+    let (_alone, client) = alone();
     let operator = Operator::new();
-    fs::write(
-        operator.0.path().join("firstlight-admin.conf"),
-        Cluster::shared().kubeconfig(),
-    )
-    .unwrap();
     let output = operator.apply(&["--skip-wait"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), "77 objects are new or changed\n");
@@ -1114,8 +1054,7 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn without_rights_to_policies_the_services_are_installed_and_what_stays_open_is_said() {
-    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
-    let admin = empty();
+    let (_alone, admin) = alone();
     let groups = [
         "",
         "apps",

@@ -11,6 +11,7 @@ use support::boot_image;
 use support::foreign::{python, rust_crate};
 use support::mutation::mutations;
 use support::program::built;
+use tempfile::TempDir;
 use verifier::Policy;
 
 /// The firmware of Debian's package `ovmf`, whose metadata has no place for a kernel's hashes.
@@ -206,13 +207,18 @@ fn accepted(policy: &str) -> Vec<String> {
     digests.iter().map(text).collect()
 }
 
+/// Returns a folder with a kernel and an initrd, and their paths and that of a policy.
+fn folder() -> (TempDir, [String; 3]) {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["kernel", "initrd", "policy"].map(|name| folder.path().join(name));
+    fs::copy(boot_image::kernel(), &paths[0]).unwrap();
+    fs::write(&paths[1], b"an initrd").unwrap();
+    (folder, paths.map(|path| path.to_str().unwrap().to_owned()))
+}
+
 #[test]
 fn firstlight_measure_puts_the_launch_digests_into_the_policy() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let (kernel, initrd, policy) = (at("kernel"), at("initrd"), at("policy"));
-    fs::copy(boot_image::kernel(), &kernel).unwrap();
-    fs::write(&initrd, b"an initrd").unwrap();
+    let (_folder, [kernel, initrd, policy]) = folder();
     let hashes = with_hashes();
     let hashes = hashes.to_str().unwrap();
     let (milan, genoa) = (
@@ -292,11 +298,7 @@ fn firstlight_measure_puts_the_launch_digests_into_the_policy() {
 /// Machines without a TPM: the launch digest is their only measurement.
 #[test]
 fn a_policy_of_machines_without_a_tpm_has_the_kernel_in_the_launch_digest() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let (kernel, initrd, policy) = (at("kernel"), at("initrd"), at("policy"));
-    fs::copy(boot_image::kernel(), &kernel).unwrap();
-    fs::write(&initrd, b"an initrd").unwrap();
+    let (folder, [kernel, initrd, policy]) = folder();
     let hashes = with_hashes();
     let hashes = hashes.to_str().unwrap();
     let cpu = Cpu::named("EPYC-v4").unwrap().0;

@@ -9,17 +9,20 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::join_setup::lone_service_program;
 use image::{Image, KnownConditions, Loader, Platform, RegisterBank, Stage, Units};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use rpc::grpc::{CallOptions, Status};
 use support::boot_image::{disk, kernel, run, systemd_boot, tdx_firmware, uki};
 use support::foreign::fetched;
-use support::program::{Program, built};
+use support::program::built;
 use support::swtpm::Swtpm;
 use verifier::{Measurement, Policy, qemu_vtpm, vtpm};
 
 const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1 efi=noruntime SYSTEMD_FORCE_MEASURE=1";
+/// Differs in one byte.
+const OTHER_COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-2 efi=noruntime SYSTEMD_FORCE_MEASURE=1";
 const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
 const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 
@@ -553,14 +556,7 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
     }
 
     // one byte of the command line
-    std::fs::write(
-        &path,
-        unified(
-            "bookworm",
-            b"console=ttyS0 panic=-2 efi=noruntime SYSTEMD_FORCE_MEASURE=1",
-        ),
-    )
-    .unwrap();
+    std::fs::write(&path, unified("bookworm", OTHER_COMMAND_LINE)).unwrap();
     let given = [
         "--stage",
         "booted",
@@ -746,14 +742,7 @@ fn the_sha_384_values_of_a_policy_are_those_of_all_stages() {
     let variant = ["--attestation-variant", "aws-nitro-tpm"];
     let first = firstlight(&[&[file], &variant[..], &off].concat());
     std::fs::write(&policy, first.stdout).unwrap();
-    std::fs::write(
-        &path,
-        unified(
-            "bookworm",
-            b"console=ttyS0 panic=-2 efi=noruntime SYSTEMD_FORCE_MEASURE=1",
-        ),
-    )
-    .unwrap();
+    std::fs::write(&path, unified("bookworm", OTHER_COMMAND_LINE)).unwrap();
     let further = ["--add-to", policy.to_str().unwrap(), "--name", "second"];
     let both = firstlight(&[&[file], &variant[..], &off, &further].concat());
     let both = Policy::from_json(&String::from_utf8(both.stdout).unwrap()).unwrap();
@@ -1024,22 +1013,12 @@ fn a_machine_with_a_changed_part_is_refused_and_the_part_is_named() {
         let policy = COMPARED.map(|pcr| (pcr, enforced(pcr))).into();
         let policy = cli::trust::policy::text(&Policy::new(policy).unwrap());
         std::fs::write(folder.path().join("attestationConfig"), policy).unwrap();
-        let join = Program::start(
-            Command::new(built("join-service"))
-                .args(["--key-service=127.0.0.1:1", "--key-service-auth=none"])
-                .args(["--attestation-variant=qemu-vtpm", "--listen=127.0.0.1:0"])
-                .arg("--config")
-                .arg(folder.path()),
-        );
-        let serving = join.expect("serving join requests");
-        let address = serving
-            .split_whitespace()
-            .find_map(|word| word.parse().ok());
+        let (join, address) = lone_service_program(folder.path());
         let mut is_accepted = |log: &image::BootLog| {
             let file = folder.path().join("event-log");
             std::fs::write(&file, measure_boot(&mut tpm, log)).unwrap();
             let location = tpm.location().parse().unwrap();
-            accepts(address.unwrap(), qemu_vtpm::issuer(location, Some(file)))
+            accepts(address, qemu_vtpm::issuer(location, Some(file)))
         };
         assert!(is_accepted(&honest), "{form}: {}", join.output());
         for (part, linux, initrd, command_line) in &parts {

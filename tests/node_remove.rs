@@ -21,10 +21,11 @@ use base::uuid::Uuid;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use common::cloud_server::{self, Answer};
-use common::kube_apiserver::{Cluster, PATIENCE, build, config};
+use common::kube_apiserver::{Cluster, PATIENCE, build, config, make_default_accounts};
+use common::objects::{list, text};
 use kubernetes::client::{
     CONFIG_MAPS, Client, DAEMON_SETS, JOBS, LEASES, NODES, Object, POD_DISRUPTION_BUDGETS, PODS,
-    SECRETS, SERVICE_ACCOUNTS, Selector,
+    SECRETS, Selector,
 };
 use kubernetes::etcd_signature::Statement;
 use kubernetes::machine_record::MachineRecord;
@@ -44,20 +45,6 @@ fn disk(number: u8) -> String {
 
 fn address(number: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(127, 42, 7, number))
-}
-
-fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or("")
-}
-
-fn list<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
 }
 
 /// Returns the address of all kubelets: one of this machine, because an API server passes no request on to loopback.
@@ -136,11 +123,7 @@ impl Setup {
         let cluster = Cluster::start_with(&["NodeRestriction"], &members);
         let admin = cluster.client(&Stop::new());
         admin.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
-        for namespace in ["default", "kube-system"] {
-            let account = json!({"metadata": {"name": "default"}});
-            let accounts = SERVICE_ACCOUNTS.in_namespace(namespace);
-            admin.create_if_absent(&accounts, &account).unwrap();
-        }
+        make_default_accounts(&admin);
         let machines = Arc::new(Machines::default());
         let logs = machines.clone();
         let (url, _) = cloud_server::start_tls_at(kubelets(), move |request| {

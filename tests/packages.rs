@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::Value;
 use support::ROOT;
+use support::program::run;
 use tempfile::TempDir;
 
 const PACKAGES: [&str; 5] = [
@@ -22,13 +23,6 @@ const PACKAGES: [&str; 5] = [
 
 fn root() -> &'static Path {
     Path::new(ROOT)
-}
-
-fn run(command: &mut Command) -> Output {
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    let (said, errors) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{command:?}:\n{said}{errors}");
-    output
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -14,7 +14,7 @@ use common::setting::wait_for_port;
 use serde_json::{Value, json};
 use support::ROOT;
 use support::foreign::fetched;
-use support::program::Program;
+use support::program::{Program, run};
 use tempfile::TempDir;
 
 const PROGRAMS: [&str; 7] = [
@@ -140,13 +140,6 @@ fn names(folder: &Path) -> BTreeSet<String> {
     entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect()
-}
-
-fn run(command: &mut Command) -> Output {
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    let (said, errors) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{command:?}:\n{said}{errors}");
-    output
 }
 
 fn text(bytes: &[u8]) -> String {

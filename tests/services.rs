@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use attested::{Anybody, attested, attested_channel, plain_channel, within};
 use base::crypto;
+use base::text::hex;
 use kubernetes::kubelet_request::KubeletRequest;
 use kubernetes::parameters::NodeName;
 use kubernetes::services::migration::Migration;
@@ -38,10 +39,6 @@ const UUID: &str = "00000000-0000-0000-0000-000000000000";
 /// The key of [`UUID`] with a master secret and a salt of 32 zeros each.
 const DISK_KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
 const MEASUREMENT_SECRET: &str = "54d67b1d917d3464757d9b699f3ee416c209a2270e3876da90535e4108898cdd";
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 struct KeyService {
     program: Program,
@@ -588,16 +585,19 @@ fn a_key_service_that_hangs_is_given_up_in_seconds() {
     );
 }
 
-#[test]
-fn a_key_of_the_wrong_length_is_a_permanent_failure_without_details() {
-    let router = Router::new().unary(GET_DATA_KEY, |_: &Call, _: GetDataKeyRequest| {
-        Ok(GetDataKeyResponse {
-            data_key: crypto::random::<16>().to_vec(),
-        })
+/// Starts a key service in plaintext that answers each request with this key.
+fn key_server(key: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Server {
+    let router = Router::new().unary(GET_DATA_KEY, move |_: &Call, _: GetDataKeyRequest| {
+        Ok(GetDataKeyResponse { data_key: key() })
     });
     let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
+    Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap()
+}
+
+#[test]
+fn a_key_of_the_wrong_length_is_a_permanent_failure_without_details() {
+    let keys = key_server(|| crypto::random::<16>().to_vec());
     let join = join_service(&keys.local_addr().to_string());
     let status = rejoin(join.local_addr(), UUID).err().unwrap();
     assert_eq!(status.code(), Code::Internal);
@@ -742,12 +742,24 @@ fn a_join_service_that_cannot_work_does_not_start() {
     );
 }
 
+/// Starts the join service's program with a key service at this address. Returns its own address, too.
+fn join_program_with(dir: &TempDir, keys: SocketAddr) -> (Program, SocketAddr) {
+    let keys = keys.to_string();
+    let program = Program::start(&mut join_program(dir, &["--key-service", &keys]));
+    let address = address(&program.expect("serving join requests"));
+    (program, address)
+}
+
 /// Calls as a machine with this TPM.
 fn rejoin_from(tpm: &Swtpm, address: SocketAddr) -> Result<IssueRejoinTicketResponse, Status> {
+    rejoin_over(&channel_from(tpm, address)?)
+}
+
+fn rejoin_over(channel: &rpc::grpc::Channel) -> Result<IssueRejoinTicketResponse, Status> {
     let request = IssueRejoinTicketRequest {
         disk_uuid: UUID.into(),
     };
-    channel_from(tpm, address)?.unary(ISSUE_REJOIN_TICKET, &request, &within(20))
+    channel.unary(ISSUE_REJOIN_TICKET, &request, &within(20))
 }
 
 /// Connects as a machine with this TPM.
@@ -766,9 +778,7 @@ fn sigterm_lets_a_ticket_that_is_being_made_come_to_its_end() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("attestationConfig"), POLICY).unwrap();
     let slow = TcpListener::bind("127.0.0.1:0").unwrap();
-    let keys = slow.local_addr().unwrap().to_string();
-    let mut program = Program::start(&mut join_program(&dir, &["--key-service", &keys]));
-    let join = address(&program.expect("serving join requests"));
+    let (mut program, join) = join_program_with(&dir, slow.local_addr().unwrap());
     let tpm = Swtpm::start();
     thread::scope(|scope| {
         let ticket = scope.spawn(|| rejoin_from(&tpm, join));
@@ -815,19 +825,8 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
 fn each_stage_of_a_boot_gets_its_own_ticket_only() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("attestationConfig"), policy_of_stages()).unwrap();
-    let router = Router::new().unary(GET_DATA_KEY, |_: &Call, _: GetDataKeyRequest| {
-        Ok(GetDataKeyResponse {
-            data_key: vec![1; 32],
-        })
-    });
-    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
-    let join = Program::start(&mut join_program(
-        &dir,
-        &["--key-service", &keys.local_addr().to_string()],
-    ));
-    let address = address(&join.expect("serving join requests"));
+    let keys = key_server(|| vec![1; 32]);
+    let (_join, address) = join_program_with(&dir, keys.local_addr());
     let tpm = Swtpm::start();
     // the measurements that systemd makes
     let measure = |words: &[&str]| {
@@ -888,39 +887,21 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
     let (give, given) = std::sync::mpsc::channel::<()>();
     let (asked, is_asked) = std::sync::mpsc::channel::<()>();
     let (asked, given) = (std::sync::Mutex::new(asked), std::sync::Mutex::new(given));
-    let router = Router::new().unary(GET_DATA_KEY, move |_: &Call, _: GetDataKeyRequest| {
+    let keys = key_server(move || {
         asked.lock().unwrap().send(()).unwrap();
         given.lock().unwrap().recv().unwrap();
-        Ok(GetDataKeyResponse {
-            data_key: vec![1; 32],
-        })
+        vec![1; 32]
     });
-    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
-    let join = Program::start(&mut join_program(
-        &dir,
-        &["--key-service", &keys.local_addr().to_string()],
-    ));
-    let address = address(&join.expect("serving join requests"));
+    let (join, address) = join_program_with(&dir, keys.local_addr());
     let tpm = Swtpm::start();
     let channel = || channel_from(&tpm, address).unwrap();
-    let ask = |channel: &rpc::grpc::Channel| -> Result<IssueRejoinTicketResponse, Status> {
-        channel.unary(
-            ISSUE_REJOIN_TICKET,
-            &IssueRejoinTicketRequest {
-                disk_uuid: UUID.into(),
-            },
-            &within(20),
-        )
-    };
     let (busy, idle) = (channel(), channel());
     // The keys of one ticket. The measurement secret is cached from then on.
     (0..2).for_each(|_| give.send(()).unwrap());
-    assert!(ask(&idle).is_ok());
+    assert!(rejoin_over(&idle).is_ok());
     (0..2).for_each(|_| is_asked.recv().unwrap());
     thread::scope(|scope| {
-        let ticket = scope.spawn(|| ask(&busy));
+        let ticket = scope.spawn(|| rejoin_over(&busy));
         is_asked.recv_timeout(Duration::from_secs(10)).unwrap();
         set(OTHER_POLICY);
         join.expect("a new policy is in force");
@@ -935,12 +916,12 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
     });
     join.expect("\"reason\":\"policy-changed\"");
     assert_eq!(
-        ask(&idle).err().unwrap().code(),
+        rejoin_over(&idle).err().unwrap().code(),
         Code::Unavailable,
         "its machine has to prove itself anew"
     );
     give.send(()).unwrap();
-    assert!(ask(&channel()).is_ok());
+    assert!(rejoin_over(&channel()).is_ok());
 }
 
 /// This takes as long as the limit; other tests of this program run at the same time.
@@ -949,31 +930,12 @@ fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
     let keys = key_service("127.0.0.1:0");
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("attestationConfig"), POLICY).unwrap();
-    let join = Program::start(&mut join_program(
-        &dir,
-        &["--key-service", &keys.address.to_string()],
-    ));
-    let address = address(&join.expect("serving join requests"));
+    let (_join, address) = join_program_with(&dir, keys.address);
     let tpm = Swtpm::start();
-    let issuer = verifier::qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
-    let client = atls::Client::new(Some(Arc::new(issuer)), None);
-    let socket = TcpStream::connect(address).unwrap();
-    let transport = client
-        .connect(socket, Instant::now() + Duration::from_secs(20))
-        .unwrap();
-    let channel = rpc::grpc::Channel::new(transport, "x").unwrap();
+    let channel = channel_from(&tpm, address).unwrap();
     let since = Instant::now();
-    let ask = || -> Result<IssueRejoinTicketResponse, Status> {
-        channel.unary(
-            ISSUE_REJOIN_TICKET,
-            &IssueRejoinTicketRequest {
-                disk_uuid: UUID.into(),
-            },
-            &within(20),
-        )
-    };
     // This includes a client whose calls never pause for long.
-    while ask().is_ok() {
+    while rejoin_over(&channel).is_ok() {
         assert!(
             since.elapsed() < support::program::PATIENCE,
             "it stands for its machine for ever"

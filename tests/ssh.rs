@@ -385,16 +385,18 @@ fn the_operator_logs_in_to_a_node_and_recognizes_it() {
     }
 }
 
+/// Returns the root of a host that this authority has certified.
+fn certified_by(authority_of_hosts: &Authority) -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let (users, names) = (authority(), names(&["node.example"]));
+    host::install_host_certificate(root.path(), authority_of_hosts, users.public(), &names)
+        .unwrap();
+    root
+}
+
 #[test]
 fn a_host_certified_by_the_authority_for_users_is_accepted_only_with_the_option_for_old_hosts() {
-    let root = tempfile::tempdir().unwrap();
-    host::install_host_certificate(
-        root.path(),
-        &authority(),
-        authority().public(),
-        &names(&["node.example"]),
-    )
-    .unwrap();
+    let root = certified_by(&authority());
     let sshd = Sshd::start(root.path());
     let operator = operator(&["-t", "ed25519"]);
     let unknown = sshd.login(operator.path(), "node.example", &OPTIONS);
@@ -426,9 +428,8 @@ fn a_host_certified_by_the_authority_for_users_is_accepted_only_with_the_option_
 
 #[test]
 fn a_node_with_an_expired_certificate_is_refused_until_it_is_renewed() {
-    let root = tempfile::tempdir().unwrap();
+    let root = certified_by(&hosts());
     let node = names(&["node.example"]);
-    host::install_host_certificate(root.path(), &hosts(), authority().public(), &node).unwrap();
     let key = host::host_key(root.path()).unwrap();
     let ended = SystemTime::now() - HOST_VALIDITY - Duration::from_secs(60);
     host::renew(
@@ -465,14 +466,7 @@ fn a_node_with_an_expired_certificate_is_refused_until_it_is_renewed() {
 
 #[test]
 fn a_node_without_a_host_key_also_admits_its_operator() {
-    let root = tempfile::tempdir().unwrap();
-    host::install_host_certificate(
-        root.path(),
-        &hosts(),
-        authority().public(),
-        &names(&["node.example"]),
-    )
-    .unwrap();
+    let root = certified_by(&hosts());
     let sshd = Sshd::start(root.path());
     for kind in [&["-t", "ecdsa"][..], &["-t", "rsa", "-b", "3072"]] {
         let login = sshd.login(operator(kind).path(), "node.example", &OPTIONS);

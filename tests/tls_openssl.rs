@@ -39,6 +39,16 @@ impl Identity {
     fn certificate(&self) -> CertificateDer<'static> {
         CertificateDer::from_pem_file(self.file("crt")).unwrap()
     }
+
+    fn server_config(&self) -> ServerConfig {
+        let key = PrivateKeyDer::from_pem_file(self.file("key")).unwrap();
+        ServerConfig::builder_with_provider(tls::provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![self.certificate()], key)
+            .unwrap()
+    }
 }
 
 /// Returns the end of a connection over TCP that does not wait for ever.
@@ -92,15 +102,7 @@ fn openssl() -> Command {
 
 #[test]
 fn a_client_of_openssl_agrees_on_x25519mlkem768_with_our_server() {
-    let identity = Identity::new();
-    let key = PrivateKeyDer::from_pem_file(identity.file("key")).unwrap();
-    let config = ServerConfig::builder_with_provider(tls::provider())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![identity.certificate()], key)
-        .unwrap();
-    let config = Arc::new(config);
+    let config = Arc::new(Identity::new().server_config());
     // the server chooses the first group whose share the client has sent (`*`, else the first group)
     for (groups, expected) in [
         ("X25519MLKEM768", BOTH),
@@ -230,14 +232,7 @@ fn streams_of_openssl_with_records_of_any_size_arrive_whole() {
 
 #[test]
 fn what_our_stream_sends_in_writes_of_any_size_arrives_at_openssl() {
-    let identity = Identity::new();
-    let key = PrivateKeyDer::from_pem_file(identity.file("key")).unwrap();
-    let config = ServerConfig::builder_with_provider(tls::provider())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![identity.certificate()], key)
-        .unwrap();
+    let config = Identity::new().server_config();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut client = Openssl::start(
         openssl()

@@ -13,6 +13,7 @@ use attest::{Accepted, Form};
 use proto::attested::ALPN as ALPN_STRONG;
 use transport::Transport;
 use transport::half_open::PeersTurn;
+use transport::timed::left;
 
 /// How long to wait after an alert for the peer to close. Without this wait the kernel may send a
 /// reset because of unread data, and the peer loses the alert.
@@ -32,15 +33,6 @@ pub struct Timed<'a> {
 }
 
 impl Timed<'_> {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            Err(io::ErrorKind::TimedOut.into())
-        } else {
-            Ok(Some(left))
-        }
-    }
-
     fn wait<T>(&self, call: impl FnOnce(&TcpStream) -> io::Result<T>) -> io::Result<T> {
         self.turn.begin();
         let result = call(self.socket);
@@ -51,7 +43,7 @@ impl Timed<'_> {
     /// Reads available bytes into `buffer`; returns 0 at the end of the stream.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            self.socket.set_read_timeout(self.left()?)?;
+            self.socket.set_read_timeout(left(self.deadline)?)?;
             match self.wait(|mut socket| socket.read(buffer)) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => return result,
@@ -62,7 +54,7 @@ impl Timed<'_> {
     /// Writes all of `bytes`.
     pub fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            self.socket.set_write_timeout(self.left()?)?;
+            self.socket.set_write_timeout(left(self.deadline)?)?;
             match self.wait(|mut socket| socket.write(bytes)) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => bytes = &bytes[written..],

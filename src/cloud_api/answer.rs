@@ -14,12 +14,17 @@ pub fn parsed<T: DeserializeOwned>(
 ) -> Result<T, Error> {
     serde_json::from_slice(body).map_err(|error| {
         let error = excerpt(error.to_string().as_bytes());
-        Error::Nonsense {
-            request: request.to_owned(),
-            expected,
-            got: format!("{:?} ({error})", excerpt(body)),
-        }
+        nonsense(request, expected, format!("{:?} ({error})", excerpt(body)))
     })
+}
+
+/// Returns the error for an answer that is not the expected one.
+pub fn nonsense(request: &str, expected: &'static str, got: String) -> Error {
+    Error::Nonsense {
+        request: request.to_owned(),
+        expected,
+        got,
+    }
 }
 
 /// Reads `null` as an absent value: some APIs write it in place of an empty object or list.

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
-use super::answer::{Entries, Lost, nullable, parsed};
+use super::answer::{Entries, Lost, nonsense, nullable, parsed};
 use super::bearer::{Bearer, Token, message};
 use super::https::api as api_at;
 use super::pages;
@@ -365,11 +365,7 @@ impl AzureClient {
         let api = self.api(document)?;
         let path = format!("{path}?api-version={version}");
         let request = format!("GET {}", api.url(&path));
-        let nonsense = |got: String| Error::Nonsense {
-            request: request.clone(),
-            expected: "a list",
-            got,
-        };
+        let nonsense = |got: String| nonsense(&request, "a list", got);
         let entries = pages::all(
             |link| {
                 let (request, body) = match link {

@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use super::answer::{Entries, Lost, nullable, parsed};
+use super::answer::{Entries, Lost, nonsense, nullable, parsed};
 use super::bearer::{Bearer, Token};
 use super::https::api;
 use super::pages;
@@ -268,14 +268,6 @@ impl Service for GcpClient {
 /// Returns the region of a zone: `europe-west3` of `europe-west3-b`.
 fn region(zone: &str) -> &str {
     zone.rsplit_once('-').map_or(zone, |(region, _)| region)
-}
-
-fn nonsense(request: &str, expected: &'static str, got: String) -> Error {
-    Error::Nonsense {
-        request: request.to_owned(),
-        expected,
-        got,
-    }
 }
 
 /// Returns whether text may be a part of a path and of a filter: letters, digits and `-_.:`.

@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use super::answer::{Entries, Lost, nullable, parsed};
+use super::answer::{Entries, Lost, nonsense, nullable, parsed};
 use super::bearer::{Bearer, Token, message};
 use super::https::api as api_at;
 use super::pages;
@@ -469,11 +469,7 @@ pub fn parse_token(
         url: String,
     }
     const EXPECTED: &str = "a token with a catalog";
-    let nonsense = |got: String| Error::Nonsense {
-        request: request.to_owned(),
-        expected: EXPECTED,
-        got,
-    };
+    let nonsense = |got: String| nonsense(request, EXPECTED, got);
     let answer: Answer = parsed(request, EXPECTED, body)?;
     let Given {
         expires_at,

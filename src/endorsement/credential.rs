@@ -72,6 +72,15 @@ const SHA384: Suite = Suite {
     key: 32,
 };
 
+const CURVE_P256: Curve = Curve {
+    agreement: &agreement::ECDH_P256,
+    suite: SHA256,
+};
+const CURVE_P384: Curve = Curve {
+    agreement: &agreement::ECDH_P384,
+    suite: SHA384,
+};
+
 impl EndorsementKey {
     /// Parses a SubjectPublicKeyInfo (DER) as the key of this template.
     pub fn parse(kind: EndorsementKind, info: &[u8]) -> Result<EndorsementKey, Refusal> {
@@ -98,24 +107,8 @@ impl EndorsementKey {
                     secret: encrypted,
                 })
             }
-            EndorsementKey::P256(point) => for_point(
-                &Curve {
-                    agreement: &agreement::ECDH_P256,
-                    suite: SHA256,
-                },
-                point,
-                name,
-                secret,
-            ),
-            EndorsementKey::P384(point) => for_point(
-                &Curve {
-                    agreement: &agreement::ECDH_P384,
-                    suite: SHA384,
-                },
-                point,
-                name,
-                secret,
-            ),
+            EndorsementKey::P256(point) => for_point(&CURVE_P256, point, name, secret),
+            EndorsementKey::P384(point) => for_point(&CURVE_P384, point, name, secret),
         }
     }
 }

@@ -56,6 +56,24 @@ impl fmt::Display for Error {
     }
 }
 
+/// Checks the errors for statuses and codes: those of the first list may pass, those of the second do not and say so much.
+#[cfg(test)]
+pub fn check_refusals(
+    of: impl Fn(u16, &str) -> Error,
+    passing: &[(u16, &str)],
+    lasting: &[(u16, &str, &str)],
+) {
+    for (status, code) in passing {
+        let error = of(*status, code);
+        assert_eq!((error.may_pass(), &*error.to_string()), (true, "text"));
+    }
+    for (status, code, expected) in lasting {
+        let error = of(*status, code);
+        let text = error.to_string();
+        assert!(!error.may_pass() && text.contains(expected), "{text}");
+    }
+}
+
 impl std::error::Error for Error {}
 
 impl From<VariableError> for Error {

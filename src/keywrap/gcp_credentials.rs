@@ -54,6 +54,20 @@ pub fn is_googles(server: &KmsServer, name: &str) -> bool {
     server.name().eq_ignore_ascii_case(name) || server.is_loopback()
 }
 
+/// Returns the message of an error of an API: `{"error": {"message": ".."}}`.
+pub fn message_of(body: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Answer {
+        error: Inner,
+    }
+    #[derive(Deserialize)]
+    struct Inner {
+        message: String,
+    }
+    let answer: Answer = serde_json::from_slice(body).ok()?;
+    Some(answer.error.message)
+}
+
 impl GcpTokens {
     /// Gets a token.
     pub fn caller(&self) -> Result<GcpToken, Error> {

@@ -22,20 +22,25 @@ pub fn serve_health(
     address: SocketAddr,
     ready: impl Fn() -> bool + Send + Sync + 'static,
 ) -> io::Result<Server> {
-    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
     let limits = Limits {
         message_bytes: MAX_REQUEST,
         connections: CONNECTIONS,
         connections_per_peer: CONNECTIONS_PER_PEER,
         ..Limits::default()
     };
-    Server::start(
-        "health",
-        TcpListener::bind(address)?,
-        Arc::new(plain),
-        Router::new().ready_when(ready),
-        limits,
-    )
+    serve_plain("health", address, Router::new().ready_when(ready), limits)
+}
+
+/// Starts a plaintext server.
+pub fn serve_plain(
+    name: &'static str,
+    address: SocketAddr,
+    router: Router,
+    limits: Limits,
+) -> io::Result<Server> {
+    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
+    let listener = TcpListener::bind(address)?;
+    Server::start(name, listener, Arc::new(plain), router, limits)
 }
 
 /// Asks the server at `address` in plaintext whether it is healthy, within `timeout` for the

@@ -12,27 +12,26 @@ pub struct Timed {
     pub deadline: Instant,
 }
 
-impl Timed {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            Err(io::ErrorKind::TimedOut.into())
-        } else {
-            Ok(Some(left))
-        }
+/// Returns the time until a deadline as the time-out of a socket. Fails with `TimedOut` after the deadline.
+pub fn left(deadline: Instant) -> io::Result<Option<Duration>> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        Err(io::ErrorKind::TimedOut.into())
+    } else {
+        Ok(Some(left))
     }
 }
 
 impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.socket.set_read_timeout(self.left()?)?;
+        self.socket.set_read_timeout(left(self.deadline)?)?;
         self.socket.read(buffer)
     }
 }
 
 impl Write for Timed {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.set_write_timeout(self.left()?)?;
+        self.socket.set_write_timeout(left(self.deadline)?)?;
         self.socket.write(bytes)
     }
 

@@ -53,7 +53,7 @@ pub use policy::{constellation, instance};
 pub use quote::key;
 pub use register_names::{NamedRegister, RegisterNames};
 pub use validator::{
-    CertifiedKey, Claims, CredentialChallenge, Evidence, Identified, Properties, Session, Validator,
+    CertifiedKey, Changing, Claims, CredentialChallenge, Evidence, Identified, Properties, Session, Validator,
 };
 
 use base::text::{hex, printable};

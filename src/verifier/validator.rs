@@ -31,6 +31,30 @@ pub trait Validator: Send + Sync {
     fn of_connection(&self) -> Option<Arc<dyn Validator>>;
 }
 
+/// A validator that may be replaced at any time, as when its policy changes.
+pub trait Changing: Send + Sync {
+    /// Returns the validator in force.
+    fn current(&self) -> Arc<dyn Validator>;
+}
+
+impl<T: Changing> Validator for T {
+    fn properties(&self) -> Properties {
+        self.current().properties()
+    }
+
+    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
+        self.current().challenge(peer)
+    }
+
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
+        self.current().judge(evidence)
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        Some(self.current())
+    }
+}
+
 /// What a validator answers without evidence. Nothing has a default: a validator that uses another
 /// one takes all properties from it, and replaces some.
 #[derive(Clone, Copy)]
@@ -46,6 +70,19 @@ pub struct Properties {
     pub requires_strong: bool,
     /// Whether a quote of any TPM is accepted. Then a program without a TPM is accepted too.
     pub believes_any_tpm: bool,
+}
+
+impl Properties {
+    /// Returns those of a validator that accepts any TPM and both forms of attested TLS, without challenges and collateral.
+    pub fn of_any_tpm(oid: Oid) -> Properties {
+        Properties {
+            oid,
+            challenges: false,
+            takes_collateral: false,
+            requires_strong: false,
+            believes_any_tpm: true,
+        }
+    }
 }
 
 /// A secret that only a TPM with the given endorsement key and attestation key can decrypt.

@@ -7,6 +7,21 @@ use rcgen::{
     PKCS_RSA_SHA256, PublicKeyData, SignatureAlgorithm,
 };
 
+/// A fault that a test makes in a certificate.
+pub type Alter = fn(&mut CertificateParams);
+
+/// The ends of a certificate's validity as faults, with the reason of each refusal.
+pub const WRONG_TIMES: [(Alter, &str); 2] = [
+    (
+        |params| params.not_after = rcgen::date_time_ymd(2021, 1, 1),
+        "has expired",
+    ),
+    (
+        |params| params.not_before = rcgen::date_time_ymd(2059, 1, 1),
+        "not valid yet",
+    ),
+];
+
 pub struct Authority {
     root: Issuer<'static, KeyPair>,
     root_pem: String,

@@ -29,12 +29,20 @@ use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::{Evidence, IssueError, Issuer, vtpm};
 
-use crate::authority::{Authority, PublicKey, of_attestation_key};
+use crate::authority::{Authority, PublicKey, WRONG_TIMES, of_attestation_key};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
-use crate::meeting::{Correct, prove, validator, validator_with};
+use crate::meeting::{Correct, prove, proven, refused, validator, validator_with};
 
 pub const INSTANCE: &str = "i-0123456789abcdef0";
+
+/// What EC2 says about the instance, as properties of the platform.
+pub const SAID_BY_EC2: [(&str, &str); 4] = [
+    ("instance", INSTANCE),
+    ("account", "123456789012"),
+    ("zone", "eu-central-1b"),
+    ("image", "ami-1"),
+];
 
 /// Types of CBOR (RFC 8949 §3.1).
 pub const BYTES: u8 = 2;
@@ -225,11 +233,7 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
 
     let judge = validator(&VARIANT, &demands(&authority, "0"));
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let claims = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap()
-        .platform
-        .unwrap();
+    let claims = proven(&judge, &document);
     assert_eq!(claims.chip.as_deref(), Some(INSTANCE));
     assert_eq!(claims.bound[0], "attestation key: public_key");
     assert!(!judge.properties().believes_any_tpm);
@@ -249,21 +253,13 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
         ),
     ] {
         let judge = validator(&VARIANT, &further);
-        let error = judge
-            .judge(&Evidence::new(&document, NONCE))
-            .unwrap_err()
-            .to_string();
+        let error = refused(&judge, &document);
         assert!(error.contains(why), "{error}, expected {why}");
     }
     // without values of PCRs, the document proves no key
     let weak = json!({"cloud": {"roots": [authority.root_pem()]}, "attestationKeys": [format!("000b{}", "12".repeat(32))]});
-    let error = validator(&VARIANT, &weak)
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap_err();
-    assert!(
-        error.to_string().contains("its attestation key is"),
-        "{error}"
-    );
+    let error = refused(&validator(&VARIANT, &weak), &document);
+    assert!(error.contains("its attestation key is"), "{error}");
 }
 
 /// The metadata service of an instance with a role.
@@ -355,21 +351,11 @@ fn a_machine_is_of_the_account_and_the_zone_that_ec2_says() {
     // three connections, one request
     assert_eq!(requests.load(Ordering::SeqCst), 1);
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let claims = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap()
-        .platform
-        .unwrap();
+    let claims = proven(&judge, &document);
     let shown: Vec<_> = (claims.properties.iter())
         .map(|property| (property.name, &*property.value))
         .collect();
-    let expected = [
-        ("instance", INSTANCE),
-        ("account", "123456789012"),
-        ("zone", "eu-central-1b"),
-        ("image", "ami-1"),
-    ];
-    assert_eq!(shown, expected);
+    assert_eq!(shown, SAID_BY_EC2);
 
     let refusal = |policy: &Value, sources: &Arc<dyn Sources>| {
         prove(issuer.clone(), validator_with(&VARIANT, policy, sources)).unwrap_err()
@@ -481,11 +467,9 @@ fn only_a_machine_that_is_accepted_by_all_else_causes_a_request() {
     let refusal = |documents: Option<Hypervisor>, policy: &Value| {
         let document = issuer(&cloud, &host, documents).issue(USER_DATA, NONCE);
         let judge = validator_with(&VARIANT, policy, &sources);
-        let error = judge
-            .judge(&Evidence::new(&document.unwrap(), NONCE))
-            .unwrap_err();
+        let error = refused(&judge, &document.unwrap());
         assert_eq!(requests.load(Ordering::SeqCst), 0, "{error}");
-        error.to_string()
+        error
     };
     let hypervisor = |authority| Some(Hypervisor::new(authority, &good(), |_| ()));
     let own = |demands| with_list(demands, "accounts", "123456789012");
@@ -605,10 +589,7 @@ fn a_document_with_one_fault_is_refused_by_name() {
         let document = issuer(&cloud, &host, Some(hypervisor))
             .issue(USER_DATA, NONCE)
             .unwrap();
-        judge
-            .judge(&Evidence::new(&document, NONCE))
-            .unwrap_err()
-            .to_string()
+        refused(&judge, &document)
     };
     for (alter, why) in cases {
         let error = refusal(Hypervisor::new(&authority, &good(), alter));
@@ -619,15 +600,8 @@ fn a_document_with_one_fault_is_refused_by_name() {
         alter(&mut params);
         Hypervisor::new(&authority, &params, |_| ())
     };
-    for (hypervisor, why) in [
-        (
-            with(|params| params.not_after = rcgen::date_time_ymd(2021, 1, 1)),
-            "has expired",
-        ),
-        (
-            with(|params| params.not_before = rcgen::date_time_ymd(2059, 1, 1)),
-            "not valid yet",
-        ),
+    let times = WRONG_TIMES.map(|(alter, why)| (with(alter), why));
+    let others = [
         (
             with(|params| {
                 params.extended_key_usages =
@@ -639,7 +613,8 @@ fn a_document_with_one_fault_is_refused_by_name() {
             Hypervisor::new(&Authority::new(), &good(), |_| ()),
             "a signature is wrong",
         ),
-    ] {
+    ];
+    for (hypervisor, why) in times.into_iter().chain(others) {
         let error = refusal(hypervisor);
         assert!(error.contains(why), "{error}, expected {why}");
     }

@@ -15,11 +15,11 @@ use verifier::{Evidence, IssueError, Issuer, vtpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{
-    Draft, Hypervisor, INSTANCE, bytes, demands, ec2, good, text, with_list,
+    Draft, Hypervisor, INSTANCE, SAID_BY_EC2, bytes, demands, ec2, good, text, with_list,
 };
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::gcp_sev_es::log_of;
-use crate::meeting::{prove, validator, validator_with};
+use crate::meeting::{prove, proven, refused, validator, validator_with};
 use crate::nitro_machine::sent;
 use crate::nitro_tpm::{Fault, NSM_REQUEST, NitroTpm};
 use crate::sev_snp::{ASK, Asked, Chip, aws, aws_with, ours, with};
@@ -103,10 +103,7 @@ fn a_machine_that_makes_no_document_proves_what_its_chip_signs() {
         ] {
             let policy = with(ours(), &json!({"cloud": demanded}));
             let judge = validator(&VARIANT, &policy);
-            let error = judge
-                .judge(&Evidence::new(&document, NONCE))
-                .unwrap_err()
-                .to_string();
+            let error = refused(&judge, &document);
             for why in [
                 "sent no attestation document of its NitroTPM",
                 "remove cloud from the policy, and name its key (attestationKeys)",
@@ -125,11 +122,7 @@ fn a_document_that_nothing_demands_is_ignored() {
     let document = document.unwrap();
     assert!(sent(&document).is_some());
     let judge = validator(&VARIANT, &ours());
-    let claims = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap()
-        .platform
-        .unwrap();
+    let claims = proven(&judge, &document);
     assert_eq!(claims.bound, ["attestation key: SHA-512 in REPORT_DATA"]);
     let judge = validator(&VARIANT, &policy(&authority, "0"));
     assert!(judge.judge(&Evidence::new(&document, NONCE)).is_err());
@@ -254,10 +247,8 @@ fn no_certificate_is_fetched_for_a_machine_whose_document_is_refused() {
         let asked = Arc::new(Asked::default());
         let sources: Arc<dyn Sources> = asked.clone();
         let judge = validator_with(&VARIANT, &policy(&authority, digit), &sources);
-        let error = judge
-            .judge(&Evidence::new(&document.unwrap(), NONCE))
-            .unwrap_err();
-        (error.to_string(), asked.0.load(Ordering::SeqCst))
+        let error = refused(&judge, &document.unwrap());
+        (error, asked.0.load(Ordering::SeqCst))
     };
     let (error, asked) = refusal("1");
     assert!(
@@ -281,38 +272,23 @@ fn ec2_says_the_account_of_the_machine_whose_instance_the_hypervisor_signed() {
     let own = with(own, &json!({"snp": {"revocationList": "optional"}}));
     let (sources, requests) = ec2("123456789012");
     let judge = validator_with(&VARIANT, &own, &sources);
-    let claims = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap()
-        .platform
-        .unwrap();
+    let claims = proven(&judge, &document);
     let of_ec2: Vec<_> = (claims.properties.iter())
         .map(|property| (property.name, &*property.value))
         .skip_while(|(name, _)| *name != "instance")
         .collect();
-    let expected = [
-        ("instance", INSTANCE),
-        ("account", "123456789012"),
-        ("zone", "eu-central-1b"),
-        ("image", "ami-1"),
-    ];
-    assert_eq!(of_ec2, expected);
+    assert_eq!(of_ec2, SAID_BY_EC2);
     assert_eq!(requests.load(Ordering::SeqCst), 1);
     let (sources, _) = ec2("210987654321");
     let judge = validator_with(&VARIANT, &own, &sources);
-    let error = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap_err()
-        .to_string();
+    let error = refused(&judge, &document);
     let why = "account of the machine is \"210987654321\"";
     assert!(error.contains(why), "{error}");
     // the chip names no instance, so no service could be asked about it
     let (sources, requests) = ec2("123456789012");
     let document = aws(&cloud, Chip::new(|_| ())).issue(USER_DATA, NONCE);
     let judge = validator_with(&VARIANT, &own, &sources);
-    judge
-        .judge(&Evidence::new(&document.unwrap(), NONCE))
-        .unwrap_err();
+    refused(&judge, &document.unwrap());
     assert_eq!(requests.load(Ordering::SeqCst), 0);
 }
 

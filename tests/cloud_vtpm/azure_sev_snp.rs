@@ -19,12 +19,13 @@ use verifier::{Evidence, Issuer, Policy, Validator, hcl, vtpm};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_snp::{CHIP, Hierarchy, correct_report};
 use crate::host::Host;
-use crate::meeting::{Correct, prove};
+use crate::meeting::{Correct, assert_no_replay, property, prove, proven, refused};
 
 /// REPORT_DATA in the report of the paravisor.
 const REPORT_DATA: std::ops::Range<usize> = 32 + 0x50..32 + 0x90;
 
-/// Makes the report of the paravisor one with a report of the chip, which the chip has signed after a change.
+/// Makes the report of the paravisor     assert_eq!(property(&claims, "secure-boot"), Some("true"));
+ with a report of the chip, which the chip has signed after a change.
 fn sign(report: &mut [u8], change: fn(&mut [u8])) {
     let mut of_chip = correct_report();
     of_chip[0x50..0x90].copy_from_slice(&report[REPORT_DATA]);
@@ -71,10 +72,7 @@ impl Machine {
 
     fn refusal(&self, further: &Value) -> String {
         let document = self.issuer().issue(USER_DATA, NONCE).unwrap();
-        let refused = judge(further, &offline())
-            .unwrap()
-            .judge(&Evidence::new(&document, NONCE));
-        refused.unwrap_err().to_string()
+        refused(&judge(further, &offline()).unwrap(), &document)
     }
 }
 
@@ -117,11 +115,7 @@ fn a_machine_is_proved_by_the_report_of_its_chip() {
     assert!(requests[0].contains("\nmetadata: true\n"));
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     let judge = judge(&json!({}), &offline()).unwrap();
-    let claims = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap()
-        .platform
-        .unwrap();
+    let claims = proven(&judge, &document);
     assert_eq!(claims.technology, "AMD SEV-SNP (Milan)");
     assert_eq!(
         claims.bound,
@@ -133,19 +127,12 @@ fn a_machine_is_proved_by_the_report_of_its_chip() {
             .iter()
             .any(|one| one.name == "secure-boot" && one.value == "true")
     );
-    let error = judge
-        .judge(&Evidence::new(&document, b"another"))
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("another connection"), "{error}");
+    assert_no_replay(&judge, &document);
     // AMD's root did not sign this
     let amd = VARIANT
         .validator_for(policy(&json!({})).unwrap(), &offline())
         .unwrap();
-    let error = amd
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap_err()
-        .to_string();
+    let error = refused(&amd, &document);
     assert!(error.contains("does not lead to the root"), "{error}");
 }
 

@@ -20,7 +20,9 @@ use verifier::{Evidence, Issuer, Policy, Validator, hcl, td, vtpm};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_tdx::{Parts, Signed};
 use crate::host::Host;
-use crate::meeting::{Correct, Sample, prove};
+use crate::meeting::{
+    Correct, Sample, assert_no_replay, policy, property, prove, proven, refused,
+};
 
 /// A time at which the collateral of the tests is valid.
 const JULY_2025: u64 = 1_751_328_000;
@@ -36,7 +38,8 @@ impl Sources for Collected {
     }
 
     fn tdx_collateral_at_hand(&self, _quote: &TdxQuote<'_>) -> Option<Arc<TdxCollateral>> {
-        Some(self.0.clone())
+        Some(self.0.cl    assert_eq!(property(&claims, "secure-boot"), Some("true"));
+())
     }
 
     fn tdx_collateral(&self, _quote: &TdxQuote<'_>) -> Result<Arc<TdxCollateral>, Unavailable> {
@@ -101,10 +104,7 @@ impl Machine {
 
     fn refusal(&self, further: &Value) -> String {
         let document = self.issuer().issue(USER_DATA, NONCE).unwrap();
-        let refused = self
-            .validator(further)
-            .judge(&Evidence::new(&document, NONCE));
-        refused.unwrap_err().to_string()
+        refused(&self.validator(further), &document)
     }
 }
 
@@ -113,15 +113,6 @@ fn judge_with(policy: Policy, sources: Arc<dyn Sources>) -> Arc<dyn Validator> {
     let policy = Arc::new(policy);
     let hardware = td::QuoteJudge::new(&policy, &sources).unwrap();
     Arc::new(At(JULY_2025, Arc::new(validator(policy, hardware))))
-}
-
-fn policy(further: &Value) -> Policy {
-    let mut policy =
-        json!({"exceptions": ["any-image"], "measurements": {"15": {"expected": "00".repeat(32)}}});
-    for (name, value) in further.as_object().unwrap() {
-        policy[name] = value.clone();
-    }
-    Policy::from_json(&policy.to_string()).unwrap()
 }
 
 /// Returns a correct machine with its document.
@@ -161,11 +152,7 @@ fn a_machine_is_proved_by_the_quote_of_its_hardware() {
 
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     let judge = machine.validator(&json!({}));
-    let claims = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap()
-        .platform
-        .unwrap();
+    let claims = proven(&judge, &document);
     assert_eq!(
         claims.bound,
         ["attestation key: runtime data in REPORTDATA"]
@@ -176,17 +163,10 @@ fn a_machine_is_proved_by_the_quote_of_its_hardware() {
             .iter()
             .any(|one| one.name == "secure-boot" && one.value == "true")
     );
-    let error = judge
-        .judge(&Evidence::new(&document, b"another"))
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("another connection"), "{error}");
+    assert_no_replay(&judge, &document);
     // Intel's root did not sign this
     let intel = machine.judge(policy(&json!({})));
-    let error = intel
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap_err()
-        .to_string();
+    let error = refused(&intel, &document);
     assert!(error.contains("does not lead to the root"), "{error}");
 }
 
@@ -275,10 +255,7 @@ fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy()
         let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
         let asked = Arc::new(Asked::default());
         let judge = judge_with(machine.trusting(&policy(&demands)), asked.clone());
-        let error = judge
-            .judge(&Evidence::new(&document, NONCE))
-            .unwrap_err()
-            .to_string();
+        let error = refused(&judge, &document);
         assert!(error.contains(why), "{error}, expected {why}");
         let is_asked = asked.0.load(Ordering::SeqCst);
         assert_eq!(is_asked, why == "nothing is here", "{why}");

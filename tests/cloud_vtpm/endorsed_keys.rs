@@ -11,6 +11,7 @@ use verifier::{Evidence, Policy, Validator, aws_sev_snp, azure_sev_snp, gcp_sev_
 
 use crate::aws_nitro_tpm::INSTANCE;
 use crate::cloud_tpm::NONCE;
+use crate::meeting::refused;
 use crate::sev_snp::{ours, with};
 
 /// A policy's requirements on the report in a document.
@@ -174,10 +175,7 @@ fn a_quote_of_azure_endorses_a_key_if_the_policy_knows_the_firmware() {
     }
     let other = policy(json!({"tdx": {"mrTd": ["11".repeat(48)]}}));
     let other = machine.judge(machine.trusting(&other));
-    let refusal = other
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap_err()
-        .to_string();
+    let refusal = refused(&other, &document);
     assert!(
         refusal.contains("the measurement of the firmware (MRTD)"),
         "{refusal}"

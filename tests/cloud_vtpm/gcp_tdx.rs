@@ -16,7 +16,7 @@ use crate::azure_tdx::Collected;
 use crate::cloud_tpm::{NONCE, USER_DATA};
 use crate::forged_tdx::{Parts, Signed};
 use crate::gcp_sev_es::{Machine, events, good};
-use crate::meeting::{Correct, Sample, prove, validator_with};
+use crate::meeting::{Correct, Sample, assert_no_replay, prove, refused, validator_with};
 
 /// Signs quotes of these parts, after a change of what they cover.
 struct Signer(Parts, fn(&mut [u8; 64]));
@@ -84,8 +84,7 @@ impl OfGoogle {
     /// Returns why a document is refused.
     fn refusal(&self, policy: &Value, document: &[u8]) -> String {
         let judge = validator_with(&VARIANT, policy, &self.sources());
-        let refused = judge.judge(&Evidence::new(document, NONCE));
-        refused.unwrap_err().to_string()
+        refused(&judge, document)
     }
 }
 
@@ -122,9 +121,7 @@ fn a_machine_is_proved_by_its_quote_and_its_certificate() {
     for name in ["MRTD", "zone", "project", "instance"] {
         assert!(claims.properties.iter().any(|it| it.name == name), "{name}");
     }
-    let refused = judge.judge(&Evidence::new(&document, b"another"));
-    let error = refused.unwrap_err().to_string();
-    assert!(error.contains("another connection"), "{error}");
+    assert_no_replay(&judge, &document);
     for (further, why) in [
         (json!({"cloud": {}}), "leads to none of the accepted roots"),
         (json!({"intelRootKey": ""}), "does not lead to the root"),

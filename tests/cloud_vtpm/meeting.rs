@@ -1,14 +1,13 @@
 //! Two ends of attested TLS.
 
 use std::any::Any;
-use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use common::attested;
+use hardware::PlatformClaims;
+use serde_json::{Value, json};
 use verifier::sources::{Sources, offline};
-use verifier::{Issuer, Policy, Validator, Variant};
+use verifier::{Evidence, Issuer, Policy, Validator, Variant};
 
 use crate::cloud_tpm::{NONCE, USER_DATA};
 
@@ -50,28 +49,58 @@ impl Correct {
     }
 }
 
-/// Returns the validator of a variant for a policy whose PCR 15 is zero, with these further members of its JSON.
-pub fn validator(variant: &Variant, further: &serde_json::Value) -> Arc<dyn Validator> {
+/// Returns the policy whose PCR 15 is zero, with these further members of its JSON.
+pub fn policy(further: &Value) -> Policy {
+    let zero = json!({"15": {"expected": "00".repeat(32)}});
+    let mut policy = json!({"exceptions": ["any-image"], "measurements": zero});
+    // an empty object would require nothing, and a policy has no empty objects
+    let further = further.as_object().unwrap().iter();
+    for (name, value) in further.filter(|(_, value)| **value != json!({})) {
+        policy[name] = value.clone();
+    }
+    Policy::from_json(&policy.to_string()).unwrap()
+}
+
+/// Returns the validator of a variant for such a policy.
+pub fn validator(variant: &Variant, further: &Value) -> Arc<dyn Validator> {
     validator_with(variant, further, &offline())
 }
 
 /// Returns the same validator with these sources.
 pub fn validator_with(
     variant: &Variant,
-    further: &serde_json::Value,
+    further: &Value,
     sources: &Arc<dyn Sources>,
 ) -> Arc<dyn Validator> {
-    let zero = serde_json::json!({"15": {"expected": "00".repeat(32)}});
-    let mut policy = serde_json::json!({"exceptions": ["any-image"], "measurements": zero});
-    // an empty object would require nothing, and a policy has no empty objects
-    let further = further.as_object().unwrap().iter();
-    for (name, value) in further.filter(|(_, value)| **value != serde_json::json!({})) {
-        policy[name] = value.clone();
-    }
-    let policy = Policy::from_json(&policy.to_string()).unwrap();
+    let policy = policy(further);
     let written = cli::trust::policy::text(&policy);
     assert_eq!(Policy::from_json(&written).as_ref(), Ok(&policy));
     variant.validator_for(policy, sources).unwrap()
+}
+
+/// Returns what a document for the nonce of the tests proves of its platform.
+pub fn proven(judge: &Arc<dyn Validator>, document: &[u8]) -> Arc<PlatformClaims> {
+    let identified = judge.judge(&Evidence::new(document, NONCE)).unwrap();
+    identified.platform.unwrap()
+}
+
+/// Returns the value of a property of the platform.
+pub fn property<'a>(claims: &'a PlatformClaims, name: &str) -> Option<&'a str> {
+    let found = claims.properties.iter().find(|one| one.name == name);
+    found.map(|one| &*one.value)
+}
+
+/// Returns why such a document is refused.
+pub fn refused(judge: &Arc<dyn Validator>, document: &[u8]) -> String {
+    let judged = judge.judge(&Evidence::new(document, NONCE));
+    judged.unwrap_err().to_string()
+}
+
+/// Checks that such a document is refused in another connection.
+pub fn assert_no_replay(judge: &Arc<dyn Validator>, document: &[u8]) {
+    let judged = judge.judge(&Evidence::new(document, b"another"));
+    let error = judged.unwrap_err().to_string();
+    assert!(error.contains("another connection"), "{error}");
 }
 
 /// Proves a machine to a caller, in the strong form and in the old form. Returns the reason for a refusal.
@@ -91,17 +120,9 @@ pub fn prove(issuer: Arc<dyn Issuer>, validator: Arc<dyn Validator>) -> Result<(
 }
 
 fn meet(client: atls::Client, server: atls::Server) -> Result<(), String> {
-    let soon = Instant::now() + Duration::from_secs(60);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let far = listener.accept().unwrap().0;
-    let server = thread::spawn(move || server.handshake(far, soon).map(|_| ()));
-    let client = client.connect(near, soon).map(|_| ());
-    let [client, server] =
-        [client, server.join().unwrap()].map(|result| result.err().map(|error| error.to_string()));
-    match (client, server) {
-        (None, None) => Ok(()),
-        (client, server) => Err(format!(
+    match attested::meet(client, server) {
+        [None, None] => Ok(()),
+        [client, server] => Err(format!(
             "client: {}\nserver: {}",
             client.unwrap_or_default(),
             server.unwrap_or_default()

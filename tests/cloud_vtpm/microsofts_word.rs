@@ -15,13 +15,14 @@ use hardware::snp::report::Report;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
-use verifier::Evidence;
 use verifier::sources::{Sources, offline};
+use verifier::{Evidence, Validator};
 
 use crate::azure_sev_snp::{Machine, judge, pem};
 use crate::cloud_tpm::{NONCE, USER_DATA};
 use crate::collateral_server::{Answer, Server};
 use crate::forged_snp::Hierarchy;
+use crate::meeting::refused;
 
 /// Microsoft's attestation service, with the claims of its token.
 struct Maa {
@@ -73,6 +74,11 @@ impl Maa {
         }
     }
 
+    /// Returns the validator of a policy that asks the service about other signers.
+    fn judge(&self) -> Arc<dyn Validator> {
+        judge(&self.policy("MAAFallback"), &self.sources()).unwrap()
+    }
+
     /// Returns how often the service was asked.
     fn requests(&self) -> usize {
         self.server.heads().len()
@@ -87,6 +93,14 @@ impl Maa {
             "snp": {"revocationList": "optional"},
         })
     }
+}
+
+/// Returns a correct machine, its document, and a service that confirms it.
+fn start() -> (Machine, Vec<u8>, Maa) {
+    let machine = Machine::start(|_| (), |_| ());
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    let maa = Maa::vouching_for(&document);
+    (machine, document, maa)
 }
 
 /// Returns an answer with a token that has these claims.
@@ -106,10 +120,8 @@ fn sent(document: &[u8], member: &str) -> Vec<u8> {
 
 #[test]
 fn firmware_of_another_signer_is_accepted_if_microsoft_vouches_for_its_report() {
-    let machine = Machine::start(|_| (), |_| ());
-    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
-    let maa = Maa::vouching_for(&document);
-    let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
+    let (_, document, maa) = start();
+    let judge = maa.judge();
     let identified = judge.judge(&Evidence::new(&document, NONCE)).unwrap();
     assert!(identified.is_endorsed && !judge.properties().believes_any_tpm);
     let claims = identified.platform.unwrap();
@@ -149,9 +161,7 @@ fn firmware_of_another_signer_is_accepted_if_microsoft_vouches_for_its_report() 
 
 #[test]
 fn a_word_of_microsoft_that_is_wrong_in_one_claim_counts_for_nothing() {
-    let machine = Machine::start(|_| (), |_| ());
-    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
-    let maa = Maa::vouching_for(&document);
+    let (_, document, maa) = start();
     let right = maa.claims.lock().unwrap().clone();
     for (claim, wrong) in [
         ("iss", json!("https://another.weu.attest.azure.net")),
@@ -169,11 +179,8 @@ fn a_word_of_microsoft_that_is_wrong_in_one_claim_counts_for_nothing() {
         let mut claims = right.clone();
         claims[claim] = wrong;
         *maa.claims.lock().unwrap() = claims;
-        let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
-        let error = judge
-            .judge(&Evidence::new(&document, NONCE))
-            .unwrap_err()
-            .to_string();
+        let judge = maa.judge();
+        let error = refused(&judge, &document);
         let why = match claim {
             "exp" => "the token has expired",
             claim => &format!("has not confirmed it: {claim} is"),
@@ -184,16 +191,11 @@ fn a_word_of_microsoft_that_is_wrong_in_one_claim_counts_for_nothing() {
 
 #[test]
 fn microsoft_is_asked_only_about_a_machine_that_is_accepted_by_all_else() {
-    let machine = Machine::start(|_| (), |_| ());
-    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
-    let maa = Maa::vouching_for(&document);
+    let (_, document, maa) = start();
     let fallback = maa.policy("MAAFallback");
     let refusal = |policy: &Value, document: &[u8], sources: &Arc<dyn Sources>| {
         let judge = judge(policy, sources).unwrap();
-        judge
-            .judge(&Evidence::new(document, NONCE))
-            .unwrap_err()
-            .to_string()
+        refused(&judge, document)
     };
     let forged = Machine::start(|_| (), |report| report[32 + 0x90] ^= 1);
     let forged = forged.issuer().issue(USER_DATA, NONCE).unwrap();
@@ -269,12 +271,9 @@ fn a_refusal_of_microsofts_service_is_shown_and_not_asked_for_again_at_once() {
     });
     let claims = Arc::default();
     let maa = Maa { server, claims };
-    let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
+    let judge = maa.judge();
     for _ in 0..2 {
-        let error = judge
-            .judge(&Evidence::new(&document, NONCE))
-            .unwrap_err()
-            .to_string();
+        let error = refused(&judge, &document);
         assert!(
             error.contains("status 400") && error.contains("HCL unknown"),
             "{error}"
@@ -316,12 +315,9 @@ fn a_service_whose_url_is_wrong_is_named_when_the_policy_is_read_or_when_it_answ
         server: Server::start(|_| Answer::status("404 Not Found")),
         claims: Arc::default(),
     };
-    let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
+    let judge = maa.judge();
     for _ in 0..2 {
-        let error = judge
-            .judge(&Evidence::new(&document, NONCE))
-            .unwrap_err()
-            .to_string();
+        let error = refused(&judge, &document);
         assert!(error.contains("(status 404): is maaURL right?"), "{error}");
     }
     assert_eq!(maa.requests(), 1);
@@ -329,10 +325,8 @@ fn a_service_whose_url_is_wrong_is_named_when_the_policy_is_read_or_when_it_answ
 
 #[test]
 fn one_question_about_a_report_is_enough_for_all_its_machine_sends_and_all_that_meet_it() {
-    let machine = Machine::start(|_| (), |_| ());
-    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
-    let maa = Maa::vouching_for(&document);
-    let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
+    let (machine, document, maa) = start();
+    let judge = maa.judge();
     thread::scope(|scope| {
         for _ in 0..6 {
             scope.spawn(|| judge.judge(&Evidence::new(&document, NONCE)).unwrap());
@@ -351,40 +345,30 @@ fn one_question_about_a_report_is_enough_for_all_its_machine_sends_and_all_that_
     // for another report, the program asks the service again
     let another = Machine::start(|_| (), |_| ());
     let another = another.issuer().issue(USER_DATA, NONCE).unwrap();
-    let error = judge
-        .judge(&Evidence::new(&another, NONCE))
-        .unwrap_err()
-        .to_string();
+    let error = refused(&judge, &another);
     assert!(error.contains("x-ms-sevsnpvm-reportdata is"), "{error}");
     assert_eq!(maa.requests(), 2);
 }
 
 #[test]
 fn a_word_counts_no_longer_than_its_token() {
-    let machine = Machine::start(|_| (), |_| ());
-    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
-    let maa = Maa::vouching_for(&document);
+    let (_, document, maa) = start();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let end = now.as_secs() + 10;
     maa.claims.lock().unwrap()["exp"] = end.into();
-    let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
+    let judge = maa.judge();
     judge.judge(&Evidence::new(&document, NONCE)).unwrap();
     while SystemTime::now() < UNIX_EPOCH + Duration::from_secs(end) {
         thread::sleep(Duration::from_millis(100));
     }
-    let error = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap_err()
-        .to_string();
+    let error = refused(&judge, &document);
     assert!(error.contains("the token has expired"), "{error}");
     assert_eq!(maa.requests(), 2);
 }
 
 #[test]
 fn the_authorities_of_other_servers_do_not_count_for_microsofts() {
-    let machine = Machine::start(|_| (), |_| ());
-    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
-    let maa = Maa::vouching_for(&document);
+    let (_, document, maa) = start();
     let another = Server::start(|_| Answer::status("404 Not Found"));
     let sources: Arc<dyn Sources> = Fetching::new(FetchSettings {
         ca: Some(maa.server.ca()),
@@ -395,10 +379,7 @@ fn the_authorities_of_other_servers_do_not_count_for_microsofts() {
     })
     .unwrap();
     let judge = judge(&maa.policy("MAAFallback"), &sources).unwrap();
-    let error = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap_err()
-        .to_string();
+    let error = refused(&judge, &document);
     assert!(error.contains("invalid peer certificate"), "{error}");
     assert_eq!(maa.requests(), 0);
 }
@@ -463,18 +444,12 @@ fn a_chip_with_many_reports_has_its_share_of_the_requests() {
         .map(|machine| machine.issuer().issue(USER_DATA, NONCE).unwrap())
         .collect();
     let maa = Maa::vouching_for(&machines[0]);
-    let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
-    let errors = machines[1..].iter().map(|document| {
-        let refused = judge.judge(&Evidence::new(document, NONCE));
-        refused.unwrap_err().to_string()
-    });
-    for error in errors {
+    let judge = maa.judge();
+    for document in &machines[1..] {
+        let error = refused(&judge, document);
         assert!(error.contains("x-ms-sevsnpvm-reportdata is"), "{error}");
     }
-    let error = judge
-        .judge(&Evidence::new(&machines[0], NONCE))
-        .unwrap_err()
-        .to_string();
+    let error = refused(&judge, &machines[0]);
     assert!(
         error.contains("too many requests about machines on this chip"),
         "{error}"
@@ -509,10 +484,7 @@ fn a_service_that_is_away_is_named_however_often_a_machine_tries_and_its_return_
     let begin = Instant::now();
     // a failure is remembered for one second, so 8 s have more tries than the limit for one chip allows
     while begin.elapsed() < Duration::from_secs(8) {
-        let error = judge
-            .judge(&Evidence::new(&document, NONCE))
-            .unwrap_err()
-            .to_string();
+        let error = refused(&judge, &document);
         // a busy machine may not get the answer in time
         assert!(
             error.contains("status 503") || error.contains("the timeout has passed"),
@@ -530,9 +502,7 @@ fn a_service_that_is_away_is_named_however_often_a_machine_tries_and_its_return_
 
 #[test]
 fn a_wrong_list_of_authorities_matters_to_those_alone_who_ask_microsoft() {
-    let machine = Machine::start(|_| (), |_| ());
-    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
-    let maa = Maa::vouching_for(&document);
+    let (_, document, maa) = start();
     let sources: Arc<dyn Sources> = Fetching::new(FetchSettings {
         maa: Some(Microsoft {
             ca: Some("/no-cert-file.crt".into()),
@@ -550,10 +520,7 @@ fn a_wrong_list_of_authorities_matters_to_those_alone_who_ask_microsoft() {
     let judge = judge(&maa.policy("MAAFallback"), &sources).unwrap();
     // a request that is never sent does not count against the chip's limit
     for _ in 0..6 {
-        let error = judge
-            .judge(&Evidence::new(&document, NONCE))
-            .unwrap_err()
-            .to_string();
+        let error = refused(&judge, &document);
         let why = "SSL_CERT_FILE: cannot read /no-cert-file.crt";
         assert!(error.contains(why), "{error}");
     }

@@ -13,13 +13,13 @@ use tpm::{Bank, KeySource, Location, Tpm};
 use verifier::aws_hypervisor::{self, NitroTpm as Documents};
 use verifier::aws_nitro_tpm::{AwsMachine, VARIANT};
 use verifier::nitro_document::NitroDocument;
-use verifier::{Evidence, Issuer, vtpm};
+use verifier::{Issuer, vtpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{Draft, Hypervisor, INSTANCE, bytes, demands, good, host};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
-use crate::meeting::{prove, validator};
+use crate::meeting::{prove, proven, validator};
 use crate::nitro_tpm::device::Devices;
 use crate::nitro_tpm::{
     Fault, NSM_REQUEST, NitroTpm, RC_AUTH_FAIL, RC_BAD_AUTH, message, with_size,
@@ -101,11 +101,7 @@ fn a_machine_with_a_nitro_tpm_is_accepted_by_its_sha_384_registers() {
     prove(issuer.clone(), judge.clone()).unwrap();
 
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let claims = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap()
-        .platform
-        .unwrap();
+    let claims = proven(&judge, &document);
     assert_eq!(claims.chip.as_deref(), Some(INSTANCE));
     assert_eq!(claims.bound[0], "attestation key: public_key");
     let sent = sent(&document).unwrap();

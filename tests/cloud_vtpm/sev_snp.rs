@@ -22,7 +22,7 @@ use crate::aws_nitro_tpm::{self, Hypervisor};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::forged_snp::{CLOUD, Hierarchy, correct_report, sign_by_the_cloud};
 use crate::gcp_sev_es::{self, events, good};
-use crate::meeting::{Correct, prove, validator};
+use crate::meeting::{Correct, assert_no_replay, prove, proven, refused, validator};
 
 /// GUIDs of the certificate table: VCEK, VLEK, ASK.
 const VCEK: u128 = 0x63da758d_e664_4564_adc5_f4b93be8accd;
@@ -100,8 +100,7 @@ pub fn with(mut policy: Value, further: &Value) -> Value {
 }
 
 fn refusal(variant: &Variant, policy: &Value, document: &[u8]) -> String {
-    let refused = validator(variant, policy).judge(&Evidence::new(document, NONCE));
-    refused.unwrap_err().to_string()
+    refused(&validator(variant, policy), document)
 }
 
 /// Returns a correct machine of AWS.
@@ -137,17 +136,10 @@ fn a_machine_of_aws_is_proved_by_the_report_over_its_key() {
     prove(issuer.clone(), validator(&aws_sev_snp::VARIANT, &ours())).unwrap();
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
     let judge = validator(&aws_sev_snp::VARIANT, &ours());
-    let claims = judge
-        .judge(&Evidence::new(&document, NONCE))
-        .unwrap()
-        .platform
-        .unwrap();
+    let claims = proven(&judge, &document);
     assert_eq!(claims.technology, "AMD SEV-SNP (Milan)");
     assert_eq!(claims.bound, ["attestation key: SHA-512 in REPORT_DATA"]);
-    let error = judge
-        .judge(&Evidence::new(&document, b"another"))
-        .unwrap_err();
-    assert!(error.to_string().contains("another connection"), "{error}");
+    assert_no_replay(&judge, &document);
     // Constellation's fields, base64 of PEM
     let read: Value = serde_json::from_slice(&document).unwrap();
     let info = STANDARD.decode(read["InstanceInfo"].as_str().unwrap());
@@ -199,8 +191,8 @@ fn a_machine_of_aws_is_proved_by_the_key_of_the_cloud() {
     let variant = &aws_sev_snp::VARIANT;
     prove(issuer.clone(), validator(variant, &policy(CLOUD))).unwrap();
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let judged = validator(variant, &policy(CLOUD)).judge(&Evidence::new(&document, NONCE));
-    assert_eq!(judged.unwrap().platform.unwrap().chip, None);
+    let claims = proven(&validator(variant, &policy(CLOUD)), &document);
+    assert_eq!(claims.chip, None);
     let error = refusal(variant, &policy("CN=elsewhere"), &document);
     assert!(error.contains("the cloud of the VLEK is"), "{error}");
     // the certificate of one chip with the report of the cloud
@@ -361,10 +353,8 @@ fn the_certificate_of_a_chip_is_fetched_only_if_it_could_lead_to_acceptance() {
         let judge = aws_sev_snp::VARIANT
             .validator_for(policy, &sources)
             .unwrap();
-        let error = judge
-            .judge(&Evidence::new(&document.unwrap(), NONCE))
-            .unwrap_err();
-        assert!(error.to_string().contains(why), "{error}, expected {why}");
+        let error = refused(&judge, &document.unwrap());
+        assert!(error.contains(why), "{error}, expected {why}");
         let times = usize::from(why == "nothing is here");
         assert_eq!(asked.0.load(Ordering::SeqCst), times, "{why}");
     }
@@ -437,8 +427,7 @@ fn a_machine_of_google_is_proved_by_its_report_and_its_certificate() {
     let variant = &gcp_sev_snp::VARIANT;
     prove(issuer.clone(), validator(variant, &policy)).unwrap();
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let identified = validator(variant, &policy).judge(&Evidence::new(&document, NONCE));
-    let claims = identified.unwrap().platform.unwrap();
+    let claims = proven(&validator(variant, &policy), &document);
     assert_eq!(claims.bound.len(), 3);
     assert!(claims.properties.iter().any(|one| one.name == "zone"));
     for (policy, why) in [

@@ -2,31 +2,21 @@
 
 use std::io::Read;
 use std::net::TcpListener;
-use std::sync::Arc;
 use std::thread;
 
-use rustls::crypto::ring;
-use rustls::pki_types::PrivateKeyDer;
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rustls::{ServerConnection, StreamOwned};
 
 use super::{client, error};
-use common::aws;
+use common::{aws, cloud_server};
 
 #[test]
 fn an_api_with_a_certificate_of_its_own_gets_no_credentials() {
-    let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    let key = PrivateKeyDer::Pkcs8(own.signing_key.serialize_der().into());
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![own.cert.der().clone()], key)
-        .unwrap();
+    let (config, _) = cloud_server::own_certificate();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let api = format!("https://{}", listener.local_addr().unwrap());
     let server = thread::spawn(move || {
         let (socket, _) = listener.accept().unwrap();
-        let connection = ServerConnection::new(Arc::new(config)).unwrap();
+        let connection = ServerConnection::new(config).unwrap();
         let mut got = vec![];
         let _ = StreamOwned::new(connection, socket).read_to_end(&mut got);
         got

@@ -139,7 +139,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
     workload::answers(&operator, &[&node]);
 
     // data survives a reboot
-    operator.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
+    operator.keep();
     node.reboot();
     node.start_bootstrapper();
     let journal = node.wait_for_bootstrapper();
@@ -148,16 +148,7 @@ fn init_makes_a_cluster_that_survives_lost_operators_and_reboots() {
         "{journal}"
     );
     wait_for_cluster(&operator, &[&node]);
-    assert_eq!(
-        operator.kubectl(&[
-            "get",
-            "configmap",
-            "kept",
-            "--output",
-            "jsonpath={.data.is}"
-        ]),
-        "there"
-    );
+    operator.expect_kept();
     workload::answers(&operator, &[&node]);
     lap(&node, "after a reboot the cluster is back, with its data");
     // the next reboot needs no operator: the cluster opens the disk of its own node
@@ -248,22 +239,9 @@ fn nodes_join_by_what_they_run_and_come_back() {
     });
     // if it accepts them, they refuse it, and both sides log the reason
     altered.accept_services(&operator::policy());
-    let logs = [
-        "logs",
-        "--namespace",
-        "kube-system",
-        "--selector",
-        "k8s-app=join-service",
-        "--tail",
-        "-1",
-    ];
-    let refused = || {
-        operator
-            .kubectl(&logs)
-            .lines()
-            .any(|line| line.contains("PCR 4"))
-    };
-    wait_for("the refusal of the altered node", refused);
+    wait_for("the refusal of the altered node", || {
+        operator.logs_of_join_services().contains("PCR 4")
+    });
     let told = "it refused this machine's attestation (its log says why); correct the cause";
     wait_for("the altered node's own word", || journal().contains(told));
     assert!(!journal().contains("complete:"), "{}", journal());
@@ -294,18 +272,9 @@ fn nodes_join_by_what_they_run_and_come_back() {
         "all nodes are Ready again, and their pods reach each other",
     );
 
-    operator.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
+    operator.keep();
     bring_back_after_a_power_cut(&operator, &mut first, &mut second, &mut worker);
-    assert_eq!(
-        operator.kubectl(&[
-            "get",
-            "configmap",
-            "kept",
-            "--output",
-            "jsonpath={.data.is}"
-        ]),
-        "there"
-    );
+    operator.expect_kept();
     let nodes = [&first, &second, &worker];
     workload::answers(&operator, &nodes);
     lap(
@@ -346,7 +315,7 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     }
     wait_for_cluster(&operator, &nodes);
     lap(&first, "the cluster is there");
-    operator.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
+    operator.keep();
     let from = kubelet_of(&operator, &first);
     assert_ne!(from, to);
 
@@ -426,14 +395,7 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     later.start_bootstrapper();
     later.wait_for_bootstrapper();
     wait_for("the new node", || kubelet_of(&operator, &later) == to);
-    let kept = [
-        "get",
-        "configmap",
-        "kept",
-        "--output",
-        "jsonpath={.data.is}",
-    ];
-    assert_eq!(operator.kubectl(&kept), "there");
+    operator.expect_kept();
     lap(&first, "a node has joined with the new version");
 }
 

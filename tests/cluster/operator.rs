@@ -15,7 +15,7 @@ use support::swtpm::PCR_4;
 use tempfile::TempDir;
 
 use crate::node::{Node, ROOT, hex, tool};
-use crate::program::Program;
+use crate::program::{Program, printed};
 use crate::{INIT_SECRET, text};
 
 pub struct Operator {
@@ -211,20 +211,29 @@ impl Operator {
         command
             .arg("--kubeconfig")
             .arg(self.dir.path().join("firstlight-admin.conf"));
-        let output = command
-            .args(["--request-timeout", "30s"])
-            .args(arguments)
-            .output()
-            .unwrap();
-        output
-            .status
-            .success()
-            .then(|| String::from_utf8(output.stdout).unwrap())
+        printed(command.args(["--request-timeout", "30s"]).args(arguments))
     }
 
     pub fn kubectl(&self, arguments: &[&str]) -> String {
         self.try_kubectl(arguments)
             .unwrap_or_else(|| panic!("kubectl {arguments:?} failed"))
+    }
+
+    /// Makes an object whose survival [`Operator::expect_kept`] checks.
+    pub fn keep(&self) {
+        self.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
+    }
+
+    pub fn expect_kept(&self) {
+        let field = "jsonpath={.data.is}";
+        let kept = self.kubectl(&["get", "configmap", "kept", "--output", field]);
+        assert_eq!(kept, "there");
+    }
+
+    /// Returns the logs of all join services.
+    pub fn logs_of_join_services(&self) -> String {
+        let command = "logs --namespace kube-system --selector k8s-app=join-service --tail -1";
+        self.kubectl(&command.split(' ').collect::<Vec<_>>())
     }
 }
 

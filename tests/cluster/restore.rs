@@ -30,7 +30,7 @@ fn two_of_three_control_planes_are_lost_and_all_pods_come_back() {
     workload::deploy(&operator, &four);
     workload::answers(&operator, &four);
     assert_eq!(members(&first).len(), 3);
-    operator.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
+    operator.keep();
     println!(
         "{}",
         operator.run(&["etcd", "snapshot", "snapshot.db", "--yes"])

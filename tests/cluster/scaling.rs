@@ -100,18 +100,9 @@ fn a_cluster_grows_to_six_nodes_and_shrinks_to_three() {
     // a machine that was deleted, and is there again, gets no key for its disk
     let initramfs = goes[other].start_initramfs();
     initramfs.expect("waiting: for a key of disk");
-    let logs = [
-        "logs",
-        "--namespace",
-        "kube-system",
-        "--selector",
-        "k8s-app=join-service",
-        "--tail",
-        "-1",
-    ];
     let caller = format!("\"{}:", goes[other].address());
     wait_for("the refusal of a deleted machine's disk", || {
-        let said = operator.kubectl(&logs);
+        let said = operator.logs_of_join_services();
         said.lines()
             .any(|line| line.contains(&caller) && line.contains("\"disk-unknown\""))
     });

@@ -1,7 +1,8 @@
 //! Attested TLS with a dummy attestation that any peer can issue, for tests of the layers above.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rpc::grpc::{CallOptions, Channel};
@@ -17,6 +18,17 @@ pub struct Anybody;
 /// OID 1.3.9900.1.1, Constellation's variant for tests.
 const DUMMY_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
 
+/// Connects two ends. Returns why the client and the server end the connection.
+pub fn meet(client: atls::Client, server: atls::Server) -> [Option<String>; 2] {
+    let soon = Instant::now() + Duration::from_secs(60);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let far = listener.accept().unwrap().0;
+    let server = thread::spawn(move || server.handshake(far, soon).err());
+    let client = client.connect(near, soon).err();
+    [client, server.join().unwrap()].map(|error| error.map(|error| error.to_string()))
+}
+
 impl Issuer for Anybody {
     fn oid(&self) -> Oid {
         DUMMY_OID
@@ -29,13 +41,7 @@ impl Issuer for Anybody {
 
 impl Validator for Anybody {
     fn properties(&self) -> Properties {
-        Properties {
-            oid: DUMMY_OID,
-            challenges: false,
-            takes_collateral: false,
-            requires_strong: false,
-            believes_any_tpm: true,
-        }
+        Properties::of_any_tpm(DUMMY_OID)
     }
 
     fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {

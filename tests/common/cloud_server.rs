@@ -96,6 +96,19 @@ pub fn start(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Str
     url
 }
 
+/// Returns the settings of a server with a new certificate of its own, and the certificate in PEM.
+pub fn own_certificate() -> (Arc<ServerConfig>, String) {
+    let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let key = PrivateKeyDer::Pkcs8(own.signing_key.serialize_der().into());
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![own.cert.der().clone()], key)
+        .unwrap();
+    (Arc::new(config), own.cert.pem())
+}
+
 /// Starts a server with TLS and a new certificate. Returns its URL and the certificate in PEM.
 pub fn start_tls(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> (String, String) {
     start_tls_at("127.0.0.1".parse().unwrap(), answer)
@@ -106,15 +119,7 @@ pub fn start_tls_at(
     address: IpAddr,
     answer: impl Fn(&Request) -> Answer + Send + Sync + 'static,
 ) -> (String, String) {
-    let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    let key = PrivateKeyDer::Pkcs8(own.signing_key.serialize_der().into());
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![own.cert.der().clone()], key)
-        .unwrap();
-    let (config, answer) = (Arc::new(config), Arc::new(answer));
+    let ((config, certificate), answer) = (own_certificate(), Arc::new(answer));
     let listener = TcpListener::bind((address, 0)).unwrap();
     let url = format!("https://{}", listener.local_addr().unwrap());
     thread::spawn(move || {
@@ -129,7 +134,7 @@ pub fn start_tls_at(
             });
         }
     });
-    (url, own.cert.pem())
+    (url, certificate)
 }
 
 fn serve(client: impl Read + Write, answer: &dyn Fn(&Request) -> Answer) -> Option<()> {

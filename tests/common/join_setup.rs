@@ -20,7 +20,8 @@ use base::stop::Stop;
 use base::time;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
-    self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
+    self, CONFIG_MAPS, Client, EVENTS, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS,
+    Selector,
 };
 use kubernetes::services;
 use kubernetes::services::migration::Migration;
@@ -87,7 +88,16 @@ pub struct Setup {
     pub migration: Migration,
 }
 
+/// What a test needs alone: a lock that it holds while it runs, the cluster, and what is set up in it.
+pub type Shared = (MutexGuard<'static, ()>, &'static Cluster, Setup);
+
 impl Setup {
+    /// Sets up the cluster of all tests when no other test uses it.
+    pub fn shared() -> Shared {
+        let (alone, cluster) = (alone(), Cluster::shared());
+        (alone, cluster, Setup::new(cluster))
+    }
+
     /// Sets up a cluster that no machine has joined yet.
     pub fn new(cluster: &Cluster) -> Setup {
         let admin = cluster.client(&Stop::new());
@@ -326,6 +336,17 @@ impl Setup {
         name
     }
 
+    /// Waits for an event about worker 0.
+    pub fn eventually_event(&self, reason: &str) {
+        let events = EVENTS.in_namespace("default");
+        eventually("there is an event", || {
+            let events = self.admin.list(&events, &Selector::default());
+            events.unwrap().items.iter().any(|event| {
+                event["reason"] == reason && event["regarding"]["name"] == "worker-0"
+            })
+        });
+    }
+
     pub fn holder(&self) -> String {
         let lease = self.admin.find(&lease()).unwrap().unwrap_or_default();
         lease["spec"]["holderIdentity"]
@@ -524,6 +545,19 @@ pub fn service_program_at(
         .args(["--kubeconfig=kubeconfig", "--pki=pki", "--config"])
         .arg(config)
         .current_dir(setup.dir.path());
+    let program = Program::start(&mut command);
+    let address = address(&program.expect("serving join requests on"));
+    (program, address)
+}
+
+/// Starts the program without a cluster, for the policy in this folder. Returns its address.
+pub fn lone_service_program(config: &Path) -> (Program, SocketAddr) {
+    let mut command = Command::new(support::program::built("join-service"));
+    command
+        .args(["--key-service=127.0.0.1:1", "--key-service-auth=none"])
+        .args(["--attestation-variant=qemu-vtpm", "--listen=127.0.0.1:0"])
+        .arg("--config")
+        .arg(config);
     let program = Program::start(&mut command);
     let address = address(&program.expect("serving join requests on"));
     (program, address)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kubernetes::client::{ApiAccess, Client, DAEMON_SETS};
+use kubernetes::client::{ApiAccess, Client, DAEMON_SETS, SERVICE_ACCOUNTS};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -99,15 +99,15 @@ impl Cluster {
     #[allow(dead_code)] // not used by every test
     pub fn shared() -> &'static Cluster {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
-        SHARED.get_or_init(|| {
-            let cluster = Cluster::start();
-            cluster
-                .client(&Stop::new())
-                .within(PATIENCE)
-                .wait_ready(&mut |_| {})
-                .unwrap();
-            cluster
-        })
+        SHARED.get_or_init(|| Cluster::started().0)
+    }
+
+    /// Starts a separate cluster. Returns it with an administrator's client as soon as it is ready.
+    pub fn started() -> (Cluster, Client) {
+        let cluster = Cluster::start();
+        let client = cluster.client(&Stop::new());
+        client.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
+        (cluster, client)
     }
 
     /// Starts a separate cluster, which is not ready yet.
@@ -611,6 +611,15 @@ pub fn build(programs: &[&str]) -> PathBuf {
 fn free_ports() -> [u16; 3] {
     let listeners = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port())
+}
+
+/// Makes the account of pods that name none, as a controller manager would.
+pub fn make_default_accounts(client: &Client) {
+    for namespace in ["default", "kube-system"] {
+        let account = json!({"metadata": {"name": "default"}});
+        let accounts = SERVICE_ACCOUNTS.in_namespace(namespace);
+        client.create_if_absent(&accounts, &account).unwrap();
+    }
 }
 
 /// Creates the DaemonSet of the member controller if it is missing, with this number of ready pods, as a controller manager and the

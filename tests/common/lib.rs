@@ -15,6 +15,7 @@ pub mod joining;
 pub mod kube_apiserver;
 pub mod long_certificate;
 pub mod manifests;
+pub mod objects;
 pub mod previous;
 pub mod published;
 pub mod setting;

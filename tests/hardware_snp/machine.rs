@@ -1,7 +1,7 @@
 //! The variant `qemu-snp`: documents of a machine whose reports a hierarchy of our own signs, and its register of the cluster ID.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bootstrapper::trust::evidence::Attester;
 use bootstrapper::trust::service_trust::{ServiceTrust, read_policy};
-use common::evidence;
+use common::{attested, evidence};
 use node::service_trust::{ClusterId, TrustSettings};
 use serde_json::{Value, json};
 use services::join_service::evidence::RemoteIssuer;
@@ -125,15 +125,8 @@ fn refusal(policy: &Value, document: &[u8]) -> String {
 
 /// Connects two ends of attested TLS; returns why they refuse each other.
 fn meet(client: atls::Client, server: atls::Server) -> Result<(), String> {
-    let soon = Instant::now() + Duration::from_secs(60);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let far = listener.accept().unwrap().0;
-    let server = thread::spawn(move || server.handshake(far, soon).map(|_| ()));
-    let client = client.connect(near, soon).map(|_| ());
-    let server = server.join().unwrap();
-    server.map_err(|error| error.to_string())?;
-    client.map_err(|error| error.to_string())
+    let [client, server] = attested::meet(client, server);
+    server.or(client).map_or(Ok(()), Err)
 }
 
 #[test]

@@ -16,10 +16,10 @@ use kubernetes::services::kubeadm_bindings;
 use rcgen::KeyPair;
 use rpc::grpc::Code;
 use serde_json::{Value, json};
-use services::member_controller::Options;
+use services::member_controller::{MemberController, Options};
 use services::probe;
 
-use crate::kube_apiserver::{Cluster, set_ready_controllers};
+use crate::kube_apiserver::set_ready_controllers;
 use crate::renewal::{self, Renewals, kubelet, pkcs10};
 use crate::setup::*;
 use crate::swtpm::Swtpm;
@@ -77,9 +77,7 @@ pub fn bind_as_kubeadm(admin: &Client) {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_work_on() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, setup) = Setup::for_renewals();
     bind_as_kubeadm(&setup.admin);
     let token = |ticket: &proto::join::IssueJoinTicketResponse| by_token(cluster, &ticket.token);
     let first = token(&setup.join(&Swtpm::start(), &worker()).unwrap());
@@ -146,9 +144,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_reader_of_the_token_of_a_ticket_gets_no_certificate_of_its_node() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, setup) = Setup::for_renewals();
     bind_as_kubeadm(&setup.admin);
     let key = KeyPair::generate().unwrap();
     let machine = proto::join::IssueJoinTicketRequest {
@@ -180,9 +176,7 @@ fn a_reader_of_the_token_of_a_ticket_gets_no_certificate_of_its_node() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn without_a_ready_member_controller_there_is_no_ticket() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::new(cluster);
+    let (_alone, _, setup) = Setup::shared();
     set_ready_controllers(&setup.admin, 0);
     let tpm = Swtpm::start();
     let refusal = refused(setup.join(&tpm, &worker()));
@@ -200,9 +194,7 @@ fn without_a_ready_member_controller_there_is_no_ticket() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_member_controller_without_the_list_of_requests_is_not_ready() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::new(cluster);
+    let (_alone, cluster, mut setup) = Setup::shared();
     let at = CLUSTER_ROLES.all().named("member-controller");
     let role = setup.admin.get(&at).unwrap();
     let without = |role: &mut Value| {
@@ -233,9 +225,7 @@ fn a_member_controller_without_the_list_of_requests_is_not_ready() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_node_renews_its_own_certificate_and_asks_for_no_other() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, setup) = Setup::for_renewals();
     setup.join_worker();
     // Kubernetes' own approver, which would approve the same request, is off.
     let worker = kubelet(cluster, "worker-0");
@@ -252,9 +242,7 @@ fn a_node_renews_its_own_certificate_and_asks_for_no_other() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_removed_node_renews_no_certificate_and_gets_no_ticket_until_it_is_readmitted() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, setup) = Setup::for_renewals();
     let tpm = Swtpm::start();
     setup.join(&tpm, &worker()).unwrap();
     setup.make_node("worker-0");
@@ -311,27 +299,14 @@ fn a_removed_node_renews_no_certificate_and_gets_no_ticket_until_it_is_readmitte
     eventually("it joins again", || setup.join(&tpm, &worker()).is_ok());
 }
 
-/// Returns how often this replica decided so about a client certificate, for this reason.
-fn count(
-    controller: &services::member_controller::MemberController,
-    result: &str,
-    reason: &str,
-) -> u64 {
-    let labels = format!("certificate=\"client\",result=\"{result}\",reason=\"{reason}\"");
-    let line = format!("firstlight_join_certificates_total{{{labels}}} ");
-    let metrics = controller.metrics().render();
-    let mut lines = metrics.lines();
-    lines
-        .find_map(|text| text.strip_prefix(&line))
-        .map_or(0, |number| number.parse().unwrap())
+fn count(controller: &MemberController, result: &str, reason: &str) -> u64 {
+    renewal::count_of("client", controller, result, reason)
 }
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_closed_record_renews_no_certificate_until_it_is_open_again() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, setup) = Setup::for_renewals();
     let tpm = Swtpm::start();
     setup.join(&tpm, &worker()).unwrap();
     setup.make_node("worker-0");
@@ -372,9 +347,7 @@ fn a_closed_record_renews_no_certificate_until_it_is_open_again() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn nodes_without_a_record_renew_their_certificates_while_migration_is_on() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, mut setup) = Setup::for_renewals();
     setup.migration = "2099-12-31".parse().unwrap();
     setup.start(cluster);
     setup.make_node("of-before");
@@ -394,9 +367,7 @@ fn nodes_without_a_record_renew_their_certificates_while_migration_is_on() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn without_kubeadms_bindings_kubernetes_itself_approves_no_kubelet() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, mut setup) = Setup::for_renewals();
     drop(setup.controller.take());
     bind_as_kubeadm(&setup.admin);
     let _signer = cluster.start_signer();

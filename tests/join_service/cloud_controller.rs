@@ -211,9 +211,7 @@ fn is_there(setup: &Setup, node: &str) -> bool {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_real_controller_initializes_nodes_whose_certificates_are_approved_and_removes_deleted_ones() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, mut setup) = Setup::for_renewals();
     let _controllers = cluster.start_controllers(
         "certificatesigningrequest-signing-controller,node-lifecycle-controller",
     );

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -87,15 +87,15 @@ struct Scene {
     /// `firstlight metadata serve --cluster`, and its address.
     metadata: Option<(Program, SocketAddr)>,
     cluster_id: String,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Scene {
     fn new() -> Scene {
-        let cluster = Cluster::shared();
         let authority = tempfile::tempdir().unwrap();
         // the authority makes its root with the first TPM
         let plane = Machine::made_by(authority.path());
-        let setup = Setup::for_renewals(cluster);
+        let (alone, cluster, setup) = Setup::for_renewals();
         bind_as_kubeadm(&setup.admin);
         let expected = |value: &[u8]| json!({"expected": hex(value), "warnOnly": false});
         let policy = json!({
@@ -133,6 +133,7 @@ impl Scene {
             plane,
             metadata: None,
             cluster_id: hex(&id),
+            _alone: alone,
         }
     }
 
@@ -325,7 +326,6 @@ fn a_bootstrap_token_is_found_in_user_data() {
 #[test]
 #[ignore = "needs a kube-apiserver and Cluster API: make test-cluster-api"]
 fn a_machine_deployment_goes_from_one_to_five_and_back_without_a_token_in_user_data() {
-    let _alone = alone();
     let mut scene = Scene::new();
     scene.make_cluster();
     let _controllers = scene.cluster.start_controllers(

@@ -9,15 +9,12 @@ use kubernetes::machine_record::{self, MachineRecord};
 use rpc::grpc::Code;
 use services::metrics::Registry;
 
-use crate::kube_apiserver::Cluster;
 use crate::setup::*;
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::new(cluster);
+    let (_alone, cluster, setup) = Setup::shared();
     let account = Client::new(setup.account(cluster, MEMBER_CONTROLLER), &Stop::new());
     let uuid = Uuid::parse(&disk(77)).unwrap();
     let record = MachineRecord::of_node("gone", &uuid, Some("m"), "", "");

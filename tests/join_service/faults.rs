@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 use support::random::Random;
 use verifier::qemu_vtpm;
 
-use crate::kube_apiserver::{Cluster, PATIENCE};
+use crate::kube_apiserver::Cluster;
 use crate::program::Program;
 use crate::setup::*;
 use crate::swtpm::Swtpm;
@@ -165,12 +165,8 @@ fn is_about(at: SystemTime, expected: SystemTime) -> bool {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_replica_with_a_wrong_clock_delays_others_at_most_for_the_validity_of_a_ticket() {
-    let _alone = alone();
-    let (setup, tpm, other) = (
-        Setup::new(Cluster::shared()),
-        Swtpm::start(),
-        Swtpm::start(),
-    );
+    let (_alone, _, setup) = Setup::shared();
+    let (tpm, other) = (Swtpm::start(), Swtpm::start());
     let now = SystemTime::now;
     setup.join(&tpm, &worker()).unwrap();
     // The machine itself never has to wait.
@@ -263,12 +259,8 @@ fn a_replica_with_a_wrong_clock_delays_others_at_most_for_the_validity_of_a_tick
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_control_plane_that_is_lost_during_its_turn_is_waited_for_ten_minutes_and_has_to_wait_when_it_is_back()
  {
-    let _alone = alone();
-    let (setup, first, second) = (
-        Setup::new(Cluster::shared()),
-        Swtpm::start(),
-        Swtpm::start(),
-    );
+    let (_alone, _, setup) = Setup::shared();
+    let (first, second) = (Swtpm::start(), Swtpm::start());
     // Its Node object never appears.
     setup.join(&first, &plane(0)).unwrap();
     assert_eq!(waits_for(&setup, &second, &plane(1)), "plane-0");
@@ -294,9 +286,8 @@ fn a_control_plane_that_is_lost_during_its_turn_is_waited_for_ten_minutes_and_ha
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_node_that_dies_after_its_ticket_leaves_a_token_that_ends_and_comes_back_with_another_disk() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, mut tpm, other) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
+    let (_alone, cluster, setup) = Setup::shared();
+    let (mut tpm, other) = (Swtpm::start(), Swtpm::start());
     let first = setup.join(&tpm, &worker()).unwrap();
     // The token expires by its date, even if no controller deletes it.
     let over = BASE64_STANDARD.encode(time::seconds(SystemTime::now() - Duration::from_secs(1)));
@@ -354,23 +345,12 @@ fn a_node_that_dies_after_its_ticket_leaves_a_token_that_ends_and_comes_back_wit
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_request_that_comes_twice_at_once_gives_one_ticket_and_one_that_another_machine_repeats_gives_none()
  {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, tpm, thief) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
+    let (_alone, cluster, setup) = Setup::shared();
+    let (tpm, thief) = (Swtpm::start(), Swtpm::start());
     let original = worker();
     let own = "127.42.2.100".parse().unwrap();
     let channels = [(); 2].map(|()| channel_from(own, &tpm, setup.service().local_addr()));
-    let answers: Vec<Result<Ticket, Status>> = thread::scope(|scope| {
-        let ask = |channel: &Channel| channel.unary(ISSUE_JOIN_TICKET, &original, &within(30));
-        let asking: Vec<_> = channels
-            .iter()
-            .map(|channel| scope.spawn(move || ask(channel)))
-            .collect();
-        asking
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
-    });
+    let answers = ask_at_once(&channels, &original);
     let (given, why): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
     let [Ok(ticket)] = &given[..] else {
         panic!("{} tickets", given.len())
@@ -421,9 +401,8 @@ fn a_request_that_comes_twice_at_once_gives_one_ticket_and_one_that_another_mach
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn the_cleanup_of_a_ticket_does_not_affect_a_later_one() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let (_alone, cluster, setup) = Setup::shared();
+    let tpm = Swtpm::start();
     let first = setup.join(&tpm, &worker()).unwrap();
     let second = setup.join_again(&tpm, &worker());
     let stop = Stop::new();
@@ -512,9 +491,8 @@ fn measure(tpm: &Swtpm, arguments: &[&str]) -> String {
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn while_an_image_is_rolled_out_each_replica_goes_by_its_policy_and_takes_the_new_one_without_a_restart()
  {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, old, new) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
+    let (_alone, cluster, setup) = Setup::shared();
+    let (old, new) = (Swtpm::start(), Swtpm::start());
     old.tool(
         "tpm2_pcrextend",
         &[&format!("4:sha256={}", "aa".repeat(32))],
@@ -595,6 +573,21 @@ fn forget_tickets(setup: &Setup) {
 
 fn ask(channel: &Channel, request: &IssueJoinTicketRequest) -> Result<Ticket, Status> {
     channel.unary(ISSUE_JOIN_TICKET, request, &within(30))
+}
+
+/// Sends a request over all of these connections at once.
+pub fn ask_at_once(
+    channels: &[Channel],
+    request: &IssueJoinTicketRequest,
+) -> Vec<Result<Ticket, Status>> {
+    thread::scope(|scope| {
+        let asking: Vec<_> = channels
+            .iter()
+            .map(|channel| scope.spawn(move || ask(channel, request)))
+            .collect();
+        let answers = asking.into_iter().map(|thread| thread.join().unwrap());
+        answers.collect()
+    })
 }
 
 /// Checks that this ticket is complete, and that nothing else was left behind.
@@ -721,9 +714,8 @@ fn kill_at(
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_service_that_is_killed_at_any_write_of_a_ticket_gives_the_node_one_when_it_is_back() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let (_alone, cluster, setup) = Setup::shared();
+    let tpm = Swtpm::start();
     let webhook = Webhook::start(&setup.admin);
     let start = || service_program(&setup, cluster, setup.dir.path());
     wait_until_asked(&setup, cluster, &webhook);
@@ -835,9 +827,8 @@ fn know_the_cluster(channel: &Channel) {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_service_that_is_killed_at_any_moment_of_a_ticket_gives_the_node_one_when_it_is_back() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let (_alone, cluster, setup) = Setup::shared();
+    let tpm = Swtpm::start();
     let start = || service_program(&setup, cluster, setup.dir.path());
     // The duration of a ticket of a service that knows the cluster.
     let mut took = Duration::ZERO;
@@ -924,12 +915,7 @@ impl Drop for Frozen<'_> {
 fn an_etcd_that_stops_in_the_middle_of_tickets_leaves_nothing_behind_and_one_that_is_slow_delays_them()
  {
     let _alone = alone();
-    let cluster = &Cluster::start();
-    cluster
-        .client(&Stop::new())
-        .within(PATIENCE)
-        .wait_ready(&mut |_| {})
-        .unwrap();
+    let cluster = &Cluster::started().0;
     let (setup, machines) = (Setup::new(cluster), machines());
     let node = |request: &IssueJoinTicketRequest| {
         let names = [

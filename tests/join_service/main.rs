@@ -29,14 +29,13 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use ::services::join_service::{Config, JoinService};
-use base::stop::Stop;
 use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use forger::Forger;
 use kube_apiserver::{Cluster, PATIENCE};
 use kubernetes::client::{
-    CONFIG_MAPS, Client, EVENTS, JOINING_NODES, NODE_VERSIONS, NODES, Resource, SECRETS, Selector,
+    CONFIG_MAPS, Client, JOINING_NODES, NODE_VERSIONS, NODES, Resource, SECRETS,
 };
 use kubernetes::services::migration::Migration;
 use program::Program;
@@ -46,7 +45,7 @@ use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
 };
-use rpc::grpc::{Channel, Code, Status};
+use rpc::grpc::{Code, Status};
 use serde_json::json;
 use swtpm::Swtpm;
 
@@ -55,9 +54,8 @@ use setup::*;
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let (_alone, cluster, setup) = Setup::shared();
+    let tpm = Swtpm::start();
     let node_files = setup.dir.path().join("node-files");
     fs::create_dir(&node_files).unwrap();
     fs::write(node_files.join("token"), vec![b'x'; 256 << 10]).unwrap();
@@ -133,16 +131,7 @@ fn a_worker_gets_all_that_it_needs_and_its_token_goes_when_its_node_comes() {
         metrics.contains("firstlight_join_step_seconds_count{step=\"token\"} 1"),
         "{metrics}"
     );
-    eventually("there is an event", || {
-        let events = setup
-            .admin
-            .list(&EVENTS.in_namespace("default"), &Selector::default())
-            .unwrap()
-            .items;
-        events.iter().any(|event| {
-            event["reason"] == "TicketGiven" && event["regarding"]["name"] == "worker-0"
-        })
-    });
+    setup.eventually_event("TicketGiven");
 }
 
 /// Checks the certificates with openssl(1) and ssh-keygen(1).
@@ -211,9 +200,8 @@ fn check_certificates(setup: &Setup, ticket: &IssueJoinTicketResponse, name: &st
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn an_old_client_gets_a_token_that_signs_and_a_repetition_replaces_it() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let (_alone, cluster, setup) = Setup::shared();
+    let tpm = Swtpm::start();
     let old = IssueJoinTicketRequest {
         accepts_cluster_ca: false,
         has_client_key: false,
@@ -254,8 +242,8 @@ fn an_old_client_gets_a_token_that_signs_and_a_repetition_replaces_it() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
-    let _alone = alone();
-    let (setup, tpm) = (Setup::new(Cluster::shared()), Swtpm::start());
+    let (_alone, _, setup) = Setup::shared();
+    let tpm = Swtpm::start();
     let with = |change: &dyn Fn(&mut IssueJoinTicketRequest)| {
         let mut request = worker();
         change(&mut request);
@@ -382,9 +370,8 @@ fn whatever_is_wrong_is_refused_by_its_name_and_leaves_nothing_behind() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_machine_is_identified_by_its_source_address() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let (_alone, cluster, setup) = Setup::shared();
+    let tpm = Swtpm::start();
     let address = |text: &str| text.parse::<IpAddr>().unwrap();
     let plane = request("plane-0", &["127.42.1.100"], 2, true);
     // An attacker on a worker, or on another control plane.
@@ -515,12 +502,8 @@ fn a_machine_is_identified_by_its_source_address() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn control_planes_get_their_files_and_join_one_at_a_time_in_the_order_in_which_they_asked() {
-    let _alone = alone();
-    let (setup, first, second) = (
-        Setup::new(Cluster::shared()),
-        Swtpm::start(),
-        Swtpm::start(),
-    );
+    let (_alone, _, setup) = Setup::shared();
+    let (first, second) = (Swtpm::start(), Swtpm::start());
     let plane_0 = request("plane-0", &["127.42.1.100"], 1, true);
     let plane_1 = request("Plane_1", &["127.42.1.101"], 2, true);
     // Both ask at the same time, and one of them gets the turn.
@@ -603,9 +586,8 @@ fn control_planes_get_their_files_and_join_one_at_a_time_in_the_order_in_which_t
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn join_services_that_are_asked_at_once_give_one_ticket_and_its_token_stays_good() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, tpm) = (Setup::new(cluster), Swtpm::start());
+    let (_alone, cluster, setup) = Setup::shared();
+    let tpm = Swtpm::start();
     let others: Vec<_> = (0..2)
         .map(|_| JoinService::start(setup.config(cluster)).unwrap())
         .collect();
@@ -624,17 +606,7 @@ fn join_services_that_are_asked_at_once_give_one_ticket_and_its_token_stays_good
     ] {
         let connect = |address: &SocketAddr| channel_from(own.parse().unwrap(), &tpm, *address);
         let channels: Vec<_> = addresses.iter().map(connect).collect();
-        let answers: Vec<Result<IssueJoinTicketResponse, Status>> = thread::scope(|scope| {
-            let ask = |channel: &Channel| channel.unary(ISSUE_JOIN_TICKET, &request, &within(30));
-            let asking: Vec<_> = channels
-                .iter()
-                .map(|channel| scope.spawn(move || ask(channel)))
-                .collect();
-            asking
-                .into_iter()
-                .map(|thread| thread.join().unwrap())
-                .collect()
-        });
+        let answers = faults::ask_at_once(&channels, &request);
         let (given, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
         let why: Vec<_> = refused
             .into_iter()
@@ -670,9 +642,8 @@ fn join_services_that_are_asked_at_once_give_one_ticket_and_its_token_stays_good
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (mut setup, mut tpm, other) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
+    let (_alone, cluster, mut setup) = Setup::shared();
+    let (mut tpm, other) = (Swtpm::start(), Swtpm::start());
     let key = setup.join(&tpm, &worker()).unwrap().state_disk_key.clone();
 
     // While it joins.
@@ -765,9 +736,8 @@ fn a_name_and_a_disk_are_the_machines_that_had_them_first() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_program_without_a_tpm_gets_nothing_of_a_machine_that_has_a_record() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (setup, tpm, forger) = (Setup::new(cluster), Swtpm::start(), Arc::new(Forger::new()));
+    let (_alone, _, setup) = Setup::shared();
+    let (tpm, forger) = (Swtpm::start(), Arc::new(Forger::new()));
     assert!(
         setup
             .service()
@@ -819,9 +789,8 @@ fn a_program_without_a_tpm_gets_nothing_of_a_machine_that_has_a_record() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_disk_without_a_record_is_opened_only_while_migration_is_on_and_remembered() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (mut setup, tpm, other) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
+    let (_alone, cluster, mut setup) = Setup::shared();
+    let (tpm, other) = (Swtpm::start(), Swtpm::start());
     let on: Migration = "2099-12-31".parse().unwrap();
     for migration in [Migration::default(), "2026-01-01".parse().unwrap()] {
         setup.migration = migration;
@@ -915,9 +884,8 @@ fn a_disk_without_a_record_is_opened_only_while_migration_is_on_and_remembered()
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_node_of_constellation_before_v2_24_joins_only_while_migration_is_on() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let (mut setup, tpm, plane) = (Setup::new(cluster), Swtpm::start(), Swtpm::start());
+    let (_alone, cluster, mut setup) = Setup::shared();
+    let (tpm, plane) = (Swtpm::start(), Swtpm::start());
     // the fields of the requests of v2.16.0 to v2.23.1
     let of_earlier_release = |request: IssueJoinTicketRequest| IssueJoinTicketRequest {
         disk_uuid: request.disk_uuid,
@@ -966,8 +934,8 @@ fn a_node_of_constellation_before_v2_24_joins_only_while_migration_is_on() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() {
-    let _alone = alone();
-    let (mut setup, tpm) = (Setup::new(Cluster::shared()), Swtpm::start());
+    let (_alone, _, mut setup) = Setup::shared();
+    let tpm = Swtpm::start();
     let plane = request("plane-0", &["127.42.1.100"], 1, true);
     let listen = address(&setup.keys.expect("serving data keys"));
     setup.keys.terminate();
@@ -1017,12 +985,7 @@ fn a_key_service_that_is_gone_is_a_passing_failure_that_leaves_nothing_behind() 
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_get_their_keys() {
     let _alone = alone();
-    let mut cluster = Cluster::start();
-    cluster
-        .client(&Stop::new())
-        .within(PATIENCE)
-        .wait_ready(&mut |_| {})
-        .unwrap();
+    let (mut cluster, _) = Cluster::started();
     let (mut setup, tpm, other) = (Setup::new(&cluster), Swtpm::start(), Swtpm::start());
     setup.migration = "2099-12-31".parse().unwrap();
     setup.start(&cluster);
@@ -1103,9 +1066,7 @@ fn an_api_server_that_stops_in_the_middle_leaves_nothing_behind_and_old_nodes_ge
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn beside_the_old_operator_its_resources_are_made_and_heeded() {
     let _alone = alone();
-    let mut cluster = Cluster::start();
-    let admin = cluster.client(&Stop::new());
-    admin.within(PATIENCE).wait_ready(&mut |_| {}).unwrap();
+    let (mut cluster, admin) = Cluster::started();
     let definitions =
         Resource::cluster("apiextensions.k8s.io", "v1", "customresourcedefinitions").all();
     for (plural, kind) in [
@@ -1224,8 +1185,7 @@ fn let_kubeadm_in(admin: &Client, endpoint: &str) {
 #[test]
 #[ignore = "needs a kube-apiserver and a kubeadm: make kubernetes-api"]
 fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_cluster() {
-    let (_alone, cluster) = (alone(), Cluster::shared());
-    let setup = Setup::new(cluster);
+    let (_alone, cluster, setup) = Setup::shared();
     // By a name, because a worker must not have the API server's address.
     let endpoint = cluster.server().replace("https://127.0.0.1", "localhost");
     let tool = Path::new(support::ROOT).join("tools/kubernetes.sh");

@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use common::aws::Moto;
 use kubernetes::client::{
-    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLES, CONFIG_MAPS, Client, EVENTS, NODES, Selector,
+    CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLES, CONFIG_MAPS, Client, NODES, Selector,
 };
 use kubernetes::kubelet_certificate::pem;
 use rcgen::{KeyPair, PKCS_ECDSA_P384_SHA384};
@@ -63,7 +63,7 @@ fn ask_for(client: &Client, name: &str, node: &str, address: &str) {
 /// A cluster in which kubelets renew their certificates.
 pub trait Renewals {
     /// Starts without earlier requests.
-    fn for_renewals(cluster: &Cluster) -> Setup;
+    fn for_renewals() -> Shared;
     /// Worker 0 joins, and its kubelet starts.
     fn join_worker(&self);
     fn asked(&self, name: &str) -> Value;
@@ -73,8 +73,8 @@ pub trait Renewals {
 }
 
 impl Renewals for Setup {
-    fn for_renewals(cluster: &Cluster) -> Setup {
-        let setup = Setup::new(cluster);
+    fn for_renewals() -> Shared {
+        let (alone, cluster, setup) = Setup::shared();
         for request in setup
             .admin
             .list(&CERTIFICATE_SIGNING_REQUESTS.all(), &Selector::default())
@@ -86,7 +86,7 @@ impl Renewals for Setup {
                 .delete(&CERTIFICATE_SIGNING_REQUESTS.named(name(&request)))
                 .unwrap();
         }
-        setup
+        (alone, cluster, setup)
     }
 
     fn join_worker(&self) {
@@ -122,9 +122,13 @@ impl Renewals for Setup {
     }
 }
 
-/// Returns how often this replica made this decision for this reason.
 fn count(controller: &MemberController, result: &str, reason: &str) -> u64 {
-    let labels = format!("certificate=\"serving\",result=\"{result}\",reason=\"{reason}\"");
+    count_of("serving", controller, result, reason)
+}
+
+/// Returns how often this replica made this decision about this kind of certificate, for this reason.
+pub fn count_of(kind: &str, controller: &MemberController, result: &str, reason: &str) -> u64 {
+    let labels = format!("certificate=\"{kind}\",result=\"{result}\",reason=\"{reason}\"");
     let line = format!("firstlight_join_certificates_total{{{labels}}} ");
     let metrics = controller.metrics().render();
     metrics
@@ -136,9 +140,7 @@ fn count(controller: &MemberController, result: &str, reason: &str) -> u64 {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_kubelet_renews_the_certificate_of_its_join() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, setup) = Setup::for_renewals();
     let _signer = cluster.start_signer();
     setup.join_worker();
     let record = setup
@@ -196,24 +198,13 @@ fn a_kubelet_renews_the_certificate_of_its_join() {
         );
     }
     assert_eq!(count(setup.controller(), "approved", "recorded"), 1);
-    eventually("there is an event", || {
-        let events = setup
-            .admin
-            .list(&EVENTS.in_namespace("default"), &Selector::default())
-            .unwrap()
-            .items;
-        events.iter().any(|event| {
-            event["reason"] == "CertificateApproved" && event["regarding"]["name"] == "worker-0"
-        })
-    });
+    setup.eventually_event("CertificateApproved");
 }
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, setup) = Setup::for_renewals();
     setup.join_worker();
     let (worker, key) = (kubelet(cluster, "worker-0"), KeyPair::generate().unwrap());
     let p384 = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
@@ -335,9 +326,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn names_and_addresses_of_a_clouds_controller_are_confirmed_by_the_cloud() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, mut setup) = Setup::for_renewals();
     let _signer = cluster.start_signer();
     let moto = Moto::get();
     let (metadata, _imds) = moto.machine(0);
@@ -407,9 +396,7 @@ fn names_and_addresses_of_a_clouds_controller_are_confirmed_by_the_cloud() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn one_of_several_replicas_decides_and_a_later_one_finds_waiting_requests() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, mut setup) = Setup::for_renewals();
     setup.join_worker();
     let others: Vec<_> = (0..2)
         .map(|_| MemberController::start(setup.options(cluster)).unwrap())
@@ -446,9 +433,7 @@ fn one_of_several_replicas_decides_and_a_later_one_finds_waiting_requests() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_controller_that_may_not_approve_says_so_tries_seldom_and_goes_on_when_it_may() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, setup) = Setup::for_renewals();
     setup.join_worker();
     let role = CLUSTER_ROLES.named("member-controller");
     let before = setup.admin.get(&role).unwrap();
@@ -487,9 +472,7 @@ fn a_controller_that_may_not_approve_says_so_tries_seldom_and_goes_on_when_it_ma
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_kubelet_reads_the_policy_and_no_other_object_of_the_services() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, setup) = Setup::for_renewals();
     setup.join_worker();
     let worker = kubelet(cluster, "worker-0");
     let map = |name| CONFIG_MAPS.in_namespace("kube-system").named(name);

@@ -17,6 +17,7 @@ use ::services::member_controller::watch::{self, Place};
 use ::services::member_controller::{MemberController, Options};
 use base::crypto::Secret;
 use base::stop::Stop;
+use base::text::hex;
 use base64::Engine;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
 use kubernetes::client::{CONFIG_MAPS, Client, Error, SECRETS, Selector};
@@ -29,7 +30,7 @@ use verifier::qemu_vtpm;
 use crate::kube_apiserver::Cluster;
 use crate::setup::*;
 use crate::swtpm::{PCR_4, Swtpm};
-use crate::watch::{Member, Node, hex, metric, options};
+use crate::watch::{Member, Node, metric, options, two_workers};
 
 const AUDIENCE: &str = "firstlight-attestation-result";
 const SECRET: &str = "join-attestation-keys";
@@ -205,14 +206,15 @@ struct Members {
 }
 
 impl Members {
-    fn join(setup: &Setup) -> Members {
-        let nodes = [
-            Node::join(setup, "worker-0", "127.42.2.100", 1),
-            Node::join(setup, "worker-1.example", "127.42.2.101", 2),
-        ];
+    /// Returns them with the URL and the address of an issuer of their results, which is permitted but does not run yet.
+    fn join(setup: &Setup) -> (Members, String, SocketAddr) {
+        let listen = free();
+        let issuer = format!("http://{listen}");
+        setup.permit_watch_of(&issuer);
+        let nodes = two_workers(setup);
         let keys = [key_of(&nodes[0].tpm), key_of(&nodes[1].tpm)];
         let file = setup.dir.path().join("attestationConfig");
-        Members { nodes, keys, file }
+        (Members { nodes, keys, file }, issuer, listen)
     }
 
     /// Writes a policy that accepts the first nodes. Returns its text.
@@ -270,13 +272,8 @@ fn set_times(setup: &Setup, times: &[u64]) {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn relying_parties_verify_the_result_of_an_accepted_node_and_no_other_token() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::new(cluster);
-    let listen = free();
-    let issuer = format!("http://{listen}");
-    setup.permit_watch_of(&issuer);
-    let members = Members::join(&setup);
+    let (_alone, cluster, mut setup) = Setup::shared();
+    let (members, issuer, listen) = Members::join(&setup);
     let [first, second] = &members.nodes;
     let _servers = [first.serve(), second.serve()];
     let policy = members.accept(2, "image 1");
@@ -388,13 +385,8 @@ fn relying_parties_verify_the_result_of_an_accepted_node_and_no_other_token() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn tokens_verify_before_and_after_the_keys_are_rotated() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::new(cluster);
-    let listen = free();
-    let issuer = format!("http://{listen}");
-    setup.permit_watch_of(&issuer);
-    let members = Members::join(&setup);
+    let (_alone, cluster, mut setup) = Setup::shared();
+    let (members, issuer, listen) = Members::join(&setup);
     let first = &members.nodes[0];
     let _server = first.serve();
     members.accept(2, "image 1");
@@ -453,13 +445,8 @@ fn tokens_verify_before_and_after_the_keys_are_rotated() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_node_that_is_refused_or_judged_by_another_policy_has_no_result() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::new(cluster);
-    let listen = free();
-    let issuer = format!("http://{listen}");
-    setup.permit_watch_of(&issuer);
-    let members = Members::join(&setup);
+    let (_alone, cluster, mut setup) = Setup::shared();
+    let (members, issuer, listen) = Members::join(&setup);
     let [first, second] = &members.nodes;
     let (_other, mut server) = (first.serve(), Some(second.serve()));
     let mut policies = BTreeMap::new();
@@ -508,11 +495,8 @@ fn a_node_that_is_refused_or_judged_by_another_policy_has_no_result() {
     server = Some(second.serve());
     second.eventually(&setup, "False OldDisk");
     eventually_none(&setup, listen, second);
-    let record = CONFIG_MAPS
-        .in_namespace("kube-system")
-        .named("join-node-worker-1.example");
     let accepted = json!({"data": {"generation": null}});
-    setup.admin.merge(&record, &accepted).unwrap();
+    setup.admin.merge(&second.record_at(), &accepted).unwrap();
     eventually_token(listen, second, "after the operator accepts it", |_| true);
 
     // a node that is silent
@@ -524,7 +508,7 @@ fn a_node_that_is_refused_or_judged_by_another_policy_has_no_result() {
 
     // a record without its machine: anybody could answer
     let nameless = json!({"data": {"machine": ""}});
-    setup.admin.merge(&record, &nameless).unwrap();
+    setup.admin.merge(&second.record_at(), &nameless).unwrap();
     second.eventually(&setup, "Unknown NoRecord");
     eventually_none(&setup, listen, second);
 
@@ -640,13 +624,8 @@ fn pass(near: &TcpStream, far: &TcpStream) {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn no_result_is_issued_if_policy_or_record_change_while_the_node_is_asked() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::new(cluster);
-    let listen = free();
-    let issuer = format!("http://{listen}");
-    setup.permit_watch_of(&issuer);
-    let members = Members::join(&setup);
+    let (_alone, cluster, mut setup) = Setup::shared();
+    let (members, issuer, listen) = Members::join(&setup);
     let first = &members.nodes[0];
     let elsewhere = Ipv4Addr::new(127, 42, 2, 150);
     let _server = Member::start(&first.tpm, elsewhere, first.root.path());
@@ -667,12 +646,9 @@ fn no_result_is_issued_if_policy_or_record_change_while_the_node_is_asked() {
 
     // so do both records
     let before = count("withheld");
-    let record = CONFIG_MAPS
-        .in_namespace("kube-system")
-        .named("join-node-worker-0");
     gate.change_while_it_asks(|| {
         let other = json!({"data": {"disk": disk(7)}});
-        setup.admin.merge(&record, &other).unwrap();
+        setup.admin.merge(&first.record_at(), &other).unwrap();
     });
     eventually("the result is withheld and withdrawn", || {
         count("withheld") > before && count("withdrawn") == 1.0

@@ -9,7 +9,6 @@ use kubernetes::client::{
 use kubernetes::services::TICKET_GROUP;
 use serde_json::{Value, json};
 
-use crate::kube_apiserver::Cluster;
 use crate::renewal::{Renewals, kubelet};
 use crate::setup::*;
 
@@ -41,9 +40,7 @@ fn secret(name: &str, kind: &str, label: &str, group: &str) -> Value {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::new(cluster);
+    let (_alone, cluster, setup) = Setup::shared();
     let account = Client::new(setup.account(cluster, JOIN_SERVICE), &Stop::new());
     let (maps, secrets) = (
         CONFIG_MAPS.in_namespace("kube-system"),
@@ -184,9 +181,7 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn the_account_changes_only_the_fields_of_nodes_that_belong_to_the_watch_and_only_if_it_is_on() {
     const ATTESTED: &str = "firstlight.node-restriction.kubernetes.io/attested";
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let setup = Setup::new(cluster);
+    let (_alone, cluster, setup) = Setup::shared();
     let account = Client::new(setup.account(cluster, MEMBER_CONTROLLER), &Stop::new());
     let at = NODES.named("worker-0");
     let node = json!({
@@ -260,9 +255,7 @@ fn the_account_changes_only_the_fields_of_nodes_that_belong_to_the_watch_and_onl
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn the_join_service_works_on_no_member_and_the_member_controller_admits_none() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::for_renewals(cluster);
+    let (_alone, cluster, mut setup) = Setup::for_renewals();
     setup.permit_watch_of("https://results.example");
     // nobody decides about the request
     drop(setup.controller.take());

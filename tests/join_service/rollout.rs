@@ -10,12 +10,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use base::stop::Stop;
+use base::text::hex;
 use base::time;
 use base::uuid::Uuid;
 use common::cloud_server::{self, Answer};
 use kubernetes::client::{
     CONFIG_MAPS, Client, DAEMON_SETS, LEASES, NODES, Object, POD_DISRUPTION_BUDGETS, PODS,
-    SERVICE_ACCOUNTS, Selector,
+    Selector,
 };
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::services;
@@ -29,12 +30,13 @@ use support::program::{Program, built};
 use tempfile::TempDir;
 
 use crate::faults::Mount;
-use crate::kube_apiserver::Cluster;
+use crate::kube_apiserver::{Cluster, make_default_accounts};
 use crate::setup::{
     Setup, alone, channel_from, disk, eventually_within, request, service_program, within,
 };
 use crate::swtpm::{PCR_4, Swtpm};
 use common::manifests::settings;
+use common::objects::{list, text};
 
 /// What the boot loader of each image measures.
 const OLD: &str = "";
@@ -44,10 +46,6 @@ const BAD: &str = "b2";
 const UPDATE: &str = "/usr/bin/update";
 /// By which the rollout waits until a node keeps what `bootstrapper update` has brought.
 const TRIAL: &str = "/usr/bin/systemctl start --wait firstlight-trial.service";
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 /// Returns PCR 4 of machines that boot this image.
 fn pcr_4(image: &str) -> String {
@@ -64,20 +62,6 @@ fn policy(image: &str, name: &str) -> String {
     let enforced = |value: &str| json!({"expected": value, "warnOnly": false});
     let registers = json!({"4": enforced(&pcr_4(image)), "15": enforced(&"00".repeat(32))});
     json!({"name": name, "measurements": registers}).to_string()
-}
-
-fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or("")
-}
-
-fn list<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
 }
 
 /// A machine with two places for an image, as with systemd-sysupdate.
@@ -160,11 +144,7 @@ impl Rollouts {
         let cluster = Cluster::shared();
         let setup = Setup::new(cluster);
         let admin = &setup.admin;
-        for namespace in ["default", "kube-system"] {
-            let account = json!({"metadata": {"name": "default"}});
-            let accounts = SERVICE_ACCOUNTS.in_namespace(namespace);
-            admin.create_if_absent(&accounts, &account).unwrap();
-        }
+        make_default_accounts(admin);
         let old = policy(OLD, "image 1");
         for object in services::manifests(&settings(&old)).unwrap() {
             let name = text(&object, "/metadata/name");

@@ -12,10 +12,11 @@ use base::crypto::{Secret, cluster_id};
 use base::machines::Cloud;
 use base::stop::Stop;
 use base::boot::timeline::Timeline;
+use base::text::hex;
 use bootstrapper::members::member;
 use bootstrapper::members::operator::{MemberMachine, OperatorService};
 use bootstrapper::state::generation::Generations;
-use kubernetes::client::{CONFIG_MAPS, EVENTS, LEASES, NODES, Selector};
+use kubernetes::client::{CONFIG_MAPS, EVENTS, LEASES, NODES, Object, Selector};
 use kubernetes::machine_record::MachineRecord;
 use proto::join::IssueJoinTicketRequest;
 use rpc::grpc::{Code, Limits, Router, Server};
@@ -200,9 +201,13 @@ impl Node {
     }
 
     pub fn record(&self, setup: &Setup) -> MachineRecord {
+        MachineRecord::read(&setup.admin.get(&self.record_at()).unwrap()).unwrap()
+    }
+
+    /// The place of its record.
+    pub fn record_at(&self) -> Object {
         let maps = CONFIG_MAPS.in_namespace("kube-system");
-        let map = maps.named(&format!("join-node-{}", self.name));
-        MachineRecord::read(&setup.admin.get(&map).unwrap()).unwrap()
+        maps.named(&format!("join-node-{}", self.name))
     }
 }
 
@@ -219,10 +224,6 @@ pub fn policy(pcr_4: &str) -> String {
         "4": {"expected": pcr_4, "warnOnly": false}, "15": {"expected": zeros, "warnOnly": false},
     }})
     .to_string()
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 pub fn metric(controller: &MemberController, line: &str) -> Option<f64> {
@@ -245,23 +246,27 @@ fn events_of(setup: &Setup, node: &str) -> [usize; 3] {
     })
 }
 
-/// Installs the chart's objects of a cluster in which the watch is on.
-fn permit(setup: &Setup) {
-    setup.permit_watch();
+/// Sets up a cluster in which the watch may be on.
+fn watched() -> Shared {
+    let shared = Setup::shared();
+    shared.2.permit_watch();
+    shared
+}
+
+/// Two workers join.
+pub fn two_workers(setup: &Setup) -> [Node; 2] {
+    [
+        Node::join(setup, "worker-0", "127.42.2.100", 1),
+        Node::join(setup, "worker-1.example", "127.42.2.101", 2),
+    ]
 }
 
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_members_node_shows_what_its_machine_proves_now() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::new(cluster);
-    permit(&setup);
+    let (_alone, cluster, mut setup) = watched();
     let before = events_of(&setup, "worker-0");
-    let nodes = [
-        Node::join(&setup, "worker-0", "127.42.2.100", 1),
-        Node::join(&setup, "worker-1.example", "127.42.2.101", 2),
-    ];
+    let nodes = two_workers(&setup);
     let [first, second] = &nodes;
     let (mut server, _other) = (Some(first.serve()), second.serve());
     let file = setup.dir.path().join("attestationConfig");
@@ -333,11 +338,8 @@ fn a_members_node_shows_what_its_machine_proves_now() {
     });
     assert_eq!(recorded(), expected);
     // the operator accepts it
-    let record = CONFIG_MAPS
-        .in_namespace("kube-system")
-        .named("join-node-worker-0");
     let accepted = json!({"data": {"generation": null}});
-    setup.admin.merge(&record, &accepted).unwrap();
+    setup.admin.merge(&first.record_at(), &accepted).unwrap();
     first.eventually(&setup, "True Accepted");
     first.eventually_marked(&setup, ("true", "", false));
     eventually("its own generation is recorded", || {
@@ -428,14 +430,8 @@ fn a_members_node_shows_what_its_machine_proves_now() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_node_is_asked_where_its_machine_joined_whatever_address_its_node_object_has() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::new(cluster);
-    permit(&setup);
-    let nodes = [
-        Node::join(&setup, "worker-0", "127.42.2.100", 1),
-        Node::join(&setup, "worker-1.example", "127.42.2.101", 2),
-    ];
+    let (_alone, cluster, mut setup) = watched();
+    let nodes = two_workers(&setup);
     let [first, second] = &nodes;
     let _servers = [first.serve(), second.serve()];
     // each Node points to the machine of the other one
@@ -456,11 +452,8 @@ fn a_node_is_asked_where_its_machine_joined_whatever_address_its_node_object_has
     assert_eq!(answers("foreign", "OtherMachine"), 0.0);
 
     // it has another address since it joined, where its evidence proves which machine it is
-    let record = CONFIG_MAPS
-        .in_namespace("kube-system")
-        .named("join-node-worker-0");
     let moved = json!({"data": {"addresses": "127.42.2.77"}});
-    setup.admin.merge(&record, &moved).unwrap();
+    setup.admin.merge(&first.record_at(), &moved).unwrap();
     first.point_to(&setup, "127.42.2.100");
     thread::sleep(Duration::from_secs(5));
     let before = answers("accepted", "Accepted");
@@ -477,10 +470,7 @@ fn a_node_is_asked_where_its_machine_joined_whatever_address_its_node_object_has
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_worker_that_answers_for_others_lifts_no_closure_of_its_own() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::new(cluster);
-    permit(&setup);
+    let (_alone, cluster, mut setup) = watched();
     let nodes = [
         Node::join(&setup, "worker-0", "127.42.2.100", 1),
         Node::join(&setup, "worker-1.example", "127.42.2.101", 2),
@@ -527,19 +517,12 @@ fn a_worker_that_answers_for_others_lifts_no_closure_of_its_own() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn a_node_without_a_record_or_an_address_is_neither_accepted_nor_refused() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::new(cluster);
-    permit(&setup);
+    let (_alone, cluster, mut setup) = watched();
     let node = Node::join(&setup, "worker-0", "127.42.2.100", 1);
     let _server = node.serve();
     setup.make_node("plane-0");
-    let maps = CONFIG_MAPS.in_namespace("kube-system");
-    let record = maps.named("join-node-worker-0");
-    setup
-        .admin
-        .merge(&record, &json!({"data": {"machine": ""}}))
-        .unwrap();
+    let nameless = json!({"data": {"machine": ""}});
+    setup.admin.merge(&node.record_at(), &nameless).unwrap();
     setup.start_controller(watching(&setup, cluster));
     node.eventually(&setup, "Unknown NoRecord");
     let other = Node {
@@ -553,10 +536,7 @@ fn a_node_without_a_record_or_an_address_is_neither_accepted_nor_refused() {
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn one_replica_asks_and_another_takes_over_when_it_dies_or_stops() {
-    let _alone = alone();
-    let cluster = Cluster::shared();
-    let mut setup = Setup::new(cluster);
-    permit(&setup);
+    let (_alone, cluster, mut setup) = watched();
     let node = Node::join(&setup, "worker-0", "127.42.2.100", 1);
     let _server = node.serve();
     drop(setup.controller.take());

@@ -294,16 +294,17 @@ fn each_refusal_names_what_is_missing() {
     assert!(said.contains("certificate"), "{said}");
 }
 
+/// Starts Vault, and wraps a master secret with a new key in it.
+fn wrapped() -> (Vault, TempDir) {
+    let (vault, dir) = (Vault::start(), workspace());
+    let uri = vault.uri("firstlight");
+    wrap(dir.path(), &vault.root, &uri, &["--create-key"]).unwrap();
+    (vault, dir)
+}
+
 #[test]
 fn the_key_service_waits_for_a_sealed_vault_and_ends_when_asked_to() {
-    let (vault, dir) = (Vault::start(), workspace());
-    wrap(
-        dir.path(),
-        &vault.root,
-        &vault.uri("firstlight"),
-        &["--create-key"],
-    )
-    .unwrap();
+    let (vault, dir) = wrapped();
     vault.seal();
     let start = || {
         vault.key_service(
@@ -324,14 +325,7 @@ fn the_key_service_waits_for_a_sealed_vault_and_ends_when_asked_to() {
 
 #[test]
 fn what_another_program_encrypted_with_the_same_key_does_not_open() {
-    let (vault, dir) = (Vault::start(), workspace());
-    wrap(
-        dir.path(),
-        &vault.root,
-        &vault.uri("firstlight"),
-        &["--create-key"],
-    )
-    .unwrap();
+    let (vault, dir) = wrapped();
     let other = json!({"plaintext": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="});
     let other = vault.call("POST", "transit/encrypt/firstlight", other);
     let path = dir.path().join("wrapped.json");

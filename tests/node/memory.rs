@@ -1,9 +1,9 @@
 //! No part of a secret stays in the memory of a node that refused it. The tests read the node's memory as the kernel shows it to
 //! root (`/proc/PID/mem`). They also read it while the node has the secret, to prove that the search finds it.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,12 @@ use proto::join::{
     IssueRejoinTicketResponse,
 };
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
-use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
-use verifier::{Measurement, Policy, Validator, qemu_vtpm};
-
+use rpc::grpc::{Call, CallOptions, Channel, Code, Router, Sender, Server, Status};
 use disk::luks::{Probe, probe};
 
 use crate::program::{PATIENCE, Program};
 use crate::setting::{MASTER_SALT, Setting, wait_for_port};
+use crate::unlock::{fresh, old_join_service};
 use support::secrets::{Secrets, list};
 
 /// How long a thread may take to wipe a secret that it has refused.
@@ -72,22 +71,7 @@ where
             .map_err(|_| Status::new(Code::Aborted, "the test is over"))
     };
     let router = Router::new().server_streaming(method, handler);
-    let listener = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
-    let fresh = Measurement {
-        expected: vec![0; 32],
-        warn_only: false,
-    };
-    let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
-    // as Constellation's, which proves nothing
-    let tls = atls::Server::new(
-        None,
-        Some(verifier::judge(Arc::new(qemu_vtpm::validator(policy)))),
-    )
-    .only_old();
-    (
-        Server::start("join", listener, Arc::new(tls), router, Limits::default()).unwrap(),
-        end,
-    )
+    (old_join_service(setting, router), end)
 }
 
 #[test]
@@ -140,15 +124,9 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
     let node = Program::start(&mut setting.unlock(&disk));
     wait_for_port(setting.node(9999));
     let bring = |key: &[u8]| {
-        let fresh = Measurement {
-            expected: vec![0; 32],
-            warn_only: false,
-        };
-        let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
-        let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::validator(policy));
         let socket = TcpStream::connect(setting.node(9999)).unwrap();
         let deadline = Instant::now() + PATIENCE;
-        let transport = atls::Client::new(None, Some(verifier::judge(validator)))
+        let transport = atls::Client::new(None, Some(verifier::judge(fresh())))
             .connect(socket, deadline)
             .unwrap();
         let kms = MasterSecret::new(Secret::new(key.to_vec()), Secret::new(vec![2; 32])).unwrap();

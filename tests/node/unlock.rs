@@ -18,7 +18,7 @@ use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
 use socket2::{Domain, Socket, Type};
 use support::program::built;
-use verifier::{Measurement, Policy, qemu_vtpm};
+use verifier::{Measurement, Policy, Validator, qemu_vtpm};
 
 use crate::program::{PATIENCE, Program};
 use crate::setting::{MASTER_KEY, MEASUREMENT_SALT, Setting, wait_for_port};
@@ -460,6 +460,23 @@ fn a_join_service_that_hangs_does_not_delay_one_that_answers() {
     support::promptly::assert_no_wait(start, Duration::from_millis(1250));
 }
 
+/// Returns the validator of machines that have joined no cluster.
+pub fn fresh() -> Arc<dyn Validator> {
+    let fresh = Measurement {
+        expected: vec![0; 32],
+        warn_only: false,
+    };
+    let policy = Policy::new([(15, fresh)].into()).unwrap();
+    Arc::new(qemu_vtpm::validator(Arc::new(policy)))
+}
+
+/// Starts a join service like Constellation's, which proves nothing, on the third host.
+pub fn old_join_service(setting: &Setting, router: Router) -> Server {
+    let listener = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
+    let tls = atls::Server::new(None, Some(verifier::judge(fresh()))).only_old();
+    Server::start("join", listener, Arc::new(tls), router, Limits::default()).unwrap()
+}
+
 #[test]
 fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers() {
     let setting = Setting::new();
@@ -475,26 +492,7 @@ fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers
         Err::<IssueRejoinTicketResponse, _>(Status::new(Code::Cancelled, "the node is gone"))
     };
     let router = Router::new().unary("/join.API/IssueRejoinTicket", handler);
-    let listener = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
-    let fresh = Measurement {
-        expected: vec![0; 32],
-        warn_only: false,
-    };
-    let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
-    // as Constellation's, which proves nothing
-    let tls = atls::Server::new(
-        None,
-        Some(verifier::judge(Arc::new(qemu_vtpm::validator(policy)))),
-    )
-    .only_old();
-    let _hanging = Server::start(
-        "hanging",
-        listener,
-        Arc::new(tls),
-        router,
-        Limits::default(),
-    )
-    .unwrap();
+    let _hanging = old_join_service(&setting, router);
     let mut node = Program::start(&mut setting.unlock(&disk));
     is_asked.recv_timeout(PATIENCE).unwrap();
     let (_keys, keys) = setting.key_service(4, MASTER_KEY);

@@ -1,16 +1,17 @@
 //! The verification service of Constellation (`/verify.API/GetAttestation`): ours is asked by grpc-go, and `firstlight verify --plain`
 //! asks one of grpc-go.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use support::foreign::go_program;
+use support::program::Peer;
 use support::swtpm::PCR_4;
 use verifier::{Evidence, Issuer, Measurement, Policy, Validator, qemu_vtpm};
 
@@ -148,25 +149,10 @@ fn our_operator_verifies_a_verification_service_of_the_old_system() {
             let document = issuer.issue(user_data, &nonce).unwrap();
             caller.write_all(&document).unwrap();
         });
-        let mut service = Command::new(grpc_go())
-            .args(["-evidence", &evidence])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let output = service.stdout.take().unwrap();
-        BufReader::new(output).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening ").unwrap();
-        let said = verify_by(
-            &setting,
-            &policy,
-            address,
-            &["--plain", "--cluster-id", &id],
-        );
-        // it ends with its standard input
-        drop(service.stdin.take());
-        service.wait().unwrap();
+        let service = Peer::start(Command::new(grpc_go()).args(["-evidence", &evidence]));
+        let address = service.address.to_string();
+        let options = ["--plain", "--cluster-id", &id];
+        let said = verify_by(&setting, &policy, &address, &options);
         answers.join().unwrap();
         said
     };

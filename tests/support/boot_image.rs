@@ -27,17 +27,8 @@ fn script(name: &str, arguments: &[&str]) -> PathBuf {
 
 /// Runs a program that must succeed; returns what it printed.
 pub fn run(command: &mut Command) -> String {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}{}",
-        text(&output.stdout),
-        text(&output.stderr)
-    );
-    text(&output.stdout)
+    let output = crate::program::run(command);
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Makes a unified kernel image: the stub, with these sections in this order after its own sections.

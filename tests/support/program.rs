@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{self, Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -238,4 +239,57 @@ fn collect(
             line.clear();
         }
     });
+}
+
+/// A server of another make, whose first line is `listening ADDRESS`. It ends when its standard input does: when this is dropped.
+pub struct Peer {
+    process: Child,
+    pub address: SocketAddr,
+}
+
+impl Peer {
+    pub fn start(command: &mut Command) -> Peer {
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening ");
+        let address = address.expect("its first line is its address");
+        let address = address.parse().unwrap();
+        // the output must be read, or a full pipe would block the server
+        std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
+        Peer { process, address }
+    }
+
+    /// Returns the process ID.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Runs a program. Returns what it printed, or `None` if it failed.
+pub fn printed(command: &mut Command) -> Option<String> {
+    let output = command.output().unwrap();
+    let is_good = output.status.success();
+    is_good.then(|| String::from_utf8(output.stdout).unwrap())
+}
+
+/// Runs a program that must succeed, without standard input.
+pub fn run(command: &mut Command) -> process::Output {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}:\n{said}{errors}");
+    output
 }

@@ -224,6 +224,14 @@ fn stacks(process: u32) -> BTreeMap<u64, String> {
     tasks.filter_map(|task| stack(&task.ok()?.path())).collect()
 }
 
+/// Checks that a process writes no core dump, by the text of its `/proc/PID/limits`.
+pub fn assert_no_core_dumps(limits: &str) {
+    let mut lines = limits.lines();
+    let core = lines.find(|line| line.starts_with("Max core file size"));
+    let core: Vec<_> = core.unwrap().split_whitespace().skip(4).take(2).collect();
+    assert_eq!(core, ["0", "0"]);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -178,12 +178,9 @@ impl Cluster {
 
     /// The operator switches both machines off, the control plane last.
     fn switch_off(&mut self) {
-        self.operator
-            .machine(&self.worker, &["shutdown", "--skip-drain", "--yes"]);
-        self.worker.wait_for_end();
-        self.operator
-            .machine(&self.first, &["shutdown", "--skip-drain", "--yes"]);
-        self.first.wait_for_end();
+        for node in [&mut self.worker, &mut self.first] {
+            shut_down(&self.operator, node);
+        }
     }
 
     /// Switches both machines on, which are off, and recovers all.
@@ -215,16 +212,24 @@ fn saved_folder() -> PathBuf {
     root().join("target/whole").join(sums)
 }
 
-/// By the join service of the cluster, without the operator.
-fn a_worker_comes_back_by_itself(cluster: &mut Cluster) {
-    let Cluster {
-        operator, worker, ..
-    } = cluster;
-    worker.cut_power();
-    println!("the power of the worker is cut");
+/// The operator switches a machine off.
+fn shut_down(operator: &Operator, node: &mut Node) {
+    operator.machine(node, &["shutdown", "--skip-drain", "--yes"]);
+    node.wait_for_end();
+}
+
+/// Switches the worker on, which needs no operator, and waits for both nodes.
+fn rejoin(operator: &Operator, worker: &mut Node) {
     worker.power_on();
     worker.wait_for_line(" ready: a member of its cluster");
     operator.wait_for_nodes(2);
+}
+
+/// By the join service of the cluster, without the operator.
+fn a_worker_comes_back_by_itself(cluster: &mut Cluster) {
+    cluster.worker.cut_power();
+    println!("the power of the worker is cut");
+    rejoin(&cluster.operator, &mut cluster.worker);
     cluster.pods_reach_each_other();
 }
 
@@ -248,11 +253,8 @@ fn nobody_needs_a_shell(cluster: &mut Cluster) {
     operator.wait_for_nodes(2);
     operator.machine(worker, &["restart", "--unit", "containerd"]);
     operator.collect_facts(&[first, worker]);
-    operator.machine(worker, &["shutdown", "--skip-drain", "--yes"]);
-    worker.wait_for_end();
-    worker.power_on();
-    worker.wait_for_line(" ready: a member of its cluster");
-    operator.wait_for_nodes(2);
+    shut_down(operator, worker);
+    rejoin(operator, worker);
     says(worker, &["--calls"], "restart containerd.service");
 }
 
@@ -314,8 +316,7 @@ fn half_of_etcd_is_lost(cluster: &mut Cluster) {
         network,
         ..
     } = cluster;
-    operator.machine(worker, &["shutdown", "--skip-drain", "--yes"]);
-    worker.wait_for_end();
+    shut_down(operator, worker);
     let mut second = Node::new(network, "control-plane-1", "ControlPlane");
     second.power_on();
     operator.admit(&mut second);
@@ -329,9 +330,7 @@ fn half_of_etcd_is_lost(cluster: &mut Cluster) {
     operator.wait_for_the_end_of_the_api();
     operator.restore_etcd(first);
     operator.remove(lost);
-    worker.power_on();
-    worker.wait_for_line(" ready: a member of its cluster");
-    operator.wait_for_nodes(2);
+    rejoin(operator, worker);
     assert!(operator.has("before") && !operator.has("after"));
     cluster.pods_reach_each_other();
 }

@@ -43,13 +43,7 @@ mod atls {
 
     impl Validator for Dummy {
         fn properties(&self) -> Properties {
-            Properties {
-                oid: OID,
-                challenges: false,
-                takes_collateral: false,
-                requires_strong: false,
-                believes_any_tpm: true,
-            }
+            Properties::of_any_tpm(OID)
         }
 
         fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {

@@ -37,13 +37,7 @@ impl Issuer for Dummy {
 
 impl Validator for Dummy {
     fn properties(&self) -> Properties {
-        Properties {
-            oid: self.0,
-            challenges: false,
-            takes_collateral: false,
-            requires_strong: false,
-            believes_any_tpm: true,
-        }
+        Properties::of_any_tpm(self.0)
     }
 
     fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {

@@ -93,15 +93,7 @@ fn read_all(mut pipe: impl Read) -> io::Result<Secret> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const LONG: Duration = Duration::from_secs(60);
-    const BRIEF: Duration = Duration::from_millis(300);
-
-    fn sh(script: &str) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
-        command
-    }
+    use crate::child_process::tests::{BRIEF, LONG, sh};
 
     #[test]
     fn output_is_returned_and_not_told() {

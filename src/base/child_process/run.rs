@@ -282,13 +282,13 @@ pub fn send_lines(pipe: impl Read, sender: &SyncSender<String>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(60);
-    const BRIEF: Duration = Duration::from_millis(300);
+    pub const LONG: Duration = Duration::from_secs(60);
+    pub const BRIEF: Duration = Duration::from_millis(300);
 
-    fn sh(script: &str) -> Command {
+    pub fn sh(script: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         command

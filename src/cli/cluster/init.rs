@@ -1140,14 +1140,11 @@ mod tests {
             "{kept}"
         );
         assert!(!kept.contains("exec") && !kept.contains("token"), "{kept}");
-        assert_eq!(
-            fs::metadata(&operator.options.kubeconfig)
-                .unwrap()
-                .permissions()
-                .mode()
-                & 0o777,
-            0o600
-        );
+        assert_eq!(mode_of(&operator.options.kubeconfig), 0o600);
+    }
+
+    fn mode_of(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
     }
 
     #[test]
@@ -1285,14 +1282,7 @@ mod tests {
         }
         let log = fs::read(&operator.options.log).unwrap();
         assert_eq!((log.len(), &log[2048..2054]), (2 * 2053, &b"ccccca"[..]));
-        assert_eq!(
-            fs::metadata(&operator.options.log)
-                .unwrap()
-                .permissions()
-                .mode()
-                & 0o777,
-            0o600
-        );
+        assert_eq!(mode_of(&operator.options.log), 0o600);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use base::crypto::CLUSTER_ID_LEN;
 use base::machines::Cloud;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,10 +12,14 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cloud::Machines;
 use cloud_api::listed;
 use kubernetes::services::MetadataService;
-use verifier::{Variant, variant};
+use verifier::{KeyName, Policy, Variant, variant};
 
 use crate::shell::{error::Error, files};
-use crate::workspace::{connect, sources::SourceOptions};
+use crate::workspace::{
+    connect::{self, KeyOptions},
+    sources::SourceOptions,
+    state::{ClusterOptions, State},
+};
 
 /// The attestation variant of the nodes.
 #[derive(Debug, Args)]
@@ -60,6 +65,51 @@ impl PolicyOptions {
     /// Returns the attestation variant of the node.
     pub fn variant(&self) -> Result<&'static Variant, Error> {
         self.attestation.of(Some(&self.policy))
+    }
+}
+
+/// What a machine must be.
+#[derive(Debug)]
+pub struct Expected {
+    /// The attestation policy that the machine must meet.
+    pub policy: PathBuf,
+    /// The attestation variant of the machine.
+    pub variant: &'static Variant,
+    /// Additional attestation keys that are accepted.
+    pub keys: Vec<KeyName>,
+    /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be missing.
+    pub state: PathBuf,
+    /// The cluster's ID; replaces the one in the state file.
+    pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
+}
+
+impl Expected {
+    /// Returns what the command line says.
+    pub fn of(
+        policy: PolicyOptions,
+        keys: KeyOptions,
+        cluster: ClusterOptions,
+    ) -> Result<Expected, Error> {
+        Ok(Expected {
+            variant: policy.variant()?,
+            policy: policy.policy,
+            keys: keys.attestation_key,
+            state: cluster.state,
+            cluster_id: cluster.cluster_id,
+        })
+    }
+
+    /// Reads the policy for machines of this variant, which also accepts the keys in the state file, and the cluster's ID.
+    pub fn read(
+        &self,
+        variant: &Variant,
+    ) -> Result<(Policy, Option<[u8; CLUSTER_ID_LEN]>), Error> {
+        let state = State::find(&self.state)?;
+        let known = state.iter().flat_map(|state| &state.attestation_keys);
+        let policy =
+            connect::read_policy_with(variant, &self.policy, &self.keys, known.copied())?;
+        let of_state = state.as_ref().and_then(|state| state.cluster_id);
+        Ok((policy, self.cluster_id.or(of_state)))
     }
 }
 

@@ -16,6 +16,7 @@ use super::credentials::{
 };
 use super::error::{advice, is_of_credentials, is_throttling, parse_error};
 use super::sigv4;
+use crate::answer::nonsense;
 
 /// The names by which `--metadata` replaces the address of an API.
 const APIS: [&str; 3] = ["ec2", "elb", "tagging"];
@@ -483,11 +484,7 @@ pub fn is_name(text: &str) -> bool {
 
 /// Parses the instance identity document; The error names `request`.
 pub fn parse_identity(request: &str, body: &[u8]) -> Result<InstanceIdentity, Error> {
-    let got = |why: String| Error::Nonsense {
-        request: request.to_owned(),
-        expected: "an instance identity document",
-        got: why,
-    };
+    let got = |why: String| nonsense(request, "an instance identity document", why);
     let identity: InstanceIdentity = serde_json::from_slice(body).map_err(|error| {
         let error = excerpt(error.to_string().as_bytes());
         got(format!("{:?} ({error})", excerpt(body)))

@@ -22,7 +22,7 @@ use crate::CloudMetadata;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::answer::parsed;
+use crate::answer::{nonsense, parsed};
 use crate::pages;
 use crate::place::Endpoints;
 use crate::range::Range;
@@ -209,11 +209,7 @@ fn parse_page<T>(
     body: &[u8],
     parse: impl Fn(Node<'_, '_>) -> Option<Result<T, Ignored>>,
 ) -> Result<(Vec<T>, Option<String>), Error> {
-    let nonsense = |why: String| Error::Nonsense {
-        request: request.to_owned(),
-        expected: "a page of instances",
-        got: why,
-    };
+    let nonsense = |why: String| nonsense(request, "a page of instances", why);
     let document = document(body).map_err(|error| nonsense(error.to_string()))?;
     let root = document.root_element();
     if !root.has_tag_name("DescribeInstancesResponse") {
@@ -339,11 +335,7 @@ pub fn parse_arn(request: &str, body: &[u8]) -> Result<String, Error> {
         arn: String,
     }
     const EXPECTED: &str = "one load balancer with the cluster's tag constellation-uid";
-    let nonsense = |got: String| Error::Nonsense {
-        request: request.to_owned(),
-        expected: EXPECTED,
-        got,
-    };
+    let nonsense = |got: String| nonsense(request, EXPECTED, got);
     let resources: Resources = parsed(request, EXPECTED, body)?;
     match resources.resource_tag_mapping_list.as_slice() {
         [Resource { arn }] if arn.starts_with("arn:") && arn.len() <= 2048 => Ok(arn.clone()),
@@ -354,11 +346,7 @@ pub fn parse_arn(request: &str, body: &[u8]) -> Result<String, Error> {
 
 /// Parses the answer of `DescribeLoadBalancers` for one load balancer. Returns its DNS name.
 pub fn parse_dns_name(request: &str, body: &[u8]) -> Result<String, Error> {
-    let nonsense = |got: String| Error::Nonsense {
-        request: request.to_owned(),
-        expected: "a load balancer with a DNS name",
-        got,
-    };
+    let nonsense = |got: String| nonsense(request, "a load balancer with a DNS name", got);
     let document = document(body).map_err(|error| nonsense(error.to_string()))?;
     let path = ["DescribeLoadBalancersResult", "LoadBalancers"];
     let set = path

@@ -159,7 +159,7 @@ pub(super) struct TcbInfo {
     tcb_type: u32,
     #[serde(rename = "tcbEvaluationDataNumber")]
     pub evaluation: u32,
-    tcb_levels: Vec<Level>,
+    tcb_levels: Vec<Level<Tcb>>,
     tdx_module: Module,
     #[serde(default, rename = "tdxModuleIdentities")]
     modules: Vec<ModuleIdentity>,
@@ -167,8 +167,8 @@ pub(super) struct TcbInfo {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Level {
-    tcb: Tcb,
+struct Level<T> {
+    tcb: T,
     /// On this day no vulnerability of this level was known.
     #[serde(rename = "tcbDate")]
     date: Date,
@@ -206,7 +206,7 @@ struct ModuleIdentity {
     id: String,
     #[serde(flatten)]
     module: Module,
-    tcb_levels: Vec<SvnLevel>,
+    tcb_levels: Vec<Level<Svn>>,
 }
 
 /// "Enclave Identity" of the quoting enclave.
@@ -225,19 +225,7 @@ pub(super) struct Identity {
     attributes_mask: String,
     mrsigner: String,
     isvprodid: u16,
-    tcb_levels: Vec<SvnLevel>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct SvnLevel {
-    tcb: Svn,
-    #[serde(rename = "tcbDate")]
-    date: Date,
-    #[serde(rename = "tcbStatus", deserialize_with = "of_level")]
-    status: TcbStatus,
-    #[serde(default, rename = "advisoryIDs")]
-    advisories: Vec<String>,
+    tcb_levels: Vec<Level<Svn>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -379,7 +367,7 @@ impl TcbInfo {
     pub fn level_of(&self, platform: &PckPlatform, svn: &[u8; 16]) -> Result<Judged, Refusal> {
         let mut levels: Vec<_> = self.tcb_levels.iter().collect();
         levels.sort_by_key(|level| std::cmp::Reverse(level.tcb.order()));
-        let lacks = |level: &Level| level.tcb.lacks(platform, svn);
+        let lacks = |level: &Level<Tcb>| level.tcb.lacks(platform, svn);
         // of several levels with equally few parts that are too old, take the lowest
         let nearest = |status: Option<TcbStatus>| {
             let levels = levels.iter().rev();
@@ -473,7 +461,7 @@ impl Identity {
 }
 
 /// Returns the highest level that a version of the module or the enclave reaches.
-fn judged_by(name: &str, levels: &[SvnLevel], svn: u16) -> Result<Judged, Refusal> {
+fn judged_by(name: &str, levels: &[Level<Svn>], svn: u16) -> Result<Judged, Refusal> {
     let reached = levels.iter().filter(|level| level.tcb.isvsvn <= svn);
     let level = reached.max_by_key(|level| level.tcb.isvsvn);
     let level = level.ok_or_else(|| {

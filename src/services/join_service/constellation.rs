@@ -10,7 +10,7 @@
 //! length: callers use at most half of the TPM's time.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -27,6 +27,7 @@ use serde_json::json;
 use verifier::Variant;
 
 use super::evidence::RemoteIssuer;
+use crate::probe;
 
 /// Length of a nonce in bytes: the host makes documents only for these.
 const NONCE: std::ops::RangeInclusive<usize> = 16..=32;
@@ -60,15 +61,13 @@ pub fn serve(address: SocketAddr, verification: Arc<Verification>) -> io::Result
         GET_ATTESTATION,
         move |call: &Call, request: GetAttestationRequest| verification.attest(call, &request),
     );
-    let plain = |socket: TcpStream, _: Instant| transport::plain::transport(socket);
     let limits = Limits {
         message_bytes: MAX_REQUEST,
         connections: CONNECTIONS,
         connections_per_peer: CONNECTIONS_PER_PEER,
         ..Limits::default()
     };
-    let listener = TcpListener::bind(address)?;
-    Server::start("verification", listener, Arc::new(plain), router, limits)
+    probe::serve_plain("verification", address, router, limits)
 }
 
 /// Serves HTTP at this address.

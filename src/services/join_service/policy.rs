@@ -19,9 +19,7 @@ use std::time::{Duration, Instant};
 use crate::metrics::Registry;
 use crate::policy_file::Loaded;
 use crate::shared_metrics;
-use verifier::{
-    CredentialChallenge, Evidence, Identified, MachineIdentity, Properties, Refusal, Validator,
-};
+use verifier::{Changing, Validator};
 
 /// How often the file is read. The kubelet takes up to a minute to update it.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -85,21 +83,9 @@ fn follow_every(
     ))
 }
 
-impl Validator for PolicyFile {
-    fn properties(&self) -> Properties {
-        self.current().properties()
-    }
-
-    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
-        self.current().challenge(peer)
-    }
-
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
-        self.current().judge(evidence)
-    }
-
-    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
-        Some(self.current())
+impl Changing for PolicyFile {
+    fn current(&self) -> Arc<dyn Validator> {
+        lock(&self.current).clone()
     }
 }
 
@@ -150,10 +136,6 @@ impl PolicyFile {
     fn change(&self) -> MutexGuard<'_, Change> {
         lock(&self.change)
     }
-
-    fn current(&self) -> Arc<dyn Validator> {
-        lock(&self.current).clone()
-    }
 }
 
 impl Drop for PolicyWatch {
@@ -176,20 +158,16 @@ mod tests {
 
     use super::*;
     use crate::policy_file::PolicyFileFault;
-    use verifier::Policy;
+    use verifier::{
+        CredentialChallenge, Evidence, Identified, MachineIdentity, Policy, Properties, Refusal,
+    };
 
     /// Accepts documents that are equal to the policy.
     struct Equal(String);
 
     impl Validator for Equal {
         fn properties(&self) -> Properties {
-            Properties {
-                oid: &[],
-                challenges: false,
-                takes_collateral: false,
-                requires_strong: false,
-                believes_any_tpm: true,
-            }
+            Properties::of_any_tpm(&[])
         }
 
         fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {

@@ -20,10 +20,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::policy_file::{self, Error, Loaded};
 use verifier::sources::Sources;
-use verifier::{
-    ClusterRegister, CredentialChallenge, Evidence, Identified, MachineIdentity, Policy,
-    Properties, Refusal, Stage, Validator, Variant,
-};
+use verifier::{Changing, ClusterRegister, Policy, Stage, Validator, Variant};
 
 /// Accepts machines of the cluster.
 pub struct Members {
@@ -98,10 +95,6 @@ impl Members {
         }
         state.in_force.clone()
     }
-
-    fn current(&self) -> Arc<dyn Validator> {
-        self.in_force().validator.clone()
-    }
 }
 
 fn in_force(variant: &Variant, file: &Loaded) -> Arc<InForce> {
@@ -127,20 +120,8 @@ fn in_force(variant: &Variant, file: &Loaded) -> Arc<InForce> {
     })
 }
 
-impl Validator for Members {
-    fn properties(&self) -> Properties {
-        self.current().properties()
-    }
-
-    fn challenge(&self, peer: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
-        self.current().challenge(peer)
-    }
-
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
-        self.current().judge(evidence)
-    }
-
-    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
-        Some(self.current())
+impl Changing for Members {
+    fn current(&self) -> Arc<dyn Validator> {
+        self.in_force().validator.clone()
     }
 }

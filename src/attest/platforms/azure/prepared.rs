@@ -174,11 +174,7 @@ impl<S: Source + 'static> VariantData for Prepared<S> {
         Ok(())
     }
 
-    fn instance_info(
-        &self,
-        _tpm: &mut Tpm,
-        _extra_data: &[u8; 32],
-    ) -> Result<Option<Vec<u8>>, IssueError> {
+    fn instance_info(&self, _: &mut Tpm, _: &[u8; 32]) -> Result<Option<Vec<u8>>, IssueError> {
         self.0.present()
     }
 }

@@ -108,11 +108,7 @@ impl VariantData for GoogleMachine {
         Ok(())
     }
 
-    fn instance_info(
-        &self,
-        _tpm: &mut Tpm,
-        _extra_data: &[u8; 32],
-    ) -> Result<Option<Vec<u8>>, IssueError> {
+    fn instance_info(&self, _: &mut Tpm, _: &[u8; 32]) -> Result<Option<Vec<u8>>, IssueError> {
         let names = self.names();
         let info = names.map(|names| serde_json::to_vec(&names));
         Ok(info.transpose()?)
@@ -120,5 +116,60 @@ impl VariantData for GoogleMachine {
 
     fn key_certificate(&self, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
         Ok(tpm.certificates(CERTIFICATE_INDEX)?.into_iter().next())
+    }
+}
+
+/// What proves the hardware of a machine of Google, in addition to its names and its certificate.
+pub trait Hardware: Send + Sync {
+    /// The OID of the variant.
+    const OID: Oid;
+    /// Returns the instance info of a document with this extra data.
+    fn info(
+        &self,
+        google: &GoogleMachine,
+        tpm: &mut Tpm,
+        extra_data: &[u8; 32],
+    ) -> Result<Vec<u8>, IssueError>;
+}
+
+/// A machine of Google Compute Engine with such hardware.
+pub struct HardwareMachine<H> {
+    google: GoogleMachine,
+    hardware: H,
+}
+
+impl<H> HardwareMachine<H> {
+    /// Makes a machine whose metadata service has this URL.
+    pub fn new(metadata: &str, hardware: H) -> HardwareMachine<H> {
+        HardwareMachine {
+            google: GoogleMachine::new(metadata),
+            hardware,
+        }
+    }
+}
+
+impl<H: Hardware> VariantData for HardwareMachine<H> {
+    fn oid(&self) -> Oid {
+        H::OID
+    }
+
+    fn key_source(&self) -> KeySource {
+        self.google.key_source()
+    }
+
+    fn prepare(&self, location: &tpm::Location) -> Result<(), IssueError> {
+        self.google.prepare(location)
+    }
+
+    fn instance_info(
+        &self,
+        tpm: &mut Tpm,
+        extra_data: &[u8; 32],
+    ) -> Result<Option<Vec<u8>>, IssueError> {
+        self.hardware.info(&self.google, tpm, extra_data).map(Some)
+    }
+
+    fn key_certificate(&self, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
+        self.google.key_certificate(tpm)
     }
 }

@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 use cloud::http::GOOGLE;
 
-use crate::gcp_sev_es::GoogleMachine;
+use crate::gcp_sev_es::{GoogleMachine, Hardware, HardwareMachine};
 use crate::snp::{InstanceInfo, Kernel, Reporter};
-use crate::vtpm::{self, VariantData};
+use crate::vtpm;
 use crate::{AttesterVariant, IssueError, Oid, Registers};
-use tpm::{KeySource, Tpm};
+use tpm::Tpm;
 
 /// The variant's line in the table.
 pub const VARIANT: AttesterVariant = AttesterVariant {
@@ -38,47 +38,20 @@ pub const VARIANT: AttesterVariant = AttesterVariant {
 /// 1.3.9900.3.2
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x03, 0x02];
 
-/// A machine of Google Compute Engine.
-pub struct GoogleSnpMachine {
-    google: GoogleMachine,
-    reporter: Arc<dyn Reporter>,
-}
+/// A machine of Google Compute Engine whose chip makes such reports.
+pub type GoogleSnpMachine = HardwareMachine<Arc<dyn Reporter>>;
 
-impl GoogleSnpMachine {
-    /// Makes a machine whose metadata service has this URL, and whose chip makes these reports.
-    pub fn new(metadata: &str, reporter: Arc<dyn Reporter>) -> GoogleSnpMachine {
-        GoogleSnpMachine {
-            google: GoogleMachine::new(metadata),
-            reporter,
-        }
-    }
-}
+impl Hardware for Arc<dyn Reporter> {
+    const OID: Oid = OID;
 
-impl VariantData for GoogleSnpMachine {
-    fn oid(&self) -> Oid {
-        OID
-    }
-
-    fn key_source(&self) -> KeySource {
-        self.google.key_source()
-    }
-
-    fn prepare(&self, location: &tpm::Location) -> Result<(), IssueError> {
-        self.google.prepare(location)
-    }
-
-    fn instance_info(
+    fn info(
         &self,
-        _tpm: &mut Tpm,
+        google: &GoogleMachine,
+        _: &mut Tpm,
         extra_data: &[u8; 32],
-    ) -> Result<Option<Vec<u8>>, IssueError> {
-        let names = self.google.names();
-        let info = InstanceInfo::of(&*self.reporter, &report_data(extra_data), names)?;
-        Ok(Some(serde_json::to_vec(&info)?))
-    }
-
-    fn key_certificate(&self, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
-        self.google.key_certificate(tpm)
+    ) -> Result<Vec<u8>, IssueError> {
+        let info = InstanceInfo::of(&**self, &report_data(extra_data), google.names())?;
+        Ok(serde_json::to_vec(&info)?)
     }
 }
 

@@ -23,12 +23,12 @@ use serde::{Deserialize, Serialize};
 use tee::collateral::TdxCollateral;
 
 use crate::document::Base64;
-use crate::gcp_sev_es::GoogleMachine;
+use crate::gcp_sev_es::{GoogleMachine, Hardware, HardwareMachine};
 use crate::snp::Names;
 use crate::td::{self, Quoter};
 use crate::vtpm::{self, VariantData};
 use crate::{AttesterVariant, IssueError, Oid, Registers, sha256};
-use tpm::{KeySource, Tpm};
+use tpm::Tpm;
 
 /// The variant's line in the table.
 pub const VARIANT: AttesterVariant = AttesterVariant {
@@ -62,52 +62,25 @@ pub struct GoogleTdxInfo {
     pub collateral: Option<TdxCollateral>,
 }
 
-/// A machine of Google Compute Engine.
-pub struct GoogleTdxMachine {
-    google: GoogleMachine,
-    quoter: Arc<dyn Quoter>,
-}
+/// A machine of Google Compute Engine whose TDX module makes such quotes.
+pub type GoogleTdxMachine = HardwareMachine<Arc<dyn Quoter>>;
 
-impl GoogleTdxMachine {
-    /// Makes a machine whose metadata service has this URL, and whose TDX module makes these quotes.
-    pub fn new(metadata: &str, quoter: Arc<dyn Quoter>) -> GoogleTdxMachine {
-        GoogleTdxMachine {
-            google: GoogleMachine::new(metadata),
-            quoter,
-        }
-    }
-}
+impl Hardware for Arc<dyn Quoter> {
+    const OID: Oid = OID;
 
-impl VariantData for GoogleTdxMachine {
-    fn oid(&self) -> Oid {
-        OID
-    }
-
-    fn key_source(&self) -> KeySource {
-        self.google.key_source()
-    }
-
-    fn prepare(&self, location: &tpm::Location) -> Result<(), IssueError> {
-        self.google.prepare(location)
-    }
-
-    fn instance_info(
+    fn info(
         &self,
+        google: &GoogleMachine,
         tpm: &mut Tpm,
         extra_data: &[u8; 32],
-    ) -> Result<Option<Vec<u8>>, IssueError> {
-        let certificate = self.key_certificate(tpm)?.unwrap_or_default();
-        let quote = self.quoter.quote(&report_data(extra_data, &certificate))?;
+    ) -> Result<Vec<u8>, IssueError> {
+        let certificate = google.key_certificate(tpm)?.unwrap_or_default();
         let info = GoogleTdxInfo {
-            attestation_report: Base64(quote),
-            gcp: self.google.names(),
+            attestation_report: Base64(self.quote(&report_data(extra_data, &certificate))?),
+            gcp: google.names(),
             collateral: td::collateral(Path::new(td::COLLATERAL)),
         };
-        Ok(Some(serde_json::to_vec(&info)?))
-    }
-
-    fn key_certificate(&self, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
-        self.google.key_certificate(tpm)
+        Ok(serde_json::to_vec(&info)?)
     }
 }
 

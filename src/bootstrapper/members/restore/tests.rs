@@ -15,6 +15,7 @@ use base::crypto::Secret;
 use base::boot::timeline::Timeline;
 use kubernetes::etcd_signature::{self, Statement};
 use support::foreign::fetched;
+use support::program::printed;
 use tempfile::TempDir;
 
 use super::*;
@@ -94,15 +95,8 @@ fn start(index: usize, data: &Path) -> Member {
 fn etcdctl(index: usize, words: &[&str]) -> Option<String> {
     let mut command = Command::new(fetched("etcd-tools.sh").join("etcdctl"));
     command.arg(format!("--endpoints=http://{}:2379", ADDRESSES[index]));
-    let output = command
-        .args(["--command-timeout=3s", "--dial-timeout=2s"])
-        .args(words)
-        .output()
-        .unwrap();
-    output
-        .status
-        .success()
-        .then(|| String::from_utf8(output.stdout).unwrap())
+    command.args(["--command-timeout=3s", "--dial-timeout=2s"]);
+    printed(command.args(words))
 }
 
 /// Returns a value that a member has, also without a majority.

@@ -33,19 +33,17 @@ use crate::shell::{
     progress::printable,
 };
 use crate::workspace::{
-    connect::{KeyOptions, NodeOption, read_policy_with},
+    connect::{KeyOptions, NodeOption},
     known_nodes,
     kubeconfig::{self, KubeconfigOption},
-    options::{PolicyOptions, time},
-    state::{ClusterOptions, State},
+    options::{Expected, PolicyOptions, time},
+    state::ClusterOptions,
 };
 use answer::ServerAnswer;
-use base::crypto::CLUSTER_ID_LEN;
 use clap::Args;
 use inquiry::Inquiry;
 use report::StatusReport;
 use rpc::grpc::{Code, Status};
-use verifier::{KeyName, Variant};
 
 /// Show the state of a node, or of all nodes of the cluster
 ///
@@ -107,11 +105,7 @@ impl CommandLine {
         };
         Ok(Options {
             nodes,
-            variant: self.policy.variant()?,
-            policy: self.policy.policy,
-            keys: self.keys.attestation_key,
-            state: self.cluster.state,
-            cluster_id: self.cluster.cluster_id,
+            expected: Expected::of(self.policy, self.keys, self.cluster)?,
             timeline: self.timeline,
             svg: self.svg,
             output: self.output,
@@ -125,17 +119,8 @@ impl CommandLine {
 pub struct Options {
     /// Which nodes are asked.
     pub nodes: Nodes,
-    /// The attestation policy that the node must meet.
-    pub policy: PathBuf,
-    /// The attestation variant of the nodes.
-    pub variant: &'static Variant,
-    /// Additional attestation keys that are accepted.
-    pub keys: Vec<KeyName>,
-    /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be
-    /// missing.
-    pub state: PathBuf,
-    /// The cluster's ID; replaces the one in the state file.
-    pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
+    /// What each node must be.
+    pub expected: Expected,
     /// Whether to ask for the boot record of the node and draw it.
     pub timeline: bool,
     /// The file for the drawing as a picture.
@@ -157,16 +142,12 @@ pub enum Nodes {
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {
-    let state = State::find(&options.state)?;
-    let known = state
-        .iter()
-        .flat_map(|state| state.attestation_keys.iter().copied());
+    let variant = options.expected.variant;
+    let (policy, cluster) = options.expected.read(variant)?;
     let inquiry = Inquiry {
-        variant: options.variant,
-        policy: &read_policy_with(options.variant, &options.policy, &options.keys, known)?,
-        cluster: options
-            .cluster_id
-            .or(state.as_ref().and_then(|state| state.cluster_id)),
+        variant,
+        policy: &policy,
+        cluster,
         deadline: Instant::now() + options.timeout,
     };
     match &options.nodes {
@@ -189,7 +170,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 /// Saves the nodes in the state file, for a recovery without the API server.
 fn keep_nodes(options: &Options, kubeconfigs: &[PathBuf]) {
     if let Ok(client) = kubeconfig::client(kubeconfigs) {
-        known_nodes::keep(&client.within(options.timeout), &options.state);
+        known_nodes::keep(&client.within(options.timeout), &options.expected.state);
     }
 }
 

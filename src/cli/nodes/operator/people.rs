@@ -112,15 +112,7 @@ fn revoke(given: &CommandLine, undo: bool) -> Result<(), Error> {
         read_key(Path::new(key))?.fingerprint()
     };
     let operator = Operator::of(&given.operator, given.timeout)?;
-    let nodes = match &given.nodes[..] {
-        [] => operator.nodes(),
-        nodes => nodes.to_vec(),
-    };
-    if nodes.is_empty() {
-        return Err(Error::Usage(
-            "the state file has no nodes: give their names or addresses".into(),
-        ));
-    }
+    let nodes = operator.named_or_all(&given.nodes)?;
     let what = if undo { "accepts" } else { "refuses" };
     let (mut done, mut failed) = (vec![], vec![]);
     for node in &nodes {

@@ -112,6 +112,20 @@ impl Operator {
         self.known().map(|node| node.name.clone()).collect()
     }
 
+    /// Returns the nodes that the command line names, else all nodes in the state file.
+    pub fn named_or_all(&self, named: &[String]) -> Result<Vec<String>, Error> {
+        let nodes = match named {
+            [] => self.nodes(),
+            named => named.to_vec(),
+        };
+        if nodes.is_empty() {
+            return Err(Error::Usage(
+                "the state file has no nodes: give their names or addresses".into(),
+            ));
+        }
+        Ok(nodes)
+    }
+
     /// Returns the names of the control planes in the state file.
     pub fn control_planes(&self) -> Vec<String> {
         self.known()

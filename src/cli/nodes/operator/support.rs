@@ -64,15 +64,7 @@ pub(crate) struct CommandLine {
 pub fn run(given: &CommandLine) -> Result<(), Error> {
     let CommandLine { file, output, .. } = given;
     let operator = Operator::of(&given.operator, given.timeout)?;
-    let nodes = match &given.nodes[..] {
-        [] => operator.nodes(),
-        nodes => nodes.to_vec(),
-    };
-    if nodes.is_empty() {
-        return Err(Error::Usage(
-            "the state file has no nodes: give their names or addresses".into(),
-        ));
-    }
+    let nodes = operator.named_or_all(&given.nodes)?;
     let mut archive = Facts::new();
     let mut failed = vec![];
     for node in &nodes {

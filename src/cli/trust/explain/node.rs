@@ -82,13 +82,7 @@ impl Recorder {
 
 impl Validator for Recorder {
     fn properties(&self) -> Properties {
-        Properties {
-            oid: self.variant.oid,
-            challenges: false,
-            takes_collateral: false,
-            requires_strong: false,
-            believes_any_tpm: true,
-        }
+        Properties::of_any_tpm(self.variant.oid)
     }
 
     fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {

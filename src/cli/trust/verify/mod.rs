@@ -17,17 +17,16 @@ use crate::shell::{
     output::{Output, say_all},
 };
 use crate::workspace::{
-    connect::{Endpoint, KeyOptions, NodeOption, read_policy_with},
-    options::{PolicyOptions, time},
-    state::{ClusterOptions, State},
+    connect::{Endpoint, KeyOptions, NodeOption},
+    options::{Expected, PolicyOptions, time},
+    state::ClusterOptions,
 };
-use base::crypto::CLUSTER_ID_LEN;
 use clap::Args;
 pub use demand::EvidenceSource;
 use demand::MachineRequirements;
 use report::VerifyReport;
 pub use report::{image_of, meaning};
-use verifier::{KeyName, Variant};
+use verifier::Variant;
 
 /// Verify what a node or a join service proves
 ///
@@ -94,11 +93,7 @@ impl CommandLine {
                     return Err(Error::Usage(text.into()));
                 }
             },
-            variant: self.policy.variant()?,
-            policy: self.policy.policy,
-            keys: self.keys.attestation_key,
-            state: self.cluster.state,
-            cluster_id: self.cluster.cluster_id,
+            expected: Expected::of(self.policy, self.keys, self.cluster)?,
             is_fresh: self.fresh,
             save: self.save,
             output: self.output,
@@ -112,17 +107,8 @@ impl CommandLine {
 pub struct Options {
     /// The source of the evidence.
     pub source: EvidenceSource,
-    /// The attestation policy that the machine must meet.
-    pub policy: PathBuf,
-    /// The attestation variant of the machine.
-    pub variant: &'static Variant,
-    /// Additional attestation keys that are accepted.
-    pub keys: Vec<KeyName>,
-    /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be
-    /// missing.
-    pub state: PathBuf,
-    /// The cluster's ID; replaces the one in the state file.
-    pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
+    /// What the machine must be.
+    pub expected: Expected,
     /// Whether the machine must belong to no cluster.
     pub is_fresh: bool,
     /// The file to which the evidence is written.
@@ -135,7 +121,7 @@ pub struct Options {
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Error> {
-    let source = &options.source;
+    let (source, variant) = (&options.source, options.expected.variant);
     let (demand, variant, presented, verdict) = match source {
         EvidenceSource::File(path) => {
             let (presented, variant) = presented::read(path)?;
@@ -144,14 +130,14 @@ pub fn run(options: &Options) -> Result<(), Error> {
             (demand, variant, Some(presented), Ok(verdict))
         }
         EvidenceSource::Plain(endpoint) => {
-            let demand = demand(options, options.variant)?;
+            let demand = demand(options, variant)?;
             let (presented, verdict) = ask::plain(endpoint, &demand, options.timeout)?;
-            (demand, options.variant, presented, verdict)
+            (demand, variant, presented, verdict)
         }
         EvidenceSource::Server(endpoint) => {
-            let demand = demand(options, options.variant)?;
+            let demand = demand(options, variant)?;
             let (presented, verdict) = ask::attested(endpoint, &demand, options.timeout)?;
-            (demand, options.variant, presented, verdict)
+            (demand, variant, presented, verdict)
         }
     };
     if let (Some(path), Some(presented)) = (&options.save, &presented) {
@@ -177,17 +163,11 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 fn demand(options: &Options, variant: &'static Variant) -> Result<MachineRequirements, Error> {
-    let state = State::find(&options.state)?;
-    let known = state
-        .iter()
-        .flat_map(|state| state.attestation_keys.iter().copied());
-    let policy = read_policy_with(variant, &options.policy, &options.keys, known)?;
+    let (policy, cluster) = options.expected.read(variant)?;
     let cluster = if options.is_fresh {
         None
     } else {
-        let of_state = state.as_ref().and_then(|state| state.cluster_id);
-        let id = options.cluster_id.or(of_state);
-        Some(id.ok_or_else(|| {
+        Some(cluster.ok_or_else(|| {
             Error::Usage(
                 "the cluster's ID is unknown: give --cluster-id, a --state file that has it, or --fresh".into(),
             )

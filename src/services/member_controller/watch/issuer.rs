@@ -542,13 +542,7 @@ mod tests {
 
     impl Validator for Nothing {
         fn properties(&self) -> Properties {
-            Properties {
-                oid: &[],
-                challenges: false,
-                takes_collateral: false,
-                requires_strong: false,
-                believes_any_tpm: false,
-            }
+            Properties::of_any_tpm(&[])
         }
 
         fn challenge(&self, _: &MachineIdentity) -> Result<Option<CredentialChallenge>, Refusal> {
