@@ -236,21 +236,26 @@ fn many_go_clients_are_served_with_nonces_of_every_form() {
     assert!(served.join().unwrap().iter().all(Result::is_ok));
 }
 
-/// Each case has a fault of the Go client and the reason that our side gets. The client must receive an alert and nothing else.
+/// Faults of the Go peer, each with the reason that our side gets.
+const FAULTS: [(&str, &str); 5] = [
+    ("-bad-nonce", "for another nonce"),
+    ("-bad-key", "for another key"),
+    ("-no-issuer", "got no document"),
+    (
+        "-issue-oid=1.3.9900.1.2",
+        "expected OID 06052bcd2c0101, got 06052bcd2c0102",
+    ),
+    ("-critical", "a critical extension that is not known"),
+];
+
+/// The client must receive an alert and nothing else.
 #[test]
 fn a_go_client_that_does_not_prove_itself_is_refused() {
-    for (flag, expected) in [
-        ("-bad-nonce", "for another nonce"),
-        ("-bad-key", "for another key"),
-        ("-no-issuer", "got no document"),
-        (
-            "-issue-oid=1.3.9900.1.2",
-            "expected OID 06052bcd2c0101, got 06052bcd2c0102",
-        ),
-        ("-critical", "a critical extension that is not known"),
+    let of_clients = [
         ("-client-eku", "for another use (extended key usage)"),
         ("-first-oid=1.3.9900.1.1", "no Nonce"),
-    ] {
+    ];
+    for (flag, expected) in FAULTS.into_iter().chain(of_clients) {
         // Go cannot make a certificate with two extensions of one OID
         let mode = if flag.starts_with("-first-oid") {
             "-no-issuer"
@@ -409,16 +414,7 @@ fn a_go_server_is_reached_many_times() {
 
 #[test]
 fn a_go_server_that_does_not_prove_itself_is_refused() {
-    for (flag, text) in [
-        ("-bad-nonce", "for another nonce"),
-        ("-bad-key", "for another key"),
-        ("-no-issuer", "got no document"),
-        (
-            "-issue-oid=1.3.9900.1.2",
-            "expected OID 06052bcd2c0101, got 06052bcd2c0102",
-        ),
-        ("-critical", "a critical extension that is not known"),
-    ] {
+    for (flag, text) in FAULTS {
         let server = go_server(&["-mode=server", flag]);
         let error = connect(&client_for("server"), &server).err().expect(flag);
         let reason = error.refused().unwrap_or_else(|| panic!("{flag}: {error}"));

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use swtpm::Swtpm;
 use tempfile::TempDir;
 use verifier::Policy;
 
-const POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"11":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+const POLICY: &str = r#"{"exceptions":["any-image"],"measurements":{"11":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}},"require":"strong"}"#;
 
 /// The program without the proxy of the person who runs the tests.
 fn program() -> Command {
@@ -77,7 +77,12 @@ fn init<'a>(endpoint: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&needed, more].concat()
 }
 
-const RECOVER: [&str; 4] = ["recover", "--timeout=5s", "--endpoint=x", "--policy=policy.json"];
+const RECOVER: [&str; 4] = [
+    "recover",
+    "--timeout=5s",
+    "--endpoint=x",
+    "--policy=policy.json",
+];
 
 /// An address on which no program listens. The kernel gives no port below 1024 to the other tests that run meanwhile.
 const NOBODY: &str = "127.0.0.1:1";
@@ -138,18 +143,22 @@ fn a_cause_has_the_same_kind_in_each_command() {
     }
 }
 
+/// Starts an init that waits for a node.
+fn waiting_init(dir: &Path, stdout: Stdio, stderr: Stdio) -> Child {
+    program()
+        .args(init(NOBODY, &["--timeout", "60s"]))
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .stderr(stderr)
+        .spawn()
+        .unwrap()
+}
+
 #[test]
 fn no_core_dump_takes_the_master_secret_along() {
     let dir = workspace();
-    let mut command = program();
-    let mut waiting = command
-        .args(init(NOBODY, &["--timeout", "60s"]))
-        .current_dir(dir.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut waiting = waiting_init(dir.path(), Stdio::piped(), Stdio::null());
     // it has printed that it made a master secret
     waiting.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
     let limits = fs::read_to_string(format!("/proc/{}/limits", waiting.id())).unwrap();
@@ -373,15 +382,7 @@ fn a_node_that_is_not_there_exits_with_4_and_a_second_try_uses_the_same_secrets(
 #[test]
 fn an_interrupted_wait_says_what_stays() {
     let dir = workspace();
-    let mut command = program();
-    let mut waiting = command
-        .args(init(NOBODY, &["--timeout", "60s"]))
-        .current_dir(dir.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut waiting = waiting_init(dir.path(), Stdio::null(), Stdio::piped());
     let mut stderr = BufReader::new(waiting.stderr.take().unwrap());
     let mut told = String::new();
     while !told.contains("refused") {

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use support::ROOT;
-use support::program::built;
+use support::program::{PROGRAMS, built};
 
 /// A page: its path in the repository, and its text.
 struct Page {
@@ -349,14 +349,7 @@ fn helps() -> Vec<(String, String)> {
         .collect();
     let mut helps = vec![("firstlight".to_owned(), of_all.clone())];
     helps.extend(commands);
-    for program in [
-        "unlock",
-        "bootstrapper",
-        "join-service",
-        "key-service",
-        "member-controller",
-        "firstlight-volume",
-    ] {
+    for program in PROGRAMS.into_iter().filter(|name| *name != "firstlight") {
         helps.push((program.to_owned(), help(program, &["--help"])));
     }
     helps

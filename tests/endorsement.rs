@@ -529,20 +529,33 @@ fn the_certificate_shows_whose_tpm_it_is() {
         // the attestation key is in the owner hierarchy
         assert_eq!(judge(own, keys).unwrap(), "id:00001014 swtpm None");
         let error = judge(r#"{"vendors":["IFX"]}"#, keys).unwrap_err();
-        assert!(error.text.contains("vendor of its TPM is id:00001014"), "{error}");
+        assert!(
+            error.text.contains("vendor of its TPM is id:00001014"),
+            "{error}"
+        );
     }
     let listed = with(own, &[KeyName::of(&key)]).unwrap();
     let error = listed.judge(&Evidence::new(&document, NONCE)).unwrap_err();
-    assert!(error.text.contains("no certificate of an endorsement key"), "{error}");
+    assert!(
+        error.text.contains("no certificate of an endorsement key"),
+        "{error}"
+    );
     assert!(listed.challenge(&peer(&key, &[])).is_err());
     // the quote of such a machine does not show the version
     let floors = r#"{"floors":[{"vendor":"IFX","minimum":"0x1"}]}"#;
     let error = with(floors, &[]).err().unwrap().to_string();
-    assert!(error.contains("tpm.floors: the attestation variant qemu-vtpm cannot check"), "{error}");
+    assert!(
+        error.contains("tpm.floors: the attestation variant qemu-vtpm cannot check"),
+        "{error}"
+    );
     // without roots no certificate counts
-    let text = r#"{"measurements":{"4":"00"},"tpm":{"vendors":["IFX"]}}"#.replace("00", &"11".repeat(32));
+    let text =
+        r#"{"measurements":{"4":"00"},"tpm":{"vendors":["IFX"]}}"#.replace("00", &"11".repeat(32));
     let error = Policy::from_json(&text).unwrap_err().to_string();
-    assert!(error.contains("tpm: only a certified endorsement key"), "{error}");
+    assert!(
+        error.contains("tpm: only a certified endorsement key"),
+        "{error}"
+    );
 }
 
 #[test]

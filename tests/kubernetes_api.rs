@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use base::stop::Stop;
 use collateral::parsers::Item;
-use collateral::stores::{ConfigMap, Store};
+use collateral::stores::{ConfigMapStore, Store};
 use hardware::snp::report::ReportSigner;
 use hardware::snp::tcb::Product;
 use kube_apiserver::{Cluster, PATIENCE, config};
@@ -22,6 +22,7 @@ use kubernetes::client::{
 };
 use kubernetes::client_certificate::{Subject, kubeconfig};
 use kubernetes::kubeconfig::rebuild;
+use kubernetes::objects::{ConfigMap, ObjectMeta};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::{Value, json};
@@ -87,20 +88,37 @@ fn objects_are_made_read_changed_listed_and_deleted() {
         client.get(&at).unwrap()["data"],
         json!({"key": "4", "more": "3"})
     );
+    // fields that no type has stay
+    let labelled = json!({"immutable": false, "metadata": {"labels": {"a": "b"}}});
+    client.merge(&at, &labelled).unwrap();
+    let change = |map: ConfigMap, _: &Value| {
+        (map.text("key") != "5").then(|| json!({"data": {"key": "5", "more": null}}))
+    };
+    for _ in 0..2 {
+        client.modify_as(&at, change).unwrap();
+    }
+    let (map, whole) = client.find_whole::<ConfigMap>(&at).unwrap().unwrap();
+    assert_eq!(
+        map.data.into_iter().collect::<Vec<_>>(),
+        [("key".into(), "5".into())]
+    );
+    assert_eq!(map.metadata.label("a"), Some("b"));
+    assert_eq!(whole["immutable"], false);
 
     let listed = client
         .list(&maps, &Selector::fields("metadata.name=b"))
         .unwrap();
     assert_eq!(listed.items.iter().map(name).collect::<Vec<_>>(), ["b"]);
     // The object that was read differs from the present one, in its content or altogether.
+    let read = ObjectMeta::of(&read);
+    let now = || client.get_as::<ConfigMap>(&at).unwrap().metadata;
     assert!(!client.delete_as(&at, &read).unwrap());
-    let now = client.get(&at).unwrap();
+    let before = now();
     client.delete(&at).unwrap();
-    assert!(!client.delete_as(&at, &now).unwrap());
+    assert!(!client.delete_as(&at, &before).unwrap());
     client.create(&maps, &config_map("a", "1")).unwrap();
-    assert!(!client.delete_as(&at, &now).unwrap());
-    let now = client.get(&at).unwrap();
-    assert!(client.delete_as(&at, &now).unwrap());
+    assert!(!client.delete_as(&at, &before).unwrap());
+    assert!(client.delete_as(&at, &now()).unwrap());
     assert!(!client.delete_if_there(&at).unwrap());
     let gone = client.get(&at).unwrap_err();
     assert!(gone.is_not_found());
@@ -292,7 +310,7 @@ fn a_watch_tells_every_change_over_several_streams() {
     let maps = config_maps(&client, "watch");
     client.create(&maps, &config_map("a", "0")).unwrap();
     let mut watch = client
-        .watch(&maps, &Selector::fields("metadata.name=a"))
+        .watch::<Value>(&maps, &Selector::fields("metadata.name=a"))
         .with_round(Duration::from_secs(1));
     assert!(
         matches!(watch.next().unwrap(), CollectionEvent::Listed(items) if items.iter().map(name).eq(["a"]))
@@ -336,7 +354,7 @@ fn a_watch_tells_every_change_over_several_streams() {
 fn bookmarks_bring_a_watch_on_where_nothing_happens() {
     let client = client();
     let maps = config_maps(&client, "bookmarks");
-    let mut watch = client.watch(&maps, &Selector::fields("metadata.name=none"));
+    let mut watch = client.watch::<Value>(&maps, &Selector::fields("metadata.name=none"));
     assert!(matches!(watch.next().unwrap(), CollectionEvent::Listed(items) if items.is_empty()));
     let before: u64 = watch.version().parse().unwrap();
     client.create(&maps, &config_map("a", "0")).unwrap();
@@ -445,7 +463,7 @@ fn a_stop_ends_watches_and_waits_at_once() {
     let stop = Stop::new();
     let client = Cluster::shared().client(&stop);
     let maps = config_maps(&client, "stop");
-    let mut watch = client.watch(&maps, &Selector::default());
+    let mut watch = client.watch::<Value>(&maps, &Selector::default());
     assert!(matches!(watch.next().unwrap(), CollectionEvent::Listed(_)));
     let watching = thread::spawn(move || (watch.next(), Instant::now()));
     let nobody = Cluster::shared()
@@ -555,7 +573,7 @@ fn a_server_that_dies_freezes_and_comes_back_costs_time_and_nothing_else() {
 
     let maps = config_maps(&client, "faults");
     client.create(&maps, &config_map("a", "0")).unwrap();
-    let mut watch = client.watch(&maps, &Selector::default());
+    let mut watch = client.watch::<Value>(&maps, &Selector::default());
     assert!(
         matches!(watch.next().unwrap(), CollectionEvent::Listed(items) if items.iter().map(name).eq(["a"]))
     );
@@ -608,7 +626,7 @@ fn a_server_that_dies_freezes_and_comes_back_costs_time_and_nothing_else() {
 
     cluster.forget_history();
     let mut watch = administrator
-        .watch(&maps, &Selector::default())
+        .watch::<Value>(&maps, &Selector::default())
         .from_version("1");
     assert!(
         matches!(watch.next().unwrap(), CollectionEvent::Listed(items) if items.iter().map(name).any(|name| name == "c"))
@@ -640,7 +658,7 @@ fn fetched_certificates_are_kept_in_a_config_map() {
     ];
     let items =
         items.map(|(name, product)| (Item::Revoked(product, ReportSigner::Vcek), ask(name)));
-    let store = || ConfigMap::new(&client, "collateral", "join-collateral");
+    let store = || ConfigMapStore::new(&client, "collateral", "join-collateral");
     assert!(store().load(&items[0].0).is_none());
     thread::scope(|scope| {
         for (item, der) in &items {

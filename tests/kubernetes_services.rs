@@ -112,12 +112,13 @@ fn without_wait(backups: &Path) -> Options<'_> {
     }
 }
 
-fn apply(
-    client: &Client,
-    settings: &ServiceSettings,
-    options: &Options,
-) -> Result<Applied, Error> {
+fn apply(client: &Client, settings: &ServiceSettings, options: &Options) -> Result<Applied, Error> {
     services::apply(client, settings, options, &mut |_| {})
+}
+
+/// Applies the first version without a wait.
+fn install(client: &Client, backups: &Path) -> Result<Applied, Error> {
+    apply(client, &settings("example.com/a:1"), &without_wait(backups))
 }
 
 #[test]
@@ -125,8 +126,7 @@ fn apply(
 fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
-    let first = apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()))
-    .unwrap();
+    let first = install(&client, dir.path()).unwrap();
     assert_eq!(first.changed.len(), 77);
     assert_eq!(first.backup, None);
     // The API has the master secret only in encrypted form.
@@ -141,8 +141,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         .unwrap();
     assert_eq!(join["spec"]["ports"][0]["nodePort"], 30090);
 
-    let again = apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()))
-    .unwrap();
+    let again = install(&client, dir.path()).unwrap();
     assert_eq!(again.changed, Vec::<String>::new());
 
     let policy = POLICY.replace("1111", "2222");
@@ -150,8 +149,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         policy: policy.clone(),
         ..settings("example.com/a:2")
     };
-    let upgraded =
-        apply(&client, &newer, &without_wait(dir.path())).unwrap();
+    let upgraded = apply(&client, &newer, &without_wait(dir.path())).unwrap();
     assert_eq!(
         upgraded.changed,
         [
@@ -179,8 +177,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         policy: policy.clone(),
         ..settings("example.com/a:2")
     };
-    let moved =
-        apply(&client, &elsewhere, &without_wait(dir.path())).unwrap();
+    let moved = apply(&client, &elsewhere, &without_wait(dir.path())).unwrap();
     assert_eq!(
         moved.changed,
         [
@@ -331,15 +328,13 @@ fn a_master_secret_that_is_not_encrypted_moves_and_serves_at_each_step() {
 fn another_master_secret_is_refused_before_anything_is_changed() {
     let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
-    apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()))
-    .unwrap();
+    install(&client, dir.path()).unwrap();
     let kms = MasterSecret::new(Secret::new(vec![9; 32]), Secret::new(vec![3; 32])).unwrap();
     let other = ServiceSettings {
         kms,
         ..settings("example.com/a:2")
     };
-    let error =
-        apply(&client, &other, &without_wait(dir.path())).unwrap_err();
+    let error = apply(&client, &other, &without_wait(dir.path())).unwrap_err();
     assert!(
         error
             .to_string()
@@ -529,7 +524,7 @@ fn a_refusal_halfway_restores_objects_of_other_tools_too() {
     let deadline = Instant::now() + Duration::from_secs(60);
     // The server enforces the policy only after some time.
     let error = loop {
-        match apply(&client, &settings("example.com/a:1"), &without_wait(dir.path())) {
+        match install(&client, dir.path()) {
             Err(error) => break error,
             Ok(_) => {
                 assert!(Instant::now() < deadline);
@@ -560,7 +555,7 @@ fn a_refusal_halfway_restores_objects_of_other_tools_too() {
     assert_eq!(restored["metadata"]["labels"], json!({"a": "b"}));
     assert!(restored.get("binaryData").is_none());
     // The server enforces the policy for some time after its deletion.
-    while let Err(error) = apply(&client, &settings("example.com/a:1"), &without_wait(dir.path())) {
+    while let Err(error) = install(&client, dir.path()) {
         assert!(
             Instant::now() < deadline && error.to_string().contains("not today"),
             "{error}"
@@ -574,8 +569,7 @@ fn a_refusal_halfway_restores_objects_of_other_tools_too() {
 fn the_accounts_of_the_services_have_the_necessary_permissions_only() {
     let (_alone, client) = alone();
     let dir = tempfile::tempdir().unwrap();
-    apply(&client, &settings("example.com/a:1"), &without_wait(dir.path()))
-    .unwrap();
+    install(&client, dir.path()).unwrap();
     let reviews = Resource::cluster("authorization.k8s.io", "v1", "subjectaccessreviews").all();
     let review = |account: &str, request: Value| {
         let review = json!({"spec": {
@@ -608,7 +602,8 @@ fn the_accounts_of_the_services_have_the_necessary_permissions_only() {
         ("key-service", true),
         ("member-controller", false),
     ] {
-        let request = json!({"group": "authentication.k8s.io", "verb": "create", "resource": "tokenreviews"});
+        let request =
+            json!({"group": "authentication.k8s.io", "verb": "create", "resource": "tokenreviews"});
         assert_eq!(review(account, request), allowed, "{account}");
     }
     assert!(

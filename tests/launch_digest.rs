@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use image::Error;
 use image::firmware::Firmware;
@@ -10,7 +9,7 @@ use image::snp::{Cpu, Hypervisor, KernelFiles, Launch, PredictedDigest};
 use support::boot_image;
 use support::foreign::{python, rust_crate};
 use support::mutation::mutations;
-use support::program::built;
+use support::program::measure;
 use tempfile::TempDir;
 use verifier::Policy;
 
@@ -187,15 +186,6 @@ fn damaged_firmware_gives_an_error_or_another_digest() {
     for len in 0..valid.len() {
         assert!(digest(&valid[..len]).is_err());
     }
-}
-
-/// Runs `firstlight measure`: the exit code, standard output, standard error.
-fn measure(args: &[&str]) -> (i32, String, String) {
-    let mut command = Command::new(built("firstlight"));
-    let output = command.arg("measure").args(args).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    let (said, errors) = (text(output.stdout), text(output.stderr));
-    (output.status.code().unwrap(), said, errors)
 }
 
 /// The launch digests that a policy accepts.

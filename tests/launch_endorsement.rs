@@ -14,7 +14,7 @@ use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, SignerRoo
 use support::foreign::go_program;
 use support::mutation::mutations;
 use support::openssl::openssl;
-use support::program::built;
+use support::program::measure;
 use tempfile::TempDir;
 use verifier::Policy;
 
@@ -112,15 +112,6 @@ impl Endorsed {
         let len = usize::from(file[1] & 0x7f) | usize::from(file[2]) << 7;
         file[3..3 + len].to_vec()
     }
-}
-
-/// Runs `firstlight measure`: the exit code, standard output, standard error.
-fn measure(args: &[&str]) -> (i32, String, String) {
-    let mut command = Command::new(built("firstlight"));
-    let output = command.arg("measure").args(args).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    let (said, errors) = (text(output.stdout), text(output.stderr));
-    (output.status.code().unwrap(), said, errors)
 }
 
 /// The policy that `firstlight measure` prints, and its messages on standard error.

@@ -1297,7 +1297,9 @@ fn we_accept_no_header_that_cryptsetup_refuses_and_give_the_reason_if_we_are_str
         match (taken, ours) {
             (Both, ours) => assert_eq!(*ours.unwrap().metadata(), it.their_metadata(), "{name}"),
             (Theirs(words), Err(why)) => assert!(why.contains(words), "{name}: {why}"),
-            (Neither, Err(why)) => assert!(why.contains("an unusable LUKS header"), "{name}: {why}"),
+            (Neither, Err(why)) => {
+                assert!(why.contains("an unusable LUKS header"), "{name}: {why}")
+            }
             (taken, Ok(_)) => panic!("{name}: we take it, expected {taken:?}"),
         }
     }

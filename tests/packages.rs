@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use support::ROOT;
-use support::program::run;
+use support::program::{PROGRAMS, run};
 use tempfile::TempDir;
 
 const PACKAGES: [&str; 5] = [
@@ -212,15 +212,7 @@ fn content(initrd: &Path) -> TempDir {
 #[test]
 #[ignore = "needs packages: make deb"]
 fn the_bill_of_materials_has_each_crate_that_the_program_names() {
-    for program in [
-        "unlock",
-        "bootstrapper",
-        "join-service",
-        "key-service",
-        "member-controller",
-        "firstlight",
-        "firstlight-volume",
-    ] {
+    for program in PROGRAMS {
         let bill = root().join(format!("target/deb/{program}.cdx.json"));
         let bill: Value = serde_json::from_slice(&fs::read(bill).unwrap()).unwrap();
         let components = bill["components"].as_array().unwrap().iter();

@@ -6,7 +6,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use common::published::{Published, VERSION};
@@ -14,18 +14,9 @@ use common::setting::wait_for_port;
 use serde_json::{Value, json};
 use support::ROOT;
 use support::foreign::fetched;
-use support::program::{Program, run};
+use support::program::{PROGRAMS, Program, run};
 use tempfile::TempDir;
 
-const PROGRAMS: [&str; 7] = [
-    "unlock",
-    "bootstrapper",
-    "join-service",
-    "key-service",
-    "member-controller",
-    "firstlight",
-    "firstlight-volume",
-];
 /// The pages about the files of a release. `NOTES.md` is one of these files.
 const PAGES: [&str; 5] = [
     "NOTES.md",

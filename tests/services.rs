@@ -2,6 +2,7 @@
 //! client and with tonic and grpcio as independent clients.
 
 use common::attested;
+use common::join_setup::{address, lone_config};
 use support::foreign::python;
 use support::program;
 use support::swtpm;
@@ -18,9 +19,8 @@ use std::time::{Duration, Instant};
 use attested::{Anybody, attested, attested_channel, plain_channel, within};
 use base::crypto;
 use base::text::hex;
-use kubernetes::kubelet_request::KubeletRequest;
+use kubernetes::certificate_request::kubelet_request::KubeletRequest;
 use kubernetes::parameters::NodeName;
-use kubernetes::services::migration::Migration;
 use program::Program;
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::ISSUE_REJOIN_TICKET;
@@ -39,6 +39,14 @@ const UUID: &str = "00000000-0000-0000-0000-000000000000";
 /// The key of [`UUID`] with a master secret and a salt of 32 zeros each.
 const DISK_KEY: &str = "2b5c829f691bfd4232f8aac464bccc07e605c7c8e82cbca09837e86d0b6d0665";
 const MEASUREMENT_SECRET: &str = "54d67b1d917d3464757d9b699f3ee416c209a2270e3876da90535e4108898cdd";
+
+fn key_request(id: &str, length: u32) -> GetDataKeyRequest {
+    GetDataKeyRequest {
+        data_key_id: id.into(),
+        length,
+        ..GetDataKeyRequest::default()
+    }
+}
 
 struct KeyService {
     program: Program,
@@ -65,20 +73,6 @@ fn key_service_for(args: &[&str]) -> KeyService {
         program,
         address,
         _dir: dir,
-    }
-}
-
-/// Returns the first address in a line.
-fn address(line: &str) -> SocketAddr {
-    let words = line.split(|c: char| c.is_whitespace() || c == ',');
-    words.filter_map(|word| word.parse().ok()).next().unwrap()
-}
-
-fn key_request(id: &str, length: u32) -> GetDataKeyRequest {
-    GetDataKeyRequest {
-        data_key_id: id.into(),
-        length,
-        ..GetDataKeyRequest::default()
     }
 }
 
@@ -966,25 +960,8 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
     );
     fs::write(dir.path().join("attestationConfig"), policy).unwrap();
     let service = join_service::JoinService::start(join_service::Config {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        key_service: "127.0.0.1:1".into(),
-        key_auth: Auth::None,
-        config_dir: dir.path().into(),
         health: Some("127.0.0.1:0".parse().unwrap()),
-        variant: &verifier::qemu_vtpm::VARIANT,
-        evidence: None,
-        verification: None,
-        verification_http: None,
-        require_strong: false,
-        metrics: None,
-        kubernetes: None,
-        metadata: None,
-        pki_dir: dir.path().into(),
-        wrapping_key_dir: dir.path().into(),
-        node_files_dir: dir.path().join("node-files"),
-        migration: Migration::default(),
-        records: None,
-        collateral: None,
+        ..lone_config(dir.path())
     })
     .unwrap();
     let channel = plain_channel(service.health_addr().unwrap());

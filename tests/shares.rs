@@ -60,16 +60,10 @@ fn share(dir: &Path, more: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+const CERTIFY: [&str; 4] = ["ssh", "--key=key.pub", "--known-hosts=known", "--overwrite"];
+
 fn certify(dir: &Path, from: &[&str]) -> Output {
-    let args = [
-        "ssh",
-        "--key",
-        "key.pub",
-        "--known-hosts",
-        "known",
-        "--overwrite",
-    ];
-    firstlight(dir, &[&args, from].concat())
+    firstlight(dir, &[&CERTIFY, from].concat())
 }
 
 const ONE: &str = "firstlight-shares/share-1-of-3.txt";
@@ -200,14 +194,7 @@ fn each_bad_share_is_named_with_its_fault() {
         let output = Command::new("setsid")
             .arg("--wait")
             .arg(support::program::built("firstlight"))
-            .args([
-                "ssh",
-                "--key",
-                "key.pub",
-                "--known-hosts",
-                "known",
-                "--overwrite",
-            ])
+            .args(CERTIFY)
             .args(&args)
             .current_dir(dir.path())
             .stdin(Stdio::null())

@@ -418,12 +418,8 @@ fn a_host_certified_by_the_authority_for_users_is_accepted_only_with_the_option_
         known,
         format!("@cert-authority * {HOSTS}\n@cert-authority * {AUTHORITY}\n")
     );
-    assert_eq!(
-        sshd.login(operator.path(), "node.example", &OPTIONS)
-            .status
-            .code(),
-        Some(0)
-    );
+    let login = sshd.login(operator.path(), "node.example", &OPTIONS);
+    assert_eq!(login.status.code(), Some(0));
 }
 
 #[test]
@@ -456,12 +452,8 @@ fn a_node_with_an_expired_certificate_is_refused_until_it_is_renewed() {
     )
     .unwrap();
     sshd.reload();
-    assert_eq!(
-        sshd.login(operator.path(), "node.example", &OPTIONS)
-            .status
-            .code(),
-        Some(0)
-    );
+    let login = sshd.login(operator.path(), "node.example", &OPTIONS);
+    assert_eq!(login.status.code(), Some(0));
 }
 
 #[test]

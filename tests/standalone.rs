@@ -909,7 +909,9 @@ fn a_new_volume_that_was_not_made_yet_is_asked_for_by_the_same_uuid() {
     let machine = Machine::new(&broker, at);
     let asked = |output: &Output| {
         let said = text(&output.stderr);
-        let (_, uuid) = said.split_once("asking the key broker for the key of ").expect(&said);
+        let (_, uuid) = said
+            .split_once("asking the key broker for the key of ")
+            .expect(&said);
         uuid[..36].to_owned()
     };
     let first = asked(&machine.enroll(&["--format", "--timeout=1"], b""));

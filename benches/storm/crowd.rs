@@ -14,7 +14,7 @@ use base::backoff::Backoff;
 use base::crypto::random;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD_NO_PAD;
-use kubernetes::kubelet_request::KubeletRequest;
+use kubernetes::certificate_request::kubelet_request::KubeletRequest;
 use kubernetes::parameters::NodeName;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};

@@ -54,8 +54,7 @@ pub fn server() -> [u8; SERVER_LEN] {
 pub fn from_server_name(name: Option<&[u8]>) -> Result<Vec<u8>, Error> {
     match name {
         None | Some([]) => Err(Error::Misbehaved(
-            "its ClientHello has no server name, which carries the nonce"
-                .into(),
+            "its ClientHello has no server name, which carries the nonce".into(),
         )),
         Some(name) => decode("server name", name),
     }

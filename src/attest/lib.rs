@@ -39,7 +39,7 @@ pub use issuer::{AttesterVariant, IssueError, Issuer};
 pub use judge::{Accepted, ConnectionJudge, Form, Judge, MAX_COLLATERAL, Presented, Refused};
 pub use key_name::KeyName;
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nsm};
-pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};
+pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl, prepared};
 pub use platforms::google::{gcp_sev_es, gcp_sev_snp, gcp_tdx};
 pub use platforms::qemu::{qemu_snp, qemu_tdx, qemu_vtpm};
 pub use registers::{ClusterRegister, Registers};

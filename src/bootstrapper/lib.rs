@@ -44,10 +44,10 @@ use std::time::Duration;
 
 use attest::Issuer;
 use base::backoff::Backoff;
+use base::boot::timeline::Timeline;
 use base::child_process;
 use base::machines::Cloud;
 use base::stop::Stop;
-use base::boot::timeline::Timeline;
 use cloud_api::Service;
 use disk::state_disk::device;
 use first::init_server::InitServer;

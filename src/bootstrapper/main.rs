@@ -10,11 +10,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::boot::timeline::Timeline;
 use base::machines::Cloud;
 use base::options::{help, of};
 use base::program::{self, Failure};
 use base::stop::Stop;
-use base::boot::timeline::Timeline;
 use bootstrapper::members::operator::{MemberMachine, OperatorService};
 use bootstrapper::members::update::remote::{self, Remote};
 use bootstrapper::members::update::trial::{Trial, TrialEnd};
@@ -162,10 +162,9 @@ fn upgrade(settings: &Settings, list: Option<&OsStr>) -> Result<(), Failure> {
     let timeline = Timeline::new("upgrade");
     let list: Box<dyn Read> = match list {
         None => Box::new(io::stdin()),
-        Some(path) => Box::new(
-            File::open(path)
-                .map_err(|error| Failure::failed(format!("cannot read {}: {error}", path.display())))?,
-        ),
+        Some(path) => Box::new(File::open(path).map_err(|error| {
+            Failure::failed(format!("cannot read {}: {error}", path.display()))
+        })?),
     };
     let upgraded = upgrade::run(
         list,

@@ -63,7 +63,10 @@ impl CloudMetadata for Guarded {
                 (!is_in).then(|| format!("is outside the cluster's network {}", ranges.join(", ")))
             });
             if let Some(fault) = &fault {
-                log::warn!("metadata: ignoring the machine {}: its address {fault}", shown(peer));
+                log::warn!(
+                    "metadata: ignoring the machine {}: its address {fault}",
+                    shown(peer)
+                );
             }
             fault.is_none()
         });

@@ -28,18 +28,18 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const FETCHED: &str = "fetched";
 
 /// A store in a ConfigMap, which is created when the first value is written.
-pub struct ConfigMap {
+pub struct ConfigMapStore {
     client: Client,
     collection: Collection,
     object: Object,
     name: String,
 }
 
-impl ConfigMap {
+impl ConfigMapStore {
     /// Uses the ConfigMap with this name.
-    pub fn new(client: &Client, namespace: &str, name: &str) -> ConfigMap {
+    pub fn new(client: &Client, namespace: &str, name: &str) -> ConfigMapStore {
         let collection = CONFIG_MAPS.in_namespace(namespace);
-        ConfigMap {
+        ConfigMapStore {
             client: client.within(TIMEOUT),
             object: collection.named(name),
             collection,
@@ -48,7 +48,7 @@ impl ConfigMap {
     }
 }
 
-impl Store for ConfigMap {
+impl Store for ConfigMapStore {
     fn load(&self, item: &Item) -> Option<Stored> {
         let found = self.client.find(&self.object);
         let found = found.map_err(|error| log::warn!("cannot read stored certificates: {error}"));

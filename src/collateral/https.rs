@@ -222,7 +222,10 @@ impl CollateralServer {
             return Err(FetchFailure::Later(why, *until));
         }
         if state.running >= MAX_AT_ONCE {
-            let why = format!("{}: the limit of {MAX_AT_ONCE} running requests is reached", self.name);
+            let why = format!(
+                "{}: the limit of {MAX_AT_ONCE} running requests is reached",
+                self.name
+            );
             return Err(FetchFailure::Later(Cause::Limited.because(why), now + BUSY));
         }
         if let Some(limit) = &mut state.limit

@@ -74,7 +74,7 @@ pub mod parsers {
 
 /// The store, for the tests with a real API server.
 pub mod stores {
-    pub use crate::config_map::ConfigMap;
+    pub use crate::config_map::ConfigMapStore;
     pub use crate::store::Store;
 }
 
@@ -198,7 +198,7 @@ impl Fetching {
             Kept::Directory(path) => Box::new(Directory::new(&path)?),
             Kept::File(path) => Box::new(CollateralFile(path)),
             Kept::ConfigMap(client, namespace, name) => {
-                Box::new(config_map::ConfigMap::new(&client, &namespace, &name))
+                Box::new(config_map::ConfigMapStore::new(&client, &namespace, &name))
             }
         };
         // without requests no authorities are needed

@@ -34,8 +34,11 @@ pub fn named(certificate: &[u8]) -> Option<TpmModel> {
     })
 }
 
+/// The texts of vendor and model.
+type Texts<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
+
 /// Returns the texts of vendor and model. Each may be there once.
-fn read(names: &[u8]) -> Result<(Option<&[u8]>, Option<&[u8]>), Malformed> {
+fn read(names: &[u8]) -> Result<Texts<'_>, Malformed> {
     let mut outer = DerReader::new(names);
     let mut names = DerReader::new(outer.expect(SEQUENCE)?);
     outer.end()?;

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use ::transport::timed::Timed;
 use base::network::{Network, any_address};
-use base::sync::pool::Pool;
 use base::sync::lock;
+use base::sync::pool::Pool;
 use sys::poll::Poller;
 
 /// Maximum time from accept to the end of the request's head.

@@ -460,8 +460,7 @@ mod tests {
 
     #[test]
     fn each_code_says_what_to_do_and_whether_to_wait() {
-        let of =
-            |status, code: &str| refusal(status, code, "text".into(), UNWRAP, true, "ORIGIN");
+        let of = |status, code: &str| refusal(status, code, "text".into(), UNWRAP, true, "ORIGIN");
         let passing = [408, 429, 500, 503].map(|status| (status, ""));
         let lasting = [
             (401, "", "token of ORIGIN"),

@@ -17,11 +17,12 @@
 
 use std::net::IpAddr;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::NAMESPACE;
 use super::client::{self, Client, NODES, PODS, Selector};
 use super::machine_record::{self, MachineRecord};
+use super::objects::{NodeObject, Pod};
 
 /// The label of control planes, as kubeadm writes it.
 pub const ROLE_LABEL: &str = "node-role.kubernetes.io/control-plane";
@@ -57,27 +58,30 @@ impl ControlPlane {
 
     /// Returns whether a pod is the mirror pod that the kubelet of this node makes of the static pod
     /// of a program. No other kubelet can make one of this node.
-    pub fn has_static_pod(&self, program: &str, pod: &Value) -> bool {
-        let metadata = &pod["metadata"];
-        let is_mirror = metadata["annotations"][MIRROR].is_string();
-        metadata["name"] == static_pod_name(program, &self.name)
-            && pod["spec"]["nodeName"] == self.name.as_str()
-            && is_mirror
+    pub fn has_static_pod(&self, program: &str, pod: &Pod) -> bool {
+        pod.metadata.name == static_pod_name(program, &self.name)
+            && pod.spec.node_name == self.name
+            && pod.metadata.annotation(MIRROR).is_some()
             && has_owner(pod, "Node", &self.name, &self.uid)
     }
 
     /// Returns the static pod of a program on this node.
     pub fn static_pod(&self, client: &Client, program: &str) -> Result<StaticPod, client::Error> {
         let name = static_pod_name(program, &self.name);
-        let pod = client.find(&PODS.in_namespace(NAMESPACE).named(&name))?;
+        let pod = client.find_whole::<Pod>(&PODS.in_namespace(NAMESPACE).named(&name))?;
         Ok(match pod {
             None => StaticPod::Absent,
-            Some(pod) if self.has_static_pod(program, &pod) => StaticPod::Real(pod),
-            Some(pod) => StaticPod::False(format!(
+            Some((pod, whole)) if self.has_static_pod(program, &pod) => {
+                StaticPod::Real(Box::new(pod), whole)
+            }
+            Some((pod, _)) => StaticPod::False(format!(
                 "the pod {NAMESPACE}/{name} is not the static pod of {0}: it is on the node {1}, and its owner is not the Node {0}. \
                  Find out who made it, and delete it",
                 self.name,
-                pod["spec"]["nodeName"].as_str().unwrap_or("(none)")
+                match &*pod.spec.node_name {
+                    "" => "(none)",
+                    node => node,
+                }
             )),
         })
     }
@@ -85,8 +89,8 @@ impl ControlPlane {
     /// The same as [`ControlPlane::refusal`], with the Node as it is now: what reads from the kubelet
     /// asks this before and after.
     pub fn refusal_now(&self, client: &Client) -> Result<Option<String>, client::Error> {
-        let node = client.get(&NODES.named(&self.name))?;
-        if node["metadata"]["uid"] != self.uid.as_str() {
+        let node: NodeObject = client.get_as(&NODES.named(&self.name))?;
+        if node.metadata.uid != self.uid {
             return Ok(Some(format!(
                 "the Node {} was deleted and created again meanwhile: run the command again",
                 self.name
@@ -126,18 +130,18 @@ fn other_machine(name: &str, address: &str, record: &MachineRecord) -> Option<St
 
 /// Returns why the API server would ask another machine than that of this Node's record, also of a worker. A record of an earlier
 /// version, without addresses, does not say so.
-pub fn asks_other_machine(node: &Value, record: &MachineRecord) -> Option<String> {
+pub fn asks_other_machine(node: &NodeObject, record: &MachineRecord) -> Option<String> {
     let found = other_machine(&record.node, &first_internal(node), record);
     found.filter(|_| !record.addresses.is_empty())
 }
 
 /// What the API server has under the name of a static pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum StaticPod {
     /// Nothing.
     Absent,
-    /// The mirror pod of the node's own kubelet.
-    Real(Value),
+    /// The mirror pod of the node's own kubelet, also whole.
+    Real(Box<Pod>, Value),
     /// A pod of somebody else: a sentence that says so.
     False(String),
 }
@@ -149,10 +153,9 @@ pub fn static_pod_name(program: &str, node: &str) -> String {
 
 /// Returns whether an object of this kind, name and UID owns a pod. A kubelet can name only its own
 /// Node as the owner of a pod that it makes.
-pub fn has_owner(pod: &Value, kind: &str, name: &str, uid: &str) -> bool {
-    let owners = pod.pointer("/metadata/ownerReferences");
-    let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
-    !uid.is_empty() && owners.any(|it| it["kind"] == kind && it["name"] == name && it["uid"] == uid)
+pub fn has_owner(pod: &Pod, kind: &str, name: &str, uid: &str) -> bool {
+    let mut owners = pod.metadata.owner_references.iter();
+    !uid.is_empty() && owners.any(|it| it.kind == kind && it.name == name && it.uid == uid)
 }
 
 /// The control planes of a cluster.
@@ -168,28 +171,25 @@ impl ControlPlanes {
     /// Asks the API server.
     pub fn read(client: &Client) -> Result<ControlPlanes, client::Error> {
         let records = machine_record::of_nodes(client)?;
-        let nodes = client.list_keeping(&NODES.all(), &Selector::default(), identity)?;
+        let nodes = client.list_as(&NODES.all(), &Selector::default())?;
         Ok(ControlPlanes::of(&records, &nodes.items))
     }
 
     /// Compares records and Nodes.
-    pub fn of(records: &[MachineRecord], nodes: &[Value]) -> ControlPlanes {
+    pub fn of(records: &[MachineRecord], nodes: &[NodeObject]) -> ControlPlanes {
         let mut found = ControlPlanes::default();
         for node in nodes {
-            let name = node["metadata"]["name"].as_str().unwrap_or_default();
+            let name = &node.metadata.name;
             let mut records = records.iter();
-            let record = records.find(|it| it.node == name && it.control_plane);
+            let record = records.find(|it| it.node == *name && it.control_plane);
             match record {
                 Some(record) => found.proven.push(ControlPlane {
-                    name: name.into(),
-                    uid: node["metadata"]["uid"]
-                        .as_str()
-                        .unwrap_or_default()
-                        .to_owned(),
+                    name: name.clone(),
+                    uid: node.metadata.uid.clone(),
                     record: record.clone(),
                     address: first_internal(node),
                 }),
-                None if is_labelled(node) => found.labelled.push(name.into()),
+                None if is_labelled(node) => found.labelled.push(name.clone()),
                 None => {}
             }
         }
@@ -222,26 +222,14 @@ impl ControlPlanes {
 }
 
 /// Returns whether a Node has the label of control planes. It proves nothing.
-pub fn is_labelled(node: &Value) -> bool {
-    !node["metadata"]["labels"][ROLE_LABEL].is_null()
+pub fn is_labelled(node: &NodeObject) -> bool {
+    node.metadata.label(ROLE_LABEL).is_some()
 }
 
 /// Returns the address that the API server takes with kubeadm's order of kinds: InternalIP first.
-fn first_internal(node: &Value) -> String {
-    let all = node.pointer("/status/addresses").and_then(Value::as_array);
-    let mut all = all.into_iter().flatten();
-    let first = all.find(|it| it["type"] == "InternalIP");
-    let first = first.and_then(|it| it["address"].as_str());
+fn first_internal(node: &NodeObject) -> String {
+    let first = node.addresses("InternalIP").next();
     first.unwrap_or_default().to_owned()
-}
-
-/// Reduces a Node to what is read here.
-fn identity(node: Value) -> Value {
-    let metadata = &node["metadata"];
-    json!({
-        "metadata": {"name": metadata["name"], "uid": metadata["uid"], "labels": metadata["labels"]},
-        "status": {"addresses": node["status"]["addresses"]},
-    })
 }
 
 #[cfg(test)]
@@ -249,6 +237,7 @@ mod tests {
     use std::time::SystemTime;
 
     use base::uuid::Uuid;
+    use serde_json::{from_value, json};
 
     use super::*;
 
@@ -261,15 +250,16 @@ mod tests {
         }
     }
 
-    fn node(name: &str, is_labelled: bool, address: &str) -> Value {
+    fn node(name: &str, is_labelled: bool, address: &str) -> NodeObject {
         let mut labels = json!({});
         if is_labelled {
             labels[ROLE_LABEL] = "".into();
         }
-        json!({
+        let node = json!({
             "metadata": {"name": name, "uid": format!("uid-{name}"), "labels": labels},
             "status": {"addresses": [{"type": "Hostname", "address": name}, {"type": "InternalIP", "address": address}]},
-        })
+        });
+        from_value(node).unwrap()
     }
 
     #[test]
@@ -330,7 +320,10 @@ mod tests {
                 "ownerReferences": [{"kind": "Node", "name": "a", "uid": "uid-a"}]},
             "spec": {"nodeName": "a"},
         });
-        let has = |pod: &Value| found.proven[0].has_static_pod("etcd", pod);
+        let has = |pod: &Value| {
+            let pod = from_value(pod.clone()).unwrap();
+            found.proven[0].has_static_pod("etcd", &pod)
+        };
         assert!(has(&good));
         for (pointer, other) in [
             ("/metadata/name", "etcd-b"),
@@ -345,6 +338,6 @@ mod tests {
         }
         let mut pod = good.clone();
         pod["metadata"]["annotations"] = json!({});
-        assert!(!has(&pod) && !has(&Value::Null));
+        assert!(!has(&pod) && !has(&json!({})));
     }
 }

@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 
 use super::NAMESPACE;
 use super::client::{self, CONFIG_MAPS, Client, Selector};
+use super::objects::ConfigMap;
 use base::time;
 use base::uuid::Uuid;
 
@@ -126,42 +127,38 @@ impl MachineRecord {
     }
 
     /// Reads a record from a ConfigMap; `None` if it is no record.
-    pub fn read(map: &Value) -> Option<MachineRecord> {
-        let text = |pointer: &str| {
-            map.pointer(pointer)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let name = text("/metadata/name");
-        MachineRecord::is_name(&name).then(|| MachineRecord {
-            name,
-            node: text("/data/node"),
-            disk: text("/data/disk"),
-            machine: text("/data/machine"),
-            addresses: text("/data/addresses")
-                .split(',')
+    pub fn read(map: &ConfigMap) -> Option<MachineRecord> {
+        let name = &map.metadata.name;
+        if !MachineRecord::is_name(name) {
+            return None;
+        }
+        let text = |field: &str| map.text(field).to_owned();
+        Some(MachineRecord {
+            name: name.clone(),
+            node: text("node"),
+            disk: text("disk"),
+            machine: text("machine"),
+            addresses: (map.text("addresses").split(','))
                 .filter_map(|address| address.parse().ok())
                 .collect(),
-            host_key: text("/data/hostKey"),
-            principals: text("/data/principals")
-                .split(',')
+            host_key: text("hostKey"),
+            principals: (map.text("principals").split(','))
                 .filter(|name| !name.is_empty())
                 .map(Into::into)
                 .collect(),
-            token: text("/data/token"),
-            client_key: text("/data/clientKey"),
-            node_uid: text("/data/nodeUID"),
-            control_plane: text("/data/role") == CONTROL_PLANE,
-            direct: text("/data/direct") == YES,
-            image: text("/data/image"),
-            generation: text("/data/generation"),
-            issued: time::parse(&text("/data/issued")),
+            token: text("token"),
+            client_key: text("clientKey"),
+            node_uid: text("nodeUID"),
+            control_plane: map.text("role") == CONTROL_PLANE,
+            direct: map.text("direct") == YES,
+            image: text("image"),
+            generation: text("generation"),
+            issued: time::parse(map.text("issued")),
             // a text that is no time closes the disk, too
-            refused: Some(text("/data/refused"))
+            refused: Some(map.text("refused"))
                 .filter(|since| !since.is_empty())
-                .map(|since| time::parse(&since).unwrap_or(SystemTime::UNIX_EPOCH)),
-            version: text("/metadata/resourceVersion"),
+                .map(|since| time::parse(since).unwrap_or(SystemTime::UNIX_EPOCH)),
+            version: map.metadata.resource_version.clone(),
         })
     }
 
@@ -184,38 +181,39 @@ impl MachineRecord {
             metadata["resourceVersion"] = self.version.as_str().into();
         }
         let mut data = json!({"disk": self.disk, "machine": self.machine});
+        let mut put = |field: &str, value: &str| data[field] = value.into();
         if let Some(since) = self.refused {
-            data["refused"] = time::seconds(since).into();
+            put("refused", &time::seconds(since));
         }
         if !self.node.is_empty() {
-            data["node"] = self.node.as_str().into();
-            data["addresses"] = self
-                .addresses
-                .iter()
-                .map(IpAddr::to_string)
-                .collect::<Vec<_>>()
-                .join(",")
-                .into();
-            data["hostKey"] = self.host_key.as_str().into();
-            data["principals"] = self.principals.join(",").into();
-            data["token"] = self.token.as_str().into();
-            if !self.client_key.is_empty() {
-                data["clientKey"] = self.client_key.as_str().into();
+            let addresses = self.addresses.iter().map(IpAddr::to_string);
+            put("node", &self.node);
+            put("addresses", &addresses.collect::<Vec<_>>().join(","));
+            put("hostKey", &self.host_key);
+            put("principals", &self.principals.join(","));
+            put("token", &self.token);
+            put("nodeUID", &self.node_uid);
+            put(
+                "issued",
+                &self.issued.map(time::seconds).unwrap_or_default(),
+            );
+            let role = if self.control_plane {
+                CONTROL_PLANE
+            } else {
+                ""
+            };
+            let direct = if self.direct { YES } else { "" };
+            for (field, value) in [
+                ("clientKey", &*self.client_key),
+                ("role", role),
+                ("direct", direct),
+                ("image", &*self.image),
+                ("generation", &*self.generation),
+            ] {
+                if !value.is_empty() {
+                    put(field, value);
+                }
             }
-            data["nodeUID"] = self.node_uid.as_str().into();
-            if self.control_plane {
-                data["role"] = CONTROL_PLANE.into();
-            }
-            if self.direct {
-                data["direct"] = YES.into();
-            }
-            if !self.image.is_empty() {
-                data["image"] = self.image.as_str().into();
-            }
-            if !self.generation.is_empty() {
-                data["generation"] = self.generation.as_str().into();
-            }
-            data["issued"] = self.issued.map(time::seconds).unwrap_or_default().into();
         }
         json!({"metadata": metadata, "data": data})
     }
@@ -246,8 +244,9 @@ pub fn name_of_node(node: &str) -> String {
 /// of Nodes, such as that of a network plugin.
 pub fn of_nodes(api: &Client) -> Result<Vec<MachineRecord>, client::Error> {
     let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
-    let all = api.list(&maps, &Selector::labels(RECORDS))?.items;
-    let records = all.iter().filter_map(MachineRecord::read);
+    let read = |map: ConfigMap| MachineRecord::read(&map);
+    let all = api.list_keeping(&maps, &Selector::labels(RECORDS), read)?;
+    let records = all.items.into_iter().flatten();
     let mut of_nodes: Vec<_> = records
         .filter(|record| record.name == name_of_node(&record.node))
         .collect();
@@ -279,6 +278,10 @@ pub fn write_if_absent(api: &Client, record: &MachineRecord) -> Result<(), clien
 mod tests {
     use super::*;
 
+    fn read(map: Value) -> Option<MachineRecord> {
+        MachineRecord::read(&serde_json::from_value(map).unwrap())
+    }
+
     #[test]
     fn a_record_comes_back_as_it_was_written() {
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000002").unwrap();
@@ -286,22 +289,16 @@ mod tests {
         (written.version, written.control_plane, written.direct) = ("7".into(), true, true);
         written.image = "ab".repeat(16);
         written.generation = "12-9f86d081884c7d65".into();
-        assert_eq!(
-            MachineRecord::read(&written.to_object()).as_ref(),
-            Some(&written)
-        );
+        assert_eq!(read(written.to_object()).as_ref(), Some(&written));
         written.refused = written.issued;
         written.addresses = vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
-        assert_eq!(MachineRecord::read(&written.to_object()), Some(written));
+        assert_eq!(read(written.to_object()), Some(written));
         let disk = MachineRecord::of_disk(
             &Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap(),
             "m",
         );
-        assert_eq!(MachineRecord::read(&disk.to_object()), Some(disk));
-        assert_eq!(
-            MachineRecord::read(&json!({"metadata": {"name": "join-config"}})),
-            None
-        );
+        assert_eq!(read(disk.to_object()), Some(disk));
+        assert_eq!(read(json!({"metadata": {"name": "join-config"}})), None);
     }
 
     #[test]
@@ -311,8 +308,7 @@ mod tests {
             "00000000-0000-0000-0000-000000000002",
         );
         let disks = |name: &str, data: Value| {
-            let record =
-                MachineRecord::read(&json!({"metadata": {"name": name}, "data": data})).unwrap();
+            let record = read(json!({"metadata": {"name": name}, "data": data})).unwrap();
             record
                 .disks()
                 .map(|disk| disk.to_string())
@@ -327,16 +323,13 @@ mod tests {
             [one]
         );
         assert_eq!(disks("join-node-n", json!({"disk": "none"})), [""; 0]);
-        assert_eq!(disks(&of_one, Value::Null), [one]);
+        assert_eq!(disks(&of_one, json!({})), [one]);
         let refused = |data: Value| {
             let map = json!({"metadata": {"name": "join-node-n"}, "data": data});
-            MachineRecord::read(&map).unwrap().refused.is_some()
+            read(map).unwrap().refused.is_some()
         };
         assert!(refused(json!({"refused": "by hand"})));
-        assert!(!refused(json!({"refused": ""})) && !refused(Value::Null));
-        assert_eq!(
-            disks(&of_two, json!({"disk": one, "machine": 7})),
-            [one, two]
-        );
+        assert!(!refused(json!({"refused": ""})) && !refused(json!({})));
+        assert_eq!(disks(&of_two, json!({"disk": one})), [one, two]);
     }
 }

@@ -4,9 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
-
 use super::NAMESPACE;
+use super::objects::{ObjectMeta, PolicyRule, RbacBinding, RbacRole, RbacSubject};
 
 /// A right that gives more than it says.
 #[derive(Debug)]
@@ -162,25 +161,27 @@ pub struct PrivilegedAccount {
 
 /// Returns the accounts that these bindings give such rights, by their names. `roles` are ClusterRoles and the Roles of kube-system;
 /// `bindings` are ClusterRoleBindings and the RoleBindings of kube-system.
-pub fn powerful(roles: &[Value], bindings: &[Value]) -> Vec<PrivilegedAccount> {
-    let known: BTreeMap<_, _> = roles.iter().map(|role| (place(role), role)).collect();
+pub fn powerful(roles: &[RbacRole], bindings: &[RbacBinding]) -> Vec<PrivilegedAccount> {
+    let known = roles.iter().map(|role| (place(&role.metadata), role));
+    let known: BTreeMap<_, _> = known.collect();
     let controllers: BTreeSet<_> = bindings.iter().filter_map(controller).collect();
     let mut found: BTreeMap<String, PrivilegedAccount> = BTreeMap::new();
     let mut cloud_controllers = BTreeSet::new();
     for binding in bindings {
-        let role = text(binding, "/roleRef/name");
-        let subjects = binding["subjects"].as_array().into_iter().flatten();
-        let subjects = subjects.map(subject).filter(|it| !is_expected(it));
-        let subjects = subjects.filter(|it| !controllers.contains(it));
+        let role = binding.role_ref.name.as_str();
+        let subjects = binding.subjects.iter().map(subject);
+        let subjects = subjects.filter(|it| !is_expected(it) && !controllers.contains(it));
         if OF_ADDRESSES.contains(&role) {
             cloud_controllers.extend(subjects);
             continue;
         }
-        let namespace = match text(binding, "/roleRef/kind") {
-            "Role" => place(binding).0,
-            _ => "",
+        let own = binding.metadata.namespace.as_str();
+        let namespace = if binding.role_ref.kind == "Role" {
+            own
+        } else {
+            ""
         };
-        let in_cluster = place(binding).0.is_empty();
+        let in_cluster = own.is_empty();
         let role = known.get(&(namespace, role));
         let given = role.map_or(vec![], |role| given(role, in_cluster));
         if given.is_empty() {
@@ -202,30 +203,23 @@ pub fn powerful(roles: &[Value], bindings: &[Value]) -> Vec<PrivilegedAccount> {
     accounts.collect()
 }
 
-fn text<'a>(of: &'a Value, pointer: &str) -> &'a str {
-    of.pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-}
-
 /// Returns the namespace, empty if it has none, and the name.
-fn place(object: &Value) -> (&str, &str) {
-    let name = text(object, "/metadata/name");
-    (text(object, "/metadata/namespace"), name)
+fn place(metadata: &ObjectMeta) -> (&str, &str) {
+    (&metadata.namespace, &metadata.name)
 }
 
-fn title(binding: &Value) -> String {
-    match place(binding) {
+fn title(binding: &RbacBinding) -> String {
+    match place(&binding.metadata) {
         ("", name) => format!("ClusterRoleBinding {name}"),
         (namespace, name) => format!("RoleBinding {namespace}/{name}"),
     }
 }
 
-fn subject(subject: &Value) -> String {
-    let name = text(subject, "/name");
+fn subject(subject: &RbacSubject) -> String {
+    let name = &subject.name;
     let account = name.strip_prefix("system:serviceaccount:");
-    match (text(subject, "/kind"), account) {
-        ("ServiceAccount", _) => format!("{}/{name}", text(subject, "/namespace")),
+    match (&*subject.kind, account) {
+        ("ServiceAccount", _) => format!("{}/{name}", subject.namespace),
         ("User", Some(account)) => account.replacen(':', "/", 1),
         ("User", None) => format!("user {name}"),
         _ => format!("group {name}"),
@@ -238,18 +232,17 @@ fn is_expected(subject: &String) -> bool {
 }
 
 /// Returns the controller's account if this is the binding that the API server makes for it.
-fn controller(binding: &Value) -> Option<String> {
-    let name = place(binding).1;
+fn controller(binding: &RbacBinding) -> Option<String> {
+    let name = &binding.metadata.name;
     let account = format!("kube-system/{}", name.strip_prefix(CONTROLLER)?);
-    let subjects = binding["subjects"].as_array()?;
-    let is_one = text(binding, "/roleRef/name") == name
-        && subjects.iter().map(subject).eq([account.clone()]);
+    let subjects = binding.subjects.iter().map(subject);
+    let is_one = binding.role_ref.name == *name && subjects.eq([account.clone()]);
     is_one.then_some(account)
 }
 
 /// Returns what a role gives.
-fn given(role: &Value, in_cluster: bool) -> Vec<&'static str> {
-    let rules = role["rules"].as_array().into_iter().flatten();
+fn given(role: &RbacRole, in_cluster: bool) -> Vec<&'static str> {
+    let rules = role.rules.iter().flatten();
     rules
         .flat_map(|rule| {
             if in_cluster && is_everything(rule) {
@@ -262,31 +255,28 @@ fn given(role: &Value, in_cluster: bool) -> Vec<&'static str> {
         .collect()
 }
 
-fn words<'a>(rule: &'a Value, field: &str) -> impl Iterator<Item = &'a str> {
-    let words = rule[field].as_array().into_iter().flatten();
-    words.filter_map(Value::as_str)
+fn is_everything(rule: &PolicyRule) -> bool {
+    let mut each = [&rule.api_groups, &rule.resources, &rule.verbs].into_iter();
+    each.all(|words| words.iter().any(|it| it == "*"))
 }
 
-fn is_everything(rule: &Value) -> bool {
-    let has_all = |field: &str| words(rule, field).any(|it| it == "*");
-    ["apiGroups", "resources", "verbs"].into_iter().all(has_all)
-}
-
-fn gives(rule: &Value, right: &Right) -> bool {
-    let is_of_group = words(rule, "apiGroups").any(|it| it == "*" || it == right.group);
-    let is_of_verb = words(rule, "verbs").any(|it| it == "*" || right.verbs.contains(&it));
-    let is_of_resource = words(rule, "resources").any(|it| {
+fn gives(rule: &PolicyRule, right: &Right) -> bool {
+    let any = |words: &[String], is_it: &dyn Fn(&str) -> bool| {
+        words.iter().any(|it| it == "*" || is_it(it))
+    };
+    let is_of_group = any(&rule.api_groups, &|it| it == right.group);
+    let is_of_verb = any(&rule.verbs, &|it| right.verbs.contains(&it));
+    let is_of_resource = any(&rule.resources, &|it| {
         let all_of = it.strip_prefix("*/");
         let of_all = |of: &&str| all_of.is_some_and(|it| of.split('/').nth(1) == Some(it));
-        it == "*"
-            || right.resources == ["*"]
+        right.resources == ["*"]
             || right.resources.contains(&it)
             || right.resources.iter().any(of_all)
     });
-    let mut names = words(rule, "resourceNames").peekable();
-    let has_no_names = names.peek().is_none();
-    let is_of_name = has_no_names
-        || names.any(|it| it == "kubernetes.io/*" || NAMES.iter().any(|own| it.starts_with(own)));
+    let names = &rule.resource_names;
+    let is_own =
+        |it: &String| it == "kubernetes.io/*" || NAMES.iter().any(|own| it.starts_with(own));
+    let is_of_name = names.is_empty() || names.iter().any(is_own);
     is_of_group && is_of_verb && is_of_resource && is_of_name
 }
 

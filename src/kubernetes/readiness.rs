@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
-
 use super::client::{DAEMON_SETS, DEPLOYMENTS, Resource, STATEFUL_SETS};
+use super::objects::{NodeObject, Pod, Workload, is_true};
 
 /// The kinds whose objects [`missing_of`] judges.
 pub const WORKLOADS: [Resource; 3] = [DAEMON_SETS, DEPLOYMENTS, STATEFUL_SETS];
@@ -15,138 +14,101 @@ const NO_NETWORK: &str = "NetworkPluginNotReady";
 /// How long a node may be without a network before this is reported: a plugin that was just installed takes some seconds.
 pub const NETWORK_GRACE: Duration = Duration::from_secs(20);
 
-fn number(object: &Value, pointer: &str) -> Option<u64> {
-    object.pointer(pointer).and_then(Value::as_u64)
-}
-
-fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
-    value.pointer(pointer).and_then(Value::as_str).unwrap_or("")
-}
-
-fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
-    value
-        .pointer(pointer)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
-}
-
 /// Returns what is missing of a DaemonSet, a Deployment or a StatefulSet as the API server has it, such as
 /// `join-service: 1 of 3 ready`, or `None` if it is ready. A DaemonSet of which no node needs a pod is ready.
-pub fn missing_of(object: &Value) -> Option<String> {
-    let name = text(object, "/metadata/name");
-    if number(object, "/status/observedGeneration").unwrap_or(0)
-        < number(object, "/metadata/generation").unwrap_or(0)
-    {
+pub fn missing_of(workload: &Workload) -> Option<String> {
+    let (metadata, spec, status) = (&workload.metadata, &workload.spec, &workload.status);
+    let name = &metadata.name;
+    if status.observed_generation < metadata.generation {
         return Some(format!(
             "{name}: the controller manager has not processed it yet"
         ));
     }
-    let status = |field: &str| number(object, &format!("/status/{field}")).unwrap_or(0);
-    let replicas = || number(object, "/spec/replicas").unwrap_or(1);
-    let is_on_delete = text(object, "/spec/updateStrategy/type") == "OnDelete";
+    let replicas = spec.replicas.unwrap_or(1);
+    let is_on_delete = spec.update_strategy.kind == "OnDelete";
     // a StatefulSet takes the new revision for its current one when all of its pods are of it
-    let has_partition = object
-        .pointer("/spec/updateStrategy/rollingUpdate/partition")
-        .is_some_and(|it| *it != 0);
-    if !is_on_delete
-        && !has_partition
-        && text(object, "/status/currentRevision") != text(object, "/status/updateRevision")
-    {
+    let has_partition = spec.update_strategy.rolling_update.partition != 0;
+    if !is_on_delete && !has_partition && status.current_revision != status.update_revision {
         return Some(format!(
-            "{name}: {} of {} updated",
-            status("updatedReplicas"),
-            replicas()
+            "{name}: {} of {replicas} updated",
+            status.updated_replicas
         ));
     }
-    let (ready, wanted) = match text(object, "/kind") {
+    let (ready, wanted) = match &*workload.kind {
         // whoever deletes the old pods decides when
-        "DaemonSet" if is_on_delete => {
-            (status("numberAvailable"), status("desiredNumberScheduled"))
-        }
+        "DaemonSet" if is_on_delete => (status.number_available, status.desired_number_scheduled),
         "DaemonSet" => (
-            status("numberAvailable").min(status("updatedNumberScheduled")),
-            status("desiredNumberScheduled"),
+            status.number_available.min(status.updated_number_scheduled),
+            status.desired_number_scheduled,
         ),
         // as many as the Deployment's strategy requires, which can be fewer than all; old pods stay until new ones are available
         "Deployment"
-            if is_true(object, "Available") && status("replicas") <= status("updatedReplicas") =>
+            if is_true(&status.conditions, "Available")
+                && status.replicas <= status.updated_replicas =>
         {
-            (status("updatedReplicas"), replicas())
+            (status.updated_replicas, replicas)
         }
         "Deployment" => (
-            status("availableReplicas").min(status("updatedReplicas")),
-            replicas(),
+            status.available_replicas.min(status.updated_replicas),
+            replicas,
         ),
-        _ => (status("readyReplicas"), replicas()),
+        _ => (status.ready_replicas, replicas),
     };
     (ready < wanted).then(|| format!("{name}: {ready} of {wanted} ready"))
 }
 
-fn is_true(object: &Value, condition: &str) -> bool {
-    list(object, "/status/conditions")
-        .iter()
-        .any(|it| it["type"] == condition && it["status"] == "True")
-}
-
 /// Returns the labels of a workload's pods, as a selector.
-pub fn labels_of(workload: &Value) -> String {
-    let labels = workload
-        .pointer("/spec/selector/matchLabels")
-        .and_then(Value::as_object);
-    let labels = labels
-        .into_iter()
-        .flatten()
-        .map(|(name, value)| format!("{name}={}", value.as_str().unwrap_or("")));
+pub fn labels_of(workload: &Workload) -> String {
+    let labels = workload.spec.selector.match_labels.iter();
+    let labels = labels.map(|(name, value)| format!("{name}={value}"));
     labels.collect::<Vec<_>>().join(",")
 }
 
 /// Returns what the kubelets report about the containers of a pod that do not run.
-pub fn troubles_of(pod: &Value) -> Vec<String> {
+pub fn troubles_of(pod: &Pod) -> Vec<String> {
     /// Reasons of a normal start.
     const NORMAL: [&str; 3] = ["", "ContainerCreating", "PodInitializing"];
-    let (name, node) = (text(pod, "/metadata/name"), text(pod, "/spec/nodeName"));
+    let (name, node) = (&pod.metadata.name, &pod.spec.node_name);
     let mut troubles = Vec::new();
-    for list_of in ["/status/initContainerStatuses", "/status/containerStatuses"] {
-        for status in list(pod, list_of) {
-            let reason = text(status, "/state/waiting/reason");
-            if NORMAL.contains(&reason) {
-                continue;
-            }
-            let mut trouble = format!("pod {name} on {node}: {reason}");
-            // with FallbackToLogsOnError it is the end of the log, whose last line is the error
-            let ended = text(status, "/lastState/terminated/message").trim_end();
-            let message = [
-                ended.lines().next_back().unwrap_or_default(),
-                text(status, "/state/waiting/message"),
-            ];
-            if let Some(message) = message.iter().find(|message| !message.is_empty()) {
-                trouble += &format!(": {message:.500}");
-            }
-            if let Some(code) = status.pointer("/lastState/terminated/exitCode") {
-                trouble += &format!(" (exit code {code})");
-            }
-            troubles.push(trouble);
+    for container in pod.containers() {
+        let Some(waiting) = &container.state.waiting else {
+            continue;
+        };
+        let reason = waiting.reason.as_str();
+        if NORMAL.contains(&reason) {
+            continue;
         }
+        let mut trouble = format!("pod {name} on {node}: {reason}");
+        let ended = container.last_state.terminated.as_ref();
+        // with FallbackToLogsOnError it is the end of the log, whose last line is the error
+        let last = ended.and_then(|it| it.message.trim_end().lines().next_back());
+        let message = [last.unwrap_or_default(), &waiting.message];
+        if let Some(message) = message.iter().find(|message| !message.is_empty()) {
+            trouble += &format!(": {message:.500}");
+        }
+        if let Some(ended) = ended {
+            trouble += &format!(" (exit code {})", ended.exit_code);
+        }
+        troubles.push(trouble);
     }
-    for condition in list(pod, "/status/conditions") {
-        if condition["type"] == "PodScheduled" && condition["status"] == "False" {
-            troubles.push(format!("pod {name}: {}", text(condition, "/message")));
+    for condition in &pod.status.conditions {
+        if condition.kind == "PodScheduled" && condition.status == "False" {
+            troubles.push(format!("pod {name}: {}", condition.message));
         }
     }
     troubles
 }
 
 /// Returns a sentence for each node whose container runtime has no network plugin: its pods stay in `ContainerCreating`.
-pub fn without_network(nodes: &[Value]) -> Vec<String> {
-    let lacks = |node: &&Value| {
-        let conditions = list(node, "/status/conditions").iter();
-        let mut ready = conditions.filter(|condition| condition["type"] == "Ready");
-        ready.any(|condition| text(condition, "/message").contains(NO_NETWORK))
+pub fn without_network(nodes: &[NodeObject]) -> Vec<String> {
+    let lacks = |node: &&NodeObject| {
+        let mut conditions = node.status.conditions.iter();
+        conditions.any(|it| it.kind == "Ready" && it.message.contains(NO_NETWORK))
     };
-    let sentence = |node: &Value| {
+    let sentence = |node: &NodeObject| {
         format!(
             "no network plugin is installed on {}: pods that are not on the host's network do not start there",
-            text(node, "/metadata/name")
+            node.metadata.name
         )
     };
     nodes.iter().filter(lacks).map(sentence).collect()
@@ -154,14 +116,13 @@ pub fn without_network(nodes: &[Value]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, from_value, json};
 
     use super::*;
 
     fn missing(kind: &str, generation: u64, status: Value) -> Option<String> {
-        missing_of(
-            &json!({"kind": kind, "metadata": {"name": "a", "generation": generation}, "spec": {"replicas": 2}, "status": status}),
-        )
+        let workload = json!({"kind": kind, "metadata": {"name": "a", "generation": generation}, "spec": {"replicas": 2}, "status": status});
+        missing_of(&from_value(workload).unwrap())
     }
 
     #[test]
@@ -207,14 +168,18 @@ mod tests {
 
     #[test]
     fn a_node_without_a_network_plugin_is_named() {
-        let node = |name: &str, message: &str| json!({"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": "False", "message": message}]}});
+        let node = |name: &str, message: &str| {
+            let condition = json!({"type": "Ready", "status": "False", "message": message});
+            from_value(json!({"metadata": {"name": name}, "status": {"conditions": [condition]}}))
+                .unwrap()
+        };
         // as the kubelet v1.34 writes it with containerd 1.6
         let bare = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin returns \
             error: cni plugin not initialized";
         let found = without_network(&[
             node("a", bare),
             node("b", "kubelet is posting ready status"),
-            json!({}),
+            NodeObject::default(),
         ]);
         assert_eq!(found.len(), 1);
         assert!(
@@ -241,7 +206,7 @@ mod tests {
             },
         });
         assert_eq!(
-            troubles_of(&pod),
+            troubles_of(&from_value(pod).unwrap()),
             [
                 "pod a-1 on n: ImagePullBackOff: no such image",
                 "pod a-1 on n: CrashLoopBackOff: back-off (exit code 1)",
@@ -249,6 +214,6 @@ mod tests {
                 "pod a-1: no node"
             ]
         );
-        assert!(troubles_of(&json!({})).is_empty());
+        assert!(troubles_of(&Pod::default()).is_empty());
     }
 }

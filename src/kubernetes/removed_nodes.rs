@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::NAMESPACE;
 use super::client::{self, CONFIG_MAPS, Client, Object};
+use super::objects::ConfigMap;
 use base::time;
 
 /// The name of the ConfigMap.
@@ -38,10 +39,9 @@ pub struct RemovedNode {
 
 impl RemovedNodes {
     /// Reads the ConfigMap. Each key closes its name, whatever its value is.
-    pub fn read(map: &Value) -> RemovedNodes {
-        let data = map["data"].as_object().into_iter().flatten();
-        let nodes = data.map(|(name, value)| {
-            let mut words = value.as_str().unwrap_or_default().split_whitespace();
+    pub fn read(map: &ConfigMap) -> RemovedNodes {
+        let nodes = map.data.iter().map(|(name, value)| {
+            let mut words = value.split_whitespace();
             let mut next = || words.next().unwrap_or_default().to_owned();
             let (since, machine) = (next(), next());
             (name.clone(), RemovedNode { since, machine })
@@ -71,7 +71,7 @@ pub fn object() -> Object {
 
 /// Reads the removed nodes.
 pub fn find(api: &Client) -> Result<RemovedNodes, client::Error> {
-    let map = api.find(&object())?;
+    let map = api.find_as(&object())?;
     Ok(map.as_ref().map(RemovedNodes::read).unwrap_or_default())
 }
 
@@ -82,8 +82,8 @@ pub fn add(api: &Client, node: &str, machine: &str) -> Result<(), client::Error>
     }});
     api.create_if_absent(&CONFIG_MAPS.in_namespace(NAMESPACE), &empty)?;
     let now = time::seconds(SystemTime::now());
-    let change = |map: &mut Value| {
-        let before = RemovedNodes::read(map).of_name(node).cloned();
+    let change = |map: ConfigMap, _: &Value| {
+        let before = RemovedNodes::read(&map).of_name(node).cloned();
         let before = before.unwrap_or_default();
         let since = if before.since.is_empty() {
             &now
@@ -95,14 +95,11 @@ pub fn add(api: &Client, node: &str, machine: &str) -> Result<(), client::Error>
         } else {
             &before.machine
         };
-        let entry = Value::from(format!("{since} {machine}").trim_end());
-        let is_new = map["data"][node] != entry;
-        if is_new {
-            map["data"][node] = entry;
-        }
-        is_new
+        let entry = format!("{since} {machine}");
+        let is_new = map.data.get(node).map(String::as_str) != Some(entry.trim_end());
+        is_new.then(|| json!({"data": {node: entry.trim_end()}}))
     };
-    api.modify(&object(), change).map(drop)
+    api.modify_as(&object(), change)
 }
 
 /// Deletes the entry of a node. Returns whether there was one.
@@ -111,10 +108,9 @@ pub fn readmit(api: &Client, node: &str) -> Result<bool, client::Error> {
         return Ok(false);
     }
     let mut was_there = false;
-    api.modify(&object(), |map| {
-        let data = map["data"].as_object_mut();
-        was_there = data.is_some_and(|data| data.remove(node).is_some());
-        was_there
+    api.modify_as(&object(), |map: ConfigMap, _| {
+        was_there = map.data.contains_key(node);
+        was_there.then(|| json!({"data": {node: null}}))
     })?;
     Ok(was_there)
 }
@@ -125,13 +121,14 @@ mod tests {
 
     #[test]
     fn a_removed_node_is_found_by_its_name_and_by_its_machine() {
-        let removed = RemovedNodes::read(&json!({"data": {
-            "worker-1": "2026-11-28T20:00:00Z a1b2", "worker-2": "2026-11-28T20:00:00Z", "worker-3": "", "worker-4": 7,
-        }}));
+        let map = json!({"data": {
+            "worker-1": "2026-11-28T20:00:00Z a1b2", "worker-2": "2026-11-28T20:00:00Z", "worker-3": "",
+        }});
+        let removed = RemovedNodes::read(&serde_json::from_value(map).unwrap());
         let since = |name| removed.of_name(name).map(|it| it.since.as_str());
         assert_eq!(since("worker-1"), Some("2026-11-28T20:00:00Z"));
         // a key without a value closes the name, too
-        for name in ["worker-2", "worker-3", "worker-4"] {
+        for name in ["worker-2", "worker-3"] {
             assert!(since(name).is_some(), "{name}");
         }
         assert_eq!(since("worker-5"), None);
@@ -140,6 +137,9 @@ mod tests {
             (removed.of_machine(""), removed.of_machine("b")),
             (None, None)
         );
-        assert_eq!(RemovedNodes::read(&Value::Null), RemovedNodes::default());
+        assert_eq!(
+            RemovedNodes::read(&ConfigMap::default()),
+            RemovedNodes::default()
+        );
     }
 }

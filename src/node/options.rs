@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::{io, thread};
 
 use attest::{AttesterVariant, Issuer, variant};
+use base::boot::timeline::Timeline;
 use base::logger;
 use base::machines::Cloud;
 use base::network;
 use base::options::{self, HELP, Opt, Table, VERSION, put, take};
 use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
-use base::boot::timeline::Timeline;
 use disk::state_disk::handover;
 use lexopt::Parser;
 use log::LevelFilter;

@@ -70,7 +70,10 @@ impl Beside {
             .map(|address| Exporter::start(address, registry).map_err(|error| (address, error)));
         let exporter = exporter.transpose()?;
         if let Some(exporter) = &exporter {
-            log::info!("serving metrics on http://{}/metrics", exporter.local_addr());
+            log::info!(
+                "serving metrics on http://{}/metrics",
+                exporter.local_addr()
+            );
         }
         Ok(Beside { health, exporter })
     }

@@ -200,7 +200,10 @@ impl Request<'_> {
 
     fn failed(&self, name: &str, error: &io::Error) -> Error {
         let file = self.path.join(name);
-        let text = format!("cannot get evidence from the kernel: {}: {error}", file.display());
+        let text = format!(
+            "cannot get evidence from the kernel: {}: {error}",
+            file.display()
+        );
         match name {
             _ if is_passing(error) => Error::Busy(text),
             "outblob" => Error::Unavailable(format!(

@@ -80,10 +80,10 @@ use std::thread;
 use std::time::Duration;
 
 use attest::Issuer;
+use base::boot::timeline::Timeline;
 use base::crypto::{KEY_LEN, Secret, cluster_id};
 use base::machines::Cloud;
 use base::stop::Stop;
-use base::boot::timeline::Timeline;
 use disk::device_mapper::{self, FirstUse, Mapping};
 use disk::luks::{self, ClusterToken, VOLUME_KEY_LEN};
 use disk::state_disk::{

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base::boot::timeline::Timeline;
 use base::crypto::random;
 use base::options::help;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::time;
-use base::boot::timeline::Timeline;
 use lexopt::Parser;
 use node::options::{self, all};
 use node::quotes;

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use base::stop::Stop;
-use base::file::sorted_names;
 use base::boot::timeline::Timeline;
+use base::file::sorted_names;
+use base::stop::Stop;
 use sys::interfaces;
 
 const CARDS: &str = "/sys/class/net";

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use super::rejoin::{migration_salt, wrong_salt};
 use super::waiting::{Candidate, KeyRefused, Waiting};
 use attest::{ClusterRegister, Issuer};
+use base::boot::timeline::Timeline;
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use base::master_secret::MasterSecret;
 use base::network::semaphore::Semaphore;
-use base::boot::timeline::Timeline;
 use node::record;
 use proto::recoverproto::{
     MAX_REQUEST, RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,

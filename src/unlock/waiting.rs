@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::network;
 use attest::ClusterRegister;
+use base::boot::timeline::Timeline;
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::sync::{lock, wait_timeout};
-use base::boot::timeline::Timeline;
 use disk::luks;
 
 /// Interval between two console reports of what the node waits for.

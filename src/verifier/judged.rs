@@ -68,7 +68,7 @@ pub const KEYS: &[&str] = &[
 ];
 /// The requirement for machines whose cloud has made the attestation key: from a key in the owner hierarchy, as that of other
 /// machines, a TPM hides the version of its firmware.
-pub const FIRMWARE: &[&str] = &["tpm.floors"];
+pub const FLOORS: &[&str] = &["tpm.floors"];
 /// The requirements for a cloud's certificate or document about a machine.
 pub const CLOUD: &[&str] = &["cloud.roots", "cloud.zones", "cloud.instances"];
 /// The requirements that only Google's certificate can meet.

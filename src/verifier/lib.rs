@@ -53,7 +53,8 @@ pub use policy::{constellation, instance};
 pub use quote::key;
 pub use register_names::{NamedRegister, RegisterNames};
 pub use validator::{
-    CertifiedKey, Changing, Claims, CredentialChallenge, Evidence, Identified, Properties, Session, Validator,
+    CertifiedKey, Changing, Claims, CredentialChallenge, Evidence, Identified, Properties, Session,
+    Validator,
 };
 
 use base::text::{hex, printable};

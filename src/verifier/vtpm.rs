@@ -205,18 +205,10 @@ impl VtpmValidator {
 
     /// Checks the attestation key against the policy. A key that a platform endorses need not be
     /// listed; but if the policy lists keys or roots, it requires both.
-    fn check_key(
-        &self,
-        key: &KeyName,
-        is_certified: bool,
-        endorsed: bool,
-    ) -> Result<(), Refusal> {
+    fn check_key(&self, key: &KeyName, is_certified: bool, endorsed: bool) -> Result<(), Refusal> {
         let has_roots = !self.policy.endorsement_roots().is_empty();
         let names_none = self.policy.keys().is_empty() && !has_roots;
-        if self.policy.believes(key)
-            || has_roots && is_certified
-            || endorsed && names_none
-        {
+        if self.policy.believes(key) || has_roots && is_certified || endorsed && names_none {
             return Ok(());
         }
         let refused = |text| Err(Kind::Machine.because(text).of("attestationKeys").got(key));
@@ -287,11 +279,7 @@ struct VerifiedQuote {
 }
 
 /// Returns the verified quote of a bank in a document. Quotes of other banks are ignored.
-fn verified_quote(
-    document: &Document,
-    nonce: &[u8],
-    bank: Bank,
-) -> Result<VerifiedQuote, Refusal> {
+fn verified_quote(document: &Document, nonce: &[u8], bank: Bank) -> Result<VerifiedQuote, Refusal> {
     let (name, length) = match bank {
         Bank::Sha384 => ("SHA-384", 48),
         _ => ("SHA-256", 32),

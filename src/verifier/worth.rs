@@ -49,7 +49,12 @@ impl Variant {
     pub fn useless_exceptions(&self, policy: &Policy) -> Vec<Exception> {
         let flaws = self.flaws(policy);
         let is_useless = |one: &&Exception| flaws.iter().all(|flaw| flaw.permitted_by != **one);
-        policy.exceptions().iter().filter(is_useless).copied().collect()
+        policy
+            .exceptions()
+            .iter()
+            .filter(is_useless)
+            .copied()
+            .collect()
     }
 
     /// Returns why a policy accepts unknown software, as a clause; `None` if the policy pins what

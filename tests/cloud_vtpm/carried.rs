@@ -14,10 +14,9 @@ use bootstrapper::trust::evidence::Attester;
 use bootstrapper::trust::service_trust::{self, ServiceTrust};
 use collateral::{FetchSettings, Fetching};
 use common::evidence::{self, Bringing};
-use kubernetes::services::migration::Migration;
+use common::join_setup::lone_config;
 use proto::attested::Collateral;
 use serde_json::{Value, json};
-use services::cluster::keys::Auth;
 use services::join_service::evidence::RemoteIssuer;
 use services::join_service::{Config, JoinService};
 use tpm::Tpm;
@@ -112,25 +111,10 @@ impl Meeting {
         std::fs::write(self.dir.path().join("attestationConfig"), nodes.to_string()).unwrap();
         let collateral = amd.map(|server| Fetching::new(settings(server)).unwrap());
         let service = JoinService::start(Config {
-            listen: "127.0.0.1:0".parse().unwrap(),
-            key_service: "127.0.0.1:1".into(),
-            key_auth: Auth::None,
-            config_dir: self.dir.path().into(),
-            health: None,
             variant: &aws_sev_snp::VARIANT,
             evidence: Some(socket),
-            verification: None,
-            verification_http: None,
-            require_strong: false,
-            metrics: None,
-            kubernetes: None,
-            metadata: None,
-            pki_dir: self.dir.path().into(),
-            wrapping_key_dir: self.dir.path().into(),
-            node_files_dir: self.dir.path().join("node-files"),
-            migration: Migration::default(),
-            records: None,
             collateral: collateral.clone(),
+            ..lone_config(self.dir.path())
         });
         (service.unwrap(), collateral)
     }

@@ -277,10 +277,7 @@ fn a_machine_is_proved_by_its_certificate_and_its_firmware() {
     let mut without_log = read.clone();
     without_log["Attestation"]["event_log"] = Value::from("");
     let error = refused(&judge, without_log.to_string().as_bytes());
-    assert!(
-        error.contains("does not explain PCR 0"),
-        "{error}"
-    );
+    assert!(error.contains("does not explain PCR 0"), "{error}");
 }
 
 #[test]

@@ -250,7 +250,7 @@ fn a_genuine_quote_of_azure_has_the_name_of_its_key() {
     // so the TPM shows the version of its firmware
     assert_eq!(hierarchy, Hierarchy::Endorsement);
     let version = Attest::parse(&attest).unwrap().firmware_version(hierarchy);
-    assert_eq!(version, Some(0x2016_0511_0016_2800));
+    assert_eq!(version, Some(0x2020_0312_0012_0003));
 }
 
 /// The firmware of 2023 names another operation for the key than today's firmware.

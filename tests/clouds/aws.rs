@@ -295,7 +295,10 @@ fn what_is_not_an_answer_of_the_api_is_named() {
                 "docs/clouds.md",
             ],
         ),
-        (refusal(401, "OptInRequired"), &["has not enabled this region"]),
+        (
+            refusal(401, "OptInRequired"),
+            &["has not enabled this region"],
+        ),
     ] {
         let (metadata, _) = with_ec2(move |_| answer.clone());
         let error = error(metadata.peers());

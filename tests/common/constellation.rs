@@ -13,11 +13,10 @@ use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kubernetes::client::{
-    CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client, DAEMON_SETS, DEPLOYMENTS,
-    NODE_VERSIONS, NODES, PENDING_NODES, Resource, SCALING_GROUPS, SECRETS, SERVICE_ACCOUNTS,
-    SERVICES, Selector,
+    CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, CSI_DRIVERS, Client, DAEMON_SETS,
+    DEPLOYMENTS, NODE_VERSIONS, NODES, PENDING_NODES, Resource, SCALING_GROUPS, SECRETS,
+    SERVICE_ACCOUNTS, SERVICES, Selector,
 };
-use kubernetes::constellation::drivers::CSI_DRIVERS;
 use kubernetes::constellation::node_version;
 use kubernetes::machine_record::{self, MachineRecord};
 use serde_json::{Value, json};

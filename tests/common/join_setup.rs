@@ -166,17 +166,8 @@ impl Setup {
 
     pub fn config(&self, cluster: &Cluster) -> Config {
         Config {
-            listen: "127.0.0.1:0".parse().unwrap(),
             key_service: address(&self.keys.expect("serving data keys")).to_string(),
-            config_dir: self.dir.path().into(),
-            key_auth: Auth::None,
-            health: None,
             metrics: Some("127.0.0.1:0".parse().unwrap()),
-            variant: &qemu_vtpm::VARIANT,
-            evidence: None,
-            verification: None,
-            verification_http: None,
-            require_strong: false,
             kubernetes: Some(self.account(cluster, JOIN_SERVICE)),
             metadata: Some(
                 cloud_api::metadata(
@@ -187,10 +178,8 @@ impl Setup {
             ),
             pki_dir: self.dir.path().join("pki"),
             wrapping_key_dir: self.dir.path().join("firstlight"),
-            node_files_dir: self.dir.path().join("node-files"),
             migration: self.migration,
-            records: None,
-            collateral: None,
+            ..lone_config(self.dir.path())
         }
     }
 
@@ -341,9 +330,11 @@ impl Setup {
         let events = EVENTS.in_namespace("default");
         eventually("there is an event", || {
             let events = self.admin.list(&events, &Selector::default());
-            events.unwrap().items.iter().any(|event| {
-                event["reason"] == reason && event["regarding"]["name"] == "worker-0"
-            })
+            events
+                .unwrap()
+                .items
+                .iter()
+                .any(|event| event["reason"] == reason && event["regarding"]["name"] == "worker-0")
         });
     }
 
@@ -398,20 +389,22 @@ pub fn eventually_within(seconds: u64, what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
+/// The kinds of the chart's objects that give no rights.
+pub const OTHERS: [&str; 5] = [
+    "NetworkPolicy",
+    "Secret",
+    "ConfigMap",
+    "Service",
+    "DaemonSet",
+];
+
 /// Creates the objects of init and of the chart without earlier leftovers, and a control plane's
 /// files.
 pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
-    let others = [
-        "NetworkPolicy",
-        "Secret",
-        "ConfigMap",
-        "Service",
-        "DaemonSet",
-    ];
     for object in services::manifests(&settings(POLICY))
         .unwrap()
         .iter()
-        .filter(|one| !others.iter().any(|kind| one["kind"] == *kind))
+        .filter(|one| !OTHERS.iter().any(|kind| one["kind"] == *kind))
     {
         admin.apply(&Object::of(object).unwrap(), object).unwrap();
     }
@@ -548,6 +541,31 @@ pub fn service_program_at(
     let program = Program::start(&mut command);
     let address = address(&program.expect("serving join requests on"));
     (program, address)
+}
+
+/// Returns the settings of a join service without a cluster and without keys, with the policy in this folder.
+pub fn lone_config(dir: &Path) -> Config {
+    Config {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        key_service: "127.0.0.1:1".into(),
+        key_auth: Auth::None,
+        config_dir: dir.into(),
+        health: None,
+        metrics: None,
+        variant: &qemu_vtpm::VARIANT,
+        evidence: None,
+        verification: None,
+        verification_http: None,
+        require_strong: false,
+        kubernetes: None,
+        metadata: None,
+        pki_dir: dir.into(),
+        wrapping_key_dir: dir.into(),
+        node_files_dir: dir.join("node-files"),
+        migration: Migration::default(),
+        records: None,
+        collateral: None,
+    }
 }
 
 /// Starts the program without a cluster, for the policy in this folder. Returns its address.

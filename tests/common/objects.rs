@@ -4,16 +4,12 @@ use serde_json::Value;
 
 /// Returns a text; empty if there is none.
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or("")
+    let found = object.pointer(pointer).and_then(Value::as_str);
+    found.unwrap_or("")
 }
 
 /// Returns the elements of a list; none if there is no list.
 pub fn list<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
+    let found = object.pointer(pointer).and_then(Value::as_array);
+    found.map_or(&[], Vec::as_slice)
 }

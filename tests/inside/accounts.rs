@@ -1,6 +1,8 @@
 //! `firstlight doctor` names the accounts of agents that may take over the cluster.
 
-use kubernetes::client::{CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, Selector};
+use kubernetes::client::{
+    CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Collection, ObjectKind, ROLE_BINDINGS, ROLES, Selector,
+};
 use kubernetes::rbac::{self, PrivilegedAccount};
 use serde_json::{Value, json};
 
@@ -11,15 +13,19 @@ const NAMESPACE: &str = "kube-system";
 
 /// Reads roles and bindings as the command does.
 fn powerful(inside: &Inside) -> Vec<PrivilegedAccount> {
-    let list = |collection| {
-        let all = inside.admin.list(&collection, &Selector::default());
-        all.unwrap().items
-    };
-    let mut roles = list(CLUSTER_ROLES.all());
-    roles.extend(list(ROLES.in_namespace(NAMESPACE)));
-    let mut bindings = list(CLUSTER_ROLE_BINDINGS.all());
-    bindings.extend(list(ROLE_BINDINGS.in_namespace(NAMESPACE)));
-    rbac::powerful(&roles, &bindings)
+    fn list<K: ObjectKind>(inside: &Inside, collections: [Collection; 2]) -> Vec<K> {
+        let all = collections.iter().flat_map(|collection| {
+            let all = inside.admin.list_as(collection, &Selector::default());
+            all.unwrap().items
+        });
+        all.collect()
+    }
+    let roles = [CLUSTER_ROLES.all(), ROLES.in_namespace(NAMESPACE)];
+    let bindings = [
+        CLUSTER_ROLE_BINDINGS.all(),
+        ROLE_BINDINGS.in_namespace(NAMESPACE),
+    ];
+    rbac::powerful(&list(inside, roles), &list(inside, bindings))
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn a_label_and_a_mirror_pod_make_no_control_plane_with_etcd() {
     assert_eq!(found.refusal_now(&inside.admin).unwrap(), None);
     assert!(matches!(
         found.static_pod(&inside.admin, "etcd").unwrap(),
-        StaticPod::Real(_)
+        StaticPod::Real(..)
     ));
     // The API server would ask another machine.
     let moved = json!({"status": {"addresses": [{"type": "InternalIP", "address": "10.1.7.4"}, {"type": "InternalIP", "address": "10.1.7.3"}]}});

@@ -35,7 +35,7 @@ fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
             .is_some()
     );
 
-    let written = setup.admin.get(&maps.named(&record.name)).unwrap();
+    let written = setup.admin.get_as(&maps.named(&record.name)).unwrap();
     let written = MachineRecord::read(&written).unwrap();
     assert_eq!(delete(&written), RecordOutcome::Deleted);
     assert_eq!(setup.admin.find(&maps.named(&record.name)).unwrap(), None);
@@ -54,7 +54,7 @@ fn the_record_goes_and_the_disk_opens_neither_in_a_machine_nor_as_a_volume() {
     let mut record = MachineRecord::of_node("plane", &uuid, Some("m"), "", "");
     record.control_plane = true;
     machine_record::write_if_absent(&setup.admin, &record).unwrap();
-    let written = setup.admin.get(&maps.named(&record.name)).unwrap();
+    let written = setup.admin.get_as(&maps.named(&record.name)).unwrap();
     let written = MachineRecord::read(&written).unwrap();
     for _ in 0..2 {
         assert_eq!(delete(&written), RecordOutcome::Kept);

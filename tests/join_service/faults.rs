@@ -34,7 +34,7 @@ use support::random::Random;
 use verifier::qemu_vtpm;
 
 use crate::kube_apiserver::Cluster;
-use crate::program::Program;
+use crate::program::{Program, run};
 use crate::setup::*;
 use crate::swtpm::Swtpm;
 use webhook::Webhook;
@@ -474,17 +474,8 @@ impl Mount {
 /// Returns the output of `firstlight measure` on a machine.
 fn measure(tpm: &Swtpm, arguments: &[&str]) -> String {
     let mut command = Command::new(support::program::built("firstlight"));
-    let output = command
-        .args(["measure", "--tpm", &tpm.location()])
-        .args(arguments)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).unwrap()
+    command.args(["measure", "--tpm", &tpm.location()]);
+    String::from_utf8(run(command.args(arguments)).stdout).unwrap()
 }
 
 #[test]

@@ -15,8 +15,7 @@ use base::time;
 use base::uuid::Uuid;
 use common::cloud_server::{self, Answer};
 use kubernetes::client::{
-    CONFIG_MAPS, Client, DAEMON_SETS, LEASES, NODES, Object, POD_DISRUPTION_BUDGETS, PODS,
-    Selector,
+    CONFIG_MAPS, Client, DAEMON_SETS, LEASES, NODES, Object, POD_DISRUPTION_BUDGETS, PODS, Selector,
 };
 use kubernetes::machine_record::MachineRecord;
 use kubernetes::services;
@@ -407,7 +406,9 @@ impl Rollouts {
     }
 
     fn record_of(&self, node: &str) -> MachineRecord {
-        let map = self.admin().get(&kube_system(&format!("join-node-{node}")));
+        let map = self
+            .admin()
+            .get_as(&kube_system(&format!("join-node-{node}")));
         MachineRecord::read(&map.unwrap()).unwrap()
     }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use ::services::member_controller::watch::{ElectionTimes, Options, Rules, WatchAction};
 use ::services::member_controller::{self, MemberController};
+use base::boot::timeline::Timeline;
 use base::crypto::{Secret, cluster_id};
 use base::machines::Cloud;
 use base::stop::Stop;
-use base::boot::timeline::Timeline;
 use base::text::hex;
 use bootstrapper::members::member;
 use bootstrapper::members::operator::{MemberMachine, OperatorService};
@@ -201,7 +201,7 @@ impl Node {
     }
 
     pub fn record(&self, setup: &Setup) -> MachineRecord {
-        MachineRecord::read(&setup.admin.get(&self.record_at()).unwrap()).unwrap()
+        MachineRecord::read(&setup.admin.get_as(&self.record_at()).unwrap()).unwrap()
     }
 
     /// The place of its record.

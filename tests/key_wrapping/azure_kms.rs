@@ -7,6 +7,7 @@ use std::path::Path;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use super::{
     Env, Peer, check_same_keys, key_service, replace_wrapped_key, text, unwrap, workspace, wrap,
@@ -108,16 +109,17 @@ fn a_missing_key_is_made_with_the_role_of_the_docs() {
     assert_eq!(wrapped_key(dir.path()).0, first);
 }
 
+/// Starts a vault, and wraps a master secret with its key.
+fn wrapped() -> (Vault, TempDir) {
+    let (vault, dir) = (Vault::start(), workspace());
+    let (operator, uri) = (vault.application("operator"), vault.uri("firstlight"));
+    wrap(dir.path(), &operator, &uri, &[]).unwrap();
+    (vault, dir)
+}
+
 #[test]
 fn each_refusal_names_what_is_missing() {
-    let (mut vault, dir) = (Vault::start(), workspace());
-    wrap(
-        dir.path(),
-        &vault.application("operator"),
-        &vault.uri("firstlight"),
-        &[],
-    )
-    .unwrap();
+    let (mut vault, dir) = wrapped();
     vault.0.ask("disable firstlight");
     let said = unwrap(dir.path(), &vault.application("operator")).unwrap_err();
     assert!(said.contains("enable that version of the key"), "{said}");
@@ -199,14 +201,7 @@ fn each_refusal_names_what_is_missing() {
 
 #[test]
 fn the_key_service_waits_for_the_vault_and_for_tokens() {
-    let (vault, dir) = (Vault::start(), workspace());
-    wrap(
-        dir.path(),
-        &vault.application("operator"),
-        &vault.uri("firstlight"),
-        &[],
-    )
-    .unwrap();
+    let (vault, dir) = wrapped();
     let secret = ["--master-secret", "wrapped.json"];
     let no_imds = [("AZURE_POD_IDENTITY_AUTHORITY_HOST", "http://127.0.0.1:1")];
     let without = key_service(dir.path(), &no_imds, &secret);

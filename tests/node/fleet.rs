@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use base::boot::timeline::Timeline;
 use base::machines::Cloud;
 use base::stop::Stop;
-use base::boot::timeline::Timeline;
 use base64::Engine;
 use bootstrapper::members::operator::{MemberMachine, OperatorService};
 use bootstrapper::state::generation::Generations;

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, derive_key};
 use base::master_secret::{MasterSecret, NO_STORE};
 use common::area_key::area_keys;
+use disk::luks::{Probe, probe};
 use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
 };
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Router, Sender, Server, Status};
-use disk::luks::{Probe, probe};
 
 use crate::program::{PATIENCE, Program};
 use crate::setting::{MASTER_SALT, Setting, wait_for_port};

@@ -183,7 +183,7 @@ fn a_fresh_node_believes_only_a_service_that_proves_its_image_and_its_cluster() 
     };
     refused(3, "the setting require=strong refuses such a service");
     refused(4, "PCR 4: expected 7a94ffe8");
-    node.expect("name it in the setting service-policy");
+    node.expect("name that image in the setting service-policy");
     refused(5, "PCR 15 is zero, so its machine belongs to no cluster");
     refused(6, "another cluster than the setting cluster-id names");
     refused(7, "but its machine belongs to another one: expected PCR 15");
@@ -284,7 +284,14 @@ fn whoever_has_the_evidence_socket_cannot_pose_as_a_server_that_gets_secrets() {
     };
     let key = ["--trust-any-tpm", "--master-secret", &master];
     let asked = ask(&[
-        &["init", "--endpoint", &init, "--init-secret", &secret, "--require=any"],
+        &[
+            "init",
+            "--endpoint",
+            &init,
+            "--init-secret",
+            &secret,
+            "--require=any",
+        ],
         &key[..],
     ]
     .concat());

@@ -201,7 +201,12 @@ fn an_init_server_of_constellation_gets_no_secret_with_options_that_it_would_ign
     let (policy, list) = (policy(&setting, &[]), setting.file("components.json", "[]"));
     let list = list.display().to_string();
     let accepted = "--accept-components=missing-programs";
-    let cluster = ["--kubernetes-version=v1.36.4", "--components", &list, accepted];
+    let cluster = [
+        "--kubernetes-version=v1.36.4",
+        "--components",
+        &list,
+        accepted,
+    ];
     let pods = "--pod-cidr=10.244.0.0/16";
     for (more, lost) in [
         (&[pods, "--skip-addons"][..], &["--pod-cidr"][..]),

@@ -71,13 +71,8 @@ fn a_client_of_the_old_system_verifies_the_machine_of_our_join_service() {
     let member = Policy::new([(15, cluster)].into()).unwrap();
     let member = member.expecting_cluster(&own_cluster());
     let validator = qemu_vtpm::validator(Arc::new(member));
-    assert_eq!(
-        validator
-            .judge(&Evidence::new(&document, &nonce))
-            .unwrap()
-            .user_data,
-        USER_DATA
-    );
+    let identified = validator.judge(&Evidence::new(&document, &nonce));
+    assert_eq!(identified.unwrap().user_data, USER_DATA);
     assert!(
         validator
             .judge(&Evidence::new(&document, &[6; 32]))
@@ -104,13 +99,8 @@ fn a_client_of_the_old_system_verifies_the_machine_of_our_join_service() {
     let answer = by_http(&format!("?nonce={encoded}")).unwrap();
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
     let document = STANDARD.decode(answer["data"].as_str().unwrap()).unwrap();
-    assert_eq!(
-        validator
-            .judge(&Evidence::new(&document, &nonce))
-            .unwrap()
-            .user_data,
-        USER_DATA
-    );
+    let identified = validator.judge(&Evidence::new(&document, &nonce));
+    assert_eq!(identified.unwrap().user_data, USER_DATA);
     for query in ["", "?nonce=", "?nonce=!!!!", "?nonce=AAAA"] {
         let error = by_http(query).unwrap_err();
         assert!(error.contains("400"), "{query}: {error}");

@@ -8,6 +8,17 @@ use std::process::{self, Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+/// The programs of a release.
+pub const PROGRAMS: [&str; 7] = [
+    "unlock",
+    "bootstrapper",
+    "join-service",
+    "key-service",
+    "member-controller",
+    "firstlight",
+    "firstlight-volume",
+];
+
 /// Time limit of one step, also on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -285,9 +296,18 @@ pub fn printed(command: &mut Command) -> Option<String> {
     is_good.then(|| String::from_utf8(output.stdout).unwrap())
 }
 
-/// Runs a program that must succeed, without standard input.
+/// Runs `firstlight measure`: the exit code, standard output, standard error.
+pub fn measure(args: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(built("firstlight"));
+    let output = command.arg("measure").args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let (said, errors) = (text(output.stdout), text(output.stderr));
+    (output.status.code().unwrap(), said, errors)
+}
+
+/// Runs a program that must succeed. It has no standard input if the caller sets none.
 pub fn run(command: &mut Command) -> process::Output {
-    let output = command.stdin(Stdio::null()).output().unwrap();
+    let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{command:?}:\n{said}{errors}");

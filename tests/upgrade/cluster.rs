@@ -9,6 +9,7 @@ use std::thread;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use common::join_setup::OTHERS;
 use common::kube_apiserver::{Cluster, build, play_controller};
 use common::previous::Release::{self, Previous, Today};
 use kubernetes::client::{Client, DAEMON_SETS, Object, Resource, SECRETS, Selector};
@@ -120,15 +121,8 @@ pub fn install_accounts(release: Release, client: &Client) {
     if release == Previous {
         delete_bindings(client);
     }
-    let others = [
-        "NetworkPolicy",
-        "Secret",
-        "ConfigMap",
-        "Service",
-        "DaemonSet",
-    ];
     for object in manifests(release) {
-        if !others.iter().any(|kind| object["kind"] == *kind) {
+        if !OTHERS.iter().any(|kind| object["kind"] == *kind) {
             client
                 .apply(&Object::of(&object).unwrap(), &object)
                 .unwrap();

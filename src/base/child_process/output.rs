@@ -93,7 +93,7 @@ fn read_all(mut pipe: impl Read) -> io::Result<Secret> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::child_process::tests::{BRIEF, LONG, sh};
+    use crate::child_process::run::tests::{BRIEF, LONG, sh};
 
     #[test]
     fn output_is_returned_and_not_told() {

@@ -32,12 +32,12 @@ use crate::trust::{
     ticket::{Expected, Ticket},
 };
 use attest::Issuer;
+use base::boot::timeline::Timeline;
 use base::machines::{Instance, Role};
 use base::stop::Stop;
 use base::sync::lock;
-use base::boot::timeline::Timeline;
+use kubernetes::certificate_request::kubelet_request::KubeletRequest;
 use kubernetes::kubeadm;
-use kubernetes::kubelet_request::KubeletRequest;
 use node::service_trust::TrustSettings;
 use node::ticket_client::{
     self, HostSource, JoinServicePeer, Listing, TicketFailure, TicketRequester,

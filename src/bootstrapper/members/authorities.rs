@@ -23,6 +23,7 @@ use base::crypto::Secret;
 use base::file;
 use base::stop::Stop;
 use kubernetes::client::{self, ApiAccess, CONFIG_MAPS, Client};
+use kubernetes::objects::ConfigMap;
 use kubernetes::{NAMESPACE, authority, kubelet_certificate};
 
 /// A node asks for a new certificate of its cluster's authority if it has less than this left.
@@ -77,10 +78,9 @@ pub fn follow(kubernetes: &Path, stop: &Stop, job: &Job<()>) -> Result<(), Error
     let mut certificate = read(&ca)?;
     if authority::end(&certificate).is_some_and(|end| end < SystemTime::now() + ASK_WITHIN) {
         let map = client(&kubeconfig, stop)?;
-        let map = map.get(&CONFIG_MAPS.in_namespace(NAMESPACE).named(ROOT));
-        let map = map.map_err(Error::Api)?;
-        let new = map.pointer("/data/ca.crt").and_then(Value::as_str);
-        let new = new.unwrap_or_default().as_bytes();
+        let map = map.get_as(&CONFIG_MAPS.in_namespace(NAMESPACE).named(ROOT));
+        let map: ConfigMap = map.map_err(Error::Api)?;
+        let new = map.text("ca.crt").as_bytes();
         if authority::is_renewed(&certificate, new) {
             write(&ca, 0o644, new)?;
             certificate = new.to_vec();
@@ -103,16 +103,11 @@ pub fn follow(kubernetes: &Path, stop: &Stop, job: &Job<()>) -> Result<(), Error
 fn tell_machines_that_join(client: &Client, certificate: &[u8]) -> Result<(), Error> {
     let (namespace, name) = DISCOVERY;
     let map = CONFIG_MAPS.in_namespace(namespace).named(name);
-    let update = |map: &mut Value| {
-        let present = map.pointer("/data/kubeconfig").and_then(Value::as_str);
-        let new = authority::update_kubeconfig(present.unwrap_or_default(), certificate);
-        let is_new = new.is_some();
-        if let Some(new) = new {
-            map["data"]["kubeconfig"] = json!(new);
-        }
-        is_new
+    let update = |map: ConfigMap, _: &Value| {
+        let new = authority::update_kubeconfig(map.text("kubeconfig"), certificate)?;
+        Some(json!({"data": {"kubeconfig": new}}))
     };
-    client.modify(&map, update).map(drop).map_err(Error::Api)
+    client.modify_as(&map, update).map_err(Error::Api)
 }
 
 fn client(kubeconfig: &Path, stop: &Stop) -> Result<Client, Error> {

@@ -39,8 +39,8 @@ use serde_json::{Value, json};
 
 use crate::members::authorities::{self, NewAuthority};
 use crate::steps::{error::Error as Step, etcd, job::Job, kubelet, setup, static_pods};
-use base::stop::Stop;
 use base::boot::timeline::Timeline;
+use base::stop::Stop;
 use base::{child_process, file};
 use kubernetes::kubeadm::KUBELET_CLIENT_CERTIFICATE;
 

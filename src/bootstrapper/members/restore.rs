@@ -734,7 +734,8 @@ impl Restore<'_> {
 
     fn read(&self, place: &RestoreFolders, pod: &str) -> Result<String, FailedCheck> {
         let path = place::manifest(&place.kubernetes, pod)?;
-        fs::read_to_string(&path).map_err(|error| failed_check!("cannot read {}: {error}", path.display()))
+        fs::read_to_string(&path)
+            .map_err(|error| failed_check!("cannot read {}: {error}", path.display()))
     }
 
     /// Lets the kubelet start both pods.

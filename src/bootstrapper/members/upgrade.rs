@@ -33,9 +33,9 @@ use crate::steps::{
     kubelet,
     setup::{self, Kubeadm},
 };
+use base::boot::timeline::Timeline;
 use base::child_process;
 use base::stop::Stop;
-use base::boot::timeline::Timeline;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{ApiAccess, CONFIG_MAPS, Client};
 use kubernetes::components::{self, KubernetesComponent};

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::state::{header_lock::HeaderLock, state_disk};
+use base::boot::timeline::Timeline;
 use base::machines::{Cloud, Role};
 use base::stop::Stop;
-use base::boot::timeline::Timeline;
 use cloud_api::CloudMetadata;
 use disk::luks::Peers;
 use disk::state_disk::device;
@@ -77,7 +77,9 @@ impl Keeper {
         let thread = Ending::start("peers", move || self.run());
         thread
             .inspect_err(|error| {
-                log::warn!("cannot start the thread that saves the join services' addresses: {error}")
+                log::warn!(
+                    "cannot start the thread that saves the join services' addresses: {error}"
+                )
             })
             .ok()
     }

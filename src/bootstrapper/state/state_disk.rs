@@ -169,7 +169,10 @@ fn remove_files(handover: &Handover) {
         file.write_all(&vec![0; len as usize])
     });
     if let Err(error) = overwritten {
-        log::warn!("cannot overwrite the key file {}: {error}", handover.key_file.display());
+        log::warn!(
+            "cannot overwrite the key file {}: {error}",
+            handover.key_file.display()
+        );
     }
     for path in [&handover.key_file, &header_file(&handover.key_file)] {
         if let Err(error) = fs::remove_file(path) {
@@ -363,7 +366,7 @@ mod tests {
         for code in [EIO, EILSEQ] {
             let said = said(code);
             assert!(
-                said.starts_with("/a: ") && said.contains("INTEGRITY AEAD ERROR"),
+                said.starts_with("cannot access /a: ") && said.contains("INTEGRITY AEAD ERROR"),
                 "{said}"
             );
         }

@@ -17,13 +17,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base::boot::timeline::Timeline;
 use base::child_process;
 use base::file;
 use base::machines::{Cloud, is_host};
 use base::stop::Stop;
 use base::text::quoted;
 use base::time;
-use base::boot::timeline::Timeline;
 use cloud_api::Service;
 use sys::clock;
 

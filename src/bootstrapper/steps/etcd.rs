@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use base::stop::Stop;
 use base::boot::timeline::Timeline;
+use base::stop::Stop;
 use sys::process;
 
 /// The manifest of etcd's static pod; only control planes have it.

@@ -11,8 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::steps::error::Error;
-use base::sync::{lock, wait_timeout};
 use base::boot::timeline::Timeline;
+use base::sync::{lock, wait_timeout};
 
 /// Maximum number of lines that are kept. After that, only the starts of phases are kept for
 /// callers that connect late.

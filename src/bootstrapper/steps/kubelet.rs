@@ -7,9 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use crate::steps::{error::Error, job::Job, setup};
+use base::boot::timeline::Timeline;
 use base::child_process;
 use base::stop::Stop;
-use base::boot::timeline::Timeline;
 
 const UNIT: &str = "kubelet.service";
 /// Time limit for starting the unit, including its dependencies.

@@ -14,6 +14,7 @@ use base::file;
 use base::stop::Stop;
 use kubernetes::client::{self, ApiAccess, Client, PODS, SELF_SUBJECT_REVIEWS};
 use kubernetes::control_planes::static_pod_name;
+use kubernetes::objects::{Pod, SelfSubjectReview};
 use kubernetes::{NAMESPACE, yaml};
 
 /// The annotation of a pod: the end of the certificate with which it was started.
@@ -166,27 +167,22 @@ pub fn is_ready_here(
     value: &str,
 ) -> Result<bool, client::Error> {
     let kind = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
-    let review = kubelet.create(&SELF_SUBJECT_REVIEWS.all(), &kind)?;
-    let user = review.pointer("/status/userInfo/username");
-    let user = user.and_then(Value::as_str).unwrap_or_default();
+    let review: SelfSubjectReview = kubelet.create_as(&SELF_SUBJECT_REVIEWS.all(), &kind)?;
+    let user = review.status.user_info.username;
     let node = user.trim_start_matches("system:node:");
     let name = static_pod_name(program, node);
-    let pod = admin.find(&PODS.in_namespace(NAMESPACE).named(&name))?;
+    let pod = admin.find_as(&PODS.in_namespace(NAMESPACE).named(&name))?;
     Ok(pod.is_some_and(|pod| is_ready(&pod, value) && !is_elsewhere(&pod, node)))
 }
 
 /// Returns whether a pod is bound to another node.
-fn is_elsewhere(pod: &Value, node: &str) -> bool {
-    let bound = pod["spec"]["nodeName"].as_str().unwrap_or_default();
+fn is_elsewhere(pod: &Pod, node: &str) -> bool {
+    let bound = &pod.spec.node_name;
     !bound.is_empty() && bound != node
 }
 
-fn is_ready(pod: &Value, value: &str) -> bool {
-    let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
-    let is_ready =
-        |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
-    pod["metadata"]["annotations"][ANNOTATION] == value
-        && conditions.is_some_and(|all| all.iter().any(is_ready))
+fn is_ready(pod: &Pod, value: &str) -> bool {
+    pod.is_ready() && pod.metadata.annotation(ANNOTATION) == Some(value)
 }
 
 #[cfg(test)]
@@ -284,12 +280,13 @@ mod tests {
     #[test]
     fn a_pod_is_back_when_the_one_with_the_new_certificate_is_ready() {
         let pod = |ends: &str, ready: &str| {
-            json!({"metadata": {"annotations": {ANNOTATION: ends}}, "status": {"conditions": [
-                {"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]}})
+            let pod = json!({"metadata": {"annotations": {ANNOTATION: ends}}, "status": {"conditions": [
+                {"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]}});
+            serde_json::from_value(pod).unwrap()
         };
         assert!(is_ready(&pod(ONE, "True"), ONE));
         assert!(!is_ready(&pod(ONE, "False"), ONE));
         assert!(!is_ready(&pod(TWO, "True"), ONE));
-        assert!(!is_ready(&json!({}), ONE));
+        assert!(!is_ready(&Pod::default(), ONE));
     }
 }

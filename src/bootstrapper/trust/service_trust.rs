@@ -81,7 +81,11 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Read(file, error) => write!(f, "cannot read the service-policy {}: {error}", file.display()),
+            Error::Read(file, error) => write!(
+                f,
+                "cannot read the service-policy {}: {error}",
+                file.display()
+            ),
             Error::File(file, error) => write!(f, "service-policy {}: {error}", file.display()),
             Error::Setting(error) => write!(f, "setting service-policy: {error}"),
             Error::Registers(error) => {

@@ -2,17 +2,18 @@
 
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, NODES, Object,
-    PENDING_NODES, SCALING_GROUPS, Selector,
+    ObjectKind, PENDING_NODES, SCALING_GROUPS, Selector,
 };
 use kubernetes::constellation::{
     node_version::{IMAGE_ANNOTATION, NodeVersion},
     outside,
 };
 use kubernetes::control_planes::is_labelled;
+use kubernetes::objects::{AnyObject, ConfigMap, JoiningNode, NodeObject, ScalingGroup, Workload};
 use kubernetes::services::master_secret;
 use kubernetes::services::{self, Maker, RefusedOldClients};
 use kubernetes::{NAMESPACE, kubeadm, yaml};
-use serde_json::{Value, json};
+use serde_json::Value;
 use zeroize::Zeroizing;
 
 /// The Deployment of Constellation's node operator.
@@ -53,7 +54,7 @@ pub struct Facts {
     /// The clients of the key service that show no token.
     pub old_clients: RefusedOldClients,
     /// DaemonSets and Deployments.
-    pub workloads: Vec<Workload>,
+    pub workloads: Vec<FoundWorkload>,
     /// Why an address proves nothing about a client without a token; `None` if Cilium keeps packets from outside away.
     pub open_network: Option<String>,
     /// Arguments of the API server with files that only control planes of Constellation have.
@@ -93,7 +94,7 @@ pub struct ClusterNode {
 }
 
 /// A DaemonSet or a Deployment.
-pub struct Workload {
+pub struct FoundWorkload {
     /// `NAMESPACE/NAME`.
     pub place: String,
     /// The name.
@@ -105,17 +106,11 @@ pub struct Workload {
 impl Facts {
     /// Asks the API server, and changes nothing.
     pub fn read(client: &Client) -> Result<Facts, client::Error> {
-        let names = |collection: &Collection, pointer: &str| {
-            let items = listed(client, collection)?;
-            let names = items
-                .iter()
-                .filter_map(|item| item.pointer(pointer)?.as_str());
-            Ok::<Vec<String>, client::Error>(names.map(str::to_owned).collect())
-        };
         let mut workloads = Vec::new();
         for resource in [DAEMON_SETS, DEPLOYMENTS] {
-            let found = client.list_keeping(&resource.all(), &Selector::default(), reduced)?;
-            workloads.extend(found.items.iter().map(Workload::read));
+            let all = Selector::default();
+            let found = client.list_keeping(&resource.all(), &all, FoundWorkload::read)?;
+            workloads.extend(found.items);
         }
         workloads.sort_by(|one, other| one.place.cmp(&other.place));
         Ok(Facts {
@@ -128,8 +123,8 @@ impl Facts {
             master_secret: master_secret::content(client)?,
             node_version: NodeVersion::find(client)?,
             groups: groups(client)?,
-            pending: names(&PENDING_NODES.all(), "/metadata/name")?,
-            joining: names(&JOINING_NODES.all(), "/spec/name")?,
+            pending: pending(client)?,
+            joining: listed(client, &JOINING_NODES.all(), |it: JoiningNode| it.spec.name)?,
             operator: node_operator(client)?,
             nodes: nodes(client)?,
             old_clients: services::all_old_clients(client)?,
@@ -146,9 +141,13 @@ impl Facts {
     }
 }
 
-/// Returns the objects of a collection; none if its kind is not defined.
-fn listed(client: &Client, collection: &Collection) -> Result<Vec<Value>, client::Error> {
-    match client.list(collection, &Selector::default()) {
+/// Reduces the objects of a collection; none if its kind is not defined.
+fn listed<K: ObjectKind, T>(
+    client: &Client,
+    collection: &Collection,
+    keep: fn(K) -> T,
+) -> Result<Vec<T>, client::Error> {
+    match client.list_keeping(collection, &Selector::default(), keep) {
         Ok(list) => Ok(list.items),
         Err(error) if error.is_not_found() => Ok(vec![]),
         Err(error) => Err(error),
@@ -156,18 +155,16 @@ fn listed(client: &Client, collection: &Collection) -> Result<Vec<Value>, client
 }
 
 fn groups(client: &Client) -> Result<Vec<Group>, client::Error> {
-    let groups = listed(client, &SCALING_GROUPS.all())?;
-    let groups = groups.iter().map(|group| Group {
-        id: text(&group["spec"]["groupId"]),
-        image: text(&group["status"]["imageReference"]),
-    });
-    Ok(groups.collect())
+    listed(client, &SCALING_GROUPS.all(), |group: ScalingGroup| Group {
+        id: group.spec.group_id,
+        image: group.status.image_reference,
+    })
 }
 
 /// Returns the nodes, control planes first.
 pub fn nodes(client: &Client) -> Result<Vec<ClusterNode>, client::Error> {
-    let items = client.list_keeping(&NODES.all(), &Selector::default(), without_images)?;
-    let mut nodes: Vec<_> = items.items.iter().map(ClusterNode::read).collect();
+    let nodes = client.list_keeping(&NODES.all(), &Selector::default(), ClusterNode::read)?;
+    let mut nodes = nodes.items;
     nodes.sort_by(|one, other| {
         let key = |node: &ClusterNode| (!node.is_control_plane, node.name.clone());
         key(one).cmp(&key(other))
@@ -177,33 +174,21 @@ pub fn nodes(client: &Client) -> Result<Vec<ClusterNode>, client::Error> {
 
 /// Returns the names of nodes that the node operator waits for.
 pub fn pending(client: &Client) -> Result<Vec<String>, client::Error> {
-    let items = listed(client, &PENDING_NODES.all())?;
-    Ok(items
-        .iter()
-        .map(|item| text(&item["metadata"]["name"]))
-        .collect())
-}
-
-/// The list of the images on a node is most of its object.
-fn without_images(mut node: Value) -> Value {
-    if let Some(status) = node["status"].as_object_mut() {
-        status.remove("images");
-    }
-    node
+    listed(client, &PENDING_NODES.all(), |node: AnyObject| {
+        node.metadata.name
+    })
 }
 
 impl ClusterNode {
-    fn read(node: &Value) -> ClusterNode {
-        let all = |list: &str| node["status"][list].as_array().into_iter().flatten();
-        let metadata = &node["metadata"];
+    fn read(node: NodeObject) -> ClusterNode {
+        let image = node.metadata.annotation(IMAGE_ANNOTATION);
         ClusterNode {
-            name: text(&metadata["name"]),
             // a cluster of Constellation has no records yet; the role decides only the order of steps, and nobody gets a secret by it
-            is_control_plane: is_labelled(node),
-            is_ready: all("conditions")
-                .any(|condition| condition["type"] == "Ready" && condition["status"] == "True"),
-            kubelet: text(&node["status"]["nodeInfo"]["kubeletVersion"]),
-            image: text(&metadata["annotations"][IMAGE_ANNOTATION]),
+            is_control_plane: is_labelled(&node),
+            is_ready: node.is_ready(),
+            image: image.unwrap_or_default().to_owned(),
+            kubelet: node.status.node_info.kubelet_version,
+            name: node.metadata.name,
         }
     }
 
@@ -222,19 +207,13 @@ impl ClusterNode {
     }
 }
 
-fn reduced(set: Value) -> Value {
-    let image = &set["spec"]["template"]["spec"]["containers"][0]["image"];
-    let metadata = &set["metadata"];
-    json!({"namespace": metadata["namespace"], "name": metadata["name"], "image": image})
-}
-
-impl Workload {
-    fn read(reduced: &Value) -> Workload {
-        let name = text(&reduced["name"]);
-        Workload {
-            place: format!("{}/{name}", text(&reduced["namespace"])),
-            name,
-            image: text(&reduced["image"]),
+impl FoundWorkload {
+    fn read(set: Workload) -> FoundWorkload {
+        let container = set.container();
+        FoundWorkload {
+            place: set.metadata.place(),
+            image: container.map_or_else(String::new, |it| it.image.clone()),
+            name: set.metadata.name,
         }
     }
 }
@@ -267,9 +246,8 @@ fn configuration(client: &Client) -> Result<Value, client::Error> {
     let map = CONFIG_MAPS
         .in_namespace(NAMESPACE)
         .named(kubeadm::CONFIG_MAP);
-    let map = client.find(&map)?.unwrap_or_default();
-    let configuration = map["data"]["ClusterConfiguration"].as_str();
-    Ok(yaml::document(configuration.unwrap_or_default()).unwrap_or_default())
+    let map: ConfigMap = client.find_as(&map)?.unwrap_or_default();
+    Ok(yaml::document(map.text("ClusterConfiguration")).unwrap_or_default())
 }
 
 /// Returns the version of Kubernetes that kubeadm has recorded.
@@ -308,6 +286,8 @@ fn text(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

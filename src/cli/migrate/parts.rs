@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::facts::Workload;
+use super::facts::FoundWorkload;
 
 /// A program of Constellation, or one that it installs.
 struct Part {
@@ -109,7 +109,7 @@ pub struct FoundPart {
 }
 
 /// Returns the programs of Constellation among these workloads.
-pub fn found(workloads: &[Workload], further_drivers: &[String]) -> Vec<FoundPart> {
+pub fn found(workloads: &[FoundWorkload], further_drivers: &[String]) -> Vec<FoundPart> {
     let of = |part: &Part| {
         let is_driver = part.name == "CSI driver";
         let own = workloads.iter().filter(|workload| {
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn programs_are_known_by_the_names_of_their_workloads() {
-        let workload = |place: &str| Workload {
+        let workload = |place: &str| FoundWorkload {
             place: place.into(),
             name: place.split('/').nth(1).unwrap().into(),
             image: "registry.example/a@sha256:00".into(),

@@ -562,7 +562,7 @@ fn registers(policy: &Policy) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::migrate::facts::{Group, NodeOperator, Workload};
+    use crate::migrate::facts::{FoundWorkload, Group, NodeOperator};
     use base::crypto::Secret;
     use base::master_secret::MasterSecret;
     use kubernetes::services::RefusedOldClients;
@@ -636,7 +636,7 @@ pub mod tests {
         facts.node_version = Some(version(spec, json!({})));
         facts.groups[0].id = FORGED.into();
         facts.pending = vec![FORGED.into()];
-        facts.workloads = vec![Workload {
+        facts.workloads = vec![FoundWorkload {
             place: FORGED.into(),
             name: "cilium".into(),
             image: FORGED.into(),

@@ -10,12 +10,14 @@ use base::text::hex;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{self, Client, Object, SECRETS};
+use kubernetes::client::{self, Client, Object, SECRETS, version_of};
+use kubernetes::objects::SecretObject;
 use kubernetes::services::Before;
 use kubernetes::services::migration::Migration;
 use ring::{hkdf, hmac};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use zeroize::Zeroizing;
 
 use super::wanted::{Wanted, WantedPolicy};
 use crate::shell::{
@@ -163,7 +165,7 @@ impl MigrationRecord {
 
     /// Returns the record of the move of this cluster; `None` if no move has begun.
     pub fn find(client: &Client, seal: &Seal) -> Result<Option<MigrationRecord>, Error> {
-        let Some(secret) = client.find(&place())? else {
+        let Some(secret) = client.find_as::<SecretObject>(&place())? else {
             return Ok(None);
         };
         let mut record = MigrationRecord::parse(&content(&secret), seal).map_err(|error| {
@@ -172,7 +174,7 @@ impl MigrationRecord {
                 place()
             ))
         })?;
-        record.version = version(&secret);
+        record.version = Some(secret.metadata.resource_version);
         Ok(Some(record))
     }
 
@@ -288,7 +290,7 @@ impl MigrationRecord {
                 place()
             )) } else { error.into() }
         })?;
-        self.version = version(&saved);
+        self.version = Some(version_of(&saved).to_owned());
         Ok(files::replace_private(Path::new(FILE), text.as_bytes())?)
     }
 
@@ -344,7 +346,7 @@ impl Texts {
 /// Returns how far the move of this cluster is, without a check of who wrote it: the last step that is done, and whether it is being
 /// undone. `None` if there is no record.
 pub fn progress(client: &Client) -> Result<Option<(Option<MoveStep>, bool)>, client::Error> {
-    let found = client.find(&place())?;
+    let found = client.find_as(&place())?;
     Ok(found.map(|secret| {
         let record: Value = serde_json::from_slice(&content(&secret)).unwrap_or_default();
         let done = serde_json::from_value(record["done"].clone()).ok();
@@ -352,16 +354,8 @@ pub fn progress(client: &Client) -> Result<Option<(Option<MoveStep>, bool)>, cli
     }))
 }
 
-fn content(secret: &Value) -> Vec<u8> {
-    let text = secret["data"][KEY].as_str();
-    let content = text.and_then(|text| BASE64_STANDARD.decode(text).ok());
-    content.unwrap_or_default()
-}
-
-fn version(secret: &Value) -> Option<String> {
-    secret["metadata"]["resourceVersion"]
-        .as_str()
-        .map(str::to_owned)
+fn content(secret: &SecretObject) -> Zeroizing<Vec<u8>> {
+    secret.data.bytes(KEY).unwrap_or_default()
 }
 
 /// Returns the place of the Secret.

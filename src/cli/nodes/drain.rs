@@ -5,19 +5,17 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kubernetes::client::{Client, NAMESPACES, NODES, PODS, Selector};
+use kubernetes::objects::{AnyObject, NodeObject, Pod};
 use serde_json::{Value, json};
 
 use crate::shell::{
     error::Error,
     progress::{Progress, human, printable},
 };
-use crate::workspace::{
-    objects::{is_silent, list, text},
-    options::time,
-};
+use crate::workspace::options::time;
 
 /// The annotation of a static pod.
-const STATIC: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
+const STATIC: &str = "kubernetes.io/config.mirror";
 /// The pause between two looks at the pods.
 const PAUSE: Duration = Duration::from_secs(1);
 /// When the eviction of a pod is tried again after a refusal, as in kubectl.
@@ -67,24 +65,18 @@ enum Fate {
 
 /// Returns what happens with a pod, by the rules of `kubectl drain --ignore-daemonsets`. A pod that somebody has deleted already is only
 /// waited for, also if it is the pod of an earlier command of ours.
-fn fate(pod: &Value, permitted: Permitted) -> Fate {
-    let owners = list(pod, "/metadata/ownerReferences").iter();
-    let controller = owners
-        .filter(|it| it["controller"] == true)
-        .map(|it| text(it, "/kind"))
-        .next();
-    let has_ended = ["Succeeded", "Failed"].contains(&text(pod, "/status/phase"));
-    let is_ending = !text(pod, "/metadata/deletionTimestamp").is_empty();
-    let mut volumes = list(pod, "/spec/volumes").iter();
-    if pod.pointer(STATIC).is_some() {
+fn fate(pod: &Pod, permitted: Permitted) -> Fate {
+    let controller = pod.metadata.controller();
+    let mut volumes = pod.spec.volumes.iter();
+    if pod.metadata.annotation(STATIC).is_some() {
         Fate::Stays
-    } else if has_ended {
+    } else if pod.has_ended() {
         Fate::Evicted
-    } else if controller == Some("DaemonSet") {
+    } else if controller.is_some_and(|it| it.kind == "DaemonSet") {
         Fate::Stays
-    } else if is_ending {
+    } else if pod.metadata.is_ending() {
         Fate::Evicted
-    } else if !permitted.empty_dir && volumes.any(|it| !it["emptyDir"].is_null()) {
+    } else if !permitted.empty_dir && volumes.any(|it| it.empty_dir.is_some()) {
         Fate::Refused(
             "it has data in an emptyDir, which is lost: --delete-emptydir-data permits it",
         )
@@ -99,7 +91,7 @@ fn fate(pod: &Value, permitted: Permitted) -> Fate {
 #[derive(Debug, Default)]
 pub struct Pods {
     /// Those that are evicted.
-    pub evicted: Vec<Value>,
+    pub evicted: Vec<Pod>,
     /// The number of those that end with the node.
     pub staying: usize,
     /// A sentence about each pod that the operator has to permit.
@@ -111,7 +103,7 @@ impl Pods {
     pub fn of(client: &Client, node: &str, permitted: Permitted) -> Result<Pods, Error> {
         let selector = Selector::fields(&format!("spec.nodeName={node}"));
         let mut pods = Pods::default();
-        for pod in client.list(&PODS.all(), &selector)?.items {
+        for pod in client.list_as(&PODS.all(), &selector)?.items {
             match fate(&pod, permitted) {
                 Fate::Stays => pods.staying += 1,
                 Fate::Evicted => pods.evicted.push(pod),
@@ -135,12 +127,8 @@ impl Pods {
     }
 }
 
-fn name_of(pod: &Value) -> String {
-    printable(&format!(
-        "{}/{}",
-        text(pod, "/metadata/namespace"),
-        text(pod, "/metadata/name")
-    ))
+fn name_of(pod: &Pod) -> String {
+    printable(&pod.metadata.place())
 }
 
 /// Keeps new pods away from a node.
@@ -183,24 +171,23 @@ pub fn drain(
         if pods.evicted.is_empty() && pods.refused.is_empty() {
             return Ok(Drained::Empty);
         }
-        let found = client.find(&NODES.named(node))?;
-        if found.as_ref().is_none_or(is_silent) {
+        let found = client.find_as(&NODES.named(node))?;
+        if found.as_ref().is_none_or(NodeObject::is_silent) {
             return Ok(Drained::Silent);
         }
         if !pods.refused.is_empty() {
             return Err(unfinished(node, "", &pods.refused));
         }
         for pod in &pods.evicted {
-            let uid = text(pod, "/metadata/uid");
-            let is_ending = !text(pod, "/metadata/deletionTimestamp").is_empty();
-            let was_asked = |it: &Refusal| it.uid == uid && it.at.elapsed() < RETRY;
-            if is_ending || refused.iter().any(was_asked) {
+            let uid = &pod.metadata.uid;
+            let was_asked = |it: &Refusal| it.uid == *uid && it.at.elapsed() < RETRY;
+            if pod.metadata.is_ending() || refused.iter().any(was_asked) {
                 continue;
             }
-            refused.retain(|it| it.uid != uid);
+            refused.retain(|it| it.uid != *uid);
             if let Some(why) = evict(client, pod)? {
                 progress.line(format!("{} is not evicted yet: {why}", name_of(pod)));
-                let (uid, at) = (uid.to_owned(), Instant::now());
+                let (uid, at) = (uid.clone(), Instant::now());
                 refused.push(Refusal { uid, at, why });
             }
         }
@@ -217,9 +204,8 @@ pub fn drain(
 }
 
 /// Returns why a pod is still there.
-fn state(pod: &Value, refused: &[Refusal]) -> String {
-    let uid = text(pod, "/metadata/uid");
-    match refused.iter().find(|it| it.uid == uid) {
+fn state(pod: &Pod, refused: &[Refusal]) -> String {
+    match refused.iter().find(|it| it.uid == pod.metadata.uid) {
         Some(refusal) => format!(
             "{}: {}",
             name_of(pod),
@@ -239,17 +225,17 @@ fn unfinished(node: &str, after: &str, left: &[String]) -> Error {
 }
 
 /// Evicts a pod. Returns why the server does not do it now; `None` also if the pod is gone.
-fn evict(client: &Client, pod: &Value) -> Result<Option<String>, Error> {
-    let at = PODS
-        .in_namespace(text(pod, "/metadata/namespace"))
-        .named(text(pod, "/metadata/name"));
-    match client.evict(&at, text(pod, "/metadata/uid")) {
+fn evict(client: &Client, pod: &Pod) -> Result<Option<String>, Error> {
+    let pod = &pod.metadata;
+    let at = PODS.in_namespace(&pod.namespace).named(&pod.name);
+    match client.evict(&at, &pod.uid) {
         Ok(refused) => Ok(refused),
         // the next list shows what became of it
         Err(error) if error.is_not_found() || error.is_conflict() => Ok(None),
         // the namespace is being deleted, and with it the pod; or the server cannot answer now
         Err(error)
-            if error.is_temporary() || error.code() == Some(403) && is_ending(client, pod)? =>
+            if error.is_temporary()
+                || error.code() == Some(403) && is_ending(client, &pod.namespace)? =>
         {
             Ok(Some(error.to_string()))
         }
@@ -257,20 +243,24 @@ fn evict(client: &Client, pod: &Value) -> Result<Option<String>, Error> {
     }
 }
 
-fn is_ending(client: &Client, pod: &Value) -> Result<bool, Error> {
-    let namespace = NAMESPACES.named(text(pod, "/metadata/namespace"));
-    let found = client.find(&namespace)?.unwrap_or_default();
-    Ok(!text(&found, "/metadata/deletionTimestamp").is_empty())
+fn is_ending(client: &Client, namespace: &str) -> Result<bool, Error> {
+    let found = client.find_as::<AnyObject>(&NAMESPACES.named(namespace))?;
+    Ok(found.is_some_and(|namespace| namespace.metadata.is_ending()))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::from_value;
+
     use super::*;
 
     #[test]
     fn a_pod_that_is_deleted_already_needs_no_permission() {
         let deleted = json!({"deletionTimestamp": "2026-11-27T10:50:00Z"});
-        let pod = |metadata: &Value| json!({"metadata": metadata, "spec": {"volumes": [{"emptyDir": {}}]}});
+        let pod = |metadata: &Value| {
+            let pod = json!({"metadata": metadata, "spec": {"volumes": [{"emptyDir": {}}]}});
+            from_value(pod).unwrap()
+        };
         assert_eq!(fate(&pod(&deleted), Permitted::default()), Fate::Evicted);
         assert!(matches!(
             fate(&pod(&json!({})), Permitted::default()),
@@ -281,7 +271,10 @@ mod tests {
     #[test]
     fn pods_have_the_fates_that_kubectl_gives_them() {
         let owner = |kind: &str| json!([{"kind": kind, "controller": true}]);
-        let pod = |owners: Value, volumes: Value, phase: &str| json!({"metadata": {"ownerReferences": owners}, "spec": {"volumes": volumes}, "status": {"phase": phase}});
+        let pod = |owners: Value, volumes: Value, phase: &str| -> Pod {
+            let pod = json!({"metadata": {"ownerReferences": owners}, "spec": {"volumes": volumes}, "status": {"phase": phase}});
+            from_value(pod).unwrap()
+        };
         let scratch = || json!([{"name": "a", "emptyDir": {}}]);
         let none = || json!([]);
         let strict = Permitted::default();
@@ -329,10 +322,10 @@ mod tests {
                 Fate::Evicted => "evicted",
                 Fate::Refused(_) => "refused",
             };
-            assert_eq!(name(fate(&pod, strict)), by_strict, "{pod}");
-            assert_eq!(name(fate(&pod, all)), by_all, "{pod}");
+            assert_eq!(name(fate(&pod, strict)), by_strict, "{pod:?}");
+            assert_eq!(name(fate(&pod, all)), by_all, "{pod:?}");
             let mut own = pod;
-            own["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "a"});
+            own.metadata.annotations.insert(STATIC.into(), "a".into());
             assert_eq!(fate(&own, all), Fate::Stays);
         }
     }

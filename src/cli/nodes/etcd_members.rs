@@ -12,6 +12,7 @@ use base::text::hex;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{Client, Object, PODS, Selector};
 use kubernetes::control_planes::{ControlPlane, ControlPlanes, StaticPod};
+use kubernetes::objects::Pod;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -19,7 +20,6 @@ use crate::shell::{
     error::Error,
     progress::{Progress, printable},
 };
-use crate::workspace::objects::{condition, list, text};
 
 /// The program whose static pods are etcd.
 pub const ETCD: &str = "etcd";
@@ -187,8 +187,9 @@ fn faults(members: &[Member]) -> String {
 pub struct Etcd<'a> {
     client: &'a Client,
     plane: ControlPlane,
-    /// etcd's static pod on it.
-    pod: Value,
+    /// etcd's static pod on it, also whole.
+    pod: Pod,
+    whole: Value,
 }
 
 /// Where etcd runs.
@@ -214,22 +215,27 @@ impl<'a> Etcd<'a> {
         for plane in &planes.proven {
             let pod = match plane.static_pod(client, ETCD)? {
                 StaticPod::Absent => continue,
-                StaticPod::Real(pod) => Some(pod),
+                StaticPod::Real(pod, whole) => Some((*pod, whole)),
                 StaticPod::False(why) => {
                     log::warn!("{}", printable(&why));
                     None
                 }
             };
             nodes.push(plane.name.clone());
-            let is_ready = |pod: &Value| condition(pod, "Ready") == Some("True");
-            let Some(pod) = pod.filter(|pod| !except.contains(&plane.name) && is_ready(pod)) else {
+            let is_candidate = |pod: &Pod| !except.contains(&plane.name) && pod.is_ready();
+            let Some((pod, whole)) = pod.filter(|(pod, _)| is_candidate(pod)) else {
                 continue;
             };
             match plane.refusal() {
                 Some(why) => log::warn!("skipping etcd on {}: {why}", plane.name),
                 None => {
                     let plane = plane.clone();
-                    return Ok(EtcdPlace::There(Box::new(Etcd { client, plane, pod })));
+                    return Ok(EtcdPlace::There(Box::new(Etcd {
+                        client,
+                        plane,
+                        pod,
+                        whole,
+                    })));
                 }
             }
         }
@@ -294,7 +300,7 @@ impl<'a> Etcd<'a> {
 
     /// Returns the specification of a pod that runs etcdctl with each of these arguments, in a container of this name each.
     pub fn pod_spec(&self, commands: &[(&str, &[&str])]) -> Result<Value, Error> {
-        spec(self.node(), &self.pod, commands)
+        spec(self.node(), (&self.pod, &self.whole), commands)
     }
 
     /// Runs etcdctl with each of these arguments, in a container of this name each.
@@ -324,10 +330,8 @@ impl<'a> Etcd<'a> {
     }
 
     /// Returns what these containers of a pod that has ended did.
-    pub fn ran(&self, pod: &Value, containers: &[&str]) -> Result<Vec<Ran>, Error> {
-        let at = PODS
-            .in_namespace(NAMESPACE)
-            .named(text(pod, "/metadata/name"));
+    pub fn ran(&self, pod: &Pod, containers: &[&str]) -> Result<Vec<Ran>, Error> {
+        let at = PODS.in_namespace(NAMESPACE).named(&pod.metadata.name);
         self.check()?;
         let each = containers.iter().map(|container| {
             let code = exit_code(pod, container);
@@ -346,24 +350,19 @@ impl<'a> Etcd<'a> {
     }
 
     /// Waits until a pod has ended.
-    pub fn wait(&self, at: &Object, limit: Duration) -> Result<Value, Error> {
+    pub fn wait(&self, at: &Object, limit: Duration) -> Result<Pod, Error> {
         let end = Instant::now() + limit;
         loop {
-            let pod = self.client.get(at)?;
-            if ["Succeeded", "Failed"].contains(&text(&pod, "/status/phase")) {
+            let pod: Pod = self.client.get_as(at)?;
+            if pod.has_ended() {
                 return Ok(pod);
             }
-            let waiting =
-                statuses(&pod).find(|it| NOT_STARTED.contains(&text(it, "/state/waiting/reason")));
-            let why = match waiting {
-                Some(status) => format!(
-                    "{}: {}",
-                    text(status, "/state/waiting/reason"),
-                    text(status, "/state/waiting/message")
-                ),
+            let mut waiting = pod.containers().filter_map(|it| it.state.waiting.as_ref());
+            let why = match waiting.find(|it| NOT_STARTED.contains(&it.reason.as_str())) {
+                Some(waiting) => format!("{}: {}", waiting.reason, waiting.message),
                 None if Instant::now() >= end => format!(
                     "its phase is {:?} after {} s: is the kubelet of {} running?",
-                    text(&pod, "/status/phase"),
+                    pod.status.phase,
                     limit.as_secs(),
                     self.node()
                 ),
@@ -386,16 +385,16 @@ fn warn_of_others(client: &Client, planes: &ControlPlanes) -> Result<(), Error> 
     for sentence in planes.ignored() {
         log::warn!("{}", printable(&sentence));
     }
-    let pods = client.list(&PODS.in_namespace(NAMESPACE), &Selector::labels(LABELS))?;
-    let is_known = |pod: &Value| {
+    let pods = client.list_as::<Pod>(&PODS.in_namespace(NAMESPACE), &Selector::labels(LABELS))?;
+    let is_known = |pod: &Pod| {
         let mut planes = planes.proven.iter();
         planes.any(|plane| plane.has_static_pod(ETCD, pod))
     };
     for pod in pods.items.iter().filter(|pod| !is_known(pod)) {
         log::warn!(
             "the pod {NAMESPACE}/{} on {} is ignored: it has the labels of etcd, but is not the static pod of a recorded control plane",
-            printable(text(pod, "/metadata/name")),
-            printable(text(pod, "/spec/nodeName"))
+            printable(&pod.metadata.name),
+            printable(&pod.spec.node_name)
         );
     }
     Ok(())
@@ -409,28 +408,23 @@ pub struct Ran {
     pub log: String,
 }
 
-fn statuses(pod: &Value) -> impl Iterator<Item = &Value> {
-    let of_init = list(pod, "/status/initContainerStatuses").iter();
-    of_init.chain(list(pod, "/status/containerStatuses"))
-}
-
-fn exit_code(pod: &Value, container: &str) -> Option<i64> {
-    statuses(pod)
-        .find(|it| text(it, "/name") == container)?
-        .pointer("/state/terminated/exitCode")?
-        .as_i64()
+fn exit_code(pod: &Pod, container: &str) -> Option<i64> {
+    let status = pod.containers().find(|it| it.name == container)?;
+    Some(status.state.terminated.as_ref()?.exit_code)
 }
 
 /// Makes the specification of a pod: the image, the user and the certificates of etcd's own pod, on the same node.
-fn spec(node: &str, etcd: &Value, commands: &[(&str, &[&str])]) -> Result<Value, Error> {
-    let container = list(etcd, "/spec/containers").first();
+fn spec(
+    node: &str,
+    (etcd, whole): (&Pod, &Value),
+    commands: &[(&str, &[&str])],
+) -> Result<Value, Error> {
     let unknown = || Error::Refused(format!("the pod of etcd on {node} has no container"));
-    let container = container.ok_or_else(unknown)?;
+    let container = etcd.spec.containers.first().ok_or_else(unknown)?;
     let flag = |name: &str| {
-        let words = ["/command", "/args"].map(|it| list(container, it));
-        let words = words.into_iter().flatten().filter_map(Value::as_str);
         let prefix = format!("--{name}=");
-        words.filter_map(|it| it.strip_prefix(&*prefix)).next_back()
+        let values = container.words().filter_map(|it| it.strip_prefix(&*prefix));
+        values.last()
     };
     let url = flag("listen-client-urls").and_then(|urls| urls.split(',').next());
     let url = url.unwrap_or("https://127.0.0.1:2379");
@@ -440,18 +434,22 @@ fn spec(node: &str, etcd: &Value, commands: &[(&str, &[&str])]) -> Result<Value,
         ("--key", flag("key-file")),
     ];
     let is_needed = |mount: &Value| {
-        let path = format!("{}/", text(mount, "/mountPath").trim_end_matches('/'));
+        let path = mount["mountPath"].as_str().unwrap_or_default();
+        let path = format!("{}/", path.trim_end_matches('/'));
         files
             .iter()
             .any(|(_, file)| file.is_some_and(|file| file.starts_with(&path)))
     };
-    let mut mounts = list(container, "/volumeMounts").to_vec();
+    let spec = &whole["spec"];
+    let list = |list: &Value| list.as_array().cloned().unwrap_or_default();
+    let mut mounts = list(&spec["containers"][0]["volumeMounts"]);
     mounts.retain(is_needed);
     for mount in &mut mounts {
         mount["readOnly"] = true.into();
     }
-    let mut volumes = list(etcd, "/spec/volumes").to_vec();
+    let mut volumes = list(&spec["volumes"]);
     volumes.retain(|volume| mounts.iter().any(|mount| mount["name"] == volume["name"]));
+    let context = spec.get("securityContext");
     let containers = commands.iter().map(|(name, arguments)| {
         let mut command = vec!["etcdctl", "--endpoints", url, "--command-timeout", ETCDCTL_LIMIT];
         for (option, file) in files {
@@ -459,7 +457,7 @@ fn spec(node: &str, etcd: &Value, commands: &[(&str, &[&str])]) -> Result<Value,
         }
         command.extend(*arguments);
         json!({
-            "name": name, "image": container["image"], "imagePullPolicy": "IfNotPresent", "command": command,
+            "name": name, "image": container.image, "imagePullPolicy": "IfNotPresent", "command": command,
             "volumeMounts": mounts,
             "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
         })
@@ -470,7 +468,7 @@ fn spec(node: &str, etcd: &Value, commands: &[(&str, &[&str])]) -> Result<Value,
         "priorityClassName": "system-node-critical", "tolerations": [{"operator": "Exists"}],
         "containers": containers.collect::<Vec<_>>(), "volumes": volumes,
     });
-    if let Some(context) = etcd.pointer("/spec/securityContext") {
+    if let Some(context) = context {
         spec["securityContext"] = context.clone();
     }
     Ok(spec)
@@ -697,7 +695,8 @@ mod tests {
                 "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "certs", "mountPath": "/a/b"}]}],
             "volumes": [{"name": "data", "hostPath": {"path": "/data"}}, {"name": "certs", "hostPath": {"path": "/a/b"}}],
         }});
-        let pod = spec("n", &etcd, &[("list", &["member", "list"])]).unwrap();
+        let pod = serde_json::from_value(etcd.clone()).unwrap();
+        let pod = spec("n", (&pod, &etcd), &[("list", &["member", "list"])]).unwrap();
         let container = &pod["containers"][0];
         let command = "etcdctl --endpoints https://127.0.0.1:2379 --command-timeout 10s --cacert /a/b/ca.crt --cert /a/b/server.crt \
                        --key /a/b/server.key member list";

@@ -12,13 +12,13 @@ use base::text::hex;
 use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, LEASES, Object};
+use kubernetes::objects::Lease;
 use serde_json::{Value, json};
 
 use crate::shell::{
     error::Error,
     progress::{Progress, printable},
 };
-use crate::workspace::objects::text;
 
 /// The name of the Lease.
 const NAME: &str = "firstlight-nodes";
@@ -41,8 +41,10 @@ fn object() -> Object {
     LEASES.in_namespace(NAMESPACE).named(NAME)
 }
 
-fn spec(holder: &str) -> Value {
-    json!({"holderIdentity": holder, "leaseDurationSeconds": VALIDITY.as_secs(), "renewTime": time::micros(SystemTime::now())})
+/// Returns the fields of the Lease that somebody holds.
+fn held_by(holder: &str) -> Value {
+    let now = time::micros(SystemTime::now());
+    json!({"spec": {"holderIdentity": holder, "leaseDurationSeconds": VALIDITY.as_secs(), "renewTime": now}})
 }
 
 impl Lock {
@@ -51,21 +53,22 @@ impl Lock {
         // the operator's name helps the next one, and the random part tells two commands of one operator apart
         let user = std::env::var("USER").unwrap_or_else(|_| "unknown".into());
         let holder = format!("{user}-{} (firstlight {command})", hex(&random::<4>()));
-        let mut seen: Option<(Value, Instant)> = None;
+        let mut seen: Option<(String, Instant)> = None;
         loop {
-            let new = json!({"metadata": {"name": NAME}, "spec": spec(&holder)});
+            let mut new = json!({"metadata": {"name": NAME}});
+            client::merge(&mut new, held_by(&holder));
             if client.create_if_absent(&LEASES.in_namespace(NAMESPACE), &new)? {
                 break;
             }
-            let Some(mut lease) = client.find(&object())? else {
+            let Some((lease, whole)) = client.find_whole::<Lease>(&object())? else {
                 continue;
             };
             // the answer to an earlier try was lost
-            if is_of(&lease, &holder) {
+            if lease.spec.holder_identity == holder {
                 break;
             }
-            let version = &lease["metadata"]["resourceVersion"];
-            let other = printable(text(&lease, "/spec/holderIdentity"));
+            let version = &lease.metadata.resource_version;
+            let other = printable(&lease.spec.holder_identity);
             let (before, since) = seen.get_or_insert_with(|| {
                 progress.phase(format!("waiting whether {other} still runs"));
                 (version.clone(), Instant::now())
@@ -77,8 +80,7 @@ impl Lock {
                 )));
             }
             if since.elapsed() >= VALIDITY {
-                lease["spec"] = spec(&holder);
-                match client.update(&object(), &lease) {
+                match client.write(&object(), Some(whole), held_by(&holder)) {
                     Ok(_) => break,
                     Err(error) if error.is_conflict() || error.is_not_found() => continue,
                     Err(error) => return Err(error.into()),
@@ -102,12 +104,9 @@ impl Lock {
         let (client, holder, stop) = (self.client.clone(), self.holder.clone(), self.stop.clone());
         let renew = move || {
             while !stop.wait(RENEWAL) {
-                let renewed = client.modify(&object(), |lease| {
-                    let is_ours = is_of(lease, &holder);
-                    if is_ours {
-                        lease["spec"] = spec(&holder);
-                    }
-                    is_ours
+                let renewed = client.modify_as(&object(), |lease: Lease, _| {
+                    let is_ours = lease.spec.holder_identity == holder;
+                    is_ours.then(|| held_by(&holder))
                 });
                 // `check` finds out whether the Lease is lost
                 if let Err(error) = renewed {
@@ -122,15 +121,15 @@ impl Lock {
 
     /// Checks before a change that no other command has taken the Lease.
     pub fn check(&self) -> Result<(), Error> {
-        let lease = self.client.within(VALIDITY).find(&object())?;
-        let lease = lease.unwrap_or_default();
-        if is_of(&lease, &self.holder) {
+        let lease = self.client.within(VALIDITY).find_as(&object())?;
+        let lease: Lease = lease.unwrap_or_default();
+        if lease.spec.holder_identity == self.holder {
             Ok(())
         } else {
             Err(Error::Refused(format!(
                 "the Lease {NAMESPACE}/{NAME} is no longer that of this command but of {:?}, because the API server did not answer for \
              {} s, or somebody deleted it: run the command again, which goes on",
-                printable(text(&lease, "/spec/holderIdentity")),
+                printable(&lease.spec.holder_identity),
                 VALIDITY.as_secs()
             )))
         }
@@ -139,17 +138,13 @@ impl Lock {
 
 /// Returns who runs this command, for people: a Lease that was renewed lately, by the clock of this machine.
 pub fn holder(client: &Client, command: &str) -> Result<Option<String>, client::Error> {
-    let lease = client.find(&object())?.unwrap_or_default();
-    let renewed = time::parse(text(&lease, "/spec/renewTime")).unwrap_or(SystemTime::UNIX_EPOCH);
+    let lease: Lease = client.find_as(&object())?.unwrap_or_default();
+    let renewed = time::parse(&lease.spec.renew_time).unwrap_or(SystemTime::UNIX_EPOCH);
     // clocks may differ, so a time to come is late enough
     let is_old = renewed.elapsed().is_ok_and(|age| age > SHOWN);
-    let holder = text(&lease, "/spec/holderIdentity");
+    let holder = lease.spec.holder_identity;
     let is_its = holder.ends_with(&format!("(firstlight {command})"));
-    Ok((is_its && !is_old).then(|| holder.to_owned()))
-}
-
-fn is_of(lease: &Value, holder: &str) -> bool {
-    text(lease, "/spec/holderIdentity") == holder
+    Ok((is_its && !is_old).then_some(holder))
 }
 
 impl Drop for Lock {
@@ -159,10 +154,10 @@ impl Drop for Lock {
             let _ = renewal.join();
         }
         // a Lease that stays ends by itself
-        if let Ok(Some(lease)) = self.client.find(&object())
-            && is_of(&lease, &self.holder)
+        if let Ok(Some(lease)) = self.client.find_as::<Lease>(&object())
+            && lease.spec.holder_identity == self.holder
         {
-            let _ = self.client.delete_as(&object(), &lease);
+            let _ = self.client.delete_as(&object(), &lease.metadata);
         }
     }
 }

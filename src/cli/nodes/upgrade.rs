@@ -14,6 +14,7 @@ use kubernetes::constellation::node_version::{
     self, CLUSTER_VERSION, COMPONENTS, COMPONENTS_ANNOTATION, IMAGE_VERSION, NodeVersion,
 };
 use kubernetes::control_planes::{ControlPlane, StaticPod};
+use kubernetes::objects::ObjectMeta;
 use kubernetes::parameters::KubernetesVersion;
 use kubernetes::{NAMESPACE, kubeadm};
 use serde_json::{Value, json};
@@ -149,7 +150,8 @@ pub fn publish(options: &Options, client: &Client, progress: &Progress) -> Resul
     let driver = Driver::of(client, from == to)?;
 
     let map = kubernetes::components::config_map(&to, &list);
-    let name = map["metadata"]["name"].as_str().unwrap_or_default();
+    let metadata = ObjectMeta::of(&map);
+    let name = metadata.name.as_str();
     let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
     let present = client.find(&maps.named(name))?;
     match &present {
@@ -344,9 +346,9 @@ fn check_etcd(client: &Client, nodes: &[Listed], to: &KubernetesVersion) -> Resu
             uid: node.uid.clone(),
             ..ControlPlane::default()
         };
-        if let StaticPod::Real(pod) = plane.static_pod(client, "etcd")? {
-            let image = pod["spec"]["containers"][0]["image"].as_str();
-            let tag = image.and_then(tag).unwrap_or_default();
+        if let StaticPod::Real(pod, _) = plane.static_pod(client, "etcd")? {
+            let container = pod.spec.containers.first();
+            let tag = container.and_then(|it| tag(&it.image)).unwrap_or_default();
             if is_before_etcd_3_6(tag) {
                 old.push(printable(&format!("{} ({tag})", node.name)));
             }

@@ -11,8 +11,8 @@ use base::machines::Role;
 use kubernetes::client::{Client, NODES, Selector};
 use kubernetes::control_planes::is_labelled;
 use kubernetes::machine_record::{self, MachineRecord};
+use kubernetes::objects::NodeObject;
 use kubernetes::services;
-use serde_json::{Value, json};
 
 /// The kinds of addresses, in the order in which they are tried.
 const KINDS: [&str; 2] = ["InternalIP", "ExternalIP"];
@@ -52,7 +52,7 @@ fn save(client: &Client, path: &Path) -> Result<(), Error> {
 
 /// Returns the nodes of the cluster, control planes first, with the keys in their records.
 fn list(client: &Client) -> Result<Vec<KnownNode>, Error> {
-    let nodes = client.list_keeping(&NODES.all(), &Selector::default(), only_needed)?;
+    let nodes = client.list_as::<NodeObject>(&NODES.all(), &Selector::default())?;
     let records = machine_record::of_nodes(client)?;
     let records = records.into_iter().map(|it| (it.node.clone(), it));
     let records: BTreeMap<String, MachineRecord> = records.collect();
@@ -69,27 +69,13 @@ fn list(client: &Client) -> Result<Vec<KnownNode>, Error> {
     Ok(nodes)
 }
 
-/// The list of the images on a node is most of its object.
-fn only_needed(node: Value) -> Value {
-    json!({
-        "metadata": {"name": node["metadata"]["name"], "labels": node["metadata"]["labels"]},
-        "status": {"addresses": node["status"]["addresses"]},
-    })
-}
-
-fn read(node: &Value, records: &BTreeMap<String, MachineRecord>) -> KnownNode {
-    let name = node["metadata"]["name"].as_str().unwrap_or_default();
+fn read(node: &NodeObject, records: &BTreeMap<String, MachineRecord>) -> KnownNode {
+    let name = &node.metadata.name;
     let record = records.get(name);
     // The label only stands in for a record that an old cluster lacks: the role orders a recovery, and each node proves itself in it.
     let is_control_plane = record.map_or_else(|| is_labelled(node), |it| it.control_plane);
-    let all = node["status"]["addresses"].as_array();
-    let of_kind = |kind: &'static str| {
-        let all = all.into_iter().flatten();
-        all.filter(move |address| address["type"] == kind)
-            .filter_map(|address| address["address"].as_str())
-    };
     KnownNode {
-        name: name.into(),
+        name: name.clone(),
         role: if is_control_plane {
             Role::ControlPlane
         } else {
@@ -97,7 +83,7 @@ fn read(node: &Value, records: &BTreeMap<String, MachineRecord>) -> KnownNode {
         },
         addresses: KINDS
             .into_iter()
-            .flat_map(of_kind)
+            .flat_map(|kind| node.addresses(kind))
             .map(str::to_owned)
             .take(MAX_ADDRESSES)
             .collect(),
@@ -108,6 +94,7 @@ fn read(node: &Value, records: &BTreeMap<String, MachineRecord>) -> KnownNode {
 #[cfg(test)]
 mod tests {
     use kubernetes::control_planes::ROLE_LABEL;
+    use serde_json::json;
     use verifier::KeyName;
 
     use super::*;
@@ -139,9 +126,10 @@ mod tests {
                 .into(),
             key: Some(key),
         };
-        let node = only_needed(node);
+        let node: NodeObject = serde_json::from_value(node).unwrap();
         assert_eq!(read(&node, &of(record)), expected);
-        assert_eq!(read(&json!({}), &BTreeMap::new()).role, Role::Worker);
+        let empty = NodeObject::default();
+        assert_eq!(read(&empty, &BTreeMap::new()).role, Role::Worker);
         // a label does not change what a record says
         assert_eq!(
             read(&node, &of(MachineRecord::default())).role,

@@ -70,7 +70,7 @@ impl PolicyOptions {
 
 /// What a machine must be.
 #[derive(Debug)]
-pub struct Expected {
+pub struct Expectation {
     /// The attestation policy that the machine must meet.
     pub policy: PathBuf,
     /// The attestation variant of the machine.
@@ -83,14 +83,14 @@ pub struct Expected {
     pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
 }
 
-impl Expected {
+impl Expectation {
     /// Returns what the command line says.
     pub fn of(
         policy: PolicyOptions,
         keys: KeyOptions,
         cluster: ClusterOptions,
-    ) -> Result<Expected, Error> {
-        Ok(Expected {
+    ) -> Result<Expectation, Error> {
+        Ok(Expectation {
             variant: policy.variant()?,
             policy: policy.policy,
             keys: keys.attestation_key,
@@ -100,14 +100,10 @@ impl Expected {
     }
 
     /// Reads the policy for machines of this variant, which also accepts the keys in the state file, and the cluster's ID.
-    pub fn read(
-        &self,
-        variant: &Variant,
-    ) -> Result<(Policy, Option<[u8; CLUSTER_ID_LEN]>), Error> {
+    pub fn read(&self, variant: &Variant) -> Result<(Policy, Option<[u8; CLUSTER_ID_LEN]>), Error> {
         let state = State::find(&self.state)?;
         let known = state.iter().flat_map(|state| &state.attestation_keys);
-        let policy =
-            connect::read_policy_with(variant, &self.policy, &self.keys, known.copied())?;
+        let policy = connect::read_policy_with(variant, &self.policy, &self.keys, known.copied())?;
         let of_state = state.as_ref().and_then(|state| state.cluster_id);
         Ok((policy, self.cluster_id.or(of_state)))
     }

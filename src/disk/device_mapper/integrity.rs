@@ -406,10 +406,7 @@ mod tests {
             (with(63, 1), "byte 63 is 0x01"),
             (with(4095, 1), "byte 4095 is 0x01"),
             (with(12, 0), "journal has 0 sections"),
-            (
-                with(12, 16),
-                "journal has 16 sections, expected at most 15",
-            ),
+            (with(12, 16), "journal has 16 sections, expected at most 15"),
             (with(15, 1), "journal has 16777231 sections"),
         ];
         for (bytes, reason) in cases {

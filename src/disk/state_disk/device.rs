@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::Error;
 use super::mark::{Mark, mark, serial};
+use base::boot::timeline::Timeline;
+use base::file::sorted_names;
 use base::machines::Cloud;
 use base::stop::Stop;
-use base::file::sorted_names;
-use base::boot::timeline::Timeline;
 
 /// The serial number that marks the state disk among a VM's virtio disks.
 const SERIAL: &str = "state";

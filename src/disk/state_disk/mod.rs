@@ -92,7 +92,9 @@ impl std::fmt::Display for Error {
             Error::DeviceMapper(error) => error.fmt(f),
             Error::Filesystem(error) => error.fmt(f),
             Error::NodeState(error) => error.fmt(f),
-            Error::Io(action, path, error) => write!(f, "cannot {action} {}: {error}", path.display()),
+            Error::Io(action, path, error) => {
+                write!(f, "cannot {action} {}: {error}", path.display())
+            }
             Error::Stopped(what) => {
                 write!(
                     f,

@@ -144,9 +144,9 @@ impl Chain<'_> {
         }
         if has(leaf.serial())? {
             let number = crate::hex(leaf.serial());
-            return Err(
-                Kind::Revoked.because(format!("it is revoked: the {LIST} contains its number {number}"))
-            );
+            return Err(Kind::Revoked.because(format!(
+                "it is revoked: the {LIST} contains its number {number}"
+            )));
         }
         Ok(())
     }

@@ -385,7 +385,8 @@ impl Chain<'_> {
                 .map(RevocationOptionsBuilder::build)
         });
         let revocation = revocation.transpose();
-        let revocation = revocation.map_err(|_| Kind::Collateral.because("the collateral has no CRL"))?;
+        let revocation =
+            revocation.map_err(|_| Kind::Collateral.because("the collateral has no CRL"))?;
         let path = certificate
             .verify_for_usage(
                 SIGNATURES,

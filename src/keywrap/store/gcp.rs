@@ -181,9 +181,8 @@ mod tests {
 
     #[test]
     fn each_status_says_what_to_do_and_whether_to_wait() {
-        let of = |status, message: &str| {
-            refusal(status, message, "text".into(), "PERMISSION", "ORIGIN")
-        };
+        let of =
+            |status, message: &str| refusal(status, message, "text".into(), "PERMISSION", "ORIGIN");
         let passing = [408, 429, 500, 503].map(|status| (status, ""));
         let lasting = [
             (401, "", "token of ORIGIN"),

@@ -238,7 +238,9 @@ impl TokenFile {
                 Ok(token)
             }
             (Err(error), Some((token, _))) => {
-                log::warn!("cannot read the new token for the API server, so the old one stays in use: {error}");
+                log::warn!(
+                    "cannot read the new token for the API server, so the old one stays in use: {error}"
+                );
                 self.read = Some((token.clone(), Instant::now()));
                 Ok(token)
             }

@@ -1,4 +1,5 @@
-//! A blocking client of the Kubernetes API: HTTP/1.1 over TLS, JSON, objects as [`serde_json::Value`].
+//! A blocking client of the Kubernetes API: HTTP/1.1 over TLS, JSON. Objects are read as types ([`ObjectKind`]), or whole as
+//! [`serde_json::Value`].
 //!
 //! [`ApiAccess`] describes how to reach a cluster, [`Resource`] and [`Object`] are paths in its API,
 //! [`Client`] has the verbs, and [`Watch`] follows a collection.
@@ -19,6 +20,7 @@
 
 mod config;
 mod error;
+pub mod objects;
 mod resource;
 mod watch;
 
@@ -26,8 +28,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
@@ -39,11 +43,13 @@ use transport::dial;
 
 pub use config::{ApiAccess, SERVICE_ACCOUNT};
 pub use error::{ApiStatus, Distrust, Error};
+pub use objects::wipe;
 pub use resource::*;
 pub use watch::{CollectionEvent, Watch};
 
 use config::{Credentials, TokenFile};
 use error::Status;
+use objects::ObjectMeta;
 use resource::escaped;
 
 /// The field manager of the fields that Firstlight applies.
@@ -103,21 +109,29 @@ pub struct Selector {
 
 /// The objects of a collection at one version.
 #[derive(Debug)]
-pub struct List {
+pub struct List<T = Value> {
     /// The objects. Objects in a list have no `kind` and `apiVersion`.
-    pub items: Vec<Value>,
+    pub items: Vec<T>,
     /// The version at which a [`Watch`] can continue.
     pub resource_version: String,
 }
 
-/// Wipes every text in an object that contains a secret.
-pub fn wipe(value: &mut Value) {
-    match value {
-        Value::String(text) => text.zeroize(),
-        Value::Array(items) => items.iter_mut().for_each(wipe),
-        Value::Object(fields) => fields.values_mut().for_each(wipe),
-        _ => {}
-    }
+/// A page of a list, with the marker of the next one.
+#[derive(Deserialize)]
+struct Page {
+    #[serde(default)]
+    metadata: ListMeta,
+    // Go encodes an empty list as null, but never leaves it out
+    #[serde(deserialize_with = "Option::deserialize")]
+    items: Option<Vec<Value>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ListMeta {
+    resource_version: String,
+    #[serde(rename = "continue")]
+    go_on: String,
 }
 
 /// One request to the server.
@@ -189,32 +203,85 @@ impl Client {
 
     /// Reads an object.
     pub fn get(&self, object: &Object) -> Result<Value, Error> {
-        self.json(&Request::new("get", object, "GET", object.path()))
+        self.get_as(object)
     }
 
     /// Reads an object; `None` if it does not exist.
     pub fn find(&self, object: &Object) -> Result<Option<Value>, Error> {
-        match self.get(object) {
-            Ok(found) => Ok(Some(found)),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.find_as(object)
+    }
+
+    /// Reads an object as its type.
+    pub fn get_as<K: ObjectKind>(&self, object: &Object) -> Result<K, Error> {
+        object.resource().check::<K>();
+        let request = Request::new("get", object, "GET", object.path());
+        read(&request, self.json(&request)?)
+    }
+
+    /// Reads an object as its type; `None` if it does not exist.
+    pub fn find_as<K: ObjectKind>(&self, object: &Object) -> Result<Option<K>, Error> {
+        found(self.get_as(object))
+    }
+
+    /// Reads an object as its type, and whole, so that it can be written back with the fields that the type does not have.
+    pub fn find_whole<K: ObjectKind>(&self, object: &Object) -> Result<Option<(K, Value)>, Error> {
+        found(self.get_whole(object))
+    }
+
+    fn get_whole<K: ObjectKind>(&self, object: &Object) -> Result<(K, Value), Error> {
+        object.resource().check::<K>();
+        let request = Request::new("get", object, "GET", object.path());
+        let whole: Value = self.json(&request)?;
+        Ok((read(&request, whole.clone())?, whole))
     }
 
     /// Lists the objects of a collection. They are fetched in pages, but all of the same version.
     pub fn list(&self, collection: &Collection, selector: &Selector) -> Result<List, Error> {
-        self.list_keeping(collection, selector, |object| object)
+        self.list_as(collection, selector)
     }
 
-    /// Lists the objects as [`Client::list`] does, and reduces each by `keep`, so that a large
-    /// collection is never completely in memory.
-    pub fn list_keeping(
+    /// Lists the objects of a collection as their type.
+    pub fn list_as<K: ObjectKind>(
         &self,
         collection: &Collection,
         selector: &Selector,
-        keep: fn(Value) -> Value,
-    ) -> Result<List, Error> {
+    ) -> Result<List<K>, Error> {
+        self.list_keeping::<K, K>(collection, selector, |object| object)
+    }
+
+    /// Lists the objects as [`Client::list_as`] does, and reduces each by `keep`, so that a large
+    /// collection is never completely in memory.
+    pub fn list_keeping<K: ObjectKind, U>(
+        &self,
+        collection: &Collection,
+        selector: &Selector,
+        keep: fn(K) -> U,
+    ) -> Result<List<U>, Error> {
+        collection.resource().check::<K>();
         let mut items = Vec::new();
+        let resource_version = self.pages(collection, selector, &mut |page, is_first| {
+            let page: Page = serde_json::from_slice(page)?;
+            if is_first {
+                items.clear();
+            }
+            for item in page.items.into_iter().flatten() {
+                items.push(keep(K::read(item).ok_or_else(no_object)?));
+            }
+            Ok(page.metadata)
+        })?;
+        Ok(List {
+            items,
+            resource_version,
+        })
+    }
+
+    /// Reads the pages of a list. Returns its version. Each page goes to `take`, with whether the list begins with it, also again.
+    fn pages(
+        &self,
+        collection: &Collection,
+        selector: &Selector,
+        take: &mut dyn FnMut(&[u8], bool) -> serde_json::Result<ListMeta>,
+    ) -> Result<String, Error> {
         let mut go_on = String::new();
         let (mut lists, mut limit) = (1, PAGE);
         loop {
@@ -228,10 +295,13 @@ impl Client {
                 limit: if limit > 1 { MAX_PAGE } else { MAX_ANSWER },
                 ..Request::new("list", collection, "GET", path)
             };
-            let mut page = match self.json(&request) {
+            let page = self.bytes(&request).and_then(|page| {
+                let taken = take(&page, go_on.is_empty());
+                taken.map_err(|error| unreadable(&request, &page, &error))
+            });
+            let page = match page {
                 Err(error) if error.is_expired() && lists < LISTS => {
                     lists += 1;
-                    items.clear();
                     go_on.clear();
                     continue;
                 }
@@ -242,46 +312,36 @@ impl Client {
                 page => page?,
             };
             limit = PAGE.min(2 * limit);
-            let Some(Value::Array(more)) = page.get_mut("items").map(Value::take) else {
-                // Go encodes an empty list as null.
-                return match page.get("items") {
-                    Some(Value::Null) => Ok(List {
-                        items,
-                        resource_version: version(&page),
-                    }),
-                    _ => Err(Error::Answer {
-                        request: request.name(),
-                        problem: "it has no items".into(),
-                    }),
-                };
-            };
-            items.extend(more.into_iter().map(keep));
-            go_on = page
-                .pointer("/metadata/continue")
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned();
+            go_on = page.go_on;
             if go_on.is_empty() {
-                return Ok(List {
-                    items,
-                    resource_version: version(&page),
-                });
+                return Ok(page.resource_version);
             }
         }
     }
 
     /// Creates an object, which contains its name. [`Client::create_subresource`] creates subresources (`pods/eviction`).
     pub fn create(&self, collection: &Collection, object: &Value) -> Result<Value, Error> {
+        self.create_as(collection, object)
+    }
+
+    /// Creates an object as [`Client::create`] does, and returns it as its type.
+    pub fn create_as<K: ObjectKind>(
+        &self,
+        collection: &Collection,
+        object: &Value,
+    ) -> Result<K, Error> {
+        collection.resource().check::<K>();
         let name = object
             .pointer("/metadata/name")
             .and_then(Value::as_str)
             .unwrap_or_default();
         let what = collection.named(name);
         let path = format!("{}?fieldManager={FIELD_MANAGER}", collection.path());
-        self.json(&Request {
+        let request = Request {
             body: Some(("application/json", object)),
             ..Request::once("create", &what, "POST", path)
-        })
+        };
+        read(&request, self.json(&request)?)
     }
 
     /// Creates an object unless one with its name exists, whatever that one contains. Returns whether it was created. The result is
@@ -395,6 +455,48 @@ impl Client {
         }
     }
 
+    /// Reads an object, merges fields into it, and writes it back. Starts again after a conflict. `change` gets what was read, also whole,
+    /// and returns the fields as in [`Client::merge`]; `None` if there is nothing to write.
+    pub fn modify_as<K: ObjectKind>(
+        &self,
+        object: &Object,
+        mut change: impl FnMut(K, &Value) -> Option<Value>,
+    ) -> Result<(), Error> {
+        let client = self.until(Instant::now() + self.time);
+        let mut conflicts = 0;
+        loop {
+            let (read, whole) = client.get_whole(object)?;
+            let Some(fields) = change(read, &whole) else {
+                return Ok(());
+            };
+            match client.write(object, Some(whole), fields) {
+                Err(error) if error.is_conflict() && conflicts < CONFLICTS => conflicts += 1,
+                outcome => return outcome.map(drop),
+            }
+        }
+    }
+
+    /// Merges fields into an object as it was read, and writes it back; creates it if there was none. Fails with a conflict if it was
+    /// changed meanwhile.
+    pub fn write(
+        &self,
+        object: &Object,
+        read: Option<Value>,
+        fields: Value,
+    ) -> Result<Value, Error> {
+        match read {
+            Some(mut whole) => {
+                merge(&mut whole, fields);
+                self.update(object, &whole)
+            }
+            None => {
+                let mut new = json!({"metadata": {"name": object.name()}});
+                merge(&mut new, fields);
+                self.create(&object.collection(), &new)
+            }
+        }
+    }
+
     /// Merges fields into an object; null removes a field (RFC 7396).
     pub fn merge(&self, object: &Object, patch: &Value) -> Result<Value, Error> {
         self.patch(
@@ -460,8 +562,8 @@ impl Client {
     /// Deletes an object, and in the background its dependents.
     pub fn delete(&self, object: &Object) -> Result<(), Error> {
         let path = format!("{}?propagationPolicy=Background", object.path());
-        self.json(&Request::new("delete", object, "DELETE", path))
-            .map(|_| ())
+        self.json::<Value>(&Request::new("delete", object, "DELETE", path))
+            .map(drop)
     }
 
     /// Deletes an object if it exists. Returns whether it did.
@@ -474,15 +576,13 @@ impl Client {
     }
 
     /// Deletes an object if it is unchanged since it was read. Returns whether it was.
-    pub fn delete_as(&self, object: &Object, read: &Value) -> Result<bool, Error> {
-        let of = |field: &str| read.pointer(field).cloned().unwrap_or_default();
-        let preconditions =
-            json!({"uid": of("/metadata/uid"), "resourceVersion": of("/metadata/resourceVersion")});
+    pub fn delete_as(&self, object: &Object, read: &ObjectMeta) -> Result<bool, Error> {
         let options = json!({
-            "apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background", "preconditions": preconditions,
+            "apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background",
+            "preconditions": {"uid": read.uid, "resourceVersion": read.resource_version},
         });
         let request = Request::new("delete", object, "DELETE", object.path());
-        match self.json(&Request {
+        match self.json::<Value>(&Request {
             body: Some(("application/json", &options)),
             ..request
         }) {
@@ -503,12 +603,14 @@ impl Client {
 
     /// Returns the server's version, such as `v1.34.4`.
     pub fn version(&self) -> Result<String, Error> {
-        let version = self.json(&Request::new("get", &"/version", "GET", "/version".into()))?;
-        let text = version.get("gitVersion").and_then(Value::as_str);
-        text.map(str::to_owned).ok_or_else(|| Error::Answer {
-            request: "get /version".into(),
-            problem: "it has no gitVersion".into(),
-        })
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Version {
+            git_version: String,
+        }
+        let request = Request::new("get", &"/version", "GET", "/version".into());
+        let version: Version = self.json(&request)?;
+        Ok(version.git_version)
     }
 
     /// Resolves the server's name, for commands that a person runs: a name without an address is an error at once, because the
@@ -575,16 +677,8 @@ impl Client {
     }
 
     /// Sends a request, repeats it according to the module's table, and returns the answer.
-    fn json(&self, request: &Request) -> Result<Value, Error> {
-        let answer = self.bytes(request)?;
-        serde_json::from_slice(&answer).map_err(|error| Error::Answer {
-            request: request.name(),
-            problem: if is_page(&answer) {
-                PAGE_OF_HTML.to_owned()
-            } else {
-                error.to_string()
-            },
-        })
+    fn json<T: DeserializeOwned>(&self, request: &Request) -> Result<T, Error> {
+        parsed(request, &self.bytes(request)?)
     }
 
     fn bytes(&self, request: &Request) -> Result<Zeroizing<Vec<u8>>, Error> {
@@ -824,12 +918,61 @@ fn query(key: &str, value: &str) -> String {
     }
 }
 
-fn version(object: &Value) -> String {
-    object
-        .pointer("/metadata/resourceVersion")
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-        .to_owned()
+fn found<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
+    match read {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn read<K: ObjectKind>(request: &Request, object: Value) -> Result<K, Error> {
+    K::read(object).ok_or_else(|| unreadable(request, &[], &no_object()))
+}
+
+fn no_object() -> serde_json::Error {
+    serde::de::Error::custom("expected an object")
+}
+
+fn parsed<T: DeserializeOwned>(request: &Request, answer: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(answer).map_err(|error| unreadable(request, answer, &error))
+}
+
+fn unreadable(request: &Request, answer: &[u8], error: &serde_json::Error) -> Error {
+    Error::Answer {
+        request: request.name(),
+        problem: if is_page(answer) {
+            PAGE_OF_HTML.to_owned()
+        } else {
+            error.to_string()
+        },
+    }
+}
+
+/// Merges fields into a value; null removes a field (RFC 7396).
+pub fn merge(value: &mut Value, patch: Value) {
+    let Value::Object(patch) = patch else {
+        *value = patch;
+        return;
+    };
+    if !value.is_object() {
+        *value = json!({});
+    }
+    for (name, part) in patch {
+        if part.is_null() {
+            value
+                .as_object_mut()
+                .and_then(|fields| fields.remove(&name));
+        } else {
+            merge(&mut value[name], part);
+        }
+    }
+}
+
+/// Returns the version of an object as the API server has returned it.
+pub fn version_of(object: &Value) -> &str {
+    let version = object.pointer("/metadata/resourceVersion");
+    version.and_then(Value::as_str).unwrap_or_default()
 }
 
 /// What an answer is that no API server sends.

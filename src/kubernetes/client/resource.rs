@@ -15,6 +15,23 @@ pub struct Resource {
     namespaced: bool,
 }
 
+/// Objects as a type, which has the fields that are read ([`objects`](crate::objects)).
+pub trait ObjectKind: Sized {
+    /// The kinds of the API that it is read from. Empty for any.
+    const RESOURCES: &'static [Resource];
+
+    /// Takes the fields out of an object; `None` if the JSON is no object.
+    fn read(object: Value) -> Option<Self>;
+}
+
+impl ObjectKind for Value {
+    const RESOURCES: &'static [Resource] = &[];
+
+    fn read(object: Value) -> Option<Value> {
+        Some(object)
+    }
+}
+
 /// An object, or a subresource of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Object {
@@ -61,6 +78,22 @@ pub const CERTIFICATE_SIGNING_REQUESTS: Resource =
 /// SelfSubjectReviews: who the caller is.
 pub const SELF_SUBJECT_REVIEWS: Resource =
     Resource::cluster("authentication.k8s.io", "v1", "selfsubjectreviews");
+/// TokenReviews: whose a token is.
+pub const TOKEN_REVIEWS: Resource =
+    Resource::cluster("authentication.k8s.io", "v1", "tokenreviews");
+/// The addresses of Services.
+pub const ENDPOINT_SLICES: Resource =
+    Resource::namespaced("discovery.k8s.io", "v1", "endpointslices");
+/// PersistentVolumes.
+pub const PERSISTENT_VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
+/// PersistentVolumeClaims.
+pub const PERSISTENT_VOLUME_CLAIMS: Resource =
+    Resource::namespaced("", "v1", "persistentvolumeclaims");
+/// VolumeAttachments: which volume is attached to which node.
+pub const VOLUME_ATTACHMENTS: Resource =
+    Resource::cluster("storage.k8s.io", "v1", "volumeattachments");
+/// CSIDrivers: the objects that name drivers of volumes.
+pub const CSI_DRIVERS: Resource = Resource::cluster("storage.k8s.io", "v1", "csidrivers");
 /// Leases.
 pub const LEASES: Resource = Resource::namespaced("coordination.k8s.io", "v1", "leases");
 /// NetworkPolicies.
@@ -102,6 +135,8 @@ pub const NODE_VERSIONS: Resource =
 /// PendingNodes of Constellation.
 pub const PENDING_NODES: Resource =
     Resource::cluster("update.edgeless.systems", "v1alpha1", "pendingnodes");
+/// CiliumNodes: what Cilium knows of each node.
+pub const CILIUM_NODES: Resource = Resource::cluster("cilium.io", "v2", "ciliumnodes");
 /// ScalingGroups of Constellation.
 pub const SCALING_GROUPS: Resource =
     Resource::cluster("update.edgeless.systems", "v1alpha1", "scalinggroups");
@@ -173,6 +208,15 @@ impl Resource {
             name: name.into(),
             subresource: None,
         }
+    }
+
+    /// Panics in a test if a program reads such objects as another type.
+    pub(super) fn check<K: ObjectKind>(&self) {
+        debug_assert!(
+            K::RESOURCES.is_empty() || K::RESOURCES.contains(self),
+            "{self} are not read as {}",
+            std::any::type_name::<K>()
+        );
     }
 
     /// Returns the objects of all namespaces.

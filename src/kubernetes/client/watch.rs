@@ -17,7 +17,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::Status;
-use super::{ApiStatus, Client, Collection, Error, List, Request, Selector, query, version};
+use super::{
+    ApiStatus, Client, Collection, Error, List, ListMeta, ObjectKind, Request, Selector, no_object,
+    query,
+};
 use base::backoff::Backoff;
 use base::text::quoted;
 
@@ -32,24 +35,29 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// An event of a collection.
 #[derive(Debug, Clone, PartialEq)]
-pub enum CollectionEvent {
+pub enum CollectionEvent<T = Value> {
     /// All objects: at first, and after changes were missed. An object that is not in the list no longer exists.
-    Listed(Vec<Value>),
+    Listed(Vec<T>),
     /// A new object.
-    Added(Value),
+    Added(T),
     /// The new state of an object.
-    Modified(Value),
+    Modified(T),
     /// The last state of a deleted object.
-    Deleted(Value),
+    Deleted(T),
 }
 
-/// Follows a collection until its client is stopped.
-pub struct Watch {
+/// Follows a collection until its client is stopped: reads each object as `K`, and reduces it to `T`.
+pub struct Watch<K = Value, T = K> {
+    changes: Changes,
+    keep: fn(K) -> T,
+}
+
+/// The changes of a collection, as lines of JSON.
+struct Changes {
     client: Client,
     collection: Collection,
     selector: Selector,
     round: Duration,
-    keep: fn(Value) -> Value,
     /// Empty if the watch has to start with a list.
     version: String,
     stream: Option<BufReader<http::BodyReader>>,
@@ -58,51 +66,53 @@ pub struct Watch {
 
 impl Client {
     /// Follows a collection: its objects, and then each change.
-    pub fn watch(&self, collection: &Collection, selector: &Selector) -> Watch {
+    pub fn watch<K: ObjectKind>(&self, collection: &Collection, selector: &Selector) -> Watch<K> {
+        collection.resource().check::<K>();
         Watch {
-            client: self.clone(),
-            collection: collection.clone(),
-            selector: selector.clone(),
-            round: ROUND,
+            changes: Changes {
+                client: self.clone(),
+                collection: collection.clone(),
+                selector: selector.clone(),
+                round: ROUND,
+                version: String::new(),
+                stream: None,
+                backoff: backoff(),
+            },
             keep: |object| object,
-            version: String::new(),
-            stream: None,
-            backoff: backoff(),
         }
     }
 }
 
-impl Watch {
+impl<K: ObjectKind, T> Watch<K, T> {
     /// Starts with the changes after this version, without a list.
-    pub fn from_version(self, version: &str) -> Watch {
-        Watch {
-            version: version.into(),
-            ..self
-        }
+    pub fn from_version(mut self, version: &str) -> Watch<K, T> {
+        self.changes.version = version.into();
+        self
     }
 
     /// Sets the duration of a stream, in whole seconds.
-    pub fn with_round(self, round: Duration) -> Watch {
-        Watch {
-            round: round.max(Duration::from_secs(1)),
-            ..self
-        }
+    pub fn with_round(mut self, round: Duration) -> Watch<K, T> {
+        self.changes.round = round.max(Duration::from_secs(1));
+        self
     }
 
     /// Reduces each object by `keep` when it is read, for large collections of large objects.
-    pub fn keeping(self, keep: fn(Value) -> Value) -> Watch {
-        Watch { keep, ..self }
+    pub fn keeping<U>(self, keep: fn(K) -> U) -> Watch<K, U> {
+        Watch {
+            changes: self.changes,
+            keep,
+        }
     }
 
     /// Returns the version up to which all events are known.
     pub fn version(&self) -> &str {
-        &self.version
+        &self.changes.version
     }
 
     /// Waits for the next event and returns it. Temporary errors are logged and waited out. Permanent errors and [`Error::Stopped`]
     /// are returned. After an error, this may be called again.
     #[allow(clippy::should_implement_trait)] // never ends by itself, so it is not an iterator
-    pub fn next(&mut self) -> Result<CollectionEvent, Error> {
+    pub fn next(&mut self) -> Result<CollectionEvent<T>, Error> {
         loop {
             match self.step(None) {
                 Ok(Some(event)) => return Ok(event),
@@ -113,10 +123,10 @@ impl Watch {
     }
 
     /// Waits up to `time` for the next event; `None` if there is none.
-    pub fn next_within(&mut self, time: Duration) -> Result<Option<CollectionEvent>, Error> {
+    pub fn next_within(&mut self, time: Duration) -> Result<Option<CollectionEvent<T>>, Error> {
         let deadline = Instant::now() + time;
         // A stream that is open already was opened for a whole round.
-        self.stream = None;
+        self.changes.stream = None;
         while Instant::now() < deadline {
             if let Some(event) = self.step(Some(deadline))? {
                 return Ok(Some(event));
@@ -126,39 +136,58 @@ impl Watch {
     }
 
     /// Does one step: a list, the opening of a stream, or one line of it.
-    fn step(&mut self, deadline: Option<Instant>) -> Result<Option<CollectionEvent>, Error> {
-        if self.client.is_stopped() {
+    fn step(&mut self, deadline: Option<Instant>) -> Result<Option<CollectionEvent<T>>, Error> {
+        if self.changes.client.is_stopped() {
             return Err(Error::Stopped);
         }
-        let outcome = if self.version.is_empty() {
+        let outcome = if self.changes.version.is_empty() {
             self.list().map(Some)
-        } else if self.stream.is_none() {
-            self.open(deadline).map(|()| None)
+        } else if self.changes.stream.is_none() {
+            self.changes.open(deadline).map(|()| None)
         } else {
-            self.line()
+            match self.changes.next_change() {
+                Ok(Some((change, line))) => self.event(change, &line).map(Some),
+                other => other.map(|_| None),
+            }
         };
         match outcome {
             Ok(event) => {
                 if event.is_some() {
-                    self.backoff = backoff();
+                    self.changes.backoff = backoff();
                 }
                 Ok(event)
             }
-            Err(error) => self.failed(error, deadline),
+            Err(error) => self.changes.failed(error, deadline).map(|()| None),
         }
     }
 
-    fn list(&mut self) -> Result<CollectionEvent, Error> {
+    fn list(&mut self) -> Result<CollectionEvent<T>, Error> {
+        let changes = &mut self.changes;
         let List {
             items,
             resource_version,
-        } = self
+        } = changes
             .client
-            .list_keeping(&self.collection, &self.selector, self.keep)?;
-        self.version = resource_version;
+            .list_keeping(&changes.collection, &changes.selector, self.keep)?;
+        changes.version = resource_version;
         Ok(CollectionEvent::Listed(items))
     }
 
+    fn event(&self, change: Change, line: &[u8]) -> Result<CollectionEvent<T>, Error> {
+        let event: WatchEvent<Value> = serde_json::from_slice(line)
+            .map_err(|error| self.changes.invalid(NoEvent::Json(error)))?;
+        let object = K::read(event.object)
+            .ok_or_else(|| self.changes.invalid(NoEvent::Json(no_object())))?;
+        let object = (self.keep)(object);
+        Ok(match change {
+            Change::Added => CollectionEvent::Added(object),
+            Change::Modified => CollectionEvent::Modified(object),
+            Change::Deleted => CollectionEvent::Deleted(object),
+        })
+    }
+}
+
+impl Changes {
     fn open(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         let round = format!("&timeoutSeconds={}", self.round.as_secs());
         let path = format!(
@@ -185,11 +214,22 @@ impl Watch {
         Ok(())
     }
 
-    fn line(&mut self) -> Result<Option<CollectionEvent>, Error> {
+    fn request(&self) -> String {
+        format!("watch {}", self.collection)
+    }
+
+    fn invalid(&self, problem: NoEvent) -> Error {
+        Error::Answer {
+            request: self.request(),
+            problem: problem.to_string(),
+        }
+    }
+
+    /// Reads a line. Returns what happened, and the line, which has the object; `None` if nothing did.
+    fn next_change(&mut self) -> Result<Option<(Change, Vec<u8>)>, Error> {
         let Some(stream) = &mut self.stream else {
             return Ok(None);
         };
-        let request = || format!("watch {}", self.collection);
         let mut line = Vec::new();
         match read_line(stream, &mut line) {
             Ok(true) => {}
@@ -200,35 +240,20 @@ impl Watch {
             }
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return Err(Error::Answer {
-                    request: request(),
+                    request: self.request(),
                     problem: error.to_string(),
                 });
             }
             Err(error) => {
-                log::debug!("{}: {error}", request());
+                log::debug!("{}: {error}", self.request());
                 self.stream = None;
                 return Ok(None);
             }
         }
-        let frame = parse(&line).map_err(|problem| Error::Answer {
-            request: request(),
-            problem: problem.to_string(),
-        })?;
-        match frame {
-            Frame::Change(event, version) => {
+        match parse(&line).map_err(|problem| self.invalid(problem))? {
+            Frame::Change(change, version) => {
                 self.version = version;
-                Ok(Some(match event {
-                    CollectionEvent::Listed(objects) => {
-                        CollectionEvent::Listed(objects.into_iter().map(self.keep).collect())
-                    }
-                    CollectionEvent::Added(object) => CollectionEvent::Added((self.keep)(object)),
-                    CollectionEvent::Modified(object) => {
-                        CollectionEvent::Modified((self.keep)(object))
-                    }
-                    CollectionEvent::Deleted(object) => {
-                        CollectionEvent::Deleted((self.keep)(object))
-                    }
-                }))
+                Ok(Some((change, line)))
             }
             Frame::Bookmark(version) => {
                 self.version = version;
@@ -237,7 +262,7 @@ impl Watch {
             Frame::Error(status) => {
                 let code = status.code;
                 Err(Error::Refused(Box::new(ApiStatus::new(
-                    request(),
+                    self.request(),
                     code,
                     status,
                     None,
@@ -247,11 +272,7 @@ impl Watch {
     }
 
     /// Waits after a temporary error. Returns other errors.
-    fn failed(
-        &mut self,
-        error: Error,
-        deadline: Option<Instant>,
-    ) -> Result<Option<CollectionEvent>, Error> {
+    fn failed(&mut self, error: Error, deadline: Option<Instant>) -> Result<(), Error> {
         self.stream = None;
         if self.client.is_stopped() {
             return Err(Error::Stopped);
@@ -259,7 +280,7 @@ impl Watch {
         if error.is_expired() {
             log::debug!("{error}: listing again");
             self.version = String::new();
-            return Ok(None);
+            return Ok(());
         }
         // After an invalid answer, the watch cannot continue at its version, but the next list may be valid.
         let passing = error.is_temporary();
@@ -285,11 +306,7 @@ impl Watch {
             .inner
             .stop
             .wait(left.map_or(pause, |left| left.min(pause)));
-        if stopped {
-            Err(Error::Stopped)
-        } else {
-            Ok(None)
-        }
+        if stopped { Err(Error::Stopped) } else { Ok(()) }
     }
 }
 
@@ -324,10 +341,32 @@ fn read_line(stream: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> 
 }
 
 /// A line of a stream (meta/v1 WatchEvent).
+#[derive(Deserialize)]
+struct WatchEvent<T> {
+    r#type: String,
+    object: T,
+}
+
+/// The version of any object.
+#[derive(Deserialize)]
+struct Versioned {
+    #[serde(default)]
+    metadata: ListMeta,
+}
+
+/// What a line says.
 enum Frame {
-    Change(CollectionEvent, String),
+    /// A change, and the version after it.
+    Change(Change, String),
     Bookmark(String),
     Error(Status),
+}
+
+#[derive(Debug, PartialEq)]
+enum Change {
+    Added,
+    Modified,
+    Deleted,
 }
 
 /// Why a line is not an event.
@@ -352,29 +391,24 @@ impl fmt::Display for NoEvent {
     }
 }
 
+/// Reads what a line says, without its object.
 fn parse(line: &[u8]) -> Result<Frame, NoEvent> {
-    #[derive(Deserialize)]
-    struct WatchEvent {
-        r#type: String,
-        object: Value,
-    }
     let WatchEvent {
         r#type: kind,
-        object,
+        object: Versioned { metadata },
     } = serde_json::from_slice(line).map_err(NoEvent::Json)?;
     if kind == "ERROR" {
-        return serde_json::from_value(object)
-            .map(Frame::Error)
-            .map_err(NoEvent::Json);
+        let event: WatchEvent<Status> = serde_json::from_slice(line).map_err(NoEvent::Json)?;
+        return Ok(Frame::Error(event.object));
     }
-    let version = version(&object);
+    let version = metadata.resource_version;
     if version.is_empty() {
         return Err(NoEvent::NoVersion(kind));
     }
     match kind.as_str() {
-        "ADDED" => Ok(Frame::Change(CollectionEvent::Added(object), version)),
-        "MODIFIED" => Ok(Frame::Change(CollectionEvent::Modified(object), version)),
-        "DELETED" => Ok(Frame::Change(CollectionEvent::Deleted(object), version)),
+        "ADDED" => Ok(Frame::Change(Change::Added, version)),
+        "MODIFIED" => Ok(Frame::Change(Change::Modified, version)),
+        "DELETED" => Ok(Frame::Change(Change::Deleted, version)),
         "BOOKMARK" => Ok(Frame::Bookmark(version)),
         _ => Err(NoEvent::Type(kind)),
     }
@@ -412,8 +446,7 @@ mod tests {
         for buffer in 1..200 {
             let frames = frames(STREAM.as_bytes(), buffer);
             assert!(
-                matches!(&frames[0], Ok(Frame::Change(CollectionEvent::Added(object), version))
-                if object["metadata"]["name"] == "a" && version == "12")
+                matches!(&frames[0], Ok(Frame::Change(Change::Added, version)) if version == "12")
             );
             assert!(matches!(&frames[1], Ok(Frame::Bookmark(version)) if version == "13"));
             assert!(matches!(&frames[2], Ok(Frame::Error(status)) if status.code == 410));

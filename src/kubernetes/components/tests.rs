@@ -801,7 +801,10 @@ fn a_link_on_the_way_to_a_place_does_not_lead_outside() {
         .install(&[KubernetesComponent::parse(&wire, &node.policy).unwrap()])
         .0
         .unwrap_err();
-    assert!(error.to_string().contains("a link in its install path"), "{error}");
+    assert!(
+        error.to_string().contains("a link in its install path"),
+        "{error}"
+    );
     assert_eq!(files(outside.path()), BTreeMap::new());
     // A link at the place itself is replaced.
     symlink(outside.path().join("target"), node.path("kubelet")).unwrap();

@@ -7,13 +7,9 @@
 //! | `gcp.csi.confidential.cloud` | `csi-gce-pd-node` | `csi-gce-pd-node-sa` | pod | yes |
 //! | `cinder.csi.confidential.cloud` | `…-nodeplugin` | `csi-cinder-node-sa` | host | yes |
 
-use serde_json::Value;
-
 use crate::NAMESPACE;
-use crate::client::{Client, DAEMON_SETS, Error, Resource, Selector};
-
-/// The objects that name CSI drivers.
-pub const CSI_DRIVERS: Resource = Resource::cluster("storage.k8s.io", "v1", "csidrivers");
+use crate::client::{CSI_DRIVERS, Client, DAEMON_SETS, Error, Selector};
+use crate::objects::{Container, CsiDriver, PodSpec, Workload};
 
 /// The end of the names of Constellation's drivers.
 const SUFFIX: &str = ".csi.confidential.cloud";
@@ -55,11 +51,10 @@ pub const DRIVERS: [Driver; 4] = [
 
 /// Returns the account of a pod with this `spec`, as `NAMESPACE/NAME`; `None` if it has none, as a
 /// static pod.
-pub fn account(namespace: &str, spec: &Value) -> Option<String> {
-    let name = ["serviceAccountName", "serviceAccount"]
-        .iter()
-        .find_map(|field| spec[*field].as_str())?;
-    (!name.is_empty()).then(|| format!("{namespace}/{name}"))
+pub fn account(namespace: &str, spec: &PodSpec) -> Option<String> {
+    let names = [&spec.service_account_name, &spec.service_account];
+    let name = names.into_iter().find(|name| !name.is_empty())?;
+    Some(format!("{namespace}/{name}"))
 }
 
 /// Returns the driver whose chart gives this account to its pods.
@@ -75,45 +70,33 @@ pub fn of_account(account: &str) -> Option<&'static Driver> {
 /// This is for plans and warnings, so an account, an image or an argument is sufficient. Which client
 /// is served is decided by the key service.
 pub fn present(client: &Client) -> Result<Vec<String>, Error> {
-    let list = |resource: &Resource, reduce: fn(Value) -> Value| {
-        let found = client.list_keeping(&resource.all(), &Selector::default(), reduce)?;
-        Ok::<_, Error>(found.items)
-    };
-    let sets = list(&DAEMON_SETS, place_and_driver)?;
-    let objects = list(&CSI_DRIVERS, |driver| driver["metadata"]["name"].clone())?;
-    let known = |name: &str| sets.iter().any(|set| set[1] == name);
-    let unknown = objects.iter().filter_map(Value::as_str);
+    let all = Selector::default();
+    let sets = client.list_keeping(&DAEMON_SETS.all(), &all, place_and_driver)?;
+    let sets: Vec<_> = sets.items.into_iter().flatten().collect();
+    let name = |driver: CsiDriver| driver.metadata.name;
+    let objects = client.list_keeping(&CSI_DRIVERS.all(), &all, name)?;
+    let known = |name: &str| sets.iter().any(|(_, driver)| *driver == Some(name));
+    let unknown = objects.items.iter();
     let unknown = unknown.filter(|name| name.ends_with(SUFFIX) && !known(name));
-    let sets = sets.iter().filter_map(|set| set[0].as_str());
-    Ok(sets
-        .map(str::to_owned)
-        .chain(unknown.map(|name| format!("CSIDriver {name}")))
-        .collect())
+    let unknown: Vec<_> = unknown.map(|name| format!("CSIDriver {name}")).collect();
+    let sets = sets.into_iter().map(|(place, _)| place);
+    Ok(sets.chain(unknown).collect())
 }
 
-/// Reduces a DaemonSet to its place and the name of its driver, if it has one of Constellation.
-fn place_and_driver(set: Value) -> Value {
-    let name = |field: &str| set["metadata"][field].as_str().unwrap_or_default();
-    let spec = &set["spec"]["template"]["spec"];
-    let place = format!("{}/{}", name("namespace"), name("name"));
-    match driver(name("namespace"), spec) {
-        Some(driver) => serde_json::json!([place, driver.name]),
-        None if asks_a_key_service(spec) => serde_json::json!([place, null]),
-        None => Value::Null,
-    }
+/// Returns the place of a DaemonSet and the name of its driver, if it is one of Constellation or asks a key service.
+fn place_and_driver(set: Workload) -> Option<(String, Option<&'static str>)> {
+    let (metadata, spec) = (&set.metadata, &set.spec.template.spec);
+    let driver = driver(&metadata.namespace, spec).map(|driver| driver.name);
+    (driver.is_some() || asks_a_key_service(spec)).then(|| (metadata.place(), driver))
 }
 
 /// Returns which driver the pods with this `spec` probably are.
-fn driver(namespace: &str, spec: &Value) -> Option<&'static Driver> {
+fn driver(namespace: &str, spec: &PodSpec) -> Option<&'static Driver> {
     let account = account(namespace, spec);
     if let Some(driver) = account.as_deref().and_then(of_account) {
         return Some(driver);
     }
-    let containers = spec["containers"].as_array();
-    let mut images = containers
-        .into_iter()
-        .flatten()
-        .filter_map(|it| it["image"].as_str());
+    let mut images = spec.containers.iter().map(|it| &it.image);
     images.find_map(|image| {
         let image = image.split('@').next().unwrap_or_default();
         let mut path = image.rsplit('/');
@@ -125,23 +108,14 @@ fn driver(namespace: &str, spec: &Value) -> Option<&'static Driver> {
 }
 
 /// Returns whether an argument of a pod with this `spec` names a key service.
-fn asks_a_key_service(spec: &Value) -> bool {
-    let containers = spec["containers"].as_array();
-    let mut arguments = containers.into_iter().flatten().flat_map(|container| {
-        ["command", "args"]
-            .into_iter()
-            .filter_map(|field| container[field].as_array())
-            .flatten()
-    });
-    arguments.any(|word| {
-        let word = word.as_str().unwrap_or_default().trim_start_matches('-');
-        word.starts_with("kms-addr")
-    })
+fn asks_a_key_service(spec: &PodSpec) -> bool {
+    let mut words = spec.containers.iter().flat_map(Container::words);
+    words.any(|word| word.trim_start_matches('-').starts_with("kms-addr"))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{from_value, json};
 
     use super::*;
 
@@ -151,9 +125,8 @@ mod tests {
             let container = json!({"image": image, "args": arguments});
             let pod =
                 json!({"serviceAccountName": account, "containers": [{"image": "a"}, container]});
-            place_and_driver(
-                json!({"metadata": {"namespace": namespace, "name": "n"}, "spec": {"template": {"spec": pod}}}),
-            )
+            let set = json!({"metadata": {"namespace": namespace, "name": "n"}, "spec": {"template": {"spec": pod}}});
+            place_and_driver(from_value(set).unwrap())
         };
         let image = "ghcr.io/edgelesssys/constellation/aws-csi-driver:v1.2.0@sha256:00";
         let aws = "aws.csi.confidential.cloud";
@@ -161,17 +134,20 @@ mod tests {
         for (found, expected) in [
             (
                 set("kube-system", "ebs-csi-node-sa", "mirror/a:1", &node),
-                json!(["kube-system/n", aws]),
+                Some(("kube-system/n".to_owned(), Some(aws))),
             ),
-            (set("csi", "other", image, &node), json!(["csi/n", aws])),
+            (
+                set("csi", "other", image, &node),
+                Some(("csi/n".to_owned(), Some(aws))),
+            ),
             (
                 set("csi", "other", "a", &["--kms-addr=k:9000"]),
-                json!(["csi/n", null]),
+                Some(("csi/n".to_owned(), None)),
             ),
-            (set("csi", "ebs-csi-node-sa", "a", &node), Value::Null),
+            (set("csi", "ebs-csi-node-sa", "a", &node), None),
             (
                 set("kube-system", "default", "aws-csi-driver:1", &node),
-                Value::Null,
+                None,
             ),
         ] {
             assert_eq!(found, expected);
@@ -196,11 +172,14 @@ mod tests {
         }
         assert!(DRIVERS.iter().all(|driver| driver.name.ends_with(SUFFIX)));
         // the chart of Cinder's driver uses the older field
-        let spec = json!({"serviceAccount": "csi-cinder-node-sa"});
+        let spec = PodSpec {
+            service_account: "csi-cinder-node-sa".into(),
+            ..PodSpec::default()
+        };
         assert_eq!(
             account("kube-system", &spec).as_deref(),
             Some("kube-system/csi-cinder-node-sa")
         );
-        assert_eq!(account("a", &json!({"serviceAccountName": ""})), None);
+        assert_eq!(account("a", &PodSpec::default()), None);
     }
 }

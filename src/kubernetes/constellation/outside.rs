@@ -15,10 +15,9 @@
 //! kubelet can write a mirror pod with any label, but not with an account. An agent may run with others: by
 //! arguments, by a CiliumNodeConfig, or because it has not restarted.
 
-use serde_json::Value;
-
 use crate::NAMESPACE;
 use crate::client::{CONFIG_MAPS, Client, Error, PODS, Selector};
+use crate::objects::{ConfigMap, Pod};
 
 /// The settings of Cilium's agents, which its chart writes.
 const CILIUM_CONFIG: &str = "cilium-config";
@@ -27,31 +26,26 @@ const CILIUM_CONFIG: &str = "cilium-config";
 /// ConfigMaps of kube-system, and pods.
 pub fn why_open(client: &Client) -> Result<Option<String>, Error> {
     let named = Selector::fields(&format!("metadata.name={CILIUM_CONFIG}"));
-    let found = client.list(&CONFIG_MAPS.in_namespace(NAMESPACE), &named)?;
+    let found = client.list_as(&CONFIG_MAPS.in_namespace(NAMESPACE), &named)?;
     let Some(config) = found.items.first() else {
         return Ok(Some(format!(
             "there is no ConfigMap {NAMESPACE}/{CILIUM_CONFIG}"
         )));
     };
-    if let Some(why) = why_cilium_is_open(&config["data"]) {
+    if let Some(why) = why_cilium_is_open(config) {
         return Ok(Some(why));
     }
     let kube_proxy = Selector::labels("k8s-app=kube-proxy");
-    let pods = PODS.in_namespace(NAMESPACE);
-    let found = client.list_keeping(&pods, &kube_proxy, |pod| {
-        let spec = &pod["spec"];
-        if spec["hostNetwork"] == true && spec["serviceAccountName"] == "kube-proxy" {
-            pod["metadata"]["name"].clone()
-        } else {
-            Value::Null
-        }
+    let found = client.list_keeping(&PODS.in_namespace(NAMESPACE), &kube_proxy, |pod: Pod| {
+        let is_one = pod.spec.host_network && pod.spec.service_account_name == "kube-proxy";
+        is_one.then_some(pod.metadata.name)
     })?;
-    let name = found.items.iter().find_map(Value::as_str);
+    let name = found.items.into_iter().flatten().next();
     Ok(name.map(|name| format!("kube-proxy runs beside Cilium, as the pod {name}")))
 }
 
 /// Returns the first setting of Cilium that does not keep packets from outside away.
-fn why_cilium_is_open(settings: &Value) -> Option<String> {
+fn why_cilium_is_open(settings: &ConfigMap) -> Option<String> {
     // "strict" is the word of Cilium before 1.14
     let needed: [(&str, &[&str]); 5] = [
         ("kube-proxy-replacement", &["true", "strict"]),
@@ -61,7 +55,7 @@ fn why_cilium_is_open(settings: &Value) -> Option<String> {
         ("encrypt-node", &["true"]),
     ];
     needed.into_iter().find_map(|(name, good)| {
-        let value = settings[name].as_str().unwrap_or_default();
+        let value = settings.text(name);
         let is_good = good.contains(&value);
         (!is_good).then(|| {
             format!(
@@ -80,8 +74,9 @@ mod tests {
 
     #[test]
     fn cilium_keeps_packets_from_outside_away_only_with_these_settings() {
-        let of_constellation = json!({"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true",
-            "enable-wireguard": "true", "encrypt-node": "true"});
+        let of_constellation = json!({"data": {"kube-proxy-replacement": "strict", "enable-bpf-masquerade": "true",
+            "enable-wireguard": "true", "encrypt-node": "true"}});
+        let of_constellation: ConfigMap = serde_json::from_value(of_constellation).unwrap();
         assert_eq!(why_cilium_is_open(&of_constellation), None);
         for (name, value) in [
             ("kube-proxy-replacement", "false"),
@@ -92,7 +87,7 @@ mod tests {
             ("encrypt-node", "false"),
         ] {
             let mut settings = of_constellation.clone();
-            settings[name] = value.into();
+            settings.data.insert(name.into(), value.into());
             let why = why_cilium_is_open(&settings).expect(name);
             assert!(why.contains(name) && why.contains(value), "{why}");
         }
@@ -103,9 +98,9 @@ mod tests {
             "encrypt-node",
         ] {
             let mut settings = of_constellation.clone();
-            settings.as_object_mut().unwrap().remove(name);
+            settings.data.remove(name);
             assert!(why_cilium_is_open(&settings).is_some(), "{name}");
         }
-        assert!(why_cilium_is_open(&Value::Null).is_some());
+        assert!(why_cilium_is_open(&ConfigMap::default()).is_some());
     }
 }

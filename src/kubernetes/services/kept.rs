@@ -6,17 +6,20 @@
 //! policy come from the chart that `firstlight apply` installs ([`from_chart`]), because a new version
 //! may need more memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
 use super::super::NAMESPACE;
 use super::super::client::{
-    self, CLUSTER_ROLE_BINDINGS, Client, DAEMON_SETS, DEPLOYMENTS, NETWORK_POLICIES, Resource,
-    SERVICES, Selector, VALIDATING_ADMISSION_POLICIES,
+    self, CLUSTER_ROLE_BINDINGS, Client, DAEMON_SETS, DEPLOYMENTS, NETWORK_POLICIES, SERVICES,
+    Selector, VALIDATING_ADMISSION_POLICIES,
 };
 use super::render;
 use crate::constellation::drivers;
+use crate::objects::{
+    AnyObject, Container, IngressRule, NetworkPolicy, ObjectMeta, PodSpec, ServiceObject, Workload,
+};
 use base::machines::Cloud;
 
 /// Values of the chart by their names, as in Helm's `--set`.
@@ -87,50 +90,54 @@ const SUBJECTS: [(&str, &str); 2] = [
 /// Fields of each service's container that come from the chart.
 const OF_CHART: [&str; 2] = ["resources", "imagePullPolicy"];
 
-/// The objects that have the values. Those that do not exist are null.
+/// The objects that have the values. Those that do not exist are empty.
 #[derive(Default)]
 struct Present {
-    join_service: Value,
-    key_service: Value,
-    member_controller: Value,
-    service: Value,
-    policies: Vec<Value>,
-    /// The bindings of [`SUBJECTS`].
-    bindings: Vec<Value>,
+    join_service: Workload,
+    /// The whole `spec` of its pods.
+    join_service_pod: Value,
+    key_service: Workload,
+    member_controller: Workload,
+    service: ServiceObject,
+    policies: Vec<NetworkPolicy>,
+    /// The subjects of those of [`SUBJECTS`] that exist, by their values.
+    subjects: ChartValues,
     /// The limits of the join service's account.
-    limits: Value,
+    limits: AnyObject,
 }
 
 /// Returns the values of the present services that differ from those of the chart; none if there
 /// are no services.
 pub fn present(client: &Client) -> Result<ChartValues, client::Error> {
-    let find = |resource: &Resource, name: &str| {
-        let found = client.find(&resource.in_namespace(NAMESPACE).named(name))?;
-        Ok::<_, client::Error>(found.unwrap_or_default())
+    let set = |name: &str| {
+        let set = client.find_whole(&DAEMON_SETS.in_namespace(NAMESPACE).named(name))?;
+        Ok::<(Workload, Value), client::Error>(set.unwrap_or_default())
     };
-    let present = Present {
-        join_service: find(&DAEMON_SETS, "join-service")?,
-        key_service: find(&DAEMON_SETS, "key-service")?,
-        member_controller: find(&DAEMON_SETS, "member-controller")?,
-        service: find(&SERVICES, "join-service")?,
-        policies: vec![
-            find(&NETWORK_POLICIES, "join-service")?,
-            find(&NETWORK_POLICIES, "key-service")?,
-            find(&NETWORK_POLICIES, "member-controller")?,
-        ],
-        bindings: SUBJECTS
-            .iter()
-            .map(|(name, _)| {
-                let found = client.find(&CLUSTER_ROLE_BINDINGS.named(name))?;
-                Ok(found.unwrap_or_default())
-            })
-            .collect::<Result<_, client::Error>>()?,
-        limits: match client.find(&VALIDATING_ADMISSION_POLICIES.named("join-service")) {
+    let (join_service, whole) = set("join-service")?;
+    let mut present = Present {
+        join_service,
+        join_service_pod: pod_of(&whole),
+        key_service: set("key-service")?.0,
+        member_controller: set("member-controller")?.0,
+        limits: match client.find_as(&VALIDATING_ADMISSION_POLICIES.named("join-service")) {
             // `apply` leaves out what it may not read
-            Err(error) if error.code() == Some(403) => Value::Null,
+            Err(error) if error.code() == Some(403) => AnyObject::default(),
             found => found?.unwrap_or_default(),
         },
+        ..Present::default()
     };
+    let service = SERVICES.in_namespace(NAMESPACE).named("join-service");
+    present.service = client.find_as(&service)?.unwrap_or_default();
+    for name in ["join-service", "key-service", "member-controller"] {
+        let policy = NETWORK_POLICIES.in_namespace(NAMESPACE).named(name);
+        let policy: Option<NetworkPolicy> = client.find_as(&policy)?;
+        present.policies.extend(policy);
+    }
+    for (name, value) in SUBJECTS {
+        let binding = client.find(&CLUSTER_ROLE_BINDINGS.named(name))?;
+        let subjects = binding.map(|binding| (value, subjects_of(&binding)));
+        present.subjects.extend(subjects);
+    }
     let defaults = render::defaults().unwrap_or_default();
     let mut values = of(&present, &defaults);
     values.retain(|name, value| defaults.pointer(&pointer(name)) != Some(value));
@@ -140,7 +147,7 @@ pub fn present(client: &Client) -> Result<ChartValues, client::Error> {
 /// Returns a sentence for each field of a service's container that the installation sets to the chart's value,
 /// from the object before it and after it.
 pub fn from_chart(before: &Value, after: &Value) -> Vec<String> {
-    let container = |set: &Value| set["spec"]["template"]["spec"]["containers"][0].clone();
+    let container = |set: &Value| pod_of(set)["containers"][0].clone();
     let (before, after) = (container(before), container(after));
     let changed = OF_CHART
         .iter()
@@ -161,7 +168,7 @@ pub fn from_chart(before: &Value, after: &Value) -> Vec<String> {
 /// command line has one.
 pub fn old_clients_until(client: &Client) -> Result<Option<String>, client::Error> {
     let at = DAEMON_SETS.in_namespace(NAMESPACE).named("key-service");
-    let set = client.find(&at)?.unwrap_or_default();
+    let set = client.find_as(&at)?.unwrap_or_default();
     Ok(option_of(&set, "--old-clients-until"))
 }
 
@@ -194,21 +201,17 @@ pub fn old_clients(client: &Client) -> Result<RefusedOldClients, client::Error> 
 /// The same, whoever made the key service.
 pub fn all_old_clients(client: &Client) -> Result<RefusedOldClients, client::Error> {
     let proxies = client.list_keeping(&DEPLOYMENTS.all(), &Selector::default(), s3_proxy)?;
-    let texts = |field: &str, is_known: bool| {
-        let proxies = proxies.items.iter();
-        let mut texts: Vec<_> = proxies
-            .filter(|proxy| proxy["isKnown"] == is_known)
-            .filter_map(|proxy| Some(proxy[field].as_str()?.to_owned()))
-            .collect();
-        texts.sort();
-        texts.dedup();
-        texts
+    let proxies = proxies.items.into_iter().flatten();
+    let (known, others): (Vec<_>, Vec<_>) = proxies.partition(|proxy| proxy.is_known);
+    let texts = |proxies: &[S3Proxy], text: fn(&S3Proxy) -> &String| {
+        let texts: BTreeSet<_> = proxies.iter().map(text).cloned().collect();
+        texts.into_iter().collect()
     };
     Ok(RefusedOldClients {
         drivers: drivers::present(client)?,
-        s3_proxies: texts("place", true),
-        s3_accounts: texts("account", true),
-        maybe_s3_proxies: texts("place", false),
+        s3_proxies: texts(&known, |proxy| &proxy.place),
+        s3_accounts: texts(&known, |proxy| &proxy.account),
+        maybe_s3_proxies: texts(&others, |proxy| &proxy.place),
     })
 }
 
@@ -224,7 +227,7 @@ pub enum Maker {
 /// Returns which system the present key service is of; `None` if there is none.
 pub fn maker(client: &Client) -> Result<Option<Maker>, client::Error> {
     let at = DAEMON_SETS.in_namespace(NAMESPACE).named("key-service");
-    let set = client.find(&at)?.unwrap_or_default();
+    let set = client.find_as(&at)?.unwrap_or_default();
     let words = words(&set);
     Ok(match words.contains(&"--clients") {
         _ if words.is_empty() => None,
@@ -233,64 +236,67 @@ pub fn maker(client: &Client) -> Result<Option<Maker>, client::Error> {
     })
 }
 
-/// Reduces a Deployment of an S3 proxy to its place, the account of its pods, and whether Constellation installs one in its namespace.
-fn s3_proxy(set: Value) -> Value {
-    let name = |field: &str| set["metadata"][field].as_str().unwrap_or_default();
-    let (namespace, spec) = (name("namespace"), &set["spec"]["template"]["spec"]);
-    if is_s3_proxy(spec) {
-        json!({
-            "place": format!("{namespace}/{}", name("name")),
-            // the chart names none
-            "account": drivers::account(namespace, spec).unwrap_or_else(|| format!("{namespace}/default")),
-            "isKnown": S3_PROXY_NAMESPACES.contains(&namespace),
-        })
-    } else {
-        Value::Null
-    }
+/// A Deployment of an S3 proxy.
+#[derive(Debug, PartialEq)]
+struct S3Proxy {
+    place: String,
+    /// The account of its pods.
+    account: String,
+    /// Whether Constellation installs one in its namespace.
+    is_known: bool,
+}
+
+fn s3_proxy(set: Workload) -> Option<S3Proxy> {
+    let (namespace, spec) = (&set.metadata.namespace, &set.spec.template.spec);
+    let account = drivers::account(namespace, spec);
+    is_s3_proxy(spec).then(|| S3Proxy {
+        place: set.metadata.place(),
+        // the chart names none
+        account: account.unwrap_or_else(|| format!("{namespace}/default")),
+        is_known: S3_PROXY_NAMESPACES.contains(&namespace.as_str()),
+    })
 }
 
 /// Returns whether the pods with this `spec` look like Constellation's S3 proxy. Its chart names no key service, because its program
 /// knows the address, so the image tells, or the name of the port if the image has another name.
-fn is_s3_proxy(spec: &Value) -> bool {
-    let mut containers = spec["containers"].as_array().into_iter().flatten();
-    containers.any(|container| {
-        let image = container["image"].as_str().unwrap_or_default();
-        let image = image.split('@').next().unwrap_or_default();
+fn is_s3_proxy(spec: &PodSpec) -> bool {
+    spec.containers.iter().any(|container| {
+        let image = container.image.split('@').next().unwrap_or_default();
         let mut path = image.rsplit('/');
         let name = path.next().unwrap_or_default().split(':').next();
         let is_its_image = name == Some("s3proxy") && path.next() == Some("constellation");
-        let mut ports = container["ports"].as_array().into_iter().flatten();
-        is_its_image || ports.any(|port| port["name"] == "s3proxy-port")
+        is_its_image
+            || container
+                .ports
+                .iter()
+                .any(|port| port.name == "s3proxy-port")
     })
 }
 
 /// Returns the attestation variant of the present services; `None` if there are none.
 pub fn variant(client: &Client) -> Result<Option<String>, client::Error> {
     let at = DAEMON_SETS.in_namespace(NAMESPACE).named("join-service");
-    let set = client.find(&at)?.unwrap_or_default();
-    Ok(value_of(&words(&set), "--attestation-variant").map(str::to_owned))
+    let set = client.find_as(&at)?.unwrap_or_default();
+    Ok(option_of(&set, "--attestation-variant"))
 }
 
 /// Returns the value of an option of a service, from its DaemonSet.
-pub fn option_of(set: &Value, option: &str) -> Option<String> {
+pub fn option_of(set: &Workload, option: &str) -> Option<String> {
     value_of(&words(set), option).map(str::to_owned)
 }
 
 /// Returns the command line of a service, from its DaemonSet.
-pub fn words(set: &Value) -> Vec<&str> {
-    let container = &set["spec"]["template"]["spec"]["containers"][0];
-    [&container["command"], &container["args"]]
+pub fn words(set: &Workload) -> Vec<&str> {
+    set.container()
         .into_iter()
-        .filter_map(Value::as_array)
-        .flatten()
-        .filter_map(Value::as_str)
+        .flat_map(Container::words)
         .collect()
 }
 
 /// Returns the chart values that produce these objects.
 fn of(present: &Present, defaults: &Value) -> ChartValues {
     let mut values = ChartValues::new();
-    let mut read = |set: &Value, options: &[(&str, &'static str)]| {
+    let mut read = |set: &Workload, options: &[(&str, &'static str)]| {
         let words = words(set);
         for (option, name) in options {
             values.extend(value_of(&words, option).map(|value| (*name, value.into())));
@@ -308,37 +314,41 @@ fn of(present: &Present, defaults: &Value) -> ChartValues {
             values.remove(CLOUD);
         }
     }
-    let port = present.service.pointer("/spec/ports/0/nodePort");
-    values.extend(port.map(|port| (NODE_PORT, port.clone())));
-    let pod = &present.join_service["spec"]["template"]["spec"];
+    let port = present.service.spec.ports.first();
+    let port = port.and_then(|port| port.node_port);
+    values.extend(port.map(|port| (NODE_PORT, port.into())));
+    let pod = &present.join_service_pod;
     let secrets = pod.get("imagePullSecrets");
     values.extend(secrets.map(|secrets| ("imagePullSecrets", secrets.clone())));
-    if is_of_chart(&present.join_service) {
+    if is_of_chart(&present.join_service.metadata) {
         // the API server leaves out an empty value
         let value = |name| pod.get(name).cloned().unwrap_or(empty(&defaults[name]));
         values.extend(POD_FIELDS.map(|name| (name, value(name))));
     }
     for (service, port, name) in CLIENTS {
-        let policies = present.policies.iter();
-        let mut of_service = policies.filter(|policy| policy["metadata"]["name"] == service);
-        let policy = of_service.find(|policy| is_of_chart(policy));
-        values.extend(policy.and_then(|policy| Some((name, clients(policy, port)?))));
+        let mut policies = present.policies.iter().map(|it| (&it.metadata, &it.spec));
+        let policy = policies.find(|(it, _)| it.name == service && is_of_chart(it));
+        values.extend(policy.and_then(|(_, spec)| Some((name, clients(&spec.ingress, port)?))));
     }
-    for (name, value) in SUBJECTS {
-        let mut bindings = present.bindings.iter();
-        let binding = bindings.find(|binding| binding["metadata"]["name"] == name);
-        let subjects = binding.map(|it| it.get("subjects").cloned().unwrap_or(json!([])));
-        values.extend(subjects.map(|subjects| (value, subjects)));
-    }
-    if present.limits["metadata"]["annotations"][ADMISSION] == "off" {
+    values.extend(present.subjects.clone());
+    if present.limits.metadata.annotation(ADMISSION) == Some("off") {
         values.insert("admission.enabled", false.into());
     }
     values
 }
 
+/// Returns the whole `spec` of a workload's pods.
+fn pod_of(whole: &Value) -> Value {
+    whole["spec"]["template"]["spec"].clone()
+}
+
+fn subjects_of(binding: &Value) -> Value {
+    binding.get("subjects").cloned().unwrap_or(json!([]))
+}
+
 /// Returns whether an object was installed from the chart, and not by Constellation.
-pub fn is_of_chart(object: &Value) -> bool {
-    let chart = object["metadata"]["labels"]["helm.sh/chart"].as_str();
+pub fn is_of_chart(metadata: &ObjectMeta) -> bool {
+    let chart = metadata.label("helm.sh/chart");
     chart.is_some_and(|chart| chart.starts_with("firstlight-"))
 }
 
@@ -352,13 +362,9 @@ fn empty(like: &Value) -> Value {
 }
 
 /// Returns the clients that may connect to this port, if the policy limits them.
-fn clients(policy: &Value, port: u16) -> Option<Value> {
-    let mut rules = policy["spec"]["ingress"].as_array()?.iter();
-    let has_port = |rule: &&Value| {
-        let mut ports = rule["ports"].as_array().into_iter().flatten();
-        ports.any(|one| one["port"] == port)
-    };
-    rules.find(has_port)?.get("from").cloned()
+fn clients(rules: &[IngressRule], port: u16) -> Option<Value> {
+    let has_port = |rule: &&IngressRule| rule.ports.iter().any(|one| one.port == port);
+    rules.iter().find(has_port)?.from.clone()
 }
 
 /// Returns the value of an option in one of its two forms: `--name value` or `--name=value`.
@@ -393,6 +399,8 @@ fn pointer(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::from_value;
+
     use super::*;
 
     #[test]
@@ -417,9 +425,9 @@ mod tests {
         let mut present = objects_of(all);
         assert_eq!(nested(&of(&present, &defaults)), given);
         // the API server leaves out empty values
-        let pod = &mut present.join_service["spec"]["template"]["spec"];
+        let pod = present.join_service_pod.as_object_mut().unwrap();
         for name in ["tolerations", "priorityClassName"] {
-            pod.as_object_mut().unwrap().remove(name);
+            pod.remove(name);
         }
         assert_eq!(nested(&of(&present, &defaults)), given);
 
@@ -429,7 +437,7 @@ mod tests {
 
         // the join service of an earlier version had the watch
         let mut earlier = objects_of(json!({"image": "i", "joinService": {"watch": "600"}}));
-        earlier.join_service = earlier.member_controller.take();
+        earlier.join_service = std::mem::take(&mut earlier.member_controller);
         assert_eq!(of(&earlier, &defaults)[WATCH], "600");
 
         // values that nobody has chosen are those of the chart
@@ -443,22 +451,27 @@ mod tests {
         let named = |kind: &str, name: &str| {
             let is_it =
                 |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
-            objects.iter().find(is_it).unwrap().clone()
+            objects.iter().find(is_it).cloned()
+        };
+        let set = |name| named("DaemonSet", name).unwrap();
+        let policy =
+            |name| -> NetworkPolicy { from_value(named("NetworkPolicy", name).unwrap()).unwrap() };
+        let limits = named("ValidatingAdmissionPolicy", "join-service").unwrap();
+        let binding = |(name, value)| {
+            let binding = named("ClusterRoleBinding", name)?;
+            Some((value, subjects_of(&binding)))
         };
         Present {
-            join_service: named("DaemonSet", "join-service"),
-            key_service: named("DaemonSet", "key-service"),
-            member_controller: named("DaemonSet", "member-controller"),
-            service: named("Service", "join-service"),
+            join_service: from_value(set("join-service")).unwrap(),
+            join_service_pod: pod_of(&set("join-service")),
+            key_service: from_value(set("key-service")).unwrap(),
+            member_controller: from_value(set("member-controller")).unwrap(),
+            service: from_value(named("Service", "join-service").unwrap()).unwrap(),
             policies: ["join-service", "key-service", "member-controller"]
-                .map(|name| named("NetworkPolicy", name))
+                .map(policy)
                 .into(),
-            bindings: objects
-                .iter()
-                .filter(|object| object["kind"] == "ClusterRoleBinding")
-                .cloned()
-                .collect(),
-            limits: named("ValidatingAdmissionPolicy", "join-service"),
+            subjects: SUBJECTS.into_iter().filter_map(binding).collect(),
+            limits: from_value(limits).unwrap(),
         }
     }
 
@@ -467,7 +480,7 @@ mod tests {
         let spec = |image: &str, port: &str| {
             let container =
                 json!({"image": image, "ports": [{"containerPort": 4433, "name": port}]});
-            json!({"containers": [{"image": "other"}, container]})
+            from_value(json!({"containers": [{"image": "other"}, container]})).unwrap()
         };
         for (image, port, is_one) in [
             (
@@ -486,23 +499,26 @@ mod tests {
         ] {
             assert_eq!(is_s3_proxy(&spec(image, port)), is_one, "{image} {port}");
         }
-        assert!(!is_s3_proxy(&Value::Null));
+        assert!(!is_s3_proxy(&PodSpec::default()));
     }
 
     #[test]
     fn only_where_constellation_installs_one_a_deployment_is_its_s3_proxy() {
         let deployment = |namespace: &str| {
             let pod = json!({"containers": [{"image": "x/constellation/s3proxy:1"}]});
-            s3_proxy(json!({
+            let set = json!({
                 "metadata": {"namespace": namespace, "name": "a"},
                 "spec": {"template": {"spec": pod}},
-            }))
+            });
+            s3_proxy(from_value(set).unwrap()).unwrap()
         };
         for (namespace, is_known) in [("default", true), ("s3proxy", true), ("tenant", false)] {
-            let found = deployment(namespace);
-            assert_eq!(found["place"], format!("{namespace}/a"));
-            assert_eq!(found["account"], format!("{namespace}/default"));
-            assert_eq!(found["isKnown"], is_known, "{namespace}");
+            let expected = S3Proxy {
+                place: format!("{namespace}/a"),
+                account: format!("{namespace}/default"),
+                is_known,
+            };
+            assert_eq!(deployment(namespace), expected);
         }
     }
 
@@ -530,7 +546,8 @@ mod tests {
             let container = json!({"name": "join-service", "args": words});
             let pod = json!({"containers": [container], "tolerations": [{"key": "a"}]});
             let present = Present {
-                join_service: json!({"spec": {"template": {"spec": pod}}}),
+                join_service: from_value(json!({"spec": {"template": {"spec": pod}}})).unwrap(),
+                join_service_pod: pod,
                 ..Present::default()
             };
             of(&present, &render::defaults().unwrap())

@@ -7,6 +7,7 @@
 use serde_json::{Value, json};
 
 use super::super::client::{self, CLUSTER_ROLE_BINDINGS, Client, Object};
+use super::super::objects::RbacBinding;
 
 /// The bindings of kubeadm, and the group of each.
 const BINDINGS: [(&str, &str, &str); 2] = [
@@ -51,10 +52,8 @@ pub fn delete(client: &Client) -> Result<Vec<Object>, client::Error> {
 }
 
 /// Returns whether a ClusterRoleBinding, of any name, lets kube-controller-manager approve certificates of kubelets.
-pub fn approves_kubelets(binding: &Value) -> bool {
-    [RENEWAL, FIRST]
-        .iter()
-        .any(|role| binding["roleRef"]["name"] == *role)
+pub fn approves_kubelets(binding: &RbacBinding) -> bool {
+    [RENEWAL, FIRST].contains(&binding.role_ref.name.as_str())
 }
 
 #[cfg(test)]
@@ -63,12 +62,13 @@ mod tests {
 
     #[test]
     fn a_binding_is_known_by_its_role_and_not_by_its_name() {
-        for mut manifest in manifests() {
-            assert!(approves_kubelets(&manifest));
-            manifest["metadata"]["name"] = "other".into();
-            assert!(approves_kubelets(&manifest));
-            manifest["roleRef"]["name"] = "system:node-bootstrapper".into();
-            assert!(!approves_kubelets(&manifest));
+        for manifest in manifests() {
+            let mut binding: RbacBinding = serde_json::from_value(manifest).unwrap();
+            assert!(approves_kubelets(&binding));
+            binding.metadata.name = "other".into();
+            assert!(approves_kubelets(&binding));
+            binding.role_ref.name = "system:node-bootstrapper".into();
+            assert!(!approves_kubelets(&binding));
         }
     }
 }

@@ -26,6 +26,7 @@ use super::super::NAMESPACE;
 use super::super::client::{
     self, Client, DAEMON_SETS, NETWORK_POLICIES, Object, SECRETS, Selector,
 };
+use super::super::objects::{NetworkPolicy, SecretObject};
 use super::super::wrapping_key::{self, Undecipherable};
 use base::master_secret::{MasterSecret, NO_STORE};
 use base::text::hex;
@@ -230,11 +231,11 @@ pub fn present(client: &Client) -> Result<Option<Present>, client::Error> {
     if !audience.is_empty() {
         access["audience"] = audience.into();
     }
-    let policy = client.find(&named(&NETWORK_POLICIES))?.unwrap_or_default();
+    let policy = client.find_as(&named(&NETWORK_POLICIES))?;
+    let policy: NetworkPolicy = policy.unwrap_or_default();
     // the rule for the KMS is the last one, after those for the API server, names and metadata
-    let rules = policy.pointer("/spec/egress").and_then(Value::as_array);
-    if let Some([_, _, _, rule]) = rules.map(Vec::as_slice) {
-        access["ports"] = rule["ports"].clone();
+    if let [_, _, _, rule] = &policy.spec.egress[..] {
+        access["ports"] = rule.ports.clone();
     }
     Ok(Some(Present { secret, access }))
 }
@@ -252,16 +253,9 @@ fn found(client: &Client) -> Result<Option<Found>, client::Error> {
         secret: PLAIN.into(),
         access: json!({}),
     });
-    let secret = client.find(&object(&present.secret))?;
-    let data = secret.and_then(|mut secret| {
-        let text = secret["data"][KEY]
-            .as_str()
-            .map(|text| BASE64_STANDARD.decode(text));
-        let content = text.and_then(Result::ok).map(Zeroizing::new);
-        client::wipe(&mut secret);
-        content
-    });
-    Ok(data.map(|content| (present, content)))
+    let secret: Option<SecretObject> = client.find_as(&object(&present.secret))?;
+    let content = secret.and_then(|secret| secret.data.bytes(KEY));
+    Ok(content.map(|content| (present, content)))
 }
 
 /// Makes the Secret of Constellation's key service again, unless it exists.
@@ -285,16 +279,13 @@ pub fn delete_superseded(client: &Client) -> Result<Vec<Object>, client::Error> 
     };
     let (label, value) = LABEL;
     let ours = Selector::labels(&format!("{label}={value}"));
-    let mut found = client.list(&SECRETS.in_namespace(NAMESPACE), &ours)?.items;
+    let name = |secret: SecretObject| secret.metadata.name;
+    let secrets = SECRETS.in_namespace(NAMESPACE);
+    let mut found = client.list_keeping(&secrets, &ours, name)?.items;
     // that of Constellation has no label
-    found.extend(client.find(&object(PLAIN))?);
+    found.extend(client.find_as(&object(PLAIN))?.map(name));
     let mut deleted = Vec::new();
-    for secret in &mut found {
-        let name = secret["metadata"]["name"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned();
-        client::wipe(secret);
+    for name in found {
         let is_one = name == PLAIN || name.starts_with(PREFIX);
         if is_one && name != used && client.delete_if_there(&object(&name))? {
             deleted.push(object(&name));

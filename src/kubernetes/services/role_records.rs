@@ -8,14 +8,10 @@
 
 use std::net::IpAddr;
 
-use serde_json::Value;
-
-use super::super::client::{self, Client, NODES, Resource, Selector};
+use super::super::client::{self, Client, ENDPOINT_SLICES, NODES, Selector};
 use super::super::control_planes::is_labelled;
 use super::super::machine_record::{self, MachineRecord, name_of_node};
-
-/// The addresses of Services.
-const ENDPOINT_SLICES: Resource = Resource::namespaced("discovery.k8s.io", "v1", "endpointslices");
+use super::super::objects::{EndpointSlice, NodeObject};
 
 /// Why the roles of nodes are not settled.
 #[derive(Debug)]
@@ -45,8 +41,8 @@ pub(super) fn write(
     let records = machine_record::of_nodes(client)?;
     let record_of = |node: &Node| records.iter().find(|it| it.node == node.name);
     let is_old = !records.iter().any(|record| record.control_plane);
-    let nodes = client.list(&NODES.all(), &Selector::default())?.items;
-    let nodes: Vec<Node> = nodes.iter().map(Node::read).collect();
+    let nodes = client.list_keeping(&NODES.all(), &Selector::default(), Node::read)?;
+    let nodes = nodes.items;
     let is_candidate = |node: &Node| is_old && node.has_label && record_of(node).is_none();
     let servers = if nodes.iter().any(is_candidate) {
         api_servers(client)?
@@ -83,22 +79,12 @@ struct Node {
 }
 
 impl Node {
-    fn read(object: &Value) -> Node {
-        let addresses = object
-            .pointer("/status/addresses")
-            .and_then(Value::as_array);
-        let internal = addresses
-            .into_iter()
-            .flatten()
-            .filter(|it| it["type"] == "InternalIP");
-        let parsed = internal.filter_map(|it| it["address"].as_str()?.parse().ok());
+    fn read(object: NodeObject) -> Node {
+        let internal = object.addresses("InternalIP");
         Node {
-            name: object["metadata"]["name"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned(),
-            has_label: is_labelled(object),
-            addresses: parsed.collect(),
+            has_label: is_labelled(&object),
+            addresses: internal.filter_map(|it| it.parse().ok()).collect(),
+            name: object.metadata.name,
         }
     }
 
@@ -125,28 +111,26 @@ impl Node {
 /// Returns the addresses of the API servers, as they write them.
 fn api_servers(client: &Client) -> Result<Vec<IpAddr>, client::Error> {
     let slice = ENDPOINT_SLICES.in_namespace("default").named("kubernetes");
-    let slice = client.find(&slice)?.unwrap_or_default();
-    let endpoints = slice["endpoints"].as_array().into_iter().flatten();
-    let addresses = endpoints
-        .filter_map(|it| it["addresses"].as_array())
-        .flatten();
-    let parsed = addresses.filter_map(|address| address.as_str()?.parse().ok());
-    Ok(parsed.collect())
+    let slice: EndpointSlice = client.find_as(&slice)?.unwrap_or_default();
+    let endpoints = slice.endpoints.iter().flatten();
+    let addresses = endpoints.flat_map(|endpoint| &endpoint.addresses);
+    Ok(addresses.filter_map(|it| it.parse().ok()).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::super::control_planes::ROLE_LABEL;
     use super::*;
-    use serde_json::json;
+    use serde_json::{from_value, json};
 
     #[test]
     fn a_label_makes_no_control_plane_without_an_api_server_at_an_address_of_its_own() {
         let node = |name: &str, address: &str| {
-            Node::read(&json!({
+            let node = json!({
                 "metadata": {"name": name, "labels": {ROLE_LABEL: ""}},
                 "status": {"addresses": [{"type": "InternalIP", "address": address}]},
-            }))
+            });
+            Node::read(from_value(node).unwrap())
         };
         let servers: Vec<IpAddr> = vec!["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
         let nodes = [
@@ -162,6 +146,7 @@ mod tests {
         assert_eq!(names, ["cp-1"]);
         let record = nodes[0].record();
         assert!(record.control_plane && record.machine.is_empty());
-        assert_eq!(MachineRecord::read(&record.to_object()), Some(record));
+        let map = from_value(record.to_object()).unwrap();
+        assert_eq!(MachineRecord::read(&map), Some(record));
     }
 }

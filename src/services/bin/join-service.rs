@@ -301,8 +301,9 @@ impl Given {
 /// Gives a disk to a machine in the records of a folder.
 fn accept(records: Option<&Path>, disk: &Uuid, machine: &str) -> Result<(), Failure> {
     let records = records.ok_or_else(|| Failure::Usage("--accept: it needs --records".into()))?;
-    let path = file_records::accept(records, disk, machine)
-        .map_err(|error| Failure::failed(format!("cannot write to {}: {error}", records.display())))?;
+    let path = file_records::accept(records, disk, machine).map_err(|error| {
+        Failure::failed(format!("cannot write to {}: {error}", records.display()))
+    })?;
     println!(
         "{} gives the disk {disk} to the machine {machine}",
         path.display()

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::refusal::TicketRefusal;
 use base::time;
 use kubernetes::client::{self, Client, JOINING_NODES};
+use kubernetes::objects::JoiningNode;
 
 /// The name of the JoiningNode of every control plane.
 pub const CONTROL_PLANE: &str = "control-plane";
@@ -30,11 +31,10 @@ pub fn announce_worker(client: &Client, node: &str, components: &str) -> Result<
 /// Deletes the JoiningNode `name` if it belongs to this node.
 pub fn delete(client: &Client, name: &str, node: &str) -> Result<(), client::Error> {
     let at = JOINING_NODES.named(name);
-    match client.find(&at) {
+    match client.find_as::<JoiningNode>(&at)? {
         // The precondition of the delete protects an object that another replica creates meanwhile.
-        Ok(Some(found)) if found["spec"]["name"] == node => client.delete_as(&at, &found).map(drop),
-        Ok(_) => Ok(()),
-        Err(error) => Err(error),
+        Some(found) if found.spec.name == node => client.delete_as(&at, &found.metadata).map(drop),
+        _ => Ok(()),
     }
 }
 

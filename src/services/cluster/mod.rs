@@ -44,12 +44,14 @@ use serde_json::Value;
 
 use known_records::KnownRecords;
 use kubernetes::client::{
-    self, CONFIG_MAPS, Client, Collection, CollectionEvent, NODE_VERSIONS, NODES, Selector, Watch,
+    self, CONFIG_MAPS, Client, Collection, CollectionEvent, NODE_VERSIONS, NODES, ObjectKind,
+    Selector,
 };
 use kubernetes::components::{self, CONFIG_MAP_PREFIX};
 use kubernetes::constellation::node_version::NAME as NODE_VERSION;
 use kubernetes::kubeadm::CONFIG_MAP as KUBEADM_CONFIG;
 use kubernetes::machine_record::{self, MachineRecord};
+use kubernetes::objects::{ConfigMap, NodeObject, NodeVersionObject};
 use kubernetes::parameters::{self, KubernetesVersion as Release, Subnet};
 use kubernetes::removed_nodes::{self, RemovedNode, RemovedNodes};
 use kubernetes::{NAMESPACE, yaml};
@@ -112,6 +114,15 @@ enum Version {
     Is(String),
 }
 
+/// What is used of a ConfigMap.
+enum KnownMap {
+    Kubeadm(Result<KubeadmSettings, TicketRefusal>),
+    Components(Components),
+    Record(Box<MachineRecord>),
+    Removed(RemovedNodes),
+    Other,
+}
+
 /// The components of one Kubernetes version.
 pub struct Components {
     /// The creation time of the ConfigMap, in the API's format.
@@ -153,26 +164,24 @@ impl Cluster {
         let (nodes, tell) = (cluster.clone(), told.clone());
         watches.start("watch-nodes", move || {
             let selector = Selector::default();
-            nodes.watch(&NODES.all(), &selector, NodeStatus::reduce, |event| {
+            let read = |node: NodeObject| (node.metadata.name.clone(), NodeStatus::read(&node));
+            nodes.watch(&NODES.all(), &selector, read, |event| {
                 nodes.node_event(event, &tell)
             });
         })?;
         let maps = cluster.clone();
         watches.start("watch-maps", move || {
             let collection = CONFIG_MAPS.in_namespace(NAMESPACE);
-            maps.watch(&collection, &Selector::default(), reduce_map, |event| {
+            maps.watch(&collection, &Selector::default(), KnownMap::read, |event| {
                 maps.map_event(event, &told)
             });
         })?;
         let versions = cluster.clone();
         watches.start("watch-versions", move || {
             let selector = Selector::fields(&format!("metadata.name={NODE_VERSION}"));
-            versions.watch(
-                &NODE_VERSIONS.all(),
-                &selector,
-                |object| object,
-                |event| versions.version_event(event),
-            );
+            versions.watch(&NODE_VERSIONS.all(), &selector, Version::read, |event| {
+                versions.version_event(event)
+            });
         })?;
         Ok((cluster, watches))
     }
@@ -182,16 +191,16 @@ impl Cluster {
         &self.client
     }
 
-    /// Follows a collection until the client is stopped. Calls `on` with each event, and with
-    /// `None` if the resource does not exist or may not be read.
-    pub fn watch(
+    /// Follows a collection until the client is stopped, and reduces its objects by `keep`. Calls
+    /// `on` with each event, and with `None` if the resource does not exist or may not be read.
+    pub fn watch<K: ObjectKind, T>(
         &self,
         collection: &Collection,
         selector: &Selector,
-        keep: fn(Value) -> Value,
-        mut on: impl FnMut(Option<CollectionEvent>),
+        keep: fn(K) -> T,
+        mut on: impl FnMut(Option<CollectionEvent<T>>),
     ) {
-        let mut watch: Watch = self.client.watch(collection, selector).keeping(keep);
+        let mut watch = self.client.watch(collection, selector).keeping(keep);
         let mut logged = String::new();
         loop {
             match watch.next() {
@@ -221,36 +230,31 @@ impl Cluster {
         }
     }
 
-    fn node_event(&self, event: Option<CollectionEvent>, told: &dyn Fn(Change<'_>)) {
+    fn node_event(
+        &self,
+        event: Option<CollectionEvent<(String, NodeStatus)>>,
+        told: &dyn Fn(Change<'_>),
+    ) {
         let Some(event) = event else { return };
         let mut seen = Vec::new();
         let mut state = self.lock();
         match event {
             CollectionEvent::Listed(nodes) => {
-                state.nodes = nodes
-                    .iter()
-                    .map(|node| (name_of(node).to_owned(), NodeStatus::read(node)))
-                    .collect();
+                state.nodes = nodes.iter().cloned().collect();
                 state.has_nodes = true;
-                seen.extend(
-                    state
-                        .nodes
-                        .iter()
-                        .map(|(name, node)| (name.clone(), node.clone())),
-                );
+                seen = nodes;
             }
-            CollectionEvent::Added(node) | CollectionEvent::Modified(node) => {
-                let (name, node) = (name_of(&node).to_owned(), NodeStatus::read(&node));
+            CollectionEvent::Added((name, node)) | CollectionEvent::Modified((name, node)) => {
                 // Heartbeats change nothing that is kept here.
                 if state.nodes.get(&name) != Some(&node) {
                     seen.push((name.clone(), node.clone()));
                     state.nodes.insert(name, node);
                 }
             }
-            CollectionEvent::Deleted(node) => {
-                state.nodes.remove(name_of(&node));
+            CollectionEvent::Deleted((name, _)) => {
+                state.nodes.remove(&name);
                 drop(state);
-                self.tell(name_of(&node), None);
+                self.tell(&name, None);
                 return self.changed.notify_all();
             }
         }
@@ -274,7 +278,11 @@ impl Cluster {
         let _ = self.listener.set(Box::new(listener));
     }
 
-    fn map_event(&self, event: Option<CollectionEvent>, told: &dyn Fn(Change<'_>)) {
+    fn map_event(
+        &self,
+        event: Option<CollectionEvent<(String, KnownMap)>>,
+        told: &dyn Fn(Change<'_>),
+    ) {
         let Some(event) = event else { return };
         let mut state = self.lock();
         let mut records = Vec::new();
@@ -284,15 +292,15 @@ impl Cluster {
                 state.kubeadm = None;
                 state.records = KnownRecords::default();
                 state.removed = RemovedNodes::default();
-                for map in &maps {
+                for map in maps {
                     records.extend(state.store_map(map));
                 }
                 state.has_config_maps = true;
             }
             CollectionEvent::Added(map) | CollectionEvent::Modified(map) => {
-                records.extend(state.store_map(&map))
+                records.extend(state.store_map(map))
             }
-            CollectionEvent::Deleted(map) => state.remove_map(name_of(&map)),
+            CollectionEvent::Deleted((name, _)) => state.remove_map(&name),
         }
         drop(state);
         self.changed.notify_all();
@@ -301,24 +309,14 @@ impl Cluster {
         }
     }
 
-    fn version_event(&self, event: Option<CollectionEvent>) {
-        let reference = |object: &Value| {
-            let reference = object
-                .pointer("/spec/kubernetesComponentsReference")
-                .and_then(Value::as_str);
-            reference
-                .filter(|name| !name.is_empty())
-                .map_or(Version::Absent, |name| Version::Is(name.to_owned()))
-        };
+    fn version_event(&self, event: Option<CollectionEvent<Version>>) {
         let has_joining_nodes = event.is_some();
         let version = match event {
             None | Some(CollectionEvent::Deleted(_)) => Version::Absent,
-            Some(CollectionEvent::Listed(objects)) => {
-                objects.first().map_or(Version::Absent, reference)
+            Some(CollectionEvent::Listed(versions)) => {
+                versions.into_iter().next().unwrap_or(Version::Absent)
             }
-            Some(CollectionEvent::Added(object) | CollectionEvent::Modified(object)) => {
-                reference(&object)
-            }
+            Some(CollectionEvent::Added(version) | CollectionEvent::Modified(version)) => version,
         };
         let mut state = self.lock();
         (state.version, state.has_joining_nodes) = (version, has_joining_nodes);
@@ -530,18 +528,18 @@ impl Objects {
     }
 
     /// Stores a ConfigMap. Returns the record in it, if it is one.
-    fn store_map(&mut self, map: &Value) -> Option<MachineRecord> {
-        let name = name_of(map);
-        if name == KUBEADM_CONFIG {
-            self.kubeadm = Some(Arc::new(KubeadmSettings::read(map)));
-        } else if name.starts_with(CONFIG_MAP_PREFIX) {
-            self.components
-                .insert(name.to_owned(), Arc::new(Components::read(map)));
-        } else if let Some(record) = MachineRecord::read(map) {
-            self.records.insert(record.clone());
-            return Some(record);
-        } else if name == removed_nodes::CONFIG_MAP {
-            self.removed = RemovedNodes::read(map);
+    fn store_map(&mut self, (name, map): (String, KnownMap)) -> Option<MachineRecord> {
+        match map {
+            KnownMap::Kubeadm(settings) => self.kubeadm = Some(Arc::new(settings)),
+            KnownMap::Components(components) => {
+                self.components.insert(name, Arc::new(components));
+            }
+            KnownMap::Record(record) => {
+                self.records.insert(MachineRecord::clone(&record));
+                return Some(*record);
+            }
+            KnownMap::Removed(removed) => self.removed = removed,
+            KnownMap::Other => {}
         }
         None
     }
@@ -582,55 +580,52 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-fn name_of(object: &Value) -> &str {
-    text(object, "/metadata/name")
+impl KnownMap {
+    /// Reads a ConfigMap. Returns its name, too.
+    fn read(map: ConfigMap) -> (String, KnownMap) {
+        let name = map.metadata.name.clone();
+        let known = if name == KUBEADM_CONFIG {
+            KnownMap::Kubeadm(KubeadmSettings::read(&map))
+        } else if name.starts_with(CONFIG_MAP_PREFIX) {
+            KnownMap::Components(Components::read(map))
+        } else if name == removed_nodes::CONFIG_MAP {
+            KnownMap::Removed(RemovedNodes::read(&map))
+        } else {
+            let record = MachineRecord::read(&map).map(Box::new);
+            record.map_or(KnownMap::Other, KnownMap::Record)
+        };
+        (name, known)
+    }
 }
 
-/// Keeps only the name of a ConfigMap that is not used.
-fn reduce_map(mut map: Value) -> Value {
-    let name = name_of(&map);
-    if name != KUBEADM_CONFIG
-        && !name.starts_with(CONFIG_MAP_PREFIX)
-        && !MachineRecord::is_name(name)
-        && name != removed_nodes::CONFIG_MAP
-    {
-        for field in ["data", "binaryData"] {
-            drop(map.get_mut(field).map(Value::take));
+impl Version {
+    fn read(object: NodeVersionObject) -> Version {
+        match object.spec.kubernetes_components_reference {
+            name if name.is_empty() => Version::Absent,
+            name => Version::Is(name),
         }
     }
-    without_management(map)
-}
-
-fn without_management(mut object: Value) -> Value {
-    for field in ["managedFields", "annotations"] {
-        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-            metadata.remove(field);
-        }
-    }
-    object
 }
 
 impl Components {
-    fn read(map: &Value) -> Components {
-        let name = name_of(map);
+    fn read(map: ConfigMap) -> Components {
         let unreadable = |error| {
-            let details = format!("ConfigMap {NAMESPACE}/{name}: {error}");
+            let details = format!("ConfigMap {NAMESPACE}/{}: {error}", map.metadata.name);
             TicketRefusal::internal("components", details)
         };
         Components {
-            created: text(map, "/metadata/creationTimestamp").to_owned(),
-            name: name.to_owned(),
-            version: text(map, "/data/cluster-version").to_owned(),
-            list: components::read_list(text(map, "/data/components")).map_err(unreadable),
+            version: map.text("cluster-version").to_owned(),
+            list: components::read_list(map.text("components")).map_err(unreadable),
+            created: map.metadata.creation_timestamp.unwrap_or_default(),
+            name: map.metadata.name,
         }
     }
 }
 
 impl KubeadmSettings {
     /// Reads the ConfigMap that kubeadm writes.
-    fn read(map: &Value) -> Result<KubeadmSettings, TicketRefusal> {
-        let configuration =
-            yaml::document(text(map, "/data/ClusterConfiguration")).map_err(unusable)?;
+    fn read(map: &ConfigMap) -> Result<KubeadmSettings, TicketRefusal> {
+        let configuration = yaml::document(map.text("ClusterConfiguration")).map_err(unusable)?;
         let endpoint = endpoint(text(&configuration, "/controlPlaneEndpoint"))?;
         let names = configuration
             .pointer("/apiServer/certSANs")
@@ -720,12 +715,15 @@ fn endpoint(text: &str) -> Result<String, TicketRefusal> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{from_value, json};
 
     use super::*;
 
     fn kubeadm(configuration: &str) -> Result<KubeadmSettings, TicketRefusal> {
-        KubeadmSettings::read(&json!({"data": {"ClusterConfiguration": configuration}}))
+        KubeadmSettings::read(&ConfigMap {
+            data: [("ClusterConfiguration".to_owned(), configuration.to_owned())].into(),
+            ..ConfigMap::default()
+        })
     }
 
     #[test]
@@ -803,10 +801,11 @@ mod tests {
         let mut state = Objects::default();
         let mut list = |created: &str, name: &str, version: &str| {
             let name = format!("{CONFIG_MAP_PREFIX}{name}");
-            state.store_map(&json!({
+            let map = json!({
                 "metadata": {"name": name, "creationTimestamp": created},
                 "data": {"cluster-version": version, "components": "[]"},
-            }));
+            });
+            state.store_map(KnownMap::read(from_value(map).unwrap()));
         };
         list("2026-01-01T00:00:00Z", "first", "v1.34.4");
         list("2026-01-02T00:00:00Z", "again", "v1.34.4");
@@ -821,10 +820,11 @@ mod tests {
         ] {
             let configuration =
                 format!("controlPlaneEndpoint: lb.example\nkubernetesVersion: {present}\n");
-            state.store_map(&json!({
+            let map = json!({
                 "metadata": {"name": KUBEADM_CONFIG},
                 "data": {"ClusterConfiguration": configuration},
-            }));
+            });
+            state.store_map(KnownMap::read(from_value(map).unwrap()));
             let found = state.newest_components().unwrap();
             assert_eq!(
                 found.name,

@@ -3,9 +3,8 @@
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
-use serde_json::{Value, json};
-
 use base::time;
+use kubernetes::objects::{NodeObject, condition};
 
 /// The type of the condition with the result of the last attestation ([`watch`](crate::member_controller::watch)).
 pub const ATTESTED: &str = "Attested";
@@ -51,45 +50,23 @@ pub struct Attested {
 
 impl NodeStatus {
     /// Reads a Node object.
-    pub fn read(node: &Value) -> NodeStatus {
-        let conditions = node.pointer("/status/conditions").and_then(Value::as_array);
-        let ready = conditions
-            .into_iter()
-            .flatten()
-            .find(|condition| condition["type"] == "Ready");
-        let ready_since = ready
-            .filter(|ready| ready["status"] == "True")
-            .map(|ready| {
-                let since = ready["lastTransitionTime"].as_str();
-                // A condition without a time counts as Ready since the beginning.
-                since
-                    .and_then(time::parse)
-                    .unwrap_or(SystemTime::UNIX_EPOCH)
-            });
+    pub fn read(node: &NodeObject) -> NodeStatus {
+        let ready = condition(&node.status.conditions, "Ready");
+        let ready_since = ready.filter(|ready| ready.status == "True").map(|ready| {
+            let since = ready.last_transition_time.as_deref();
+            // A condition without a time counts as Ready since the beginning.
+            since
+                .and_then(time::parse)
+                .unwrap_or(SystemTime::UNIX_EPOCH)
+        });
+        let mut internal = node.addresses("InternalIP");
         NodeStatus {
-            uid: text(&node["metadata"]["uid"]),
+            uid: node.metadata.uid.clone(),
             ready_since,
-            boot: text(&node["status"]["nodeInfo"]["bootID"]),
-            address: internal_address(node),
+            boot: node.status.node_info.boot_id.clone(),
+            address: internal.find_map(|address| address.parse().ok()),
             attested: Attested::read(node),
         }
-    }
-
-    /// Keeps the fields of a Node object that are used. A whole one has 10 KiB, mostly image names.
-    pub fn reduce(node: Value) -> Value {
-        let (metadata, spec, status) = (&node["metadata"], &node["spec"], &node["status"]);
-        json!({
-            "metadata": {
-                "name": metadata["name"], "uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"],
-                "labels": {LABEL: metadata["labels"][LABEL]},
-                "annotations": {CORDONED: metadata["annotations"][CORDONED]},
-            },
-            "spec": {"taints": spec["taints"], "unschedulable": spec["unschedulable"]},
-            "status": {
-                "conditions": status["conditions"], "addresses": status["addresses"],
-                "nodeInfo": {"bootID": status["nodeInfo"]["bootID"]},
-            },
-        })
     }
 
     /// Returns whether the node became Ready after it got its turn.
@@ -103,54 +80,35 @@ impl NodeStatus {
 
 impl Attested {
     /// Reads a Node object.
-    pub fn read(node: &Value) -> Attested {
-        let (metadata, spec) = (&node["metadata"], &node["spec"]);
-        let conditions = node["status"]["conditions"].as_array();
-        let condition = conditions
-            .into_iter()
-            .flatten()
-            .find(|condition| condition["type"] == ATTESTED);
-        let field = |name| condition.map_or_else(String::new, |it| text(&it[name]));
-        let taints = spec["taints"].as_array();
-        let taint = taints
-            .into_iter()
-            .flatten()
-            .find(|taint| taint["key"] == TAINT);
+    pub fn read(node: &NodeObject) -> Attested {
+        let attested = condition(&node.status.conditions, ATTESTED).cloned();
+        let attested = attested.unwrap_or_default();
+        let mut taints = node.spec.taints.iter();
+        let taint = taints.find(|taint| taint.key == TAINT);
         Attested {
-            condition: ["status", "reason", "message"].map(field),
-            since: field("lastTransitionTime"),
-            label: metadata["labels"][LABEL].as_str().map(str::to_owned),
-            taint: taint.map(|taint| text(&taint["value"])),
-            is_cordoned: spec["unschedulable"] == true,
-            has_cordoned: !metadata["annotations"][CORDONED].is_null(),
+            condition: [attested.status, attested.reason, attested.message],
+            since: attested.last_transition_time.unwrap_or_default(),
+            label: node.metadata.label(LABEL).map(str::to_owned),
+            taint: taint.map(|taint| taint.value.clone()),
+            is_cordoned: node.spec.unschedulable,
+            has_cordoned: node.metadata.annotation(CORDONED).is_some(),
         }
     }
 }
 
-fn internal_address(node: &Value) -> Option<IpAddr> {
-    let addresses = node["status"]["addresses"].as_array();
-    let mut internal = addresses
-        .into_iter()
-        .flatten()
-        .filter(|address| address["type"] == "InternalIP");
-    internal.find_map(|address| address["address"].as_str()?.parse().ok())
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::{from_value, json};
+
     use super::*;
 
     #[test]
     fn a_node_is_ready_since_its_condition_says_so() {
         let node = |status: &str| {
             let ready = json!({"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:00:07Z"});
-            NodeStatus::read(&NodeStatus::reduce(
-                json!({"metadata": {"uid": "u"}, "status": {"images": [1], "conditions": [ready]}}),
-            ))
+            let node =
+                json!({"metadata": {"uid": "u"}, "status": {"images": [1], "conditions": [ready]}});
+            NodeStatus::read(&from_value(node).unwrap())
         };
         assert_eq!(
             node("True").ready_since,
@@ -163,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_watch_needs_of_a_node_stays_in_its_reduced_form() {
+    fn what_the_watch_has_written_is_read_from_a_node() {
         let node = json!({
             "metadata": {
                 "name": "n", "uid": "u", "labels": {LABEL: "false", "other": "x"}, "annotations": {CORDONED: "true"},
@@ -193,8 +151,8 @@ mod tests {
                 has_cordoned: true,
             },
         };
-        assert_eq!(NodeStatus::read(&node), expected);
-        assert_eq!(NodeStatus::read(&NodeStatus::reduce(node)), expected);
-        assert_eq!(NodeStatus::read(&json!({})), NodeStatus::default());
+        assert_eq!(NodeStatus::read(&from_value(node).unwrap()), expected);
+        let empty = NodeStatus::read(&NodeObject::default());
+        assert_eq!(empty, NodeStatus::default());
     }
 }

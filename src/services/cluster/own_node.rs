@@ -43,7 +43,7 @@ pub fn wait_until_control_plane(api: &Client, signals: &StopSignals) -> Result<b
 fn why_not_control_plane(api: &Client, node: &str) -> Option<String> {
     let name = name_of_node(node);
     let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&name);
-    let found = api.find(&at);
+    let found = api.find_as(&at);
     let record = match found {
         Ok(map) => map.as_ref().and_then(MachineRecord::read),
         Err(error) => return Some(format!("its record cannot be read: {error}")),

@@ -267,12 +267,12 @@ impl Cleaner {
             CleanerTask::JoiningNode(name, node) => joining_node::delete(&self.client, name, node),
             CleanerTask::MachineRecord(name, token) => {
                 let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(name);
-                match self.client.find(&at)? {
+                match self.client.find_as(&at)? {
                     Some(map)
                         if MachineRecord::read(&map)
                             .is_some_and(|record| record.token == *token) =>
                     {
-                        self.client.delete_as(&at, &map).map(drop)
+                        self.client.delete_as(&at, &map.metadata).map(drop)
                     }
                     _ => Ok(()),
                 }

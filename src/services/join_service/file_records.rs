@@ -23,6 +23,7 @@ use crate::cluster::refusal::TicketRefusal;
 use base::sync::lock;
 use base::uuid::Uuid;
 use kubernetes::machine_record::{DISK_RECORD_PREFIX, MachineRecord};
+use kubernetes::objects::ConfigMap;
 use kubernetes::services::migration::Migration;
 
 const LOCK: &str = "lock";
@@ -157,8 +158,14 @@ impl FileRecords {
 
     fn record(&self, disk: &Uuid) -> Result<Option<MachineRecord>, TicketRefusal> {
         let record = |fields: Value| {
-            let name = format!("{DISK_RECORD_PREFIX}{disk}");
-            MachineRecord::read(&json!({"metadata": {"name": name}, "data": fields}))
+            let texts = fields.as_object().into_iter().flatten();
+            let texts = texts.filter_map(|(name, it)| Some((name.clone(), it.as_str()?.into())));
+            let mut map = ConfigMap {
+                data: texts.collect(),
+                ..ConfigMap::default()
+            };
+            map.metadata.name = format!("{DISK_RECORD_PREFIX}{disk}");
+            MachineRecord::read(&map)
         };
         Ok(self.read(disk)?.and_then(record))
     }

@@ -10,6 +10,7 @@ use crate::cluster::node_status::NodeStatus;
 use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, LEASES, Object};
+use kubernetes::objects::Lease;
 
 /// The name of the Lease.
 pub use kubernetes::machine_record::TURN as NAME;
@@ -22,13 +23,13 @@ const SKEW: Duration = Duration::from_secs(60);
 /// The maximum length of the queue.
 const MAX_QUEUE: usize = 32;
 
-/// The contents of the Lease.
+/// The content of the Lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Lease {
+pub struct JoinTurn {
     holder: String,
     acquired: Option<SystemTime>,
     renewed: Option<SystemTime>,
-    transitions: u64,
+    transitions: i64,
     queue: Vec<(String, u64)>,
 }
 
@@ -51,14 +52,13 @@ pub fn object() -> Object {
 
 /// Ends the reservation that this node got at time `at`, unless the node has renewed it since.
 pub fn release(client: &Client, node: &str, at: &str) -> Result<(), client::Error> {
-    let released = client.modify(&object(), |value| {
-        let mut lease = Lease::read(value);
-        let is_its = lease.holder == node && value["spec"]["renewTime"] == at;
-        if is_its {
-            lease.holder.clear();
-            lease.write(value);
-        }
-        is_its
+    let released = client.modify_as(&object(), |lease: Lease, _| {
+        let turn = JoinTurn {
+            holder: String::new(),
+            ..JoinTurn::read(&lease)
+        };
+        let is_its = lease.spec.holder_identity == node && lease.spec.renew_time == at;
+        is_its.then(|| turn.patch())
     });
     match released {
         Err(error) if !error.is_not_found() => Err(error),
@@ -66,45 +66,34 @@ pub fn release(client: &Client, node: &str, at: &str) -> Result<(), client::Erro
     }
 }
 
-impl Lease {
+impl JoinTurn {
     /// Reads the Lease. A field that is missing or not valid is empty.
-    pub fn read(value: &Value) -> Lease {
-        let text = |pointer: &str| {
-            value
-                .pointer(pointer)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-        };
-        let queue = value
-            .pointer("/metadata/annotations")
-            .and_then(|annotations| annotations.get(QUEUE_ANNOTATION)?.as_str());
-        Lease {
-            holder: text("/spec/holderIdentity").to_owned(),
-            acquired: time::parse(text("/spec/acquireTime")),
-            renewed: time::parse(text("/spec/renewTime")),
-            transitions: value
-                .pointer("/spec/leaseTransitions")
-                .and_then(Value::as_u64)
-                .unwrap_or_default(),
+    pub fn read(lease: &Lease) -> JoinTurn {
+        let spec = &lease.spec;
+        let queue = lease.metadata.annotation(QUEUE_ANNOTATION);
+        JoinTurn {
+            holder: spec.holder_identity.clone(),
+            acquired: time::parse(&spec.acquire_time),
+            renewed: time::parse(&spec.renew_time),
+            transitions: spec.lease_transitions,
             queue: queue
                 .and_then(|queue| serde_json::from_str(queue).ok())
                 .unwrap_or_default(),
         }
     }
 
-    /// Writes the contents into the object.
-    pub fn write(&self, value: &mut Value) {
-        if !value["metadata"]["annotations"].is_object() {
-            value["metadata"]["annotations"] = json!({});
-        }
-        value["metadata"]["annotations"][QUEUE_ANNOTATION] = json!(self.queue).to_string().into();
-        value["spec"] = json!({
-            "holderIdentity": self.holder,
-            "leaseDurationSeconds": VALIDITY.as_secs(),
-            "acquireTime": self.acquired.map(time::micros),
-            "renewTime": self.renewed.map(time::micros),
-            "leaseTransitions": self.transitions,
-        });
+    /// Returns the fields of the Lease with this content.
+    pub fn patch(&self) -> Value {
+        json!({
+            "metadata": {"annotations": {QUEUE_ANNOTATION: json!(self.queue).to_string()}},
+            "spec": {
+                "holderIdentity": self.holder,
+                "leaseDurationSeconds": VALIDITY.as_secs(),
+                "acquireTime": self.acquired.map(time::micros),
+                "renewTime": self.renewed.map(time::micros),
+                "leaseTransitions": self.transitions,
+            },
+        })
     }
 
     /// Decides on a request of `node` at time `now`, and changes the Lease accordingly. `node_of`
@@ -196,7 +185,7 @@ mod tests {
 
     #[test]
     fn one_has_the_turn_and_keeps_it_for_as_long_as_it_asks() {
-        let mut lease = Lease::default();
+        let mut lease = JoinTurn::default();
         assert_eq!(lease.request_turn("a", at(0), &nobody), HAS);
         assert_eq!(lease.request_turn("b", at(1), &nobody), waits_for("a"));
         assert_eq!(lease.request_turn("a", at(500), &nobody), STILL_HAS);
@@ -216,7 +205,7 @@ mod tests {
                 })
             }
         };
-        let mut lease = Lease::default();
+        let mut lease = JoinTurn::default();
         lease.request_turn("a", at(100), &nobody);
         assert_eq!(lease.request_turn("b", at(110), &ready(50)), waits_for("a"));
         assert_eq!(lease.request_turn("b", at(120), &ready(115)), HAS);
@@ -224,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_first_in_the_queue_is_next_unless_it_stopped_asking() {
-        let mut lease = Lease::default();
+        let mut lease = JoinTurn::default();
         lease.request_turn("a", at(0), &nobody);
         for (name, when) in [("b", 1), ("c", 2), ("d", 3)] {
             assert_eq!(lease.request_turn(name, at(when), &nobody), waits_for("a"));
@@ -242,7 +231,7 @@ mod tests {
     #[test]
     fn times_in_the_future_count_from_when_they_are_seen() {
         const YEAR: u64 = 365 * 24 * 60 * 60;
-        let mut lease = Lease::default();
+        let mut lease = JoinTurn::default();
         lease.request_turn("a", at(YEAR), &nobody);
         assert_eq!(lease.request_turn("b", at(0), &nobody), waits_for("a"));
         let ready = |_: &str| {
@@ -256,9 +245,9 @@ mod tests {
         assert_eq!(lease.request_turn("b", at(600), &nobody), waits_for("a"));
         assert_eq!(lease.request_turn("b", at(601), &nobody), HAS);
         // A place in the queue ends as well.
-        let mut lease = Lease {
+        let mut lease = JoinTurn {
             queue: vec![("c".into(), secs(at(YEAR)))],
-            ..Lease::default()
+            ..JoinTurn::default()
         };
         assert_eq!(lease.request_turn("d", at(0), &nobody), waits_for("c"));
         assert_eq!(lease.request_turn("d", at(61), &nobody), HAS);
@@ -266,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_a_little_ahead_changes_nothing() {
-        let mut lease = Lease::default();
+        let mut lease = JoinTurn::default();
         lease.request_turn("a", at(5), &nobody);
         assert_eq!(lease.request_turn("b", at(0), &nobody), waits_for("a"));
         assert_eq!((lease.acquired, lease.renewed), (Some(at(5)), Some(at(5))));
@@ -274,16 +263,12 @@ mod tests {
 
     #[test]
     fn a_lease_comes_back_as_it_was_written_and_nonsense_is_an_empty_one() {
-        let mut lease = Lease::default();
+        let mut lease = JoinTurn::default();
         lease.request_turn("a", at(0) + Duration::from_micros(7), &nobody);
         lease.request_turn("b", at(1), &nobody);
-        let mut value = json!({"metadata": {"name": NAME, "resourceVersion": "1"}});
-        lease.write(&mut value);
-        assert_eq!(
-            (Lease::read(&value), &value["metadata"]["resourceVersion"]),
-            (lease, &json!("1"))
-        );
+        let read = |lease: Value| JoinTurn::read(&serde_json::from_value(lease).unwrap());
+        assert_eq!(read(lease.patch()), lease);
         let nonsense = json!({"metadata": {"annotations": {QUEUE_ANNOTATION: "[[1]]"}}, "spec": {"renewTime": "now"}});
-        assert_eq!(Lease::read(&nonsense), Lease::default());
+        assert_eq!(read(nonsense), JoinTurn::default());
     }
 }

@@ -10,7 +10,7 @@ use crate::cluster::refusal::TicketRefusal;
 use crate::cluster::{Cluster, TOKEN_VALIDITY};
 use base::time;
 use base::uuid::Uuid;
-use kubernetes::client::{CONFIG_MAPS, Client};
+use kubernetes::client::{CONFIG_MAPS, Client, version_of};
 use kubernetes::removed_nodes;
 use kubernetes::{
     NAMESPACE,
@@ -373,9 +373,7 @@ pub fn write(
         };
         match written {
             Ok(map) => {
-                record.version = MachineRecord::read(&map)
-                    .map(|record| record.version)
-                    .unwrap_or_default();
+                record.version = version_of(&map).to_owned();
                 cluster.store_record(record.clone());
                 return Ok(Written {
                     record,
@@ -386,7 +384,7 @@ pub fn write(
             Err(error)
                 if error.is_already_exists() || error.is_conflict() || error.is_not_found() =>
             {
-                let found = client.find(&at)?;
+                let found = client.find_as(&at)?;
                 before = found.as_ref().and_then(MachineRecord::read).map(Arc::new);
             }
             Err(error) => {
@@ -498,7 +496,8 @@ mod tests {
     fn an_inits_record_keeps_its_name_as_one_of_a_ticket_does() {
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
         let written = MachineRecord::of_node("n", &disk, Some("m"), "", "");
-        let read = MachineRecord::read(&written.to_object()).unwrap();
+        let object = serde_json::from_value(written.to_object()).unwrap();
+        let read = MachineRecord::read(&object).unwrap();
         let node = NodeStatus {
             uid: "u".into(),
             ..NodeStatus::default()

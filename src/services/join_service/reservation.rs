@@ -12,12 +12,13 @@ use std::time::{Duration, SystemTime};
 use serde_json::json;
 
 use super::cleaner::{Cleaner, CleanerTask};
-use super::lease::{self, Decision, Lease};
+use super::lease::{self, Decision, JoinTurn};
 use crate::cluster::Cluster;
 use crate::cluster::constellation as joining_node;
 use crate::cluster::refusal::TicketRefusal;
 use base::time;
 use kubernetes::client::{Client, JOINING_NODES};
+use kubernetes::objects::JoiningNode;
 
 /// When a node that waits asks again. It leaves the queue after six times as long.
 const RETRY: Duration = Duration::from_secs(10);
@@ -73,19 +74,11 @@ fn reserve_lease(
 ) -> Result<Reserved, TicketRefusal> {
     let at = lease::object();
     for _ in 0..TRIES {
-        let found = client.find(&at)?;
-        let mut lease = found.as_ref().map(Lease::read).unwrap_or_default();
+        let (lease, whole) = client.find_whole(&at)?.unzip();
+        let mut turn = lease.as_ref().map(JoinTurn::read).unwrap_or_default();
         let now = SystemTime::now();
-        let decision = lease.request_turn(node, now, &|name| cluster.node(name));
-        let mut value = found
-            .clone()
-            .unwrap_or_else(|| json!({"metadata": {"name": lease::NAME}}));
-        lease.write(&mut value);
-        let written = match found {
-            None => client.create(&at.collection(), &value),
-            Some(_) => client.update(&at, &value),
-        };
-        match written {
+        let decision = turn.request_turn(node, now, &|name| cluster.node(name));
+        match client.write(&at, whole, turn.patch()) {
             Ok(_) => {}
             Err(error)
                 if error.is_conflict() || error.is_already_exists() || error.is_not_found() =>
@@ -132,10 +125,10 @@ fn reserve_joining_node(
             Err(error) if error.is_already_exists() => {}
             Err(error) => return Err(error.into()),
         }
-        let Some(found) = client.find(&at)? else {
+        let Some(found) = client.find_as::<JoiningNode>(&at)? else {
             continue;
         };
-        let holder = found["spec"]["name"].as_str().unwrap_or_default();
+        let holder = found.spec.name.as_str();
         if holder == node {
             let renewed = client.merge(
                 &at,
@@ -145,12 +138,11 @@ fn reserve_joining_node(
         }
         // A deadline far in the future was set by a wrong clock.
         let now = SystemTime::now();
-        let deadline = found["spec"]["deadline"].as_str().and_then(time::parse);
+        let deadline = found.spec.deadline.as_deref().and_then(time::parse);
         let is_over = deadline
             .is_none_or(|deadline| !(now..=now + 2 * joining_node::VALIDITY).contains(&deadline));
-        let made = found["metadata"]["creationTimestamp"]
-            .as_str()
-            .and_then(time::parse);
+        let made = found.metadata.creation_timestamp.as_deref();
+        let made = made.and_then(time::parse);
         if !is_over
             && !cluster
                 .node(holder)

@@ -33,19 +33,16 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 
-use serde_json::{Value, json};
-
-use super::volumes::VOLUME_ATTACHMENTS;
 use base::network::Network;
 use base::network::semaphore::{Permit, Semaphore};
-use kubernetes::client::{Client, Error, NODES, PODS, Resource, Selector};
-use kubernetes::constellation::drivers::{self, CSI_DRIVERS};
+use kubernetes::client::{
+    CILIUM_NODES, CSI_DRIVERS, Client, Error, NODES, PODS, Selector, VOLUME_ATTACHMENTS,
+};
+use kubernetes::constellation::drivers;
 use kubernetes::constellation::outside;
+use kubernetes::objects::{self, CiliumNode, NodeObject, VolumeAttachment};
 use kubernetes::services::migration::Migration;
 use rpc::grpc::{Code, Status};
-
-/// What Cilium knows of each node.
-const CILIUM_NODES: Resource = Resource::cluster("cilium.io", "v2", "ciliumnodes");
 
 /// The timeout of each list. Clients of Constellation set no deadline.
 const TIME: Duration = Duration::from_secs(5);
@@ -232,27 +229,18 @@ impl OldClients {
         let found = self
             .client
             .list_keeping(&PODS.all(), &selector, node_and_pod)?;
-        Ok(found.items.iter().filter_map(read_pod).collect())
+        Ok(found.items.into_iter().flatten().collect())
     }
 
     /// Returns the nodes whose hosts may have this address.
     fn nodes_with(&self, address: IpAddr) -> Result<BTreeSet<String>, Error> {
-        let list = |resource: &Resource, reduce| {
-            let found = self
-                .client
-                .list_keeping(&resource.all(), &Selector::default(), reduce);
-            found.map(|found| found.items)
-        };
-        let known = list(&NODES, name_and_addresses)?;
-        let of_cilium = list(&CILIUM_NODES, name_and_cilium_addresses)?;
-        let has_address = |node: &Value| strings(&node[1]).any(|own| own.parse() == Ok(address));
-        let mut names = BTreeSet::new();
-        for node in known.iter().chain(&of_cilium) {
-            if has_address(node) {
-                names.extend(node[0].as_str().map(str::to_owned));
-            }
-        }
-        Ok(names)
+        let (client, all) = (&self.client, Selector::default());
+        let known = client.list_keeping(&NODES.all(), &all, name_and_addresses)?;
+        let of_cilium =
+            client.list_keeping(&CILIUM_NODES.all(), &all, name_and_cilium_addresses)?;
+        let nodes = known.items.into_iter().chain(of_cilium.items);
+        let with_it = nodes.filter(|(_, addresses)| addresses.contains(&address));
+        Ok(with_it.map(|(name, _)| name).collect())
     }
 
     /// Returns the names of the PersistentVolumes of the client's driver that are attached to its
@@ -274,21 +262,15 @@ impl OldClients {
         let found = self.client.list_keeping(
             &VOLUME_ATTACHMENTS.all(),
             &Selector::default(),
-            node_volume_and_driver,
+            |it: VolumeAttachment| it.status.attached.then_some(it.spec),
         )?;
-        let is_own =
-            |driver: &Value| is_granted || driver.as_str().is_some_and(|it| own.contains(it));
-        let volumes = (found.items.iter())
-            .filter(|attached| attached[0] == *client.node && is_own(&attached[2]))
-            .filter_map(|attached| Some(attached[1].as_str()?.to_owned()));
+        let attached = found.items.into_iter().flatten();
+        let is_own = |driver: &str| is_granted || own.contains(driver);
+        let volumes = attached
+            .filter(|it| it.node_name == client.node && is_own(&it.attacher))
+            .filter_map(|it| it.source.persistent_volume_name);
         Ok(Some(volumes.collect()))
     }
-}
-
-/// Returns the texts of a list.
-fn strings(list: &Value) -> impl Iterator<Item = &str> {
-    let all = list.as_array().into_iter().flatten();
-    all.filter_map(Value::as_str)
 }
 
 /// Returns the error of a client of which the API server does not say this.
@@ -302,73 +284,35 @@ fn denied(why: String) -> Status {
 }
 
 /// Reduces a pod that has not ended to its node and the fields of [`Pod`].
-fn node_and_pod(pod: Value) -> Value {
-    let ended = ["Succeeded", "Failed"]
-        .iter()
-        .any(|phase| pod["status"]["phase"] == **phase);
-    let name = |field: &str| pod["metadata"][field].as_str().unwrap_or_default();
-    let owners = pod["metadata"]["ownerReferences"].as_array();
-    let is_of_daemon_set = owners.into_iter().flatten().any(|owner| {
-        owner["controller"] == true
-            && owner["kind"] == "DaemonSet"
-            && owner["apiVersion"] == "apps/v1"
-    });
-    match &pod["spec"]["nodeName"] {
-        Value::String(node) if !ended => json!([
-            node,
-            format!("{}/{}", name("namespace"), name("name")),
-            drivers::account(name("namespace"), &pod["spec"]),
-            is_of_daemon_set,
-            pod["spec"]["hostNetwork"] == true
-        ]),
-        _ => Value::Null,
+fn node_and_pod(pod: objects::Pod) -> Option<(String, Pod)> {
+    if pod.has_ended() || pod.spec.node_name.is_empty() {
+        return None;
     }
-}
-
-/// Reads what [`node_and_pod`] left of a pod.
-fn read_pod(pod: &Value) -> Option<(String, Pod)> {
-    Some((
-        pod[0].as_str()?.to_owned(),
-        Pod {
-            place: pod[1].as_str()?.to_owned(),
-            account: pod[2].as_str().map(str::to_owned),
-            is_of_daemon_set: pod[3] == true,
-            is_on_host: pod[4] == true,
-        },
-    ))
+    let mut owners = pod.metadata.owner_references.iter();
+    let is_of_daemon_set =
+        owners.any(|it| it.controller && it.kind == "DaemonSet" && it.api_version == "apps/v1");
+    let known = Pod {
+        place: pod.metadata.place(),
+        account: drivers::account(&pod.metadata.namespace, &pod.spec),
+        is_of_daemon_set,
+        is_on_host: pod.spec.host_network,
+    };
+    Some((pod.spec.node_name, known))
 }
 
 /// Reduces a node to its name and its internal addresses.
-fn name_and_addresses(node: Value) -> Value {
-    let internal = addresses(&node["status"], "InternalIP", "address");
-    json!([node["metadata"]["name"], internal])
+fn name_and_addresses(node: NodeObject) -> (String, Vec<IpAddr>) {
+    let internal = node.addresses("InternalIP");
+    let internal = internal.filter_map(|own| own.parse().ok()).collect();
+    (node.metadata.name, internal)
 }
 
 /// Reduces a CiliumNode, which has the name of its node, to this name and the addresses of cilium_host.
-fn name_and_cilium_addresses(node: Value) -> Value {
-    let own = addresses(&node["spec"], "CiliumInternalIP", "ip");
-    json!([node["metadata"]["name"], own])
-}
-
-/// Returns the addresses of this type, which are in this field of a node.
-fn addresses<'a>(part: &'a Value, kind: &str, field: &str) -> Vec<&'a Value> {
-    let all = part["addresses"].as_array().into_iter().flatten();
-    all.filter(|address| address["type"] == kind)
-        .map(|address| &address[field])
-        .collect()
-}
-
-/// Reduces an attachment to its node, its volume and its driver; null if it is not attached.
-fn node_volume_and_driver(attachment: Value) -> Value {
-    if attachment["status"]["attached"] == true {
-        json!([
-            attachment["spec"]["nodeName"],
-            attachment["spec"]["source"]["persistentVolumeName"],
-            attachment["spec"]["attacher"]
-        ])
-    } else {
-        Value::Null
-    }
+fn name_and_cilium_addresses(node: CiliumNode) -> (String, Vec<IpAddr>) {
+    let own = node.spec.addresses.iter();
+    let own = own.filter(|address| address.kind == "CiliumInternalIP");
+    let own = own.filter_map(|address| address.ip.parse().ok()).collect();
+    (node.metadata.name, own)
 }
 
 #[cfg(test)]

@@ -14,13 +14,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-
 use crate::metrics::{Histogram, Registry};
 use base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client, Error, Selector};
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::objects::ConfigMap;
 use rpc::grpc::{Code, Status};
 
 /// The timeout of one page of a list with its retries, and of waiting for another request's list.
@@ -135,26 +134,17 @@ fn list(client: &Client) -> Result<Records, Error> {
         &Selector::default(),
         disks_and_name,
     )?;
-    let pairs = maps.items.iter().filter_map(Value::as_array).flatten();
-    let of_pair = |pair: &Value| {
-        Some((
-            Uuid::parse(pair[0].as_str()?)?,
-            pair[1].as_str()?.to_owned(),
-        ))
-    };
-    Ok(pairs.filter_map(of_pair).collect())
+    Ok(maps.items.into_iter().flatten().collect())
 }
 
-/// Parses the records. They are reduced to their disk and name, because a cluster may have
+/// Reduces a record to its disks, each with the name of the record, because a cluster may have
 /// thousands, and other ConfigMaps are large.
-fn disks_and_name(map: Value) -> Value {
-    let pairs = |record: MachineRecord| {
-        record
-            .disks()
-            .map(|disk| json!([disk.as_str(), record.name]))
-            .collect()
+fn disks_and_name(map: ConfigMap) -> Vec<(Uuid, String)> {
+    let disks = |record: MachineRecord| {
+        let disks = record.disks();
+        disks.map(|disk| (disk, record.name.clone())).collect()
     };
-    MachineRecord::read(&map).map_or(Value::Null, pairs)
+    MachineRecord::read(&map).map_or(vec![], disks)
 }
 
 fn unavailable() -> Status {

@@ -29,7 +29,8 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use crate::metrics::{Counter, Histogram, Labelled, Registry};
-use kubernetes::client::{self, Client, Resource};
+use kubernetes::client::{self, Client, TOKEN_REVIEWS};
+use kubernetes::objects::TokenReview;
 use kubernetes::services::KEY_SERVICE_AUDIENCE as AUDIENCE;
 use rpc::grpc::{Code, Metadata, Status};
 
@@ -52,8 +53,6 @@ const PER_SECOND: f64 = 1.0;
 const MAX_PEERS: usize = 4096;
 /// The maximum length of a token. A service account's has about 1000 bytes.
 const MAX_TOKEN: usize = 8 << 10;
-
-const TOKEN_REVIEWS: Resource = Resource::cluster("authentication.k8s.io", "v1", "tokenreviews");
 
 /// Verifies tokens with the API server, and caches the verdicts.
 pub struct Reviewer {
@@ -216,9 +215,9 @@ impl Reviewer {
         let ask = |time| {
             self.client
                 .within(time)
-                .create(&TOKEN_REVIEWS.all(), &review)
+                .create_as(&TOKEN_REVIEWS.all(), &review)
         };
-        let mut answer = self.seconds.time(|| match ask(REVIEW_TIME) {
+        let answer = self.seconds.time(|| match ask(REVIEW_TIME) {
             // A kept connection may have been broken for a long time. A second review changes
             // nothing.
             Err(error) if error.is_temporary() && Instant::now() < deadline => {
@@ -240,17 +239,13 @@ impl Reviewer {
         };
         self.reviews.with([label]).inc();
         if let (Ok(None), Ok(answer)) = (&result, &answer) {
-            let why = answer
-                .pointer("/status/error")
-                .and_then(Value::as_str)
-                .unwrap_or("no reason was given");
+            let why = match &*answer.status.error {
+                "" => "no reason was given",
+                why => why,
+            };
             log::info!("the API server rejected a caller's token: {why:.300}");
         }
-        // The answer contains the token as well.
         client::wipe(&mut review);
-        if let Ok(answer) = &mut answer {
-            client::wipe(answer);
-        }
         result
     }
 
@@ -358,29 +353,19 @@ fn bearer(metadata: &Metadata) -> Option<&str> {
 }
 
 /// Returns the service account in a review, if the token is valid for this audience.
-fn account(review: &Value) -> Option<TokenOwner> {
-    let status = review.get("status")?;
-    let is_for_us = status
-        .get("audiences")?
-        .as_array()?
-        .iter()
-        .any(|audience| audience == AUDIENCE);
-    if status.get("authenticated")? != true || !is_for_us {
+fn account(review: &TokenReview) -> Option<TokenOwner> {
+    let status = &review.status;
+    let is_for_us = status.audiences.iter().any(|it| it == AUDIENCE);
+    if !status.authenticated || !is_for_us {
         return None;
     }
-    let (namespace, name) = status
-        .pointer("/user/username")?
-        .as_str()?
-        .strip_prefix("system:serviceaccount:")?
-        .split_once(':')?;
-    let extra = |key: &str| {
-        let values = status.pointer("/user/extra")?.get(key)?;
-        Some(values.get(0)?.as_str()?.to_owned())
-    };
+    let account = status.user.username.strip_prefix("system:serviceaccount:");
+    let (namespace, name) = account?.split_once(':')?;
     let node = || {
+        let extra = &status.user.extra;
         Some(TokenNode {
-            name: extra("authentication.kubernetes.io/node-name")?,
-            uid: extra("authentication.kubernetes.io/node-uid")?,
+            name: extra.node_name.first()?.clone(),
+            uid: extra.node_uid.first()?.clone(),
         })
     };
     Some(TokenOwner {
@@ -418,7 +403,8 @@ mod tests {
     use super::*;
 
     fn review(status: Value) -> Option<TokenOwner> {
-        account(&json!({"kind": "TokenReview", "spec": {}, "status": status}))
+        let review = json!({"kind": "TokenReview", "spec": {}, "status": status});
+        account(&serde_json::from_value(review).unwrap())
     }
 
     #[test]
@@ -444,7 +430,6 @@ mod tests {
         for status in [
             json!({"authenticated": false, "audiences": [AUDIENCE], "user": user}),
             json!({"audiences": [AUDIENCE], "user": user}),
-            json!({"authenticated": "true", "audiences": [AUDIENCE], "user": user}),
             // A server that does not support audiences returns none.
             json!({"authenticated": true, "user": user}),
             json!({"authenticated": true, "audiences": [], "user": user}),
@@ -452,7 +437,7 @@ mod tests {
             json!({"authenticated": true, "audiences": [AUDIENCE], "user": {"username": "system:node:a"}}),
             json!({"authenticated": true, "audiences": [AUDIENCE], "user": {"username": "system:serviceaccount:x"}}),
             json!({"authenticated": true, "audiences": [AUDIENCE]}),
-            json!(null),
+            json!({}),
         ] {
             assert_eq!(review(status.clone()), None, "{status}");
         }

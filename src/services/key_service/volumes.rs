@@ -19,14 +19,19 @@
 use std::time::{Duration, Instant};
 
 use ring::digest::{Context, SHA256};
-use serde_json::{Value, json};
 
 use super::grants::VOLUME_PREFIX;
 use super::tokens::TokenNode;
 use base::text::hex;
 use base::uuid::Uuid;
-use kubernetes::client::{Client, Error, NODES, Object, PODS, Resource, Selector};
-use kubernetes::constellation::drivers::CSI_DRIVERS;
+use kubernetes::client::{
+    CSI_DRIVERS, Client, Error, NODES, Object, ObjectKind, PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES, PODS, Selector, VOLUME_ATTACHMENTS,
+};
+use kubernetes::objects::{
+    CsiDriver, NodeObject, ObjectMeta, PersistentVolume, PersistentVolumeClaim, Pod,
+    VolumeAttachment,
+};
 use proto::kms::GetDataKeyRequest;
 use rpc::grpc::{Code, Status};
 
@@ -35,12 +40,6 @@ pub const LUKS_UUID: &str = "firstlight/luks-uuid";
 
 /// The timeout of all requests to the API server for one key. Clients wait for 5 s.
 const TIME: Duration = Duration::from_secs(3);
-
-/// Which volume is attached to which node.
-pub const VOLUME_ATTACHMENTS: Resource =
-    Resource::cluster("storage.k8s.io", "v1", "volumeattachments");
-const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
-const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 
 /// A volume of a CSI driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,9 +68,9 @@ impl<'a> CsiVolume<'a> {
         "csi-".to_owned() + &sha256(&[self.handle, self.driver, node])
     }
 
-    fn is_of(&self, volume: &Value) -> bool {
-        let csi = &volume["spec"]["csi"];
-        csi["driver"] == self.driver && csi["volumeHandle"] == self.handle
+    fn is_of(&self, volume: &PersistentVolume) -> bool {
+        let csi = &volume.spec.csi;
+        csi.driver == self.driver && csi.volume_handle == self.handle
     }
 }
 
@@ -104,8 +103,8 @@ impl Volumes {
         })?;
         let found = found.map_err(|Elsewhere(why)| denied(why))?;
         match uuid {
-            Some(uuid) if found["metadata"]["annotations"][LUKS_UUID] != uuid.as_str() => {
-                let name = found["metadata"]["name"].as_str().unwrap_or_default();
+            Some(uuid) if found.annotation(LUKS_UUID) != Some(uuid.as_str()) => {
+                let name = &found.name;
                 Err(denied(format!(
                     "the PersistentVolume {name} does not name this LUKS UUID: kubectl annotate pv {name} {LUKS_UUID}={}",
                     uuid.as_str()
@@ -115,38 +114,47 @@ impl Volumes {
         }
     }
 
-    /// Returns the PersistentVolume, or why the volume is not on this node.
+    /// Reads an object; it is empty if it does not exist.
+    fn read<K: ObjectKind + Default>(
+        &self,
+        object: &Object,
+        deadline: Instant,
+    ) -> Result<K, Error> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        Ok(self.0.within(left).find_as(object)?.unwrap_or_default())
+    }
+
+    /// Returns the metadata of the PersistentVolume, or why the volume is not on this node.
     fn find(
         &self,
         volume: &CsiVolume<'_>,
         node: &TokenNode,
         deadline: Instant,
-    ) -> Result<Result<Value, Elsewhere>, Error> {
-        let find = |object: Object| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            Ok::<_, Error>(self.0.within(left).find(&object)?.unwrap_or_default())
-        };
+    ) -> Result<Result<ObjectMeta, Elsewhere>, Error> {
         let TokenNode { name, uid } = node;
-        if find(NODES.named(name))?["metadata"]["uid"] != **uid {
+        let found: NodeObject = self.read(&NODES.named(name), deadline)?;
+        if found.metadata.uid != *uid || uid.is_empty() {
             return Ok(Err(Elsewhere(format!(
                 "the node {name} of the token was deleted: there is no Node with this name and the UID {uid}"
             ))));
         }
         let at = volume.attachment(name);
-        let attachment = find(VOLUME_ATTACHMENTS.named(&at))?;
-        let spec = &attachment["spec"];
-        let persistent = match spec["source"]["persistentVolumeName"].as_str() {
-            Some(persistent) => find(VOLUMES.named(persistent))?,
-            None if find(CSI_DRIVERS.named(volume.driver))?["spec"]["attachRequired"] == false => {
-                return self.mounted(volume, name, &find);
+        let attachment: VolumeAttachment = self.read(&VOLUME_ATTACHMENTS.named(&at), deadline)?;
+        let persistent: PersistentVolume = match &attachment.spec.source.persistent_volume_name {
+            Some(persistent) => self.read(&PERSISTENT_VOLUMES.named(persistent), deadline)?,
+            None => {
+                let driver: CsiDriver = self.read(&CSI_DRIVERS.named(volume.driver), deadline)?;
+                if driver.spec.attach_required == Some(false) {
+                    return self.mounted(volume, name, deadline);
+                }
+                PersistentVolume::default()
             }
-            None => Value::Null,
         };
-        let is_attached = spec["nodeName"] == **name
-            && attachment["status"]["attached"] == true
-            && attachment["metadata"]["deletionTimestamp"].is_null();
+        let is_attached = attachment.spec.node_name == *name
+            && attachment.status.attached
+            && !attachment.metadata.is_ending();
         Ok(if is_attached && volume.is_of(&persistent) {
-            Ok(persistent)
+            Ok(persistent.metadata)
         } else {
             Err(Elsewhere(format!(
                 "the volume {:?} of {} is not attached to the node {name}: expected the attached VolumeAttachment {at}",
@@ -155,45 +163,45 @@ impl Volumes {
         })
     }
 
-    /// Returns the PersistentVolume, if a pod of this node uses it.
+    /// Returns the metadata of the PersistentVolume, if a pod of this node uses it.
     fn mounted(
         &self,
         volume: &CsiVolume<'_>,
         node: &str,
-        find: &dyn Fn(Object) -> Result<Value, Error>,
-    ) -> Result<Result<Value, Elsewhere>, Error> {
+        deadline: Instant,
+    ) -> Result<Result<ObjectMeta, Elsewhere>, Error> {
         let selector = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
         let pods = self.0.within(TIME).list_keeping(
             &PODS.all(),
             &Selector::fields(&selector),
-            without_containers,
+            |pod: Pod| (pod.metadata, pod.spec.volumes),
         )?;
-        for pod in &pods.items {
+        for (pod, volumes) in &pods.items {
             // A kubelet writes the mirror pods of its node by itself, without the scheduler.
-            if !pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null() {
+            if pod.annotation("kubernetes.io/config.mirror").is_some() {
                 continue;
             }
-            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            let namespace = text(&pod["metadata"]["namespace"]);
-            for entry in pod["volumes"].as_array().into_iter().flatten() {
-                let claim = match &entry["ephemeral"] {
-                    Value::Null => text(&entry["persistentVolumeClaim"]["claimName"]),
-                    _ => text(&pod["metadata"]["name"]) + "-" + &text(&entry["name"]),
+            let claims = PERSISTENT_VOLUME_CLAIMS.in_namespace(&pod.namespace);
+            for entry in volumes {
+                let is_ephemeral = entry.ephemeral.is_some();
+                let claim = if is_ephemeral {
+                    format!("{}-{}", pod.name, entry.name)
+                } else {
+                    entry.persistent_volume_claim.claim_name.clone()
                 };
                 if claim.is_empty() {
                     continue;
                 }
-                let claim = find(CLAIMS.in_namespace(&namespace).named(&claim))?;
-                if !entry["ephemeral"].is_null() && !is_owned_by(&claim, pod) {
+                let claim: PersistentVolumeClaim = self.read(&claims.named(&claim), deadline)?;
+                let name = &claim.spec.volume_name;
+                if name.is_empty() || is_ephemeral && !is_owned_by(&claim.metadata, pod) {
                     continue;
                 }
-                let Some(name) = claim["spec"]["volumeName"].as_str() else {
-                    continue;
-                };
-                let persistent = find(VOLUMES.named(name))?;
-                let is_bound = persistent["spec"]["claimRef"]["uid"] == claim["metadata"]["uid"];
+                let persistent: PersistentVolume =
+                    self.read(&PERSISTENT_VOLUMES.named(name), deadline)?;
+                let is_bound = persistent.spec.claim_ref.uid == claim.metadata.uid;
                 if is_bound && volume.is_of(&persistent) {
-                    return Ok(Ok(persistent));
+                    return Ok(Ok(persistent.metadata));
                 }
             }
         }
@@ -205,17 +213,9 @@ impl Volumes {
 }
 
 /// Returns whether a claim was made for an ephemeral volume of this pod, as Kubernetes checks it.
-fn is_owned_by(claim: &Value, pod: &Value) -> bool {
-    let owners = claim["metadata"]["ownerReferences"].as_array();
-    owners.into_iter().flatten().any(|owner| {
-        let uid = &owner["uid"];
-        owner["controller"] == true && uid.is_string() && *uid == pod["metadata"]["uid"]
-    })
-}
-
-/// Keeps what names a pod and its volumes.
-fn without_containers(mut pod: Value) -> Value {
-    json!({"metadata": pod["metadata"].take(), "volumes": pod["spec"]["volumes"].take()})
+fn is_owned_by(claim: &ObjectMeta, pod: &ObjectMeta) -> bool {
+    let mut owners = claim.owner_references.iter();
+    !pod.uid.is_empty() && owners.any(|owner| owner.controller && owner.uid == pod.uid)
 }
 
 fn denied(why: String) -> Status {

@@ -135,7 +135,9 @@ impl DeletedMachines {
             // without any machine, the list also lacks the one that runs this program: it is wrong
             Some(Ok(existing)) if !existing.is_empty() => existing,
             Some(Err(error)) => {
-                log::warn!("cannot list the cloud's machines, so records of deleted machines stay: {error}");
+                log::warn!(
+                    "cannot list the cloud's machines, so records of deleted machines stay: {error}"
+                );
                 return self.missing.clear();
             }
             _ => return self.missing.clear(),
@@ -180,7 +182,7 @@ pub fn delete(
 ) -> Result<RecordOutcome, client::Error> {
     let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
     let Some(map) =
-        (client.find(&at)?).filter(|map| MachineRecord::read(map).as_ref() == Some(record))
+        (client.find_as(&at)?).filter(|map| MachineRecord::read(map).as_ref() == Some(record))
     else {
         return Ok(RecordOutcome::Changed);
     };
@@ -192,7 +194,7 @@ pub fn delete(
         let closed = MachineRecord::of_disk(&disk, NO_MACHINE);
         machine_record::write_if_absent(client, &closed)?;
     }
-    if !client.delete_as(&at, &map)? {
+    if !client.delete_as(&at, &map.metadata)? {
         return Ok(RecordOutcome::Changed);
     }
     if has_joining_nodes {

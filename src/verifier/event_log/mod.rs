@@ -298,8 +298,8 @@ fn variable_name(kind: u32, data: &[u8]) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{excerpt::excerpt, unhex};
     use super::*;
+    use crate::{excerpt::excerpt, unhex};
 
     #[test]
     fn a_type_without_a_name_has_its_number() {
@@ -349,10 +349,10 @@ mod tests {
 
     /// From OVMF and the EFI stub of Linux 6.1 in QEMU, with kernel, command line and initrd from
     /// `-kernel` and related options.
-    const LOG: &[u8] = include_bytes!("../../tests/data/event-log-ovmf.bin");
+    const LOG: &[u8] = include_bytes!("../../../tests/data/event-log-ovmf.bin");
     /// From OVMF and systemd-stub 259.5 of Ubuntu 26.04, with loader/credentials/nvpcr-anchor.debian.cred
     /// on the EFI system partition.
-    const WITH_CREDENTIAL: &[u8] = include_bytes!("../../tests/data/event-log-stub-259.bin");
+    const WITH_CREDENTIAL: &[u8] = include_bytes!("../../../tests/data/event-log-stub-259.bin");
 
     #[test]
     fn a_credential_beside_the_image_is_named() {
@@ -368,8 +368,8 @@ mod tests {
     }
     /// From SeaBIOS in QEMU, with the values of PCRs 0 to 15 (`/sys/class/tpm/tpm0/pcr-sha256`) in
     /// the same boot.
-    const SEABIOS: &[u8] = include_bytes!("../../tests/data/event-log-seabios.bin");
-    const SEABIOS_PCRS: &str = include_str!("../../tests/data/event-log-seabios.pcrs");
+    const SEABIOS: &[u8] = include_bytes!("../../../tests/data/event-log-seabios.bin");
+    const SEABIOS_PCRS: &str = include_str!("../../../tests/data/event-log-seabios.pcrs");
 
     #[test]
     fn a_log_leads_to_the_registers_of_its_boot() {

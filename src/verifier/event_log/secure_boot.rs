@@ -9,6 +9,7 @@
 //!
 //! * the log gives the quoted value of PCR 7;
 //! * the data of each event have the event's digest. Only those of dbx may be cut, which are often longer than a document may be;
+//!   and old versions of shim have logged one byte more than they measured;
 //! * the first variables are those five. Firmware measures them before it starts any driver of a device, so no program can come
 //!   before them, and none can take their place later.
 //!
@@ -68,25 +69,25 @@ const LIST_HEAD: usize = 28;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct SecureBoot {
     /// The platform key.
-    pub pk: Vec<Entry>,
+    pub pk: Vec<KeyEntry>,
     /// The key exchange keys.
-    pub kek: Vec<Entry>,
+    pub kek: Vec<KeyEntry>,
     /// What programs are verified by.
-    pub db: Vec<Entry>,
+    pub db: Vec<KeyEntry>,
     /// What drivers and boot loaders were verified by in this boot.
-    pub signers: Vec<Entry>,
+    pub signers: Vec<KeyEntry>,
 }
 
 /// A certificate, or the hash of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct KeyEntry {
     /// SHA-256 of the certificate, or the hash.
     pub id: [u8; 32],
     /// The name in the certificate.
     name: Option<String>,
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for KeyEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let id = hex(&self.id);
         match &self.name {
@@ -125,6 +126,13 @@ fn unproven(why: impl Into<String>) -> Refusal {
     Kind::Unproven.because(why).of("secureBoot")
 }
 
+/// Returns the data that an event has measured, if the log has them.
+fn measured<'a>(event: &LogEntry<'a>) -> Option<&'a [u8]> {
+    let (_, before) = event.data.split_last().unwrap_or((&0, &[]));
+    let mut both = [event.data, before].into_iter();
+    both.find(|data| event.sha256 == Some(&sha256(&[data])))
+}
+
 /// A state between two events.
 #[derive(Default)]
 struct Reading {
@@ -136,15 +144,15 @@ struct Reading {
 
 impl Reading {
     fn take(&mut self, event: &LogEntry<'_>) -> Result<(), Refusal> {
-        if event.sha256 != Some(&sha256(&[event.data])) {
+        let Some(data) = measured(event) else {
             return self.take_without_data(event);
-        }
-        if event.data == FAILED || event.data == DEBUGGER {
+        };
+        if data == FAILED || data == DEBUGGER {
             return Err(Kind::Protection
                 .because("its firmware has measured an error, or lets a debugger in (PCR 7)")
                 .of("secureBoot"));
         }
-        if SEPARATORS.iter().any(|separator| event.data == separator) {
+        if SEPARATORS.iter().any(|separator| data == separator) {
             if self.first < FIRST.len() || self.is_separated {
                 return Err(unproven(
                     "PCR 7 has a separator before the variables of Secure Boot, or two separators",
@@ -153,7 +161,7 @@ impl Reading {
             self.is_separated = true;
             return Ok(());
         }
-        match Variable::parse(event.data) {
+        match Variable::parse(data) {
             Some(variable) if self.first < FIRST.len() => self.take_first(&variable),
             Some(variable) => self.take_later(&variable),
             None => Ok(()),
@@ -218,7 +226,9 @@ impl Reading {
         }
         if name == SHIM_OFF && variable.contents.iter().any(|byte| *byte != 0) {
             return Err(Kind::Measurement
-                .because(format!("shim verifies nothing on this machine ({SHIM_OFF} in PCR 7)"))
+                .because(format!(
+                    "shim verifies nothing on this machine ({SHIM_OFF} in PCR 7)"
+                ))
                 .of("secureBoot.enabled"));
         }
         let signer = signer(variable.contents);
@@ -238,7 +248,7 @@ struct Variable<'a> {
 }
 
 impl<'a> Variable<'a> {
-    /// Parses a variable. Old versions of shim have measured some bytes after its contents.
+    /// Parses a variable. Old versions of shim have measured some more bytes after its contents.
     fn parse(data: &'a [u8]) -> Option<Variable<'a>> {
         let mut reader = Reader(data);
         let vendor = *reader.array()?;
@@ -255,7 +265,7 @@ impl<'a> Variable<'a> {
 }
 
 /// Returns the entries of a variable: EFI_SIGNATURE_LISTs.
-pub fn entries(lists: &[u8]) -> Option<Vec<Entry>> {
+pub fn entries(lists: &[u8]) -> Option<Vec<KeyEntry>> {
     let mut reader = Reader(lists);
     let mut all = vec![];
     while !reader.0.is_empty() {
@@ -263,7 +273,9 @@ pub fn entries(lists: &[u8]) -> Option<Vec<Entry>> {
         let len = reader.u32_le()? as usize;
         let (header, each) = (reader.u32_le()? as usize, reader.u32_le()? as usize);
         let list = reader.take(len.checked_sub(LIST_HEAD)?)?;
-        let signatures = list.get(header..)?.chunks_exact(Some(each).filter(|it| *it > OWNER)?);
+        let signatures = list
+            .get(header..)?
+            .chunks_exact(Some(each).filter(|it| *it > OWNER)?);
         if !signatures.remainder().is_empty() {
             return None;
         }
@@ -272,30 +284,30 @@ pub fn entries(lists: &[u8]) -> Option<Vec<Entry>> {
     Some(all)
 }
 
-fn entry(kind: &[u8; 16], signature: &[u8]) -> Entry {
+fn entry(kind: &[u8; 16], signature: &[u8]) -> KeyEntry {
     match (*kind, <[u8; 32]>::try_from(signature)) {
-        (HASH, Ok(id)) => Entry { id, name: None },
+        (HASH, Ok(id)) => KeyEntry { id, name: None },
         (X509, _) => certificate(signature),
         _ => other(signature),
     }
 }
 
 /// Returns an entry of another kind: its SHA-256.
-fn other(bytes: &[u8]) -> Entry {
+fn other(bytes: &[u8]) -> KeyEntry {
     let id = sha256(&[bytes]);
-    Entry { id, name: None }
+    KeyEntry { id, name: None }
 }
 
-fn certificate(der: &[u8]) -> Entry {
+fn certificate(der: &[u8]) -> KeyEntry {
     let parsed = Certificate::parse(der).ok();
-    Entry {
+    KeyEntry {
         id: sha256(&[der]),
         name: parsed.and_then(|it| it.common_name().map(str::to_owned)),
     }
 }
 
 /// Returns what verified a program: firmware measures an EFI_SIGNATURE_DATA, shim a certificate without an owner.
-fn signer(contents: &[u8]) -> Entry {
+fn signer(contents: &[u8]) -> KeyEntry {
     let is_certificate = |der: &[u8]| {
         let mut reader = DerReader::new(der);
         reader.expect(SEQUENCE).is_ok() && reader.is_empty()
@@ -322,7 +334,7 @@ mod tests {
     use crate::policy::secure_boot::SecureBootRequirements;
 
     /// From OVMF in QEMU, which has no keys.
-    const OVMF: &[u8] = include_bytes!("../../tests/data/event-log-ovmf.bin");
+    const OVMF: &[u8] = include_bytes!("../../../tests/data/event-log-ovmf.bin");
     const DRIVER_CONFIG: u32 = 0x8000_0001;
     const AUTHORITY: u32 = 0x8000_00e0;
     const SHIM: [u8; 16] = [0x50; 16];
@@ -365,7 +377,8 @@ mod tests {
     fn good() -> Vec<Event> {
         let of_key = |name| list(X509, &certificate_of(name));
         let db = [of_key("db 1"), of_key("db 2"), list(HASH, &[7; 32])].concat();
-        let config = |vendor, name, contents: &[u8]| variable(DRIVER_CONFIG, vendor, name, contents);
+        let config =
+            |vendor, name, contents: &[u8]| variable(DRIVER_CONFIG, vendor, name, contents);
         vec![
             config(GLOBAL, "SecureBoot", &[1]),
             config(GLOBAL, "PK", &of_key("pk")),
@@ -406,7 +419,7 @@ mod tests {
     #[test]
     fn the_keys_and_what_verified_a_program_are_read() {
         let found = read(&good()).unwrap();
-        let ids = |entries: &[Entry]| entries.iter().map(|it| it.id).collect::<Vec<_>>();
+        let ids = |entries: &[KeyEntry]| entries.iter().map(|it| it.id).collect::<Vec<_>>();
         assert_eq!(ids(&found.pk), [id("pk")]);
         assert_eq!(ids(&found.kek), [id("kek")]);
         assert_eq!(ids(&found.db), [id("db 1"), id("db 2"), [7; 32]]);
@@ -437,11 +450,31 @@ mod tests {
             assert!(read(&events).unwrap_err().text.contains("is off"));
         }
         let cases: [(Change, Kind, &str); 15] = [
-            (|it| drop(it.remove(0)), Kind::Unproven, "where firmware measures SecureBoot"),
-            (|it| it.swap(1, 2), Kind::Unproven, "the variable \"KEK\" where firmware measures PK"),
-            (|it| it.insert(0, good()[6].clone()), Kind::Unproven, "where firmware measures SecureBoot"),
-            (|it| it.push(it[0].clone()), Kind::Unproven, "variable SecureBoot where no firmware"),
-            (|it| it.push(it[2].clone()), Kind::Unproven, "variable KEK where no firmware"),
+            (
+                |it| drop(it.remove(0)),
+                Kind::Unproven,
+                "where firmware measures SecureBoot",
+            ),
+            (
+                |it| it.swap(1, 2),
+                Kind::Unproven,
+                "the variable \"KEK\" where firmware measures PK",
+            ),
+            (
+                |it| it.insert(0, good()[6].clone()),
+                Kind::Unproven,
+                "where firmware measures SecureBoot",
+            ),
+            (
+                |it| it.push(it[0].clone()),
+                Kind::Unproven,
+                "variable SecureBoot where no firmware",
+            ),
+            (
+                |it| it.push(it[2].clone()),
+                Kind::Unproven,
+                "variable KEK where no firmware",
+            ),
             (
                 |it| it[0] = variable(DRIVER_CONFIG, DATABASE, "SecureBoot", &[1]),
                 Kind::Unproven,
@@ -453,16 +486,34 @@ mod tests {
                 "where firmware measures db",
             ),
             (
-                |it| it.push(authority(GLOBAL, "db", &[&[9; OWNER], &certificate_of("db 1")])),
+                |it| {
+                    it.push(authority(
+                        GLOBAL,
+                        "db",
+                        &[&[9; OWNER], &certificate_of("db 1")],
+                    ))
+                },
                 Kind::Unproven,
                 "variable db where no firmware",
             ),
             (|it| it[6].1[40] ^= 1, Kind::Binding, "other data"),
             (|it| it[0].1[52] ^= 1, Kind::Binding, "other data"),
             (|it| drop(it.remove(7)), Kind::Unproven, "no separator"),
-            (|it| it.push(event(4, &[0; 4])), Kind::Unproven, "two separators"),
-            (|it| it[7] = event(4, &FAILED), Kind::Protection, "measured an error"),
-            (|it| it[5] = event(0x8000_0007, DEBUGGER), Kind::Protection, "lets a debugger in"),
+            (
+                |it| it.push(event(4, &[0; 4])),
+                Kind::Unproven,
+                "two separators",
+            ),
+            (
+                |it| it[7] = event(4, &FAILED),
+                Kind::Protection,
+                "measured an error",
+            ),
+            (
+                |it| it[5] = event(0x8000_0007, DEBUGGER),
+                Kind::Protection,
+                "lets a debugger in",
+            ),
             (
                 |it| it[10] = authority(SHIM, SHIM_OFF, &[&[1]]),
                 Kind::Measurement,
@@ -473,11 +524,19 @@ mod tests {
             let mut events = good();
             change(&mut events);
             let error = read(&events).unwrap_err();
-            assert!(error.kind == kind && error.text.contains(why), "{error}, expected: {why}");
+            assert!(
+                error.kind == kind && error.text.contains(why),
+                "{error}, expected: {why}"
+            );
         }
         let mut early = good();
         early.insert(3, event(4, &[0; 4]));
-        assert!(read(&early).unwrap_err().text.contains("before the variables"));
+        assert!(
+            read(&early)
+                .unwrap_err()
+                .text
+                .contains("before the variables")
+        );
         let (log, value) = log(&good());
         for value in [None, Some(&[0; 32][..]), Some(&value[..31])] {
             let error = SecureBoot::read(&log, value).unwrap_err();
@@ -490,7 +549,9 @@ mod tests {
     fn pcr_7_of(log: &[u8]) -> [u8; 32] {
         let events = event_log::parse(log).events;
         let of_7 = events.iter().filter(|event| event.pcr == PCR);
-        of_7.fold([0; 32], |value, event| sha256(&[&value, event.sha256.unwrap()]))
+        of_7.fold([0; 32], |value, event| {
+            sha256(&[&value, event.sha256.unwrap()])
+        })
     }
 
     #[test]
@@ -537,7 +598,10 @@ mod tests {
             required.judge(&found)
         };
         let ids = |names: &[&str]| {
-            let ids: Vec<_> = names.iter().map(|name| format!("{:?}", hex(&id(name)))).collect();
+            let ids: Vec<_> = names
+                .iter()
+                .map(|name| format!("{:?}", hex(&id(name))))
+                .collect();
             ids.join(",")
         };
         let program = hex(&[7; 32]);
@@ -558,7 +622,10 @@ mod tests {
         ] {
             let lists = format!(r#","{field}":[{},"{program}"]"#, ids(named));
             let error = judge(&lists).unwrap_err();
-            assert_eq!(error.field.as_deref(), Some(&*format!("secureBoot.{field}")));
+            assert_eq!(
+                error.field.as_deref(),
+                Some(&*format!("secureBoot.{field}"))
+            );
             assert_eq!(error.got, Some(hex(&id(other))), "{error}");
             assert!(error.others.is_empty(), "{error}");
         }

@@ -15,10 +15,10 @@ use proto::attested;
 use tpm::Bank;
 
 use crate::refusal::{Kind, Refusal};
+use crate::sha256;
 use crate::validator::{
     CertifiedKey, Claims, CredentialChallenge, Evidence, Identified, Session, Validator,
 };
-use crate::sha256;
 
 /// The field in the refusal of a peer that proves itself by another attestation variant than the verifier expects.
 pub const OTHER_VARIANT: &str = "variant";

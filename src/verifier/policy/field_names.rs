@@ -539,8 +539,14 @@ mod tests {
             listed("/secureBoot"),
             known::<crate::policy::secure_boot::SecureBootRequirements>()
         );
-        assert_eq!(listed("/tpm"), known::<crate::policy::tpm::TpmRequirements>());
-        assert_eq!(listed("/tpm/floors"), known::<crate::policy::tpm::TpmFloor>());
+        assert_eq!(
+            listed("/tpm"),
+            known::<crate::policy::tpm::TpmRequirements>()
+        );
+        assert_eq!(
+            listed("/tpm/floors"),
+            known::<crate::policy::tpm::TpmFloor>()
+        );
         assert_eq!(listed("/tdx"), known::<tdx::TdxRequirements>());
         assert_eq!(
             listed("/snp"),

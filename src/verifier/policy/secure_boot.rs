@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{Fault, PolicyError};
 use crate::hex;
 use crate::refusal::{Kind, Refusal};
-use crate::secure_boot::{Entry, SecureBoot};
+use crate::secure_boot::{KeyEntry, SecureBoot};
 
 /// Maximum number of entries of a list.
 const MAX_ENTRIES: usize = 10_000;
@@ -64,7 +64,7 @@ impl SecureBootRequirements {
             ("db", &self.db, &got.db),
             ("signers", &self.signers, &got.signers),
         ] {
-            let is_other = |entry: &&Entry| !accepted.contains(&Digits(entry.id));
+            let is_other = |entry: &&KeyEntry| !accepted.contains(&Digits(entry.id));
             let others = present.iter().filter(is_other);
             for other in others.filter(|_| !accepted.is_empty()).take(SHOWN) {
                 let what = match field {
@@ -73,7 +73,11 @@ impl SecureBootRequirements {
                 };
                 let text = format!("{what} {other}, which the policy does not name");
                 let refusal = Kind::Measurement.because(text);
-                refused.push(refusal.of(format!("secureBoot.{field}")).got(hex(&other.id)));
+                refused.push(
+                    refusal
+                        .of(format!("secureBoot.{field}"))
+                        .got(hex(&other.id)),
+                );
             }
         }
         Refusal::join(refused)

@@ -78,7 +78,10 @@ pub struct TpmFloor {
 impl TpmVendor {
     /// Returns the vendor with this ID in the registry.
     pub fn new(mut id: [u8; 4]) -> TpmVendor {
-        let filling = id.iter_mut().rev().take_while(|byte| **byte == b' ' || **byte == 0);
+        let filling = id
+            .iter_mut()
+            .rev()
+            .take_while(|byte| **byte == b' ' || **byte == 0);
         filling.for_each(|byte| *byte = 0);
         TpmVendor(id)
     }
@@ -160,9 +163,10 @@ impl TpmRequirements {
         let is_named = |vendor| vendors.is_empty() || vendors.contains(vendor);
         match floors.iter().find(|floor| !is_named(&floor.vendor)) {
             None => Ok(()),
-            Some(TpmFloor { vendor, .. }) => Err(Fault::Requirement.because(format!(
-                "floors: {vendor} is not one of the vendors"
-            ))),
+            Some(TpmFloor { vendor, .. }) => {
+                Err(Fault::Requirement
+                    .because(format!("floors: {vendor} is not one of the vendors")))
+            }
         }
     }
 
@@ -189,16 +193,18 @@ impl TpmRequirements {
                 "the vendor of its TPM is {}, which the policy does not name",
                 tpm.vendor
             );
-            return Err(Kind::Machine.because(text).of("tpm.vendors").got(tpm.vendor));
+            return Err(Kind::Machine
+                .because(text)
+                .of("tpm.vendors")
+                .got(tpm.vendor));
         }
         if self.floors.is_empty() {
             return Ok(());
         }
         let fitting: Vec<_> = self.floors.iter().filter(|floor| floor.fits(tpm)).collect();
         if fitting.is_empty() {
-            let text = format!(
-                "the policy has minimums for some TPMs (tpm.floors), but none for {tpm}"
-            );
+            let text =
+                format!("the policy has minimums for some TPMs (tpm.floors), but none for {tpm}");
             return Err(Kind::Machine.because(text).of("tpm.floors").got(tpm));
         }
         let Some(got) = firmware else {
@@ -250,7 +256,16 @@ mod tests {
             assert_eq!((vendor.0, &*vendor.to_string()), (id, written), "{text}");
             assert_eq!(TpmVendor::parse(written), Some(vendor));
         }
-        for text in ["", "ifx", "IFX ", "INTEL", "id:", "id:4946580", "id:4946580000", "é"] {
+        for text in [
+            "",
+            "ifx",
+            "IFX ",
+            "INTEL",
+            "id:",
+            "id:4946580",
+            "id:4946580000",
+            "é",
+        ] {
             assert_eq!(TpmVendor::parse(text), None, "{text}");
         }
         assert_eq!(TpmVendor::of_certificate("IFX"), None);
@@ -273,17 +288,51 @@ mod tests {
         for (json, tpm, firmware, judged) in [
             ("{}", None, None, Ok(())),
             (vendors, Some(&ifx), None, Ok(())),
-            (vendors, Some(&stm), None, refused(Kind::Machine, "tpm.vendors")),
+            (
+                vendors,
+                Some(&stm),
+                None,
+                refused(Kind::Machine, "tpm.vendors"),
+            ),
             (vendors, None, None, refused(Kind::Unproven, "tpm.vendors")),
-            (floors, None, Some(9), refused(Kind::Unproven, "tpm.vendors")),
-            (floors, Some(&stm), Some(u64::MAX), refused(Kind::Machine, "tpm.floors")),
-            (floors, Some(&ifx), None, refused(Kind::Unproven, "tpm.floors")),
-            (floors, Some(&ifx), Some(0x7_003d_ffff_ffff), refused(Kind::Outdated, "tpm.floors")),
+            (
+                floors,
+                None,
+                Some(9),
+                refused(Kind::Unproven, "tpm.vendors"),
+            ),
+            (
+                floors,
+                Some(&stm),
+                Some(u64::MAX),
+                refused(Kind::Machine, "tpm.floors"),
+            ),
+            (
+                floors,
+                Some(&ifx),
+                None,
+                refused(Kind::Unproven, "tpm.floors"),
+            ),
+            (
+                floors,
+                Some(&ifx),
+                Some(0x7_003d_ffff_ffff),
+                refused(Kind::Outdated, "tpm.floors"),
+            ),
             (floors, Some(&ifx), Some(0x7_003e_0000_0000), Ok(())),
             (floors, Some(&tpm("IFX", "SLB9665")), Some(5), Ok(())),
-            (floors, Some(&tpm("IFX", "SLB9665")), Some(4), refused(Kind::Outdated, "tpm.floors")),
+            (
+                floors,
+                Some(&tpm("IFX", "SLB9665")),
+                Some(4),
+                refused(Kind::Outdated, "tpm.floors"),
+            ),
         ] {
-            assert_eq!(judge(json, tpm, firmware), judged, "{json} {tpm:?} {firmware:?}");
+            assert_eq!(
+                judge(json, tpm, firmware),
+                judged,
+                "{json} {tpm:?} {firmware:?}"
+            );
         }
     }
 
@@ -291,7 +340,10 @@ mod tests {
     fn a_minimum_for_a_vendor_that_is_not_accepted_is_an_error() {
         let json = r#"{"vendors":["IFX"],"floors":[{"vendor":"STM","minimum":"0x1"}]}"#;
         let error = requirements(json).check().unwrap_err().to_string();
-        assert!(error.contains("floors: STM is not one of the vendors"), "{error}");
+        assert!(
+            error.contains("floors: STM is not one of the vendors"),
+            "{error}"
+        );
         for json in ["{}", r#"{"floors":[{"vendor":"STM","minimum":"0x1"}]}"#] {
             assert_eq!(requirements(json).check(), Ok(()));
         }

@@ -3,8 +3,8 @@
 
 pub mod key;
 
-pub use key::*;
 use base::bytes::Reader;
+pub use key::*;
 use ring::digest;
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, RSA_PKCS1_2048_8192_SHA256,

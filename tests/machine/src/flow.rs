@@ -136,7 +136,12 @@ impl Setting {
         succeeded(
             "firstlight init",
             // with FRESH_NODE
-            self.operator(vm, "init", INIT, &["--init-secret", "init-secret", "--require=any"])?,
+            self.operator(
+                vm,
+                "init",
+                INIT,
+                &["--init-secret", "init-secret", "--require=any"],
+            )?,
         )
     }
 

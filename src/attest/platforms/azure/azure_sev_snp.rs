@@ -13,9 +13,9 @@ use std::sync::Arc;
 use cloud::http::{Http, LINK_LOCAL};
 use serde::Deserialize;
 
+use super::prepared::{Prepared, Source};
 use crate::document::Base64;
 use crate::hcl::{self, HardwareReport, HclReport};
-use super::prepared::{Prepared, Source};
 use crate::snp::{Azure, InstanceInfo};
 use crate::{AttesterVariant, IssueError, Oid, Registers, vtpm};
 

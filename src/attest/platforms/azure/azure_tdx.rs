@@ -18,9 +18,9 @@ use cloud::http::{Http, LINK_LOCAL};
 use serde::{Deserialize, Serialize};
 use tee::collateral::TdxCollateral;
 
+use super::prepared::{Prepared, Source};
 use crate::document::Base64;
 use crate::hcl::{self, HardwareReport, HclReport};
-use super::prepared::{Prepared, Source};
 use crate::{AttesterVariant, IssueError, Oid, Registers, td, vtpm};
 
 /// The variant's line in the table.

@@ -17,8 +17,8 @@ use base::x509;
 use cloud::http::{Http, MAX_BODY};
 use serde::{Deserialize, Serialize};
 
-use crate::document::Base64;
 use super::prepared::{Prepared, Source};
+use crate::document::Base64;
 use crate::{AttesterVariant, IssueError, Oid, Registers, vtpm};
 use tpm::Tpm;
 

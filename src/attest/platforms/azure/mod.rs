@@ -4,4 +4,4 @@ pub mod azure_sev_snp;
 pub mod azure_tdx;
 pub mod azure_trustedlaunch;
 pub mod hcl;
-mod prepared;
+pub mod prepared;

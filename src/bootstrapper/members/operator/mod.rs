@@ -33,8 +33,8 @@ use proto::operator::{
 use rpc::grpc::{Call, Router, Sender, Status};
 use ssh::key::PublicKey;
 
-use base::stop::Stop;
 use base::boot::timeline::Timeline;
+use base::stop::Stop;
 use callers::{OperatorCallers, Right};
 use record::CallRecord;
 

@@ -37,7 +37,10 @@ impl CallRecord {
             writing: Mutex::new(()),
         };
         if let Err(error) = record.open() {
-            log::warn!("cannot open the record of operators' calls {}: {error}", record.path.display());
+            log::warn!(
+                "cannot open the record of operators' calls {}: {error}",
+                record.path.display()
+            );
         }
         record
     }

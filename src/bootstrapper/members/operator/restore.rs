@@ -200,5 +200,8 @@ fn create(path: &std::path::Path) -> io::Result<File> {
 }
 
 fn failed(path: &std::path::Path, error: &io::Error) -> Status {
-    Status::new(Code::Internal, format!("cannot write {}: {error}", path.display()))
+    Status::new(
+        Code::Internal,
+        format!("cannot write {}: {error}", path.display()),
+    )
 }

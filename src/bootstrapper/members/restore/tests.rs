@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
-use base::crypto::Secret;
 use base::boot::timeline::Timeline;
+use base::crypto::Secret;
 use kubernetes::etcd_signature::{self, Statement};
 use support::foreign::fetched;
 use support::program::printed;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::{BodyReader, Client as WebClient, ClientPolicy, Roots};
 use kubernetes::NAMESPACE;
 use kubernetes::client::{ApiAccess, CONFIG_MAPS, Client};
+use kubernetes::objects::ConfigMap;
 use verifier::Policy;
 
 use super::error::Error;
@@ -25,7 +26,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 const ANSWER: Duration = Duration::from_secs(60);
 /// The ConfigMap of the join services, and its field with the policy.
 const JOIN_CONFIG: &str = "join-config";
-const POLICY: &str = "/data/attestationConfig";
+const POLICY: &str = "attestationConfig";
 
 /// A folder of a web server with a release.
 pub struct Remote {
@@ -137,9 +138,11 @@ pub fn policy_in_force(kubeconfig: &Path) -> Result<Option<Policy>, Error> {
     let config = ApiAccess::from_kubeconfig_file(kubeconfig);
     let config = config.map_err(|error| unknown(error.to_string()))?;
     let map = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
-    let map = Client::new(config, &Stop::new()).within(ANSWER).get(&map);
-    let map = map.map_err(|error| unknown(error.to_string()))?;
-    let text = map.pointer(POLICY).and_then(serde_json::Value::as_str);
+    let map = Client::new(config, &Stop::new())
+        .within(ANSWER)
+        .get_as(&map);
+    let map: ConfigMap = map.map_err(|error| unknown(error.to_string()))?;
+    let text = map.data.get(POLICY);
     let text = text.ok_or_else(|| unknown(format!("{JOIN_CONFIG} has no policy")))?;
     let policy = Policy::from_json(text).map_err(|error| unknown(error.to_string()))?;
     Ok(Some(policy))

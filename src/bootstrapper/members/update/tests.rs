@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use base::boot::timeline::Timeline;
 use base::stop::Stop;
 use base::text::hex;
-use base::boot::timeline::Timeline;
 use image::{KnownConditions, Platform, RegisterBank, Stage, Units};
 use ring::digest::{SHA256, digest};
 use serde_json::json;

@@ -14,8 +14,8 @@ use image::slots::Slots;
 use super::error::Error;
 use super::place::{ImageDisk, open};
 use crate::members::upgrade;
-use base::stop::Stop;
 use base::boot::timeline::Timeline;
+use base::stop::Stop;
 
 /// How often the machine is looked at.
 const PAUSE: Duration = Duration::from_secs(5);

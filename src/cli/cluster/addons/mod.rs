@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kubernetes::client::{self, Client, NODES, Object, PODS, Selector};
+use kubernetes::objects::{AnyObject, Workload};
 use kubernetes::readiness::{self, WORKLOADS};
-use serde_json::Value;
 
 use crate::shell::progress::Progress;
 use file::Addon;
@@ -297,19 +297,13 @@ fn workloads(addon: &Addon, client: &Client) -> Result<Vec<Object>, Error> {
     let selector = Selector::labels("app.kubernetes.io/managed-by=Helm");
     let mut found = Vec::new();
     for kind in WORKLOADS {
-        for object in client.list(&kind.all(), &selector)?.items {
-            let text = |pointer: &str| {
-                object
-                    .pointer(pointer)
-                    .and_then(Value::as_str)
-                    .unwrap_or("")
-            };
+        for AnyObject { metadata } in client.list_as(&kind.all(), &selector)?.items {
             let is_of = |name: &str, value: &str| {
-                text(&format!("/metadata/annotations/meta.helm.sh~1{name}")) == value
+                metadata.annotation(&format!("meta.helm.sh/{name}")) == Some(value)
             };
             if is_of("release-name", &addon.name) && is_of("release-namespace", &addon.namespace) {
-                let namespace = kind.in_namespace(text("/metadata/namespace"));
-                found.push(namespace.named(text("/metadata/name")));
+                let namespace = kind.in_namespace(&metadata.namespace);
+                found.push(namespace.named(&metadata.name));
             }
         }
     }
@@ -335,19 +329,17 @@ fn wait_ready(
     loop {
         let (mut missing, mut troubles) = (Vec::new(), Vec::new());
         for at in workloads {
-            let workload = client.get(at)?;
+            let workload: Workload = client.get_as(at)?;
             let Some(what) = readiness::missing_of(&workload) else {
                 continue;
             };
             missing.push(what);
             let selector = Selector::labels(&readiness::labels_of(&workload));
-            let namespace = workload["metadata"]["namespace"]
-                .as_str()
-                .unwrap_or(&addon.namespace);
-            let pods = client.list(&PODS.in_namespace(namespace), &selector)?;
+            let namespace = &workload.metadata.namespace;
+            let pods = client.list_as(&PODS.in_namespace(namespace), &selector)?;
             troubles.extend(pods.items.iter().flat_map(readiness::troubles_of));
         }
-        let nodes = client.list(&NODES.all(), &Selector::default())?;
+        let nodes = client.list_as(&NODES.all(), &Selector::default())?;
         let networks = readiness::without_network(&nodes.items);
         if brings_network && missing.is_empty() {
             missing.extend(networks.clone());

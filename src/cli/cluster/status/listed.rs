@@ -5,8 +5,8 @@ use std::slice::from_ref;
 use kubernetes::client::{self, Client, NODES, Selector};
 use kubernetes::control_planes::is_labelled;
 use kubernetes::machine_record::{self, MachineRecord};
+use kubernetes::objects::{NodeObject, condition, is_true};
 use kubernetes::readiness;
-use serde_json::Value;
 
 /// The port of a kubelet whose Node names none.
 const KUBELET_PORT: u16 = 10250;
@@ -61,7 +61,7 @@ pub fn listed(client: &Client) -> Result<Vec<Listed>, client::Error> {
 
 /// Returns the nodes of a cluster, all of them as workers.
 pub fn without_roles(client: &Client) -> Result<Vec<Listed>, client::Error> {
-    let listed = client.list_keeping(&NODES.all(), &Selector::default(), without_images)?;
+    let listed = client.list_as(&NODES.all(), &Selector::default())?;
     Ok(listed.items.iter().map(Listed::read).collect())
 }
 
@@ -79,52 +79,31 @@ pub fn set_roles(nodes: &mut [Listed], records: &[MachineRecord]) {
     }
 }
 
-/// The list of the images on a node is most of its object.
-fn without_images(mut node: Value) -> Value {
-    if let Some(status) = node.get_mut("status").and_then(Value::as_object_mut) {
-        status.remove("images");
-    }
-    node
-}
-
 impl Listed {
     /// Reads a Node. Every field of a foreign object may be missing.
-    pub fn read(node: &Value) -> Listed {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let all = |pointer: &str| node.pointer(pointer).and_then(Value::as_array);
-        let conditions = || all("/status/conditions").into_iter().flatten();
-        let is = |condition: &str, status: &str| {
-            conditions().any(|it| it["type"] == condition && it["status"] == status)
-        };
-        let addresses = |kind: &str| -> Vec<String> {
-            let all = all("/status/addresses").into_iter().flatten();
-            let of_kind = all.filter(|address| address["type"] == kind);
-            of_kind.map(|address| text(&address["address"])).collect()
-        };
-        let name = text(&node["metadata"]["name"]);
-        let internal = addresses("InternalIP");
-        let external = addresses("ExternalIP");
-        let address = internal.first().or(external.first()).unwrap_or(&name);
-        let ready = conditions().find(|it| it["type"] == "Ready" && it["status"] != "True");
-        let taints = all("/spec/taints").into_iter().flatten();
-        let port = node.pointer("/status/daemonEndpoints/kubeletEndpoint/Port");
-        let port = port.and_then(Value::as_u64);
+    pub fn read(node: &NodeObject) -> Listed {
+        let (metadata, spec, status) = (&node.metadata, &node.spec, &node.status);
+        let name = metadata.name.clone();
+        let internal: Vec<_> = node.addresses("InternalIP").map(str::to_owned).collect();
+        let external = node.addresses("ExternalIP").next();
+        let address = internal.first().map(String::as_str).or(external);
+        let ready = condition(&status.conditions, "Ready");
+        let not_ready = ready.filter(|it| it.status != "True");
+        let is_bad = |trouble: &&'static str| is_true(&status.conditions, trouble);
+        let port = u16::try_from(status.daemon_endpoints.kubelet_endpoint.port);
         Listed {
-            address: address.clone(),
-            uid: text(&node["metadata"]["uid"]),
+            address: address.unwrap_or(&name).to_owned(),
+            uid: metadata.uid.clone(),
             is_control_plane: false,
             is_labelled: is_labelled(node),
-            is_ready: is("Ready", "True"),
-            why_not: ready.map_or_else(String::new, |it| text(&it["message"])),
+            is_ready: node.is_ready(),
+            why_not: not_ready.map_or_else(String::new, |it| it.message.clone()),
             no_network: readiness::without_network(from_ref(node)).pop(),
-            troubles: TROUBLES.into_iter().filter(|it| is(it, "True")).collect(),
-            is_cordoned: node["spec"]["unschedulable"] == true,
-            taints: taints.map(|taint| text(&taint["key"])).collect(),
-            version: text(&node["status"]["nodeInfo"]["kubeletVersion"]),
-            kubelet_port: port
-                .and_then(|port| port.try_into().ok())
-                .filter(|port| *port > 0)
-                .unwrap_or(KUBELET_PORT),
+            troubles: TROUBLES.into_iter().filter(is_bad).collect(),
+            is_cordoned: spec.unschedulable,
+            taints: spec.taints.iter().map(|taint| taint.key.clone()).collect(),
+            version: status.node_info.kubelet_version.clone(),
+            kubelet_port: port.ok().filter(|port| *port > 0).unwrap_or(KUBELET_PORT),
             name,
             internal,
         }
@@ -142,7 +121,7 @@ impl Listed {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{from_value, json};
 
     use super::*;
 
@@ -161,7 +140,7 @@ mod tests {
                 "nodeInfo": {"kubeletVersion": "v1.34.4"},
             },
         });
-        let mut nodes = [Listed::read(&node)];
+        let mut nodes = [Listed::read(&from_value(node).unwrap())];
         let record = |name: &str| MachineRecord {
             node: name.into(),
             control_plane: true,
@@ -191,14 +170,13 @@ mod tests {
 
     #[test]
     fn a_node_without_any_field_is_asked_by_its_name() {
-        let node = Listed::read(
-            &json!({"metadata": {"name": "a"}, "status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 99999}}}}),
-        );
+        let node = json!({"metadata": {"name": "a"}, "status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 99999}}}});
+        let node = Listed::read(&from_value(node).unwrap());
         assert_eq!(
             (node.address.as_str(), node.kubelet_port),
             ("a", KUBELET_PORT)
         );
         assert!(!node.is_ready && node.internal.is_empty() && !node.is_cordoned);
-        assert_eq!(Listed::read(&Value::Null).name, "");
+        assert_eq!(Listed::read(&NodeObject::default()).name, "");
     }
 }

@@ -36,7 +36,7 @@ use crate::workspace::{
     connect::{KeyOptions, NodeOption},
     known_nodes,
     kubeconfig::{self, KubeconfigOption},
-    options::{Expected, PolicyOptions, time},
+    options::{Expectation, PolicyOptions, time},
     state::ClusterOptions,
 };
 use answer::ServerAnswer;
@@ -105,7 +105,7 @@ impl CommandLine {
         };
         Ok(Options {
             nodes,
-            expected: Expected::of(self.policy, self.keys, self.cluster)?,
+            expected: Expectation::of(self.policy, self.keys, self.cluster)?,
             timeline: self.timeline,
             svg: self.svg,
             output: self.output,
@@ -120,7 +120,7 @@ pub struct Options {
     /// Which nodes are asked.
     pub nodes: Nodes,
     /// What each node must be.
-    pub expected: Expected,
+    pub expected: Expectation,
     /// Whether to ask for the boot record of the node and draw it.
     pub timeline: bool,
     /// The file for the drawing as a picture.

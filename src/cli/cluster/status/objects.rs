@@ -6,19 +6,22 @@ use std::time::{Duration, SystemTime};
 use base::time;
 use kubernetes::client::{
     CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, Client,
-    Collection, DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, LEASES, PODS, ROLE_BINDINGS, ROLES,
-    SECRETS, SERVICES, Selector, VALIDATING_ADMISSION_POLICY_BINDINGS, wipe,
+    Collection, DAEMON_SETS, DEPLOYMENTS, JOINING_NODES, LEASES, ObjectKind, PODS, ROLE_BINDINGS,
+    ROLES, SECRETS, SERVICES, Selector, VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
 use kubernetes::control_planes::{ControlPlane, has_owner};
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::objects::{
+    CertificateSigningRequest, ConfigMap, JoiningNode, Lease, Pod, PolicyBinding, RbacBinding,
+    RbacRole, SecretObject, ServiceObject, Workload,
+};
 use kubernetes::rbac::{self, PrivilegedAccount};
 use kubernetes::services::COLLATERAL;
 use kubernetes::services::kubeadm_bindings::approves_kubelets;
-use kubernetes::{NAMESPACE, kubeadm, services, yaml};
-use serde_json::{Map, Value, json};
+use kubernetes::{KUBELET_LEASES, NAMESPACE, kubeadm, services, yaml};
+use serde_json::Value;
 
 use super::listed::{Listed, set_roles};
-use crate::workspace::objects::KUBELET_LEASES;
 
 /// The ConfigMap with the policy and the salt.
 const JOIN_CONFIG: &str = "join-config";
@@ -26,13 +29,9 @@ const JOIN_CONFIG: &str = "join-config";
 const AUTHENTICATION: &str = "extension-apiserver-authentication";
 /// The Secret with the plain master secret, and the beginning of the names of wrapped ones.
 const MASTER_SECRETS: [&str; 2] = ["constellation-mastersecret", "firstlight-mastersecret-"];
-/// The fields of a bootstrap token that are not secret.
-const TOKEN_FIELDS: [&str; 4] = [
-    "token-id",
-    "auth-extra-groups",
-    "expiration",
-    "usage-bootstrap-authentication",
-];
+
+/// The Service of the join service.
+const JOIN_SERVICE: &str = "kube-system/join-service";
 /// The beginning of the names of kubelets' signers.
 const KUBELET_SIGNERS: [&str; 2] = [
     "kubernetes.io/kube-apiserver-client-kubelet",
@@ -47,9 +46,36 @@ const ADDRESSES: [&str; 2] = [
 /// The taint of a node that no cloud controller has seen yet.
 pub const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 
-/// Lists the objects of a collection, each reduced as it arrives.
-type Lister<'a> =
-    dyn FnMut(ObjectList, Collection, Selector, fn(Value) -> Value) -> Vec<Value> + 'a;
+/// Lists objects, and notes which lists could not be read.
+struct Lister<'a> {
+    client: &'a dyn Fn() -> Client,
+    unread: Vec<(ObjectList, String)>,
+}
+
+impl Lister<'_> {
+    /// Lists the objects of a collection, each reduced as it arrives.
+    fn list<K: ObjectKind, T>(
+        &mut self,
+        what: ObjectList,
+        collection: Collection,
+        selector: &Selector,
+        keep: fn(K) -> T,
+    ) -> Vec<T> {
+        match (self.client)().list_keeping(&collection, selector, keep) {
+            Ok(list) => list.items,
+            // Constellation's resources exist only where it did
+            Err(error) if error.is_not_found() => vec![],
+            Err(error) => {
+                self.unread.push((what, error.to_string()));
+                vec![]
+            }
+        }
+    }
+
+    fn all<K: ObjectKind>(&mut self, what: ObjectList, collection: Collection) -> Vec<K> {
+        self.list::<K, K>(what, collection, &Selector::default(), |object| object)
+    }
+}
 
 /// A list of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,11 +131,11 @@ pub struct Objects {
     /// Machines that Constellation's join service admitted, and that have not joined yet.
     pub joining: Vec<Joining>,
     /// The DaemonSets of the services that exist.
-    pub services: Vec<Value>,
+    pub services: Vec<Workload>,
     /// The other DaemonSets and Deployments of their namespace, with their status.
-    pub workloads: Vec<Value>,
+    pub workloads: Vec<Workload>,
     /// What the kubelets say about pods of the services that do not run.
-    pub pods: Vec<Value>,
+    pub pods: Vec<Pod>,
     /// The pods of the control planes.
     pub control_plane: Vec<ControlPlanePod>,
     /// When each kubelet said by its own clock that it is alive.
@@ -226,74 +252,38 @@ pub struct WaitingToken {
 impl Objects {
     /// Reads the objects, Secrets only if `secrets`, and sets the roles of the nodes. Each list that cannot be read is named.
     pub fn read(client: &dyn Fn() -> Client, nodes: &mut [Listed], secrets: bool) -> Objects {
-        let mut unread = vec![];
+        let unread = vec![];
+        let mut lists = Lister { client, unread };
         let mut objects = Objects::default();
-        let mut list = |what: ObjectList,
-                        collection: Collection,
-                        selector: Selector,
-                        keep: fn(Value) -> Value| {
-            match client().list_keeping(&collection, &selector, keep) {
-                Ok(list) => list.items,
-                // Constellation's resources exist only where it did
-                Err(error) if error.is_not_found() => vec![],
-                Err(error) => {
-                    unread.push((what, error.to_string()));
-                    vec![]
-                }
-            }
-        };
-        let all = Selector::default;
-        let maps = list(
-            ObjectList::Maps,
-            CONFIG_MAPS.in_namespace(NAMESPACE),
-            all(),
-            wanted_map,
-        );
-        let requests = list(
-            ObjectList::Requests,
-            CERTIFICATE_SIGNING_REQUESTS.all(),
-            all(),
-            |it| it,
-        );
+        let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
+        let maps = lists.list(ObjectList::Maps, maps, &Selector::default(), wanted_map);
+        let maps: Vec<_> = maps.into_iter().flatten().collect();
+        let requests = lists.all(ObjectList::Requests, CERTIFICATE_SIGNING_REQUESTS.all());
         objects.requests = requests.iter().filter_map(SigningRequest::read).collect();
-        let joining = list(ObjectList::Joining, JOINING_NODES.all(), all(), |it| it);
+        let joining = lists.all(ObjectList::Joining, JOINING_NODES.all());
         objects.joining = joining.iter().map(Joining::read).collect();
-        let of_services =
-            Selector::labels("k8s-app in (join-service,key-service,member-controller)");
-        let sets = DAEMON_SETS.in_namespace(NAMESPACE);
-        let sets = list(ObjectList::DaemonSets, sets, all(), wanted_set);
-        (objects.services, objects.workloads) = sets.into_iter().partition(is_service);
+        let sets = lists.all(ObjectList::DaemonSets, DAEMON_SETS.in_namespace(NAMESPACE));
+        let sets = sets.into_iter().map(|set| of_kind("DaemonSet", set));
+        (objects.services, objects.workloads) = sets.partition(is_service);
         let deployments = DEPLOYMENTS.in_namespace(NAMESPACE);
-        let deployments = list(ObjectList::Deployments, deployments, all(), |it| {
-            workload("Deployment", &it)
-        });
+        let deployments = lists.all(ObjectList::Deployments, deployments).into_iter();
+        let deployments = deployments.map(|set| of_kind("Deployment", set));
         objects.workloads.extend(deployments);
-        objects.pods = list(
-            ObjectList::Pods,
-            PODS.in_namespace(NAMESPACE),
-            of_services,
-            |it| it,
-        );
-        let (pods, tier) = (PODS.in_namespace(NAMESPACE), "tier=control-plane");
-        let pods = list(
-            ObjectList::ControlPlane,
-            pods,
-            Selector::labels(tier),
-            |it| it,
-        );
-        let leases = list(
-            ObjectList::Leases,
-            LEASES.in_namespace(KUBELET_LEASES),
-            all(),
-            |it| it,
-        );
+        let pods_with = |selector| (PODS.in_namespace(NAMESPACE), Selector::labels(selector));
+        let of_services = "k8s-app in (join-service,key-service,member-controller)";
+        let (pods, selector) = pods_with(of_services);
+        objects.pods = lists.list(ObjectList::Pods, pods, &selector, |pod: Pod| pod);
+        let (pods, selector) = pods_with("tier=control-plane");
+        let pods = lists.list(ObjectList::ControlPlane, pods, &selector, |pod: Pod| pod);
+        let leases = LEASES.in_namespace(KUBELET_LEASES);
+        let leases = lists.all(ObjectList::Leases, leases);
         objects.heartbeats = leases.iter().filter_map(heartbeat).collect();
-        objects.take_roles(&mut list);
-        objects.take_outside(&mut list);
+        objects.take_roles(&mut lists);
+        objects.take_outside(&mut lists);
         if secrets {
-            objects.take_secrets(&mut list);
+            objects.take_secrets(&mut lists);
         }
-        objects.unread = unread;
+        objects.unread = lists.unread;
         objects.take_maps(&maps);
         set_roles(nodes, &objects.records);
         objects.take_pods(&pods, nodes);
@@ -302,81 +292,65 @@ impl Objects {
 
     /// Takes the static pods of control planes, and keeps the pods that the DaemonSets of the services own. Any kubelet may write their labels
     /// into a pod of its own node.
-    fn take_pods(&mut self, pods: &[Value], nodes: &[Listed]) {
+    fn take_pods(&mut self, pods: &[Pod], nodes: &[Listed]) {
         let pods = pods.iter().filter(|pod| is_static(pod, nodes));
         self.control_plane = pods.map(ControlPlanePod::read).collect();
-        let is_owned = |pod: &Value| self.services.iter().any(|set| is_of_set(pod, set));
+        let is_owned = |pod: &Pod| self.services.iter().any(|set| is_of_set(pod, set));
         self.pods.retain(is_owned);
     }
 
     /// Takes who may take over the cluster, and what lets Kubernetes approve certificates.
-    fn take_roles(&mut self, list: &mut Lister<'_>) {
-        let mut every = |what: ObjectList, collection: Collection| {
-            list(what, collection, Selector::default(), wanted_role)
-        };
-        let mut bindings = every(ObjectList::Bindings, CLUSTER_ROLE_BINDINGS.all());
+    fn take_roles(&mut self, lists: &mut Lister<'_>) {
+        let what = ObjectList::Roles;
+        let mut bindings: Vec<RbacBinding> =
+            lists.all(ObjectList::Bindings, CLUSTER_ROLE_BINDINGS.all());
         let approving = bindings.iter().filter(|it| approves_kubelets(it));
-        self.approving = approving.map(|it| text(it, "/metadata/name")).collect();
-        let mut roles = every(ObjectList::Roles, CLUSTER_ROLES.all());
-        roles.extend(every(ObjectList::Roles, ROLES.in_namespace(NAMESPACE)));
-        bindings.extend(every(
-            ObjectList::Roles,
-            ROLE_BINDINGS.in_namespace(NAMESPACE),
-        ));
+        self.approving = approving.map(|it| it.metadata.name.clone()).collect();
+        let mut roles: Vec<RbacRole> = lists.all(what, CLUSTER_ROLES.all());
+        roles.append(&mut lists.all(what, ROLES.in_namespace(NAMESPACE)));
+        bindings.append(&mut lists.all(what, ROLE_BINDINGS.in_namespace(NAMESPACE)));
         self.powerful = rbac::powerful(&roles, &bindings);
     }
 
     /// Takes who else may have connections to nodes, and the policies that limit this.
-    fn take_outside(&mut self, list: &mut Lister<'_>) {
-        let services = list(
-            ObjectList::Services,
-            SERVICES.all(),
-            Selector::default(),
-            |it| {
-                if Claim::read(&it).is_some() || is_join_service(&it) {
-                    it
-                } else {
-                    Value::Null
-                }
-            },
-        );
+    fn take_outside(&mut self, lists: &mut Lister<'_>) {
+        let services: Vec<ServiceObject> = lists.all(ObjectList::Services, SERVICES.all());
         self.claims = services.iter().filter_map(Claim::read).collect();
-        let join_service = services.iter().find(|service| is_join_service(service));
-        self.join_port = join_service.and_then(|it| it["spec"]["ports"][0]["nodePort"].as_u64());
+        let mut services = services.iter();
+        let join_service = services.find(|it| it.metadata.place() == JOIN_SERVICE);
+        let port = join_service.and_then(|it| it.spec.ports.first()?.node_port);
+        self.join_port = port.and_then(|port| port.try_into().ok());
         let bindings = VALIDATING_ADMISSION_POLICY_BINDINGS.all();
-        let bindings = list(ObjectList::Policies, bindings, Selector::default(), |it| it);
-        self.policies = bindings.iter().filter_map(policy_in_force).collect();
+        let bindings = lists.all(ObjectList::Policies, bindings);
+        self.policies = bindings.into_iter().filter_map(policy_in_force).collect();
     }
 
     /// Takes the fields of Secrets that are not secret.
-    fn take_secrets(&mut self, list: &mut Lister<'_>) {
+    fn take_secrets(&mut self, lists: &mut Lister<'_>) {
         let secrets = || SECRETS.in_namespace(NAMESPACE);
         let tokens = Selector::fields("type=bootstrap.kubernetes.io/token");
-        let tokens = list(ObjectList::Tokens, secrets(), tokens, without_token);
-        self.tokens = tokens.iter().map(WaitingToken::read).collect();
+        self.tokens = lists.list(ObjectList::Tokens, secrets(), &tokens, WaitingToken::read);
         let plain = Selector::fields(&format!("metadata.name={}", MASTER_SECRETS[0]));
         let ours = Selector::labels("app.kubernetes.io/part-of=firstlight");
         for selector in [plain, ours] {
-            let found = list(ObjectList::MasterSecrets, secrets(), selector, without_data);
-            self.master_secrets
-                .extend(found.iter().filter_map(master_secret));
+            let what = ObjectList::MasterSecrets;
+            let found = lists.list(what, secrets(), &selector, master_secret);
+            self.master_secrets.extend(found.into_iter().flatten());
         }
         self.master_secrets.sort();
         self.master_secrets.dedup();
     }
 
     /// Takes what the ConfigMaps have.
-    fn take_maps(&mut self, maps: &[Value]) {
+    fn take_maps(&mut self, maps: &[ConfigMap]) {
         self.records = maps.iter().filter_map(MachineRecord::read).collect();
-        let find = |name: &str| maps.iter().find(|map| map["metadata"]["name"] == name);
-        let text = |map: &Value, pointer: &str| Some(map.pointer(pointer)?.as_str()?.to_owned());
+        let find = |name: &str| maps.iter().find(|map| map.metadata.name == name);
+        let text = |name: &str, key: &str| find(name)?.data.get(key);
+        self.policy = text(JOIN_CONFIG, "attestationConfig").cloned();
         let config = find(JOIN_CONFIG);
-        self.policy = config.and_then(|map| text(map, "/data/attestationConfig"));
-        self.salt = config.and_then(|map| text(map, "/binaryData/measurementSalt"));
-        let configuration =
-            find(kubeadm::CONFIG_MAP).and_then(|map| text(map, "/data/ClusterConfiguration"));
-        if let Some(text) = configuration {
-            match yaml::document(&text) {
+        self.salt = config.and_then(|map| map.binary_data.get("measurementSalt").cloned());
+        if let Some(text) = text(kubeadm::CONFIG_MAP, "ClusterConfiguration") {
+            match yaml::document(text) {
                 Ok(value) => self.cluster_configuration = value,
                 Err(error) => {
                     let name = kubeadm::CONFIG_MAP;
@@ -385,16 +359,16 @@ impl Objects {
                 }
             }
         }
-        let times = find(COLLATERAL).and_then(|map| text(map, "/data/fetched"));
-        self.collateral = times.map_or_else(Vec::new, |times| fetched(&times));
-        for (what, pointer) in [
-            ("authority of clients", "/data/client-ca-file"),
+        let times = text(COLLATERAL, "fetched");
+        self.collateral = times.map_or_else(Vec::new, |times| fetched(times));
+        for (what, key) in [
+            ("authority of clients", "client-ca-file"),
             (
                 "authority of the front proxy",
-                "/data/requestheader-client-ca-file",
+                "requestheader-client-ca-file",
             ),
         ] {
-            let pem = find(AUTHENTICATION).and_then(|map| text(map, pointer));
+            let pem = text(AUTHENTICATION, key).cloned();
             self.authorities.extend(pem.map(|pem| (what, pem)));
         }
     }
@@ -410,9 +384,9 @@ impl Objects {
     }
 
     /// Returns the DaemonSet of a service, if it exists.
-    pub fn service(&self, name: &str) -> Option<&Value> {
+    pub fn service(&self, name: &str) -> Option<&Workload> {
         let mut sets = self.services.iter();
-        sets.find(|set| set["metadata"]["name"] == name)
+        sets.find(|set| set.metadata.name == name)
     }
 
     /// Returns the value of an option of a service, if its command line has one that is not empty.
@@ -435,23 +409,19 @@ impl Objects {
 }
 
 /// Keeps the ConfigMaps that [`Objects::take_maps`] reads, without what it does not read.
-fn wanted_map(mut map: Value) -> Value {
-    let name = map["metadata"]["name"].as_str().unwrap_or_default();
+fn wanted_map(mut map: ConfigMap) -> Option<ConfigMap> {
+    let name = map.metadata.name.as_str();
     let known = [JOIN_CONFIG, AUTHENTICATION, COLLATERAL, kubeadm::CONFIG_MAP];
-    if !MachineRecord::is_name(name) && !known.contains(&name) {
-        return Value::Null;
+    let is_wanted = MachineRecord::is_name(name) || known.contains(&name);
+    if name == COLLATERAL {
+        map.binary_data.clear();
     }
-    if name == COLLATERAL
-        && let Some(fields) = map.as_object_mut()
-    {
-        fields.remove("binaryData");
-    }
-    map
+    is_wanted.then_some(map)
 }
 
 /// Returns whether a pod is a static pod of one of the control planes among these nodes.
-fn is_static(pod: &Value, nodes: &[Listed]) -> bool {
-    let program = text(pod, "/metadata/labels/component");
+fn is_static(pod: &Pod, nodes: &[Listed]) -> bool {
+    let program = component(pod);
     let mut planes = nodes.iter().filter(|node| node.is_control_plane);
     planes.any(|node| {
         let plane = ControlPlane {
@@ -459,63 +429,29 @@ fn is_static(pod: &Value, nodes: &[Listed]) -> bool {
             uid: node.uid.clone(),
             ..ControlPlane::default()
         };
-        plane.has_static_pod(&program, pod)
+        plane.has_static_pod(program, pod)
     })
+}
+
+/// Returns the program of a pod of the control plane, by its label.
+fn component(pod: &Pod) -> &str {
+    pod.metadata.label("component").unwrap_or_default()
 }
 
 /// Returns whether a DaemonSet owns a pod.
-pub fn is_of_set(pod: &Value, set: &Value) -> bool {
-    let [name, uid] = ["/metadata/name", "/metadata/uid"].map(|it| text(set, it));
-    has_owner(pod, "DaemonSet", &name, &uid)
+pub fn is_of_set(pod: &Pod, set: &Workload) -> bool {
+    has_owner(pod, "DaemonSet", &set.metadata.name, &set.metadata.uid)
 }
 
-/// Keeps a DaemonSet of a service, and of others what says whether they run. Objects in a list have no kind.
-fn wanted_set(mut set: Value) -> Value {
-    if !set.is_object() || !is_service(&set) {
-        return workload("DaemonSet", &set);
-    }
-    set["kind"] = "DaemonSet".into();
+/// Objects in a list have no kind.
+fn of_kind(kind: &str, mut set: Workload) -> Workload {
+    set.kind = kind.into();
     set
 }
 
-fn is_service(set: &Value) -> bool {
-    let names = ["join-service", "key-service", "member-controller"].map(Value::from);
-    names.contains(&set["metadata"]["name"])
-}
-
-/// Keeps what `readiness::missing_of` reads.
-fn workload(kind: &str, of: &Value) -> Value {
-    let metadata = &of["metadata"];
-    json!({
-        "kind": kind,
-        "metadata": {"name": metadata["name"], "generation": metadata["generation"]},
-        "spec": {"replicas": of["spec"]["replicas"], "updateStrategy": of["spec"]["updateStrategy"]},
-        "status": of["status"],
-    })
-}
-
-/// Keeps only the name of a Secret and whether it is immutable, and wipes everything else: a copy of
-/// the data can also be in an annotation.
-fn without_data(mut secret: Value) -> Value {
-    let kept =
-        json!({"metadata": {"name": secret["metadata"]["name"]}, "immutable": secret["immutable"]});
-    wipe(&mut secret);
-    kept
-}
-
-/// Keeps only the fields of a bootstrap token that are not secret, and wipes everything else.
-fn without_token(mut secret: Value) -> Value {
-    let data = &secret["data"];
-    let fields = TOKEN_FIELDS.map(|name| (name, data[name].clone()));
-    let kept =
-        json!({"data": Map::from_iter(fields.map(|(name, value)| (name.to_owned(), value)))});
-    wipe(&mut secret);
-    kept
-}
-
-fn text(value: &Value, pointer: &str) -> String {
-    let text = value.pointer(pointer).and_then(Value::as_str);
-    text.unwrap_or_default().to_owned()
+fn is_service(set: &Workload) -> bool {
+    let names = ["join-service", "key-service", "member-controller"];
+    names.contains(&set.metadata.name.as_str())
 }
 
 /// Parses a time with or without an offset, as people write it into a token (RFC 3339).
@@ -539,50 +475,25 @@ fn rfc3339(text: &str) -> Option<SystemTime> {
     }
 }
 
-fn moment(value: &Value, pointer: &str) -> Option<SystemTime> {
-    time::parse(value.pointer(pointer)?.as_str()?)
-}
-
-fn has(value: &Value, condition: &str, status: &str) -> Option<String> {
-    let conditions = value.pointer("/status/conditions")?.as_array()?;
-    let mut found = conditions
-        .iter()
-        .filter(|it| it["type"] == condition && it["status"] == status);
-    found.next().map(|it| text(it, "/message"))
-}
-
-fn heartbeat(lease: &Value) -> Option<(String, SystemTime)> {
-    Some((
-        text(lease, "/metadata/name"),
-        moment(lease, "/spec/renewTime")?,
-    ))
-}
-
-fn is_join_service(service: &Value) -> bool {
-    let metadata = &service["metadata"];
-    metadata["namespace"] == NAMESPACE && metadata["name"] == "join-service"
-}
-
-/// Returns what is read of a role or a binding.
-fn wanted_role(object: Value) -> Value {
-    let metadata = &object["metadata"];
-    json!({
-        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
-        "rules": object["rules"], "subjects": object["subjects"], "roleRef": object["roleRef"],
-    })
+fn heartbeat(lease: &Lease) -> Option<(String, SystemTime)> {
+    let renewed = time::parse(&lease.spec.renew_time)?;
+    Some((lease.metadata.name.clone(), renewed))
 }
 
 /// Returns the policy of a binding that denies what the policy forbids.
-fn policy_in_force(binding: &Value) -> Option<String> {
-    let actions = binding["spec"]["validationActions"].as_array()?;
-    let name = binding["spec"]["policyName"].as_str()?;
-    actions.contains(&"Deny".into()).then(|| name.to_owned())
+fn policy_in_force(binding: PolicyBinding) -> Option<String> {
+    let denies = binding
+        .spec
+        .validation_actions
+        .iter()
+        .any(|it| it == "Deny");
+    denies.then_some(binding.spec.policy_name)
 }
 
-fn master_secret(secret: &Value) -> Option<(String, bool)> {
-    let name = text(secret, "/metadata/name");
+fn master_secret(secret: SecretObject) -> Option<(String, bool)> {
+    let name = secret.metadata.name;
     let is_one = MASTER_SECRETS[0] == name || name.starts_with(MASTER_SECRETS[1]);
-    is_one.then(|| (name, secret["immutable"] == true))
+    is_one.then_some((name, secret.immutable))
 }
 
 /// Parses when each part of the collateral was fetched: seconds since 1970.
@@ -600,23 +511,26 @@ fn fetched(times: &str) -> Vec<(String, SystemTime)> {
 
 impl SigningRequest {
     /// Reads a request; `None` if it is not one of a kubelet.
-    fn read(request: &Value) -> Option<SigningRequest> {
-        let signer = text(request, "/spec/signerName");
-        if !KUBELET_SIGNERS.contains(&signer.as_str()) {
+    fn read(request: &CertificateSigningRequest) -> Option<SigningRequest> {
+        let (metadata, spec, status) = (&request.metadata, &request.spec, &request.status);
+        let signer = spec.signer_name.as_str();
+        if !KUBELET_SIGNERS.contains(&signer) {
             return None;
         }
-        let refused = has(request, "Denied", "True").or_else(|| has(request, "Failed", "True"));
-        let is_approved = has(request, "Approved", "True").is_some();
-        let is_issued = !text(request, "/status/certificate").is_empty();
+        let has = |kind: &str| {
+            let mut conditions = status.conditions.iter();
+            conditions.find(|it| it.kind == kind && it.status == "True")
+        };
+        let made = metadata.creation_timestamp.as_deref();
         Some(SigningRequest {
-            name: text(request, "/metadata/name"),
-            user: text(request, "/spec/username"),
+            name: metadata.name.clone(),
+            user: spec.username.clone(),
             is_serving: signer == KUBELET_SIGNERS[1],
-            made: moment(request, "/metadata/creationTimestamp"),
-            fate: match refused {
-                Some(why) => Fate::Refused(why),
-                None if is_issued => Fate::Issued,
-                None if is_approved => Fate::Unsigned,
+            made: made.and_then(time::parse),
+            fate: match has("Denied").or_else(|| has("Failed")) {
+                Some(refused) => Fate::Refused(refused.message.clone()),
+                None if !status.certificate.is_empty() => Fate::Issued,
+                None if has("Approved").is_some() => Fate::Unsigned,
                 None => Fate::Pending,
             },
         })
@@ -625,74 +539,68 @@ impl SigningRequest {
 
 impl Claim {
     /// Reads a Service; `None` if it has only addresses of the cluster.
-    fn read(service: &Value) -> Option<Claim> {
-        let words = |pointer: &str| {
-            let list = service.pointer(pointer).and_then(Value::as_array);
-            list.into_iter().flatten()
-        };
-        let external = words("/spec/externalIPs").filter_map(Value::as_str);
-        let balanced = words("/status/loadBalancer/ingress").filter_map(|it| it["ip"].as_str());
-        let addresses: Vec<_> = external.chain(balanced).map(str::to_owned).collect();
-        let name = |field: &str| text(service, &format!("/metadata/{field}"));
+    fn read(service: &ServiceObject) -> Option<Claim> {
+        let external = service.spec.external_ips.iter();
+        let balanced = service.status.load_balancer.ingress.iter();
+        let balanced = balanced.map(|it| &it.ip).filter(|ip| !ip.is_empty());
+        let addresses: Vec<_> = external.chain(balanced).cloned().collect();
         (!addresses.is_empty()).then(|| Claim {
-            service: format!("{}/{}", name("namespace"), name("name")),
+            service: service.metadata.place(),
             addresses,
-            ports: words("/spec/ports")
-                .filter_map(|it| it["port"].as_u64())
+            ports: service
+                .spec
+                .ports
+                .iter()
+                .filter_map(|it| it.port.try_into().ok())
                 .collect(),
         })
     }
 }
 
 impl Joining {
-    fn read(joining: &Value) -> Joining {
+    fn read(joining: &JoiningNode) -> Joining {
+        let deadline = joining.spec.deadline.as_deref();
         Joining {
-            node: text(joining, "/spec/name"),
-            deadline: moment(joining, "/spec/deadline"),
+            node: joining.spec.name.clone(),
+            deadline: deadline.and_then(time::parse),
         }
     }
 }
 
 impl ControlPlanePod {
-    fn read(pod: &Value) -> ControlPlanePod {
-        let image = text(pod, "/spec/containers/0/image");
-        let image = image.split('@').next().unwrap_or_default();
+    fn read(pod: &Pod) -> ControlPlanePod {
+        let container = pod.spec.containers.first().cloned().unwrap_or_default();
+        let image = container.image.split('@').next().unwrap_or_default();
         let name = image.rsplit('/').next().unwrap_or_default();
-        let annotations = &pod["metadata"]["annotations"];
-        let mut addresses = ADDRESSES.iter().filter_map(|it| annotations[*it].as_str());
+        let mut addresses = ADDRESSES
+            .iter()
+            .filter_map(|it| pod.metadata.annotation(it));
         let address = addresses.next().map(|it| {
             let first = it.split(',').next().unwrap_or_default();
             first.strip_prefix("https://").unwrap_or(first).to_owned()
         });
-        let container = &pod["spec"]["containers"][0];
-        let mut words = [&container["command"], &container["args"]]
-            .into_iter()
-            .filter_map(Value::as_array)
-            .flatten()
-            .filter_map(Value::as_str);
-        let component = text(pod, "/metadata/labels/component");
-        let is_api_server = component == "kube-apiserver" && container["command"].is_array();
+        let component = component(pod);
+        let is_api_server = component == "kube-apiserver" && !container.command.is_empty();
         ControlPlanePod {
             permits_external_ips: is_api_server
-                && !words.any(|it| {
+                && !container.words().any(|it| {
                     it.contains("-admission-plugins=") && it.contains(kubeadm::DENY_EXTERNAL_IPS)
                 }),
-            component,
-            node: text(pod, "/spec/nodeName"),
+            component: component.into(),
+            node: pod.spec.node_name.clone(),
             version: name
                 .split_once(':')
                 .map_or_else(String::new, |(_, tag)| tag.into()),
-            is_ready: has(pod, "Ready", "True").is_some(),
+            is_ready: pod.is_ready(),
             address,
         }
     }
 }
 
 impl WaitingToken {
-    fn read(secret: &Value) -> WaitingToken {
+    fn read(secret: SecretObject) -> WaitingToken {
         let field = |name: &str| {
-            let text = secret["data"][name].as_str().unwrap_or_default();
-            let bytes = yaml::base64(text).unwrap_or_default();
+            let bytes = secret.data.bytes(name).unwrap_or_default();
             String::from_utf8_lossy(&bytes).into_owned()
         };
         WaitingToken {
@@ -711,31 +619,31 @@ impl WaitingToken {
 mod tests {
     use base64::Engine;
     use base64::prelude::BASE64_STANDARD as STANDARD;
+    use serde_json::json;
     use support::mutation::mutations;
 
     use super::*;
 
+    fn read<K: ObjectKind + Default>(object: &Value) -> K {
+        K::read(object.clone()).unwrap_or_default()
+    }
+
     /// Runs every reader on one object, as if the API server had sent it in each list.
     fn read_all(object: &Value) -> Objects {
         let mut objects = Objects::default();
-        let map = wanted_map(object.clone());
-        objects.take_maps(&[map]);
-        objects.requests.extend(SigningRequest::read(object));
-        objects.joining.push(Joining::read(object));
-        objects.claims.extend(Claim::read(object));
-        objects.policies.extend(policy_in_force(object));
-        let role = [wanted_role(object.clone())];
-        objects.powerful = rbac::powerful(&role, &role);
-        objects.control_plane.push(ControlPlanePod::read(object));
-        objects.heartbeats.extend(heartbeat(object));
-        objects
-            .tokens
-            .push(WaitingToken::read(&without_token(object.clone())));
-        objects
-            .master_secrets
-            .extend(master_secret(&without_data(object.clone())));
-        objects.services.push(wanted_set(object.clone()));
-        objects.workloads.push(workload("Deployment", object));
+        objects.take_maps(&Vec::from_iter(wanted_map(read(object))));
+        objects.requests.extend(SigningRequest::read(&read(object)));
+        objects.joining.push(Joining::read(&read(object)));
+        objects.claims.extend(Claim::read(&read(object)));
+        objects.policies.extend(policy_in_force(read(object)));
+        objects.powerful = rbac::powerful(&[read(object)], &[read(object)]);
+        let pod = ControlPlanePod::read(&read(object));
+        objects.control_plane.push(pod);
+        objects.heartbeats.extend(heartbeat(&read(object)));
+        objects.tokens.push(WaitingToken::read(read(object)));
+        objects.master_secrets.extend(master_secret(read(object)));
+        objects.services.push(of_kind("DaemonSet", read(object)));
+        objects.workloads.push(of_kind("Deployment", read(object)));
         objects
     }
 
@@ -833,7 +741,7 @@ mod tests {
     fn the_end_of_a_token_is_read_as_the_api_server_reads_it() {
         let read = |text: &str| {
             let data = json!({"data": {"expiration": STANDARD.encode(text)}});
-            WaitingToken::read(&data).expires
+            WaitingToken::read(self::read(&data)).expires
         };
         let at = |text: &str| Expiration::At(time::parse(text).unwrap());
         for (text, expected) in [
@@ -856,19 +764,8 @@ mod tests {
         ] {
             assert_eq!(read(text), expected, "{text:?}");
         }
-        assert_eq!(WaitingToken::read(&json!({})).expires, Expiration::Never);
-    }
-
-    #[test]
-    fn of_secrets_nothing_secret_is_kept() {
-        let samples = samples();
-        let token = without_token(samples[2].clone()).to_string();
-        assert!(
-            !token.contains("c2VjcmV0") && token.contains("YWJjZGVm"),
-            "{token}"
-        );
-        let secret = without_data(samples[8].clone());
-        assert!(!secret.to_string().contains("AA=="), "{secret}");
+        let none = WaitingToken::read(SecretObject::default());
+        assert_eq!(none.expires, Expiration::Never);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use kubernetes::objects::Workload;
 use kubernetes::services::command_line;
-use serde_json::Value;
 use verifier::{KeyName, Policy, Variant};
 
 use super::folder::Folder;
@@ -41,7 +41,7 @@ impl Gathered {
 
     /// Returns the command that installs the services again with these options, of the image that they have.
     pub fn apply(&self, options: &str) -> String {
-        let of_firstlight = |set: &&Value| command_line(set).contains(&"--log-format");
+        let of_firstlight = |set: &&Workload| command_line(set).contains(&"--log-format");
         let set = self.view.objects.service("join-service");
         let image = set.filter(of_firstlight).map_or("IMAGE", image_of);
         let file = self.policy_file.display();
@@ -68,7 +68,6 @@ impl Gathered {
 }
 
 /// Returns the container image of a DaemonSet.
-pub fn image_of(set: &Value) -> &str {
-    let image = set.pointer("/spec/template/spec/containers/0/image");
-    image.and_then(Value::as_str).unwrap_or_default()
+pub fn image_of(set: &Workload) -> &str {
+    set.container().map_or("", |container| &container.image)
 }

@@ -12,6 +12,7 @@ use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, JOBS, Object, PODS, Selector};
 use kubernetes::control_planes::has_owner;
 use kubernetes::etcd_signature::file_of;
+use kubernetes::objects::{AnyObject, Pod, PodVolume};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -26,11 +27,7 @@ use crate::shell::{
     output::Output,
     progress::{Progress, printable},
 };
-use crate::workspace::{
-    kubeconfig,
-    master_secret::SecretSource,
-    objects::{list, text},
-};
+use crate::workspace::{kubeconfig, master_secret::SecretSource};
 
 /// The folder of the logs of pods on a node, and the same folder as the kubelet serves it.
 const LOGS: &str = "/var/log/pods";
@@ -159,27 +156,22 @@ fn find(client: &Client) -> Result<Etcd<'_>, Error> {
 /// Returns the names of the pods on a node that can read the snapshot meanwhile: they mount the folder of the logs, or are privileged.
 fn readers(client: &Client, node: &str) -> Result<Vec<String>, Error> {
     let selector = Selector::fields(&format!("spec.nodeName={node}"));
-    let pods = client.list(&PODS.all(), &selector)?;
-    let can_read = |pod: &&Value| {
-        let is_privileged = |it: &Value| it["securityContext"]["privileged"] == true;
-        let mounts_logs = |it: &Value| {
+    let pods = client.list_as::<Pod>(&PODS.all(), &selector)?;
+    let can_read = |pod: &&Pod| {
+        let mounts_logs = |it: &PodVolume| {
             // on a node /var is a folder of the state disk, and /var/run is /run
-            let path = text(it, "/hostPath/path").replacen("/var/run", "/run", 1);
+            let path = it.host_path.path.replacen("/var/run", "/run", 1);
             let mut names = [LOGS.to_owned(), format!("/run/state{LOGS}")].into_iter();
             !path.is_empty() && names.any(|it| Path::new(&it).starts_with(&path))
         };
-        pod["spec"]["hostPID"] == true
-            || list(pod, "/spec/volumes").iter().any(mounts_logs)
-            || list(pod, "/spec/containers").iter().any(is_privileged)
+        let spec = &pod.spec;
+        let mut containers = spec.containers.iter();
+        spec.host_pid
+            || spec.volumes.iter().any(mounts_logs)
+            || containers.any(|it| it.security_context.privileged)
     };
-    let name = |pod: &Value| {
-        format!(
-            "{}/{}",
-            text(pod, "/metadata/namespace"),
-            text(pod, "/metadata/name")
-        )
-    };
-    Ok(pods.items.iter().filter(can_read).map(name).collect())
+    let readers = pods.items.iter().filter(can_read);
+    Ok(readers.map(|pod| pod.metadata.place()).collect())
 }
 
 fn plan(options: &Options, node: &str, readers: &[String]) -> String {
@@ -245,11 +237,11 @@ impl<'a> SaveJob<'a> {
         let challenge = hex(&random::<32>());
         let mut manifest = manifest(&name, etcd)?;
         manifest["metadata"]["annotations"] = json!({CHALLENGE: challenge});
-        let created = client.create(&jobs, &manifest)?;
+        let created: AnyObject = client.create_as(&jobs, &manifest)?;
         Ok(SaveJob {
             client,
             at: jobs.named(&name),
-            uid: text(&created, "/metadata/uid").into(),
+            uid: created.metadata.uid,
             challenge,
         })
     }
@@ -278,7 +270,7 @@ impl<'a> SaveJob<'a> {
         let state =
             State::read(&status.log).ok_or_else(|| etcd.failed("tell its state", status))?;
         state.check(etcd.node())?;
-        let (name, uid) = (text(&pod, "/metadata/name"), text(&pod, "/metadata/uid"));
+        let (name, uid) = (&pod.metadata.name, &pod.metadata.uid);
         Ok((
             state,
             format!("{SERVED}/{NAMESPACE}_{name}_{uid}{FOLDER}/{FILE}"),
@@ -291,14 +283,13 @@ impl<'a> SaveJob<'a> {
             Selector::labels(&format!("batch.kubernetes.io/job-name={}", self.at.name()));
         let end = Instant::now() + START;
         loop {
-            let pods = self.client.list(&PODS.in_namespace(NAMESPACE), &selector)?;
-            let is_own = |pod: &&Value| {
-                has_owner(pod, "Job", self.at.name(), &self.uid) && pod["spec"]["nodeName"] == node
+            let all = PODS.in_namespace(NAMESPACE);
+            let pods = self.client.list_as(&all, &selector)?;
+            let is_own = |pod: &&Pod| {
+                has_owner(pod, "Job", self.at.name(), &self.uid) && pod.spec.node_name == node
             };
             if let Some(pod) = pods.items.iter().find(is_own) {
-                return Ok(PODS
-                    .in_namespace(NAMESPACE)
-                    .named(text(pod, "/metadata/name")));
+                return Ok(all.named(&pod.metadata.name));
             }
             if Instant::now() >= end {
                 return Err(Error::Refused(format!(

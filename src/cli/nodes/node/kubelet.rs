@@ -6,10 +6,9 @@ use std::time::Duration;
 use kubernetes::client::{self, Client};
 use kubernetes::control_planes::asks_other_machine;
 use kubernetes::machine_record::MachineRecord;
-use serde_json::Value;
+use kubernetes::objects::NodeObject;
 
 use crate::shell::error::Error;
-use crate::workspace::objects::text;
 
 /// The limit of one question. An API server tries for 30 s to reach a kubelet.
 const PATIENCE: Duration = Duration::from_secs(45);
@@ -39,13 +38,13 @@ impl Kubelet {
     /// another machine answers says nothing about this one.
     pub fn ask(
         client: &Client,
-        node: &Value,
+        node: &NodeObject,
         record: Option<&MachineRecord>,
     ) -> Result<Kubelet, Error> {
         if let Some(why) = record.and_then(|record| asks_other_machine(node, record)) {
             return Ok(Kubelet::Unknown(why));
         }
-        let name = text(node, "/metadata/name");
+        let name = &node.metadata.name;
         Kubelet::of(client.within(PATIENCE).ask_kubelet(name)).map_err(Error::from)
     }
 

@@ -6,10 +6,11 @@ use std::str::FromStr;
 
 use kubernetes::NAMESPACE;
 use kubernetes::client::{
-    CONFIG_MAPS, Client, JOINING_NODES, NODES, Resource, SECRETS, Selector, wipe,
+    CONFIG_MAPS, Client, JOINING_NODES, NODES, SECRETS, Selector, VOLUME_ATTACHMENTS,
 };
 use kubernetes::control_planes::{ControlPlanes, is_labelled};
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
+use kubernetes::objects::{JoiningNode, NodeObject, SecretObject, VolumeAttachment};
 use kubernetes::services;
 use serde_json::{Value, json};
 use verifier::{KeyName, Policy};
@@ -23,17 +24,13 @@ use crate::shell::{
     error::Error,
     progress::{Progress, printable},
 };
-use crate::workspace::objects::{is_silent, list, text};
-
-/// Which volumes a driver has attached to which node.
-const VOLUME_ATTACHMENTS: Resource = Resource::cluster("storage.k8s.io", "v1", "volumeattachments");
 
 /// What exists of one node.
 pub struct Leaving {
     /// Its name.
     pub name: String,
     /// The Node.
-    pub node: Option<Value>,
+    pub node: Option<NodeObject>,
     /// The record that binds name and disk to the machine.
     pub record: Option<MachineRecord>,
     /// The records of further disks of the machine.
@@ -41,7 +38,7 @@ pub struct Leaving {
     /// The names of the Secrets of its bootstrap tokens.
     pub tokens: Vec<String>,
     /// Constellation's object about its join.
-    pub joining: Option<Value>,
+    pub joining: Option<JoiningNode>,
     /// Its pods.
     pub pods: Pods,
     /// The volumes that are attached to it.
@@ -62,20 +59,20 @@ pub struct Leaving {
 impl Leaving {
     fn read(client: &Client, name: &str, permitted: Permitted) -> Result<Leaving, Error> {
         let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
-        let node = client.find(&NODES.named(name))?;
-        let record = client.find(&maps.named(&machine_record::name_of_node(name)))?;
-        let joining = client.find(&JOINING_NODES.named(name))?;
+        let node = client.find_as(&NODES.named(name))?;
+        let record = client.find_as(&maps.named(&machine_record::name_of_node(name)))?;
+        let joining: Option<JoiningNode> = client.find_as(&JOINING_NODES.named(name))?;
         let tokens = client.list_keeping(
             &SECRETS.in_namespace(NAMESPACE),
             &Selector::labels(&format!("firstlight/node={name}")),
-            without_content,
+            |secret: SecretObject| secret.metadata.name,
         )?;
-        let name_of = |object: &Value| text(object, "/metadata/name").to_owned();
-        let volumes = client.list(&VOLUME_ATTACHMENTS.all(), &Selector::default())?;
-        let volumes = volumes
-            .items
-            .iter()
-            .filter(|it| text(it, "/spec/nodeName") == name);
+        let volumes = client.list_keeping(
+            &VOLUME_ATTACHMENTS.all(),
+            &Selector::default(),
+            |attachment: VolumeAttachment| attachment.spec,
+        )?;
+        let volumes = volumes.items.into_iter().filter(|it| it.node_name == name);
         Ok(Leaving {
             name: name.into(),
             pods: match node {
@@ -85,10 +82,10 @@ impl Leaving {
             node,
             record: record.as_ref().and_then(MachineRecord::read),
             disks: vec![],
-            tokens: tokens.items.iter().map(name_of).collect(),
-            joining: joining.filter(|it| text(it, "/spec/name") == name),
+            tokens: tokens.items,
+            joining: joining.filter(|it| it.spec.name == name),
             volumes: volumes
-                .map(|it| text(it, "/spec/source/persistentVolumeName").to_owned())
+                .map(|it| it.source.persistent_volume_name.unwrap_or_default())
                 .collect(),
             members: vec![],
             doubtful: vec![],
@@ -120,16 +117,13 @@ impl Leaving {
 
     /// Returns whether its pods can be evicted: only a kubelet that reaches the API server says that they have ended.
     pub fn drains(&self) -> bool {
-        self.runs() && self.node.as_ref().is_some_and(|node| !is_silent(node))
+        self.runs() && self.node.as_ref().is_some_and(|node| !node.is_silent())
     }
 
     /// Returns the addresses of the machine.
     pub fn addresses(&self) -> Vec<String> {
-        let node = self
-            .node
-            .iter()
-            .flat_map(|it| list(it, "/status/addresses"));
-        let node = node.map(|it| text(it, "/address").to_owned());
+        let node = self.node.iter().flat_map(|it| &it.status.addresses);
+        let node = node.map(|it| it.address.clone());
         let record = self.record.iter().flat_map(|it| &it.addresses);
         let mut all: Vec<_> = node.chain(record.map(ToString::to_string)).collect();
         all.sort();
@@ -158,31 +152,20 @@ impl Leaving {
     }
 }
 
-fn without_content(mut secret: Value) -> Value {
-    wipe(&mut secret["data"]);
-    json!({"metadata": {"name": secret["metadata"]["name"]}})
-}
-
-/// Reduces a Node to its name and its addresses.
-fn name_and_addresses(node: Value) -> Value {
-    json!({"metadata": {"name": node["metadata"]["name"]}, "status": {"addresses": node["status"]["addresses"]}})
-}
-
 /// Returns the first node other than these with this address, by its Node or by the record of its ticket.
 fn other_at(
     names: &[String],
     member: &Member,
-    nodes: &[Value],
+    nodes: &[NodeObject],
     records: &[MachineRecord],
 ) -> Option<String> {
-    let of_node = |node: &Value| -> Vec<IpAddr> {
-        let all = list(node, "/status/addresses").iter();
-        all.filter_map(|it| text(it, "/address").parse().ok())
-            .collect()
+    let of_node = |node: &NodeObject| -> Vec<IpAddr> {
+        let all = node.status.addresses.iter();
+        all.filter_map(|it| it.address.parse().ok()).collect()
     };
     let by_node = nodes
         .iter()
-        .map(|it| (text(it, "/metadata/name"), of_node(it)));
+        .map(|it| (it.metadata.name.as_str(), of_node(it)));
     let by_record = records
         .iter()
         .map(|it| (it.node.as_str(), it.addresses.clone()));
@@ -251,7 +234,7 @@ impl<'a> RemovalPlan<'a> {
     /// Adds the records of disks, and whether the policy names the machines.
     fn add_records(&mut self, client: &Client) -> Result<(), Error> {
         let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
-        let all = client.list(&maps, &Selector::labels(machine_record::RECORDS))?;
+        let all = client.list_as(&maps, &Selector::labels(machine_record::RECORDS))?;
         self.records = all.items.iter().filter_map(MachineRecord::read).collect();
         let policy = services::present_policy(client)?;
         // a policy that cannot be read, such as one of Constellation, names no key
@@ -329,8 +312,7 @@ impl<'a> RemovalPlan<'a> {
                 self.members = etcd.members(progress)?;
                 self.etcd = Some(*etcd);
                 self.check_members(client)?;
-                let all =
-                    client.list_keeping(&NODES.all(), &Selector::default(), name_and_addresses)?;
+                let all = client.list_as(&NODES.all(), &Selector::default())?;
                 for node in &mut self.nodes {
                     let ips = node.ips();
                     for member in self.members.iter().filter(|it| it.is_of(&node.name, &ips)) {

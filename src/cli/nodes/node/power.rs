@@ -12,12 +12,13 @@
 
 use std::time::{Duration, Instant};
 
+use kubernetes::KUBELET_LEASES;
 use kubernetes::client::{self, Client, LEASES, NODES};
+use kubernetes::objects::{Lease, NodeObject};
 
 use super::kubelet::Kubelet;
 use super::plan::Leaving;
 use crate::shell::{error::Error, progress::Progress};
-use crate::workspace::objects::{KUBELET_LEASES, is_silent, text};
 
 /// How long neither the kubelet may answer nor its Lease may change.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -41,7 +42,7 @@ impl Machine<'_> {
     /// Looks once whether the machine is off, or its Node is gone.
     fn is_off(&mut self, client: &Client) -> Result<bool, Error> {
         let name = &self.leaving.name;
-        let Some(node) = client.find(&NODES.named(name))? else {
+        let Some(node) = client.find_as::<NodeObject>(&NODES.named(name))? else {
             self.is_deleted = true;
             return Ok(true);
         };
@@ -55,7 +56,7 @@ impl Machine<'_> {
         match &self.last {
             Kubelet::Answers => self.silent = None,
             _ if is_renewed => self.silent = None,
-            _ if is_declared && is_silent(&node) => return Ok(true),
+            _ if is_declared && node.is_silent() => return Ok(true),
             Kubelet::Unknown(_) if !is_declared => self.silent = None,
             _ => {
                 let since = *self.silent.get_or_insert(begun);
@@ -68,8 +69,9 @@ impl Machine<'_> {
 
 /// Returns when the kubelet of a node has renewed its Lease.
 fn renewal(client: &Client, name: &str) -> Result<String, Error> {
-    let lease = client.find(&LEASES.in_namespace(KUBELET_LEASES).named(name))?;
-    Ok(text(&lease.unwrap_or_default(), "/spec/renewTime").to_owned())
+    let lease = LEASES.in_namespace(KUBELET_LEASES).named(name);
+    let lease: Lease = client.find_as(&lease)?.unwrap_or_default();
+    Ok(lease.spec.renew_time)
 }
 
 /// Waits until the machines are off whose Nodes exist.

@@ -18,8 +18,9 @@ use base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client, JOINING_NODES, LEASES, NODES, SECRETS};
 use kubernetes::machine_record::{self, MachineRecord, NO_MACHINE};
+use kubernetes::objects::{Lease, NodeObject};
 use kubernetes::removed_nodes;
-use serde_json::Value;
+use serde_json::json;
 
 use super::plan::{Leaving, RemovalPlan};
 use super::power;
@@ -32,7 +33,6 @@ use crate::shell::{
     error::Error,
     progress::{Progress, printable},
 };
-use crate::workspace::objects::text;
 
 /// How often a change is tried again of an object that changes meanwhile.
 const TRIES: usize = 10;
@@ -137,7 +137,7 @@ fn delete(client: &Client, progress: &Progress, leaving: &Leaving) -> Result<(),
         client.delete_if_there(&SECRETS.in_namespace(NAMESPACE).named(token))?;
     }
     if let Some(joining) = &leaving.joining {
-        client.delete_as(&JOINING_NODES.named(name), joining)?;
+        client.delete_as(&JOINING_NODES.named(name), &joining.metadata)?;
     }
     for record in &leaving.disks {
         for disk in record.disks() {
@@ -156,8 +156,9 @@ fn delete(client: &Client, progress: &Progress, leaving: &Leaving) -> Result<(),
         end_turn(client, name)?;
     }
     if let Some(node) = &leaving.node {
-        delete_node(client, name, node)?;
-        check_gone(client, name, node)?;
+        let uid = &node.metadata.uid;
+        delete_node(client, name, uid)?;
+        check_gone(client, name, uid)?;
         progress.line(format!("{name}: its Node is deleted"));
     }
     Ok(())
@@ -171,7 +172,7 @@ fn delete_record(client: &Client, name: &str) -> Result<bool, Error> {
         .named(&machine_record::name_of_node(name));
     let mut is_closed = true;
     for _ in 0..TRIES {
-        let Some(map) = client.find(&at)? else {
+        let Some(map) = client.find_as(&at)? else {
             return Ok(is_closed);
         };
         let record = MachineRecord::read(&map).unwrap_or_default();
@@ -179,7 +180,7 @@ fn delete_record(client: &Client, name: &str) -> Result<bool, Error> {
         for disk in record.disks() {
             is_closed = close_disk(client, &disk, &record.machine)?;
         }
-        if client.delete_as(&at, &map)? {
+        if client.delete_as(&at, &map.metadata)? {
             return Ok(is_closed);
         }
     }
@@ -191,11 +192,11 @@ fn delete_record(client: &Client, name: &str) -> Result<bool, Error> {
 /// Ends the turn of a control plane to join, which it has for some minutes after its ticket: the next one would wait for it.
 fn end_turn(client: &Client, name: &str) -> Result<(), Error> {
     let at = LEASES.in_namespace(NAMESPACE).named(machine_record::TURN);
-    if let Some(lease) = client.find(&at)?
-        && text(&lease, "/spec/holderIdentity") == name
+    if let Some(lease) = client.find_as::<Lease>(&at)?
+        && lease.spec.holder_identity == name
     {
         // one that has changed is that of the next one
-        client.delete_as(&at, &lease)?;
+        client.delete_as(&at, &lease.metadata)?;
     }
     Ok(())
 }
@@ -209,7 +210,7 @@ fn close_disk(client: &Client, disk: &Uuid, machine: &str) -> Result<bool, Error
         if client.create_if_absent(&maps, &closed.to_object())? {
             return Ok(true);
         }
-        let Some(mut map) = client.find(&at)? else {
+        let Some((map, whole)) = client.find_whole(&at)? else {
             continue;
         };
         let record = MachineRecord::read(&map).unwrap_or_default();
@@ -219,8 +220,8 @@ fn close_disk(client: &Client, disk: &Uuid, machine: &str) -> Result<bool, Error
         if record.is_of_other(Some(machine)) {
             return Ok(false);
         }
-        map["data"]["machine"] = NO_MACHINE.into();
-        match client.update(&at, &map) {
+        let fields = json!({"data": {"machine": NO_MACHINE}});
+        match client.write(&at, Some(whole), fields) {
             Ok(_) => return Ok(true),
             Err(error) if error.is_conflict() || error.is_not_found() => {}
             Err(error) => return Err(error.into()),
@@ -232,18 +233,18 @@ fn close_disk(client: &Client, disk: &Uuid, machine: &str) -> Result<bool, Error
 }
 
 /// Deletes the Node, unless it is that of another machine by now.
-fn delete_node(client: &Client, name: &str, planned: &Value) -> Result<(), Error> {
+fn delete_node(client: &Client, name: &str, uid: &str) -> Result<(), Error> {
     let at = NODES.named(name);
     for _ in 0..TRIES {
-        let Some(node) = client.find(&at)? else {
+        let Some(node) = client.find_as::<NodeObject>(&at)? else {
             return Ok(());
         };
-        if node["metadata"]["uid"] != planned["metadata"]["uid"] {
+        if node.metadata.uid != uid {
             return Err(Error::Refused(format!(
                 "{name} has registered again meanwhile, or another machine of this name: its Node stays"
             )));
         }
-        if client.delete_as(&at, &node)? {
+        if client.delete_as(&at, &node.metadata)? {
             return Ok(());
         }
     }
@@ -254,21 +255,19 @@ fn delete_node(client: &Client, name: &str, planned: &Value) -> Result<(), Error
 
 /// Fails while a finalizer keeps a deleted Node: its kubelet still gets pods, and the tokens of these. A kubelet or an agent may have
 /// written the finalizer.
-fn check_gone(client: &Client, name: &str, planned: &Value) -> Result<(), Error> {
+fn check_gone(client: &Client, name: &str, uid: &str) -> Result<(), Error> {
     let at = NODES.named(name);
     for _ in 0..TRIES {
-        let node = client.find(&at)?;
-        let uid = &planned["metadata"]["uid"];
-        if node.is_none_or(|node| node["metadata"]["uid"] != *uid) {
+        let node = client.find_as::<NodeObject>(&at)?;
+        if node.is_none_or(|node| node.metadata.uid != uid) {
             return Ok(());
         }
         if client.stopped_within(PAUSE) {
             return Err(client::Error::Stopped.into());
         }
     }
-    let finalizers = client
-        .find(&at)?
-        .map_or(Value::Null, |node| node["metadata"]["finalizers"].clone());
+    let node: NodeObject = client.find_as(&at)?.unwrap_or_default();
+    let finalizers = json!(node.metadata.finalizers);
     Err(Error::Failed(format!(
         "{at} was deleted, but stays because of its finalizers {}: if no controller of yours removes them, \
          remove them with kubectl edit, find out who wrote them, and run the command again",

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use kubernetes::client::{Client, NODES};
+use kubernetes::objects::NodeObject;
 
 use crate::nodes::{
     drain::{self, DrainOptions, Drained, Permitted, Pods},
@@ -18,10 +19,7 @@ use crate::shell::{
     output::Output,
     progress::{Progress, human},
 };
-use crate::workspace::{
-    kubeconfig::{self, ANSWER, KubeconfigOption},
-    objects::{condition, text},
-};
+use crate::workspace::kubeconfig::{self, ANSWER, KubeconfigOption};
 
 /// The pause between two looks at a node.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -190,10 +188,10 @@ impl<'a> Absence<'a> {
     }
 
     fn is_back(&self, client: &Client, moved: &Moved, progress: &Progress) -> Result<bool, Error> {
-        match client.find(&NODES.named(&moved.name)).map_err(Error::from) {
+        let node = client.find_as::<NodeObject>(&NODES.named(&moved.name));
+        match node.map_err(Error::from) {
             Ok(node) => Ok(node.is_some_and(|node| {
-                text(&node, "/status/nodeInfo/bootID") != moved.boot
-                    && condition(&node, "Ready") == Some("True")
+                node.status.node_info.boot_id != moved.boot && node.is_ready()
             })),
             // the machine that restarts may be the one that answers
             Err(Error::Unreachable(why)) => {

@@ -137,7 +137,8 @@ fn objects(paths: &[PathBuf]) -> Result<Facts, Error> {
     progress.phase("reading objects of the API server");
     let records = Selector::labels(RECORDS);
     let mut facts = Facts::new();
-    let mut add = |name: &str, collection: Collection, selector: &Selector, keep| {
+    type Keep = fn(Value) -> Value;
+    let mut add = |name: &str, collection: Collection, selector: &Selector, keep: Keep| {
         let content = match client.list_keeping(&collection, selector, keep) {
             Ok(list) => list.items.iter().map(|it| format!("{it}\n")).collect(),
             Err(error) => format!("{error}\n"),
@@ -157,9 +158,9 @@ fn objects(paths: &[PathBuf]) -> Result<Facts, Error> {
         "records",
         CONFIG_MAPS.in_namespace(NAMESPACE),
         &records,
-        |map| match MachineRecord::read(&map) {
-            Some(record) => record.to_object(),
-            None => Value::Null,
+        |map| {
+            let map = serde_json::from_value(map).unwrap_or_default();
+            MachineRecord::read(&map).map_or(Value::Null, |record| record.to_object())
         },
     );
     for namespace in ["default", NAMESPACE] {

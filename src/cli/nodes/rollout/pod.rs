@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, Object, PODS, Selector};
+use kubernetes::objects::Pod;
 use serde_json::{Value, json};
 
 use crate::shell::{
     error::Error,
     progress::{block, printable},
 };
-use crate::workspace::objects::{list, text};
 
 /// The pause between two looks at the pod.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -101,7 +101,7 @@ impl PodJob<'_> {
         tick: &mut dyn FnMut(bool) -> Result<(), Error>,
     ) -> Result<Ended, Error> {
         let at = self.place();
-        match client.find(&at)? {
+        match client.find_as(&at)? {
             Some(pod) if self.is_ours(&pod) => {}
             found => {
                 if found.is_some() {
@@ -131,15 +131,14 @@ impl PodJob<'_> {
             .named(&name[..name.len().min(253)])
     }
 
-    fn is_ours(&self, pod: &Value) -> bool {
-        let annotations = &pod["metadata"]["annotations"];
-        let is_deleted = !pod["metadata"]["deletionTimestamp"].is_null();
-        self.is_there(pod) && annotations[TRY] == *self.attempt && !is_deleted
+    fn is_ours(&self, pod: &Pod) -> bool {
+        let attempt = pod.metadata.annotation(TRY);
+        self.is_there(pod) && attempt == Some(&*self.attempt) && !pod.metadata.is_ending()
     }
 
     /// Returns whether a pod is on the node. The kubelet of another node may make a mirror pod of its own under this name.
-    fn is_there(&self, pod: &Value) -> bool {
-        pod["spec"]["nodeName"] == self.node
+    fn is_there(&self, pod: &Pod) -> bool {
+        pod.spec.node_name == self.node
     }
 
     fn remove(
@@ -169,11 +168,11 @@ impl PodJob<'_> {
         let (at, begun) = (self.place(), Instant::now());
         loop {
             tick(false)?;
-            match client.find(&at) {
+            match client.find_as(&at) {
                 Ok(None) => return Ok(Ended::Gone),
                 Ok(Some(pod)) if !self.is_there(&pod) => return Ok(Ended::Gone),
                 Ok(Some(pod)) => {
-                    match text(&pod, "/status/phase") {
+                    match &*pod.status.phase {
                         "Succeeded" => return Ok(Ended::Done),
                         "Failed" => {
                             return Ok(Ended::Failed {
@@ -183,9 +182,8 @@ impl PodJob<'_> {
                         }
                         _ => {}
                     }
-                    let has_begun = list(&pod, "/status/containerStatuses")
-                        .iter()
-                        .any(|it| it["state"]["waiting"].is_null());
+                    let mut statuses = pod.status.container_statuses.iter();
+                    let has_begun = statuses.any(|it| it.state.waiting.is_none());
                     if !has_begun && begun.elapsed() >= START {
                         return Ok(Ended::Failed {
                             why: not_begun(&pod),
@@ -275,18 +273,17 @@ impl PodJob<'_> {
 /// settings of its dynamic loader into a privileged pod.
 fn image(client: &Client, node: &str) -> Result<String, Error> {
     let selector = Selector::fields(&format!("spec.nodeName={node}"));
-    let pods = client.list(&PODS.in_namespace(NAMESPACE), &selector)?.items;
-    let images = pods.iter().flat_map(|pod| {
-        let running = list(pod, "/status/containerStatuses").iter();
-        let running = running.filter(|it| !it["state"]["running"].is_null());
+    let pods = client.list_as::<Pod>(&PODS.in_namespace(NAMESPACE), &selector)?;
+    let images = pods.items.iter().flat_map(|pod| {
+        let running = pod.status.container_statuses.iter();
+        let running = running.filter(|it| it.state.running.is_some());
         running.filter_map(move |status| {
-            let name = text(status, "/name");
-            let of_name = |it: &&Value| text(it, "/name") == name;
-            let container = list(pod, "/spec/containers").iter().find(of_name)?;
-            Some(text(container, "/image"))
+            let mut containers = pod.spec.containers.iter();
+            let container = containers.find(|it| it.name == status.name)?;
+            Some(&container.image)
         })
     });
-    let image = images.min().map(str::to_owned);
+    let image = images.min().cloned();
     image.ok_or_else(|| {
         Error::Refused(format!(
             "no container of {NAMESPACE} runs on {node}, and a pod on it needs an image that is there: is its container runtime all right?"
@@ -294,27 +291,23 @@ fn image(client: &Client, node: &str) -> Result<String, Error> {
     })
 }
 
-fn why_failed(pod: &Value) -> String {
-    let status = list(pod, "/status/containerStatuses").first();
-    let ended = status.map_or(&Value::Null, |it| &it["state"]["terminated"]);
-    match ended["exitCode"].as_i64() {
-        Some(code) => format!("exit code {code}"),
-        None => printable(&format!(
-            "{} {}",
-            text(pod, "/status/reason"),
-            text(pod, "/status/message")
-        )),
+fn why_failed(pod: &Pod) -> String {
+    let status = pod.status.container_statuses.first();
+    match status.and_then(|it| it.state.terminated.as_ref()) {
+        Some(ended) => format!("exit code {}", ended.exit_code),
+        None => printable(&format!("{} {}", pod.status.reason, pod.status.message)),
     }
 }
 
-fn not_begun(pod: &Value) -> String {
-    let status = list(pod, "/status/containerStatuses").first();
-    let waiting = status.map_or(&Value::Null, |it| &it["state"]["waiting"]);
+fn not_begun(pod: &Pod) -> String {
+    let status = pod.status.container_statuses.first();
+    let waiting = status.and_then(|it| it.state.waiting.clone());
+    let waiting = waiting.unwrap_or_default();
     printable(&format!(
         "its container did not start within {} s: {} {}",
         START.as_secs(),
-        text(waiting, "/reason"),
-        text(waiting, "/message")
+        waiting.reason,
+        waiting.message
     ))
 }
 
@@ -369,13 +362,14 @@ mod tests {
             limit: START,
             is_ended: false,
         };
-        let ours = job.manifest("i");
+        let ours: Pod = serde_json::from_value(job.manifest("i")).unwrap();
         assert!(job.is_ours(&ours));
         let mut other = ours.clone();
-        other["spec"]["nodeName"] = "worker".into();
+        other.spec.node_name = "worker".into();
         assert!(!job.is_ours(&other) && !job.is_there(&other));
         let mut earlier = ours;
-        earlier["metadata"]["annotations"][TRY] = "0".into();
+        let annotations = &mut earlier.metadata.annotations;
+        annotations.insert(TRY.into(), "0".into());
         assert!(!job.is_ours(&earlier));
     }
 
@@ -383,14 +377,14 @@ mod tests {
     fn a_list_is_mounted_for_the_node_to_read() {
         let pod = job(vec![list_path()], Some("k8s-components-a"));
         let spec = &pod["spec"];
-        let volumes = list(spec, "/volumes");
+        let volumes = spec["volumes"].as_array().unwrap();
         assert!(
             volumes.contains(&json!({"name": LIST, "configMap": {"name": "k8s-components-a"}}))
         );
         let container = &spec["containers"][0];
         // the name of the variable in the path is that of the pod's UID
         assert_eq!(container["env"][0]["name"], "POD_UID");
-        assert!(text(container, "/command/0").contains("/$(POD_UID)/"));
-        assert!(text(container, "/command/0").ends_with("/components/components"));
+        let path = container["command"][0].as_str().unwrap();
+        assert!(path.contains("/$(POD_UID)/") && path.ends_with("/components/components"));
     }
 }

@@ -9,7 +9,8 @@ use std::time::SystemTime;
 use base::text::printable;
 use base::time::seconds;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{CONFIG_MAPS, Client, Object};
+use kubernetes::client::{CONFIG_MAPS, Client, Object, version_of};
+use kubernetes::objects::ConfigMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -230,18 +231,17 @@ impl RolloutRecord {
 
     /// Returns the record of the cluster; `None` if there was no rollout.
     pub fn find(client: &Client) -> Result<Option<RolloutRecord>, Error> {
-        let Some(map) = client.find(&place())? else {
+        let Some(map) = client.find_as::<ConfigMap>(&place())? else {
             return Ok(None);
         };
-        let text = map["data"][KEY].as_str().unwrap_or_default();
-        let mut record = RolloutRecord::parse(text).map_err(|error| {
+        let mut record = RolloutRecord::parse(map.text(KEY)).map_err(|error| {
             let error = printable(&error.to_string(), 200);
             Error::content(format!(
                 "{}: {error}. If no rollout is going on, delete it",
                 place()
             ))
         })?;
-        record.object_version = version_of(&map);
+        record.object_version = Some(map.metadata.resource_version);
         Ok(Some(record))
     }
 
@@ -314,7 +314,7 @@ impl RolloutRecord {
             };
             match saved {
                 Ok(saved) => {
-                    self.object_version = version_of(&saved);
+                    self.object_version = Some(version_of(&saved).to_owned());
                     return Ok(());
                 }
                 Err(error) if error.is_conflict() || error.is_already_exists() => {
@@ -347,16 +347,11 @@ impl RolloutRecord {
     /// Leaves a wish for the operator who drives the rollout.
     pub fn leave(client: &Client, wish: RolloutWish) -> Result<(), Error> {
         let mut failed = None;
-        client.modify(&place(), |map| {
-            let text = map["data"][KEY].as_str().unwrap_or_default();
-            match RolloutRecord::parse(text) {
-                Ok(mut record) => {
-                    record.wish = later(record.wish, Some(wish));
-                    map["data"][KEY] = record.text().into();
-                }
-                Err(error) => failed = Some(error),
-            }
-            failed.is_none()
+        client.modify_as(&place(), |map: ConfigMap, _| {
+            let parsed = RolloutRecord::parse(map.text(KEY));
+            let mut record = parsed.map_err(|error| failed = Some(error)).ok()?;
+            record.wish = later(record.wish, Some(wish));
+            Some(json!({"data": {KEY: record.text()}}))
         })?;
         failed.map_or(Ok(()), Err)
     }
@@ -396,11 +391,6 @@ fn changed_by_another() -> Error {
         "{}: another operator has changed the rollout: see `firstlight rollout status`",
         place()
     ))
-}
-
-fn version_of(map: &Value) -> Option<String> {
-    let version = map["metadata"]["resourceVersion"].as_str();
-    version.map(str::to_owned)
 }
 
 /// Returns the place of the record.

@@ -350,7 +350,10 @@ fn a_policy_that_pins_nothing_useful_is_an_error() {
     let useless = check::found(&plain.permitting(Exception::AnyImage), variant);
     assert!(
         useless.errors.is_empty()
-            && useless.open.iter().any(|it| it.starts_with("the exception any-image (exceptions)")),
+            && useless
+                .open
+                .iter()
+                .any(|it| it.starts_with("the exception any-image (exceptions)")),
         "{:?}",
         useless.open
     );

@@ -18,7 +18,7 @@ use crate::shell::{
 };
 use crate::workspace::{
     connect::{Endpoint, KeyOptions, NodeOption},
-    options::{Expected, PolicyOptions, time},
+    options::{Expectation, PolicyOptions, time},
     state::ClusterOptions,
 };
 use clap::Args;
@@ -93,7 +93,7 @@ impl CommandLine {
                     return Err(Error::Usage(text.into()));
                 }
             },
-            expected: Expected::of(self.policy, self.keys, self.cluster)?,
+            expected: Expectation::of(self.policy, self.keys, self.cluster)?,
             is_fresh: self.fresh,
             save: self.save,
             output: self.output,
@@ -108,7 +108,7 @@ pub struct Options {
     /// The source of the evidence.
     pub source: EvidenceSource,
     /// What the machine must be.
-    pub expected: Expected,
+    pub expected: Expectation,
     /// Whether the machine must belong to no cluster.
     pub is_fresh: bool,
     /// The file to which the evidence is written.

@@ -240,7 +240,9 @@ impl<'a> VerifyReport<'a> {
             ("believed", self.belief().map(String::from), "no"),
         ];
         if let Some(tpm) = &self.tpm {
-            let firmware = tpm.firmware.map_or("not shown".into(), |it| format!("{:#x}", it.0));
+            let firmware = tpm
+                .firmware
+                .map_or("not shown".into(), |it| format!("{:#x}", it.0));
             let text = format!("{} {}, firmware {firmware}", tpm.vendor, tpm.model);
             facts.push(("TPM", Some(text), ""));
         }

@@ -9,13 +9,13 @@
 //! are in a group that it does not approve.
 
 use base::text::quoted;
-use serde_json::Value;
 
 use super::membership::{Membership, check_open};
 use super::request::Judgement::{Approve, Leave};
-use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
+use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read};
 use kubernetes::NAMESPACE;
 use kubernetes::machine_record;
+use kubernetes::objects::CertificateSigningRequest;
 use kubernetes::services::TICKET_GROUP;
 use kubernetes::services::migration::Migration;
 
@@ -45,11 +45,12 @@ enum By {
 }
 
 /// Checks everything that the request alone shows: the requester, the usages and the names.
-pub fn examine(request: &Value) -> Result<RequestedClientCertificate, Judgement> {
+pub fn examine(
+    request: &CertificateSigningRequest,
+) -> Result<RequestedClientCertificate, Judgement> {
     let of_group = |prefix: &str, group: &str| {
-        let rest = user_of(request)
-            .strip_prefix(prefix)
-            .filter(|rest| !rest.is_empty());
+        let rest = request.spec.username.strip_prefix(prefix);
+        let rest = rest.filter(|rest| !rest.is_empty());
         rest.filter(|_| is_of_group(request, group))
             .map(str::to_owned)
     };
@@ -172,7 +173,7 @@ fn of_member(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, from_value, json};
 
     use std::time::SystemTime;
 
@@ -184,7 +185,15 @@ mod tests {
     use support::mutation::mutations;
 
     /// Builds a request with the token `abcdef`, as the API server returns it.
-    fn by_token(common_name: &str, names: &[&str], addresses: &[&str]) -> Value {
+    fn by_token(
+        common_name: &str,
+        names: &[&str],
+        addresses: &[&str],
+    ) -> CertificateSigningRequest {
+        from_value(json_by_token(common_name, names, addresses)).unwrap()
+    }
+
+    fn json_by_token(common_name: &str, names: &[&str], addresses: &[&str]) -> Value {
         json!({
             "metadata": {"name": "csr-1", "resourceVersion": "1"},
             "spec": {
@@ -196,10 +205,10 @@ mod tests {
         })
     }
 
-    fn by_node(node: &str, common_name: &str) -> Value {
+    fn by_node(node: &str, common_name: &str) -> CertificateSigningRequest {
         let mut request = by_token(common_name, &[], &[]);
-        request["spec"]["username"] = format!("system:node:{node}").into();
-        request["spec"]["groups"] = json!([GROUP, "system:authenticated"]);
+        request.spec.username = format!("system:node:{node}");
+        request.spec.groups = [GROUP, "system:authenticated"].map(str::to_owned).into();
         request
     }
 
@@ -214,7 +223,7 @@ mod tests {
 
     /// Judges with the records of the nodes `n`, whose ticket has the token `abcdef`, `m`, whose
     /// ticket has another, and `k`, which has none.
-    fn judge(request: &Value) -> &'static str {
+    fn judge(request: &CertificateSigningRequest) -> &'static str {
         let records = [
             record("n", "abcdef"),
             record("m", "fedcba"),
@@ -246,11 +255,11 @@ mod tests {
         }
         // A token that was replaced, or is not known yet.
         let mut stale = by_token("system:node:n", &[], &[]);
-        stale["spec"]["username"] = "system:bootstrap:000000".into();
+        stale.spec.username = "system:bootstrap:000000".into();
         assert_eq!(judge(&stale), "no-ticket");
         // A record without a token matches no token.
-        stale["spec"]["username"] = "system:bootstrap:".into();
-        stale["spec"]["request"] = pkcs10("system:node:k", &[], &[]).into();
+        stale.spec.username = "system:bootstrap:".into();
+        stale.spec.request = pkcs10("system:node:k", &[], &[]);
         assert_eq!(judge(&stale), REQUESTER);
     }
 
@@ -327,7 +336,7 @@ mod tests {
 
     #[test]
     fn other_usages_and_names_are_denied_and_other_tokens_are_left() {
-        let denied = |request: &Value| match examine(request) {
+        let denied = |request: &CertificateSigningRequest| match examine(request) {
             Err(Deny(reason, _)) => reason,
             other => panic!("{other:?}"),
         };
@@ -339,12 +348,12 @@ mod tests {
         );
         let good = by_token("system:node:n", &[], &[]);
         for usages in [
-            json!([]),
-            json!(["digital signature"]),
-            json!([CLIENT_AUTH, "server auth"]),
+            &[] as &[&str],
+            &["digital signature"],
+            &[CLIENT_AUTH, "server auth"],
         ] {
             let mut request = good.clone();
-            request["spec"]["usages"] = usages;
+            request.spec.usages = usages.iter().map(|it| (*it).to_owned()).collect();
             assert_eq!(denied(&request), "usages");
         }
         // Tokens of kubeadm and of Constellation's join service are judged by Kubernetes' own
@@ -352,15 +361,13 @@ mod tests {
         for (user, groups) in [
             (
                 "system:bootstrap:abcdef",
-                json!(["system:bootstrappers:kubeadm:default-node-token"]),
+                &["system:bootstrappers:kubeadm:default-node-token"][..],
             ),
-            (
-                "kubernetes-admin",
-                json!(["system:masters", GROUP, TICKET_GROUP]),
-            ),
+            ("kubernetes-admin", &["system:masters", GROUP, TICKET_GROUP]),
         ] {
             let mut request = good.clone();
-            (request["spec"]["username"], request["spec"]["groups"]) = (user.into(), groups);
+            request.spec.username = user.into();
+            request.spec.groups = groups.iter().map(|it| (*it).to_owned()).collect();
             assert_eq!(judge(&request), REQUESTER);
         }
     }
@@ -368,10 +375,12 @@ mod tests {
     #[test]
     fn no_mutation_of_a_request_is_approved_for_another_node_or_makes_it_panic() {
         for mutant in mutations(
-            by_token("system:node:n", &[], &[]).to_string().as_bytes(),
+            json_by_token("system:node:n", &[], &[])
+                .to_string()
+                .as_bytes(),
             5000,
         ) {
-            if let Ok(request) = serde_json::from_slice::<Value>(&mutant)
+            if let Ok(request) = serde_json::from_slice(&mutant)
                 && let Ok(asked) = examine(&request)
             {
                 assert_eq!(asked.node, "n");

@@ -31,7 +31,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::audit::{ApprovalDecision, MemberAudit};
 use crate::cluster::Cluster;
@@ -40,13 +40,13 @@ use crate::cluster::refusal::TicketRefusal;
 use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
 use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, CollectionEvent, Error, Selector};
+use kubernetes::objects::{CertificateSigningRequest, Condition, ObjectMeta};
 use kubernetes::services::TICKET_GROUP;
 use kubernetes::services::migration::Migration;
 use membership::Membership;
 use request::Judgement::{Approve, Deny, Leave};
 use request::{
     GROUP, Judgement, MAX_ENCODED, MAX_USAGES, REQUESTER, TOO_LONG, USER_PREFIX, is_decided,
-    is_of_group, name_of, strings, text, user_of,
 };
 use serving::RequestedName;
 
@@ -87,7 +87,7 @@ struct Queue {
 
 struct Open {
     /// The object with the fields that [`reduce`] retains.
-    request: Arc<Value>,
+    request: Arc<CertificateSigningRequest>,
     since: Instant,
     due: Instant,
     backoff: Backoff,
@@ -105,8 +105,8 @@ enum Kind {
 impl Kind {
     /// Returns the purpose by the signer's name (Kubernetes, "Certificate Signing Requests"), or
     /// `None` for a signer that is ignored.
-    fn of(request: &Value) -> Option<Kind> {
-        match text(request, "/spec/signerName") {
+    fn of(request: &CertificateSigningRequest) -> Option<Kind> {
+        match &*request.spec.signer_name {
             client::SIGNER => Some(Kind::Client),
             serving::SIGNER => Some(Kind::Serving),
             _ => None,
@@ -162,7 +162,7 @@ impl Approver {
         Ok(running)
     }
 
-    fn on(&self, event: Option<CollectionEvent>) {
+    fn on(&self, event: Option<CollectionEvent<CertificateSigningRequest>>) {
         let mut state = self.lock();
         match event {
             None => {}
@@ -170,15 +170,17 @@ impl Approver {
                 state.is_listed = true;
                 let mut before = std::mem::take(&mut state.open);
                 for request in requests {
-                    let known = before.remove(name_of(&request));
+                    let known = before.remove(&request.metadata.name);
                     state.take(request, known);
                 }
             }
             Some(CollectionEvent::Added(request) | CollectionEvent::Modified(request)) => {
-                let known = state.open.remove(name_of(&request));
+                let known = state.open.remove(&request.metadata.name);
                 state.take(request, known);
             }
-            Some(CollectionEvent::Deleted(request)) => drop(state.open.remove(name_of(&request))),
+            Some(CollectionEvent::Deleted(request)) => {
+                state.open.remove(&request.metadata.name);
+            }
         }
         drop(state);
         self.changed.notify_all();
@@ -253,14 +255,14 @@ impl Approver {
     /// Delays a request. Logs the reason if it differs from the last one.
     fn postpone(
         &self,
-        request: &Arc<Value>,
+        request: &Arc<CertificateSigningRequest>,
         node: &str,
         why: Option<(ApprovalDecision, &'static str, &str)>,
     ) {
         let mut state = self.lock();
         let Some(open) = state
             .open
-            .get_mut(name_of(request))
+            .get_mut(&request.metadata.name)
             .filter(|open| Arc::ptr_eq(&open.request, request))
         else {
             return;
@@ -280,23 +282,22 @@ impl Approver {
 
     fn log(
         &self,
-        request: &Value,
+        request: &CertificateSigningRequest,
         node: &str,
         verdict: ApprovalDecision,
         reason: &'static str,
         why: &str,
     ) {
         let kind = Kind::of(request).map_or("", Kind::name);
+        let name = &request.metadata.name;
         self.audit
-            .certificate(kind, verdict, name_of(request), node, reason, why);
+            .certificate(kind, verdict, name, node, reason, why);
     }
 
     /// Judges a request. Returns its node, as far as it is known, and the judgement.
-    fn judge(&self, request: &Value) -> (String, Judgement) {
-        let user = user_of(request)
-            .strip_prefix(USER_PREFIX)
-            .unwrap_or_default()
-            .to_owned();
+    fn judge(&self, request: &CertificateSigningRequest) -> (String, Judgement) {
+        let user = request.spec.username.strip_prefix(USER_PREFIX);
+        let user = user.unwrap_or_default().to_owned();
         let membership = |node: &str| Membership::of(&self.cluster, node);
         if Kind::of(request) == Some(Kind::Client) {
             return match client::examine(request) {
@@ -343,7 +344,7 @@ impl Approver {
     /// Writes the decision into the request, in the version that was judged.
     fn decide(
         &self,
-        request: &Value,
+        request: &CertificateSigningRequest,
         verdict: ApprovalDecision,
         reason: &str,
         why: &str,
@@ -353,13 +354,19 @@ impl Approver {
         } else {
             "Denied"
         };
-        let mut decided = request.clone();
-        decided["status"]["conditions"] = json!([{
-            "type": kind, "status": "True", "reason": reason, "message": format!("member controller: {why}"),
-        }]);
-        let at = CERTIFICATE_SIGNING_REQUESTS
-            .named(name_of(request))
-            .subresource("approval");
+        let (metadata, spec) = (&request.metadata, &request.spec);
+        let decided = json!({
+            "metadata": {"name": metadata.name, "uid": metadata.uid, "resourceVersion": metadata.resource_version},
+            "spec": {
+                "signerName": spec.signer_name, "username": spec.username, "groups": spec.groups, "usages": spec.usages,
+                "request": spec.request,
+            },
+            "status": {"conditions": [{
+                "type": kind, "status": "True", "reason": reason, "message": format!("member controller: {why}"),
+            }]},
+        });
+        let at = CERTIFICATE_SIGNING_REQUESTS.named(&metadata.name);
+        let at = at.subresource("approval");
         self.client.update(&at, &decided).map(drop)
     }
 
@@ -370,14 +377,14 @@ impl Approver {
 
 impl Queue {
     /// Stores the present version of a request, unless it is decided. `known` is its earlier entry.
-    fn take(&mut self, request: Value, known: Option<Open>) {
+    fn take(&mut self, request: CertificateSigningRequest, known: Option<Open>) {
         if is_decided(&request) {
             return;
         }
         let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let (now, name, request) = (
             Instant::now(),
-            name_of(&request).to_owned(),
+            request.metadata.name.clone(),
             Arc::new(request),
         );
         let open = match known {
@@ -395,11 +402,11 @@ impl Queue {
                 logged_reason: "",
             },
         };
-        let user = user_of(&open.request);
+        let user = &open.request.spec.username;
         let same = || {
             self.open
                 .iter()
-                .filter(|(_, other)| user_of(&other.request) == user)
+                .filter(|(_, other)| other.request.spec.username == *user)
         };
         if same().count() >= MAX_OF_USER
             && let Some(oldest) = same()
@@ -420,13 +427,13 @@ impl Queue {
     }
 
     /// Removes a decided request, unless it has changed since it was judged.
-    fn forget(&mut self, request: &Arc<Value>) {
+    fn forget(&mut self, request: &Arc<CertificateSigningRequest>) {
         if self
             .open
-            .get(name_of(request))
+            .get(&request.metadata.name)
             .is_some_and(|open| Arc::ptr_eq(&open.request, request))
         {
-            self.open.remove(name_of(request));
+            self.open.remove(&request.metadata.name);
         }
     }
 }
@@ -455,31 +462,32 @@ impl Drop for ApproverThreads {
 
 /// Reduces a request to the fields that are judged, because a requester could make it large. A
 /// `spec.request` that is too long is replaced by a marker.
-fn reduce(request: Value) -> Value {
-    let mut kept = json!({"metadata": {"name": name_of(&request)}});
-    if is_decided(&request) || Kind::of(&request).is_none() {
-        kept["status"]["conditions"] = json!([{"type": "Decided"}]);
+fn reduce(request: CertificateSigningRequest) -> CertificateSigningRequest {
+    let is_open = !is_decided(&request) && Kind::of(&request).is_some();
+    let (metadata, mut spec) = (request.metadata, request.spec);
+    let mut kept = CertificateSigningRequest {
+        metadata: ObjectMeta {
+            name: metadata.name,
+            uid: metadata.uid,
+            resource_version: metadata.resource_version,
+            ..ObjectMeta::default()
+        },
+        ..CertificateSigningRequest::default()
+    };
+    if !is_open {
+        kept.status.conditions.push(Condition::default());
         return kept;
     }
-    let mut pkcs10 = text(&request, "/spec/request");
-    if pkcs10.len() > MAX_ENCODED {
-        pkcs10 = TOO_LONG;
+    if spec.request.len() > MAX_ENCODED {
+        spec.request = TOO_LONG.into();
     }
-    let groups: Vec<_> = [GROUP, TICKET_GROUP]
-        .into_iter()
-        .filter(|group| is_of_group(&request, group))
-        .collect();
+    let is_known = |group: &String| [GROUP, TICKET_GROUP].contains(&group.as_str());
+    spec.groups.retain(is_known);
     // One usage too many is kept, so that the request is denied.
-    let usages: Vec<_> = strings(&request, "/spec/usages")
-        .take(MAX_USAGES + 1)
-        .collect();
-    for field in ["uid", "resourceVersion"] {
-        kept["metadata"][field] = request["metadata"][field].clone();
-    }
-    kept["spec"] = json!({
-        "signerName": text(&request, "/spec/signerName"), "username": user_of(&request), "groups": groups,
-        "usages": usages, "request": pkcs10,
-    });
+    spec.usages.truncate(MAX_USAGES + 1);
+    spec.groups.shrink_to_fit();
+    spec.usages.shrink_to_fit();
+    kept.spec = spec;
     kept
 }
 
@@ -489,7 +497,7 @@ mod tests {
     use base64::prelude::BASE64_STANDARD;
 
     use super::request::decode;
-    use super::request::tests::{good, reason, request};
+    use super::request::tests::{good, good_json, reason, request};
     use super::serving::examine;
     use super::*;
     use kubernetes::kubelet_certificate::pem;
@@ -499,7 +507,7 @@ mod tests {
     fn no_mutation_of_a_request_gets_another_name_or_address_or_makes_it_panic() {
         let good = good();
         let expected = examine(&good).unwrap();
-        let encoded = text(&good, "/spec/request");
+        let encoded = &good.spec.request;
         let der = decode(encoded).unwrap();
         for mutant in mutations(&der, 20_000) {
             let encoded = BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", &mutant).as_bytes());
@@ -514,8 +522,8 @@ mod tests {
                 assert_eq!(asked, expected);
             }
         }
-        for mutant in mutations(good.to_string().as_bytes(), 5000) {
-            if let Ok(object) = serde_json::from_slice::<Value>(&mutant) {
+        for mutant in mutations(good_json().to_string().as_bytes(), 5000) {
+            if let Ok(object) = serde_json::from_slice(&mutant) {
                 let _ = examine(&object);
                 Queue::default().take(object, None);
             }
@@ -525,33 +533,24 @@ mod tests {
     #[test]
     fn unused_fields_of_a_request_are_dropped() {
         let mut request = good();
-        let long = Value::from("A".repeat(1 << 20));
-        for place in [
-            "/metadata/annotations",
-            "/spec/extra",
-            "/spec/usages",
-            "/spec/groups",
-            "/status",
-        ] {
-            let (object, field) = place.rsplit_once('/').unwrap();
-            request.pointer_mut(object).unwrap()[field] = match request.pointer(place) {
-                Some(Value::Array(some)) => [some.clone(), vec![long.clone(); 3]].concat().into(),
-                _ => json!({"a": long}),
-            };
-        }
+        let long = "A".repeat(1 << 20);
+        let map = &mut request.metadata.annotations;
+        map.insert("a".into(), long.clone());
+        request.spec.usages.extend(vec![long.clone(); 3]);
+        request.spec.groups.extend(vec![long.clone(); 3]);
         let kept = reduce(request.clone());
-        assert!(
-            kept.to_string().len() < 3 << 20 && matches!(examine(&kept), Err(Deny("usages", _)))
-        );
-        request["spec"]["usages"] = good()["spec"]["usages"].clone();
-        assert!(reduce(request.clone()).to_string().len() < 2 * MAX_ENCODED);
+        assert!(kept.metadata.annotations.is_empty() && kept.spec.groups == [GROUP]);
+        assert!(matches!(examine(&kept), Err(Deny("usages", _))));
+        assert_eq!(kept.spec.usages.len(), MAX_USAGES + 1);
+        request.spec.usages = good().spec.usages;
         assert_eq!(examine(&reduce(request.clone())), examine(&good()));
-        request["spec"]["request"] = long;
+        request.spec.request = long;
         assert!(
             matches!(examine(&reduce(request.clone())), Err(Deny("certificate-request", why)) if why.contains("4096"))
         );
-        request["status"] = json!({"conditions": [{"type": "Denied"}]});
-        assert!(is_decided(&reduce(request.clone())) && reduce(request).to_string().len() < 200);
+        request.status.conditions.push(Condition::default());
+        let kept = reduce(request);
+        assert!(is_decided(&kept) && kept.spec == Default::default());
     }
 
     #[test]
@@ -560,8 +559,8 @@ mod tests {
         for number in 0..2 * MAX_OF_USER {
             for user in ["system:node:n", "system:node:m"] {
                 let mut request = good();
-                request["metadata"]["name"] = format!("{user}-{number}").into();
-                request["spec"]["username"] = user.into();
+                request.metadata.name = format!("{user}-{number}");
+                request.spec.username = user.into();
                 state.take(request, None);
             }
         }
@@ -588,7 +587,7 @@ mod tests {
         state.take(request.clone(), known);
         assert_eq!(state.next(), Some(("csr-1".into(), later)));
         let mut changed = request;
-        changed["metadata"]["resourceVersion"] = "2".into();
+        changed.metadata.resource_version = "2".into();
         let known = state.open.remove("csr-1");
         state.take(changed.clone(), known);
         assert!(state.next().unwrap().1 < later);
@@ -596,7 +595,10 @@ mod tests {
         state.forget(&Arc::new(changed.clone()));
         assert_eq!(state.open.len(), 1);
         for condition in ["Approved", "Denied", "Failed"] {
-            changed["status"]["conditions"] = json!([{"type": condition, "status": "True"}]);
+            changed.status.conditions = vec![Condition {
+                kind: condition.into(),
+                ..Condition::default()
+            }];
             let known = state.open.remove("csr-1");
             state.take(changed.clone(), known);
             assert!(state.next().is_none(), "{condition}");

@@ -7,10 +7,10 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rustls::pki_types::CertificateSigningRequestDer;
 use rustls::pki_types::pem::PemObject;
-use serde_json::Value;
 
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::kubelet_certificate::pem;
+use kubernetes::objects::CertificateSigningRequest;
 
 /// The prefix of a kubelet's user name, before its node's name, and its group.
 pub const USER_PREFIX: &str = "system:node:";
@@ -47,24 +47,28 @@ pub fn deny<T>(reason: &'static str, why: String) -> Result<T, Judgement> {
 
 /// Parses the certificate signing request. Denies it if it has other usages than `purpose` and the
 /// permitted ones, or is malformed.
-pub fn read(request: &Value, purpose: &str) -> Result<CertificateRequest, Judgement> {
-    let usages = || strings(request, "/spec/usages");
-    if usages().count() > MAX_USAGES {
+pub fn read(
+    request: &CertificateSigningRequest,
+    purpose: &str,
+) -> Result<CertificateRequest, Judgement> {
+    let usages = &request.spec.usages;
+    if usages.len() > MAX_USAGES {
         return deny(
             "usages",
             format!("its usages are more than {purpose:?} and {USAGES:?}"),
         );
     }
-    if let Some(usage) = usages().find(|usage| *usage != purpose && !USAGES.contains(usage)) {
+    let is_other = |usage: &&String| *usage != purpose && !USAGES.contains(&usage.as_str());
+    if let Some(usage) = usages.iter().find(is_other) {
         return deny(
             "usages",
             format!("the usage {} is not permitted", quoted(usage, 40)),
         );
     }
-    if !usages().any(|usage| usage == purpose) {
+    if !usages.iter().any(|usage| usage == purpose) {
         return deny("usages", format!("the usage {purpose:?} is missing"));
     }
-    let der = decode(text(request, "/spec/request"))?;
+    let der = decode(&request.spec.request)?;
     CertificateRequest::parse_with_names(&der).or_else(malformed)
 }
 
@@ -74,8 +78,8 @@ fn malformed<T>(why: impl fmt::Display) -> Result<T, Judgement> {
 }
 
 /// Returns whether the requester is in this group.
-pub fn is_of_group(request: &Value, group: &str) -> bool {
-    strings(request, "/spec/groups").any(|one| one == group)
+pub fn is_of_group(request: &CertificateSigningRequest, group: &str) -> bool {
+    request.spec.groups.iter().any(|one| one == group)
 }
 
 /// Decodes `spec.request` to DER. PEM permits many variants, and the signer must read exactly what
@@ -97,42 +101,14 @@ pub fn decode(encoded: &str) -> Result<Vec<u8>, Judgement> {
 }
 
 /// Returns whether the request was approved, denied, signed, or has failed.
-pub fn is_decided(request: &Value) -> bool {
-    let conditions = request
-        .pointer("/status/conditions")
-        .and_then(Value::as_array);
-    conditions.is_some_and(|conditions| !conditions.is_empty())
-        || !text(request, "/status/certificate").is_empty()
-}
-
-pub fn name_of(object: &Value) -> &str {
-    text(object, "/metadata/name")
-}
-
-pub fn user_of(request: &Value) -> &str {
-    text(request, "/spec/username")
-}
-
-pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_str)
-        .unwrap_or_default()
-}
-
-pub fn strings<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a str> {
-    object
-        .pointer(pointer)
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
+pub fn is_decided(request: &CertificateSigningRequest) -> bool {
+    !request.status.conditions.is_empty() || !request.status.certificate.is_empty()
 }
 
 #[cfg(test)]
 pub mod tests {
     use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
-    use serde_json::json;
+    use serde_json::{Value, from_value, json};
 
     use super::Judgement::{Approve, Leave};
     use super::*;
@@ -163,8 +139,12 @@ pub mod tests {
         BASE64_STANDARD.encode(pem("CERTIFICATE REQUEST", request.der()).as_bytes())
     }
 
+    pub fn request(request: &str) -> CertificateSigningRequest {
+        from_value(json_of(request)).unwrap()
+    }
+
     /// Builds a request as the API server returns it.
-    pub fn request(request: &str) -> Value {
+    fn json_of(request: &str) -> Value {
         json!({
             "metadata": {"name": "csr-1", "resourceVersion": "1"},
             "spec": {
@@ -175,8 +155,13 @@ pub mod tests {
         })
     }
 
-    pub fn good() -> Value {
-        request(&pkcs10("system:node:n", &["n"], &[IP]))
+    /// The JSON of a good request.
+    pub fn good_json() -> Value {
+        json_of(&pkcs10("system:node:n", &["n"], &[IP]))
+    }
+
+    pub fn good() -> CertificateSigningRequest {
+        from_value(good_json()).unwrap()
     }
 
     pub fn reason(judgement: Judgement) -> &'static str {

@@ -24,17 +24,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use base::text::quoted;
-use serde_json::Value;
 
 use super::membership::Membership;
 use super::request::Judgement::{Approve, Deny, Leave};
-use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
+use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read};
 use crate::cluster::KubeadmSettings;
 use crate::cluster::known_machines::{CloudMachine, KnownMachines};
 use crate::cluster::refusal::TicketRefusal;
 use kubernetes::NAMESPACE;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::objects::CertificateSigningRequest;
 
 /// The signer of kubelets' serving certificates.
 pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
@@ -126,8 +126,10 @@ impl RequestedName {
 
 /// Checks everything that the request alone shows: the requester, the usages, the subject and the
 /// names.
-pub fn examine(request: &Value) -> Result<RequestedServingCertificate, Judgement> {
-    let user = user_of(request);
+pub fn examine(
+    request: &CertificateSigningRequest,
+) -> Result<RequestedServingCertificate, Judgement> {
+    let user = &request.spec.username;
     let Some(node) = user
         .strip_prefix(USER_PREFIX)
         .filter(|_| is_of_group(request, GROUP))
@@ -143,7 +145,7 @@ pub fn examine(request: &Value) -> Result<RequestedServingCertificate, Judgement
         addresses,
         ..
     } = read(request, SERVER_AUTH)?;
-    if common_name != user {
+    if common_name != *user {
         return deny(
             "subject",
             format!(
@@ -331,7 +333,6 @@ mod tests {
 
     use base::machines::{Instance, Role};
     use cloud_api::Alias;
-    use serde_json::json;
 
     use super::super::membership::tests::member;
     use super::super::request::tests::{IP, good, pkcs10, reason, request};
@@ -361,17 +362,12 @@ mod tests {
         };
         assert_eq!(examine(&good()), Ok(asked));
         let mut with_rsa = good();
-        with_rsa["spec"]["usages"] = json!(["key encipherment", "digital signature", SERVER_AUTH]);
+        let usages = ["key encipherment", "digital signature", SERVER_AUTH];
+        with_rsa.spec.usages = usages.map(str::to_owned).into();
         assert!(examine(&with_rsa).is_ok());
     }
 
-    fn with(pointer: &str, value: Value) -> Value {
-        let mut request = good();
-        *request.pointer_mut(pointer).unwrap() = value;
-        request
-    }
-
-    fn denied(request: Value) -> &'static str {
+    fn denied(request: CertificateSigningRequest) -> &'static str {
         match examine(&request) {
             Err(Deny(reason, _)) => reason,
             other => panic!("{other:?}"),
@@ -381,12 +377,14 @@ mod tests {
     #[test]
     fn a_request_with_other_usages_is_denied() {
         for usages in [
-            json!([]),
-            json!(["digital signature"]),
-            json!([SERVER_AUTH, "client auth"]),
-            json!(["any"]),
+            &[] as &[&str],
+            &["digital signature"],
+            &[SERVER_AUTH, "client auth"],
+            &["any"],
         ] {
-            assert_eq!(denied(with("/spec/usages", usages)), "usages");
+            let mut request = good();
+            request.spec.usages = usages.iter().map(|it| (*it).to_owned()).collect();
+            assert_eq!(denied(request), "usages");
         }
     }
 
@@ -416,16 +414,16 @@ mod tests {
 
     #[test]
     fn a_request_of_another_requester_is_left() {
-        for (pointer, value) in [
-            ("/spec/username", json!("kubernetes-admin")),
-            ("/spec/username", json!("system:bootstrap:abcdef")),
-            ("/spec/username", Value::Null),
-            ("/spec/groups", json!(["system:authenticated"])),
+        for (user, group) in [
+            ("kubernetes-admin", GROUP),
+            ("system:bootstrap:abcdef", GROUP),
+            ("", GROUP),
+            ("system:node:n", "system:authenticated"),
         ] {
-            assert!(matches!(
-                examine(&with(pointer, value)),
-                Err(Leave("requester", _))
-            ));
+            let mut request = good();
+            request.spec.username = user.into();
+            request.spec.groups = vec![group.into()];
+            assert!(matches!(examine(&request), Err(Leave("requester", _))));
         }
     }
 

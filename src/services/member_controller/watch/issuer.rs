@@ -33,8 +33,9 @@ use base::crypto::Secret;
 use base::sync::lock;
 use base::time;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{self, CONFIG_MAPS, Client, Object, SECRETS};
+use kubernetes::client::{self, CONFIG_MAPS, Client, Object, SECRETS, version_of};
 use kubernetes::machine_record::{MachineRecord, name_of_node};
+use kubernetes::objects::{ConfigMap, SecretObject};
 use kubernetes::wrapping_key;
 
 /// The Secret with the keys.
@@ -85,8 +86,8 @@ pub struct ResultIssuer {
 /// The keys as they were read or written last.
 struct Known {
     keys: Arc<Keys>,
-    /// The resourceVersion of the Secret that has the keys; null if there was no Secret.
-    version: Value,
+    /// The resourceVersion of the Secret that has the keys; empty if there was no Secret.
+    version: String,
     /// When the API server returned them.
     at: Instant,
 }
@@ -121,7 +122,7 @@ impl ResultIssuer {
             life: interval * 5 / 4 + MARGIN,
             keys: Mutex::new(Known {
                 keys: Arc::new(Keys::none()),
-                version: Value::Null,
+                version: String::new(),
                 at: Instant::now(),
             }),
             pace: Mutex::new(pace),
@@ -165,7 +166,7 @@ impl ResultIssuer {
             Err(Unpublished::Api(error)) => return Err(error.into()),
             Err(error) => {
                 // nobody knows which keys the operator wants
-                self.note(Value::Null, Arc::new(Keys::none()), began);
+                self.note(String::new(), Arc::new(Keys::none()), began);
                 return Err(error);
             }
         };
@@ -174,7 +175,7 @@ impl ResultIssuer {
         let Some(renewed) = renewed.flatten() else {
             return Ok(self.note(version, keys, began));
         };
-        match self.write(&client, &renewed, version) {
+        match self.write(&client, &renewed, &version) {
             Ok(version) => {
                 log::info!("renewed the keys that sign attestation results");
                 Ok(self.note(version, Arc::new(renewed), began))
@@ -188,26 +189,24 @@ impl ResultIssuer {
     }
 
     /// Reads the Secret. Returns its version too.
-    fn read(&self, client: &Client) -> Result<(Value, Arc<Keys>), Unpublished> {
-        let Some(mut found) = client.find(&secret())? else {
-            return Ok((Value::Null, Arc::new(Keys::none())));
+    fn read(&self, client: &Client) -> Result<(String, Arc<Keys>), Unpublished> {
+        let Some(found) = client.find_as::<SecretObject>(&secret())? else {
+            return Ok((String::new(), Arc::new(Keys::none())));
         };
-        let version = found["metadata"]["resourceVersion"].take();
         let known = lock(&self.keys);
-        let same = known.version == version && !version.is_null();
+        let same = known.version == found.metadata.resource_version && !known.version.is_empty();
         let same = same.then(|| known.keys.clone());
         drop(known);
         let keys = match same {
-            Some(keys) => Ok(keys),
-            None => self.decrypted(&found).map(Arc::new),
+            Some(keys) => keys,
+            None => Arc::new(self.decrypted(&found)?),
         };
-        client::wipe(&mut found);
-        Ok((version, keys?))
+        Ok((found.metadata.resource_version, keys))
     }
 
     /// Reads the keys in this Secret; none if they are in clear.
-    fn decrypted(&self, secret: &Value) -> Result<Keys, Unpublished> {
-        let text = STANDARD.decode(secret["data"]["keys"].as_str().unwrap_or_default());
+    fn decrypted(&self, secret: &SecretObject) -> Result<Keys, Unpublished> {
+        let text = STANDARD.decode(secret.data.text("keys"));
         let text = Zeroizing::new(text.map_err(|error| {
             Unpublished::Keys(format!("its field `keys` is not base64: {error}"))
         })?);
@@ -230,24 +229,24 @@ impl ResultIssuer {
     }
 
     /// Writes the Secret over this version of it. Returns the new version.
-    fn write(&self, client: &Client, keys: &Keys, version: Value) -> Result<Value, Unpublished> {
+    fn write(&self, client: &Client, keys: &Keys, version: &str) -> Result<String, Unpublished> {
         let text = wrapping_key::encrypt(keys.to_json().expose(), &self.key()?);
         let text = text.map_err(|error| Unpublished::Keys(error.to_string()))?;
         let mut object = json!({
             "metadata": {"name": SECRET, "labels": {"app.kubernetes.io/part-of": "firstlight"}},
             "type": "Opaque", "data": {"keys": STANDARD.encode(text)},
         });
-        let mut written = if version.is_null() {
+        let written = if version.is_empty() {
             client.create(&SECRETS.in_namespace(NAMESPACE), &object)?
         } else {
-            object["metadata"]["resourceVersion"] = version;
+            object["metadata"]["resourceVersion"] = version.into();
             client.update(&secret(), &object)?
         };
-        Ok(written["metadata"]["resourceVersion"].take())
+        Ok(version_of(&written).to_owned())
     }
 
     /// Notes the keys. Returns whether none of them was known before.
-    fn note(&self, version: Value, keys: Arc<Keys>, at: Instant) -> bool {
+    fn note(&self, version: String, keys: Arc<Keys>, at: Instant) -> bool {
         let mut known = lock(&self.keys);
         let are_others = keys.are_others_than(&known.keys);
         *known = Known { keys, version, at };
@@ -281,7 +280,7 @@ impl ResultIssuer {
             },
         });
         let at = map_of(accepted.node);
-        let before = self.client.find(&at)?;
+        let before = self.client.find_as::<ConfigMap>(&at)?;
         // the times of the Lease leave room for one write; another leader may have withdrawn the result
         if !may() {
             return Ok(());
@@ -291,7 +290,7 @@ impl ResultIssuer {
                 .client
                 .create(&CONFIG_MAPS.in_namespace(NAMESPACE), &map)?,
             Some(before) => {
-                map["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
+                map["metadata"]["resourceVersion"] = before.metadata.resource_version.into();
                 self.client.update(&at, &map)?
             }
         };
@@ -346,7 +345,7 @@ impl ResultIssuer {
         let Some(_running) = Running::begin(&self.pace, Instant::now()) else {
             return ServedResponse::status(UNAVAILABLE);
         };
-        let found = self.client.within(READ).find(&map_of(node));
+        let found = self.client.within(READ).find_as(&map_of(node));
         // after the read: a policy that is in force now was so when the token was read, or is newer
         match (found, in_force()) {
             (Ok(Some(map)), Some(policy)) => {
@@ -423,15 +422,16 @@ struct Present<'a, F> {
 
 /// Returns the token in a ConfigMap, if it fits and has not expired.
 fn current<'a>(
-    map: &'a Value,
+    map: &'a ConfigMap,
     present: &Present<'_, impl Fn(&str) -> bool>,
     now: SystemTime,
 ) -> Option<&'a str> {
-    let text = |field: &str| map["data"][field].as_str();
+    let text = |field: &str| map.data.get(field).map(String::as_str);
     let (policy, record) = (present.policy, present.record?);
     let expires = text("expires").and_then(time::parse)?;
     let is_of_policy = text("policy")?.strip_prefix("sha256:")? == &*policy.digest;
-    let is_of_node = map["metadata"]["ownerReferences"][0]["uid"] == present.uid;
+    let owner = map.metadata.owner_references.first();
+    let is_of_node = owner.is_some_and(|owner| owner.uid == present.uid);
     let is_of_machine = text("machine")? == record.machine && record.refused.is_none();
     let is_current = is_of_policy
         && is_of_node
@@ -600,10 +600,11 @@ mod tests {
     #[test]
     fn a_token_is_shown_only_while_all_that_it_says_is_so() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        let map = json!({
+        let map: ConfigMap = serde_json::from_value(json!({
             "metadata": {"ownerReferences": [{"uid": "u"}]},
             "data": {"token": "t", "policy": "sha256:00ff", "expires": time::seconds(now), "machine": "m", "key": "k"},
-        });
+        }))
+        .unwrap();
         let before = now - Duration::from_secs(1);
         let policy = in_force("00ff", None);
         let record = MachineRecord {
@@ -645,9 +646,9 @@ mod tests {
         }
         for field in ["token", "policy", "expires", "machine", "key"] {
             let mut broken = map.clone();
-            broken["data"][field] = 7.into();
+            broken.data.remove(field);
             assert_eq!(current(&broken, &right, before), None);
-            broken["data"][field] = "other".into();
+            broken.data.insert(field.into(), "other".into());
             let shown = current(&broken, &right, before);
             assert_eq!(shown, (field == "token").then_some("other"), "{field}");
         }

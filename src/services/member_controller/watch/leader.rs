@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, LEASES, Object};
+use kubernetes::objects::Lease;
 
 /// The name of the Lease.
 pub use kubernetes::services::WATCH as NAME;
@@ -45,31 +46,31 @@ struct Turn {
     holder: String,
     renewed: String,
     acquired: String,
-    transitions: u64,
+    transitions: i64,
 }
 
 impl Turn {
-    /// Reads the object. A field that is missing or not valid is empty.
-    pub fn read(lease: &Value) -> Turn {
-        let text = |name: &str| lease["spec"][name].as_str().unwrap_or_default().to_owned();
+    /// Reads the object. A field that is missing is empty.
+    pub fn read(lease: Lease) -> Turn {
         Turn {
-            holder: text("holderIdentity"),
-            renewed: text("renewTime"),
-            acquired: text("acquireTime"),
-            transitions: lease["spec"]["leaseTransitions"].as_u64().unwrap_or(0),
+            holder: lease.spec.holder_identity,
+            renewed: lease.spec.renew_time,
+            acquired: lease.spec.acquire_time,
+            transitions: lease.spec.lease_transitions,
         }
     }
 
-    fn spec(&self, duration: Duration) -> Value {
+    /// Returns the fields of the object.
+    fn patch(&self, duration: Duration) -> Value {
         let time = |text: &str| match text {
             "" => Value::Null,
             text => text.into(),
         };
-        json!({
+        json!({"spec": {
             "holderIdentity": self.holder, "leaseDurationSeconds": duration.as_secs().max(1),
             "acquireTime": time(&self.acquired), "renewTime": time(&self.renewed),
             "leaseTransitions": self.transitions,
-        })
+        }})
     }
 }
 
@@ -122,7 +123,7 @@ impl Election {
             } else {
                 renewed.clone()
             },
-            transitions: found.transitions + u64::from(!is_own),
+            transitions: found.transitions + i64::from(!is_own),
             renewed,
         })
     }
@@ -139,24 +140,13 @@ impl Election {
         if self.has_left {
             return Ok(());
         }
-        let found = client.find(&object())?;
+        let (lease, whole) = client.find_whole(&object())?.unzip();
         let began = Instant::now();
-        let lease = found.as_ref().map(Turn::read).unwrap_or_default();
+        let lease = lease.map(Turn::read).unwrap_or_default();
         let Some(own) = self.decide(&lease, began, SystemTime::now()) else {
             return Ok(());
         };
-        let spec = own.spec(self.times.duration);
-        let written = match found {
-            Some(mut value) => {
-                value["spec"] = spec;
-                client.update(&object(), &value)
-            }
-            None => {
-                let value = json!({"metadata": {"name": NAME}, "spec": spec});
-                client.create(&LEASES.in_namespace(NAMESPACE), &value)
-            }
-        };
-        match written {
+        match client.write(&object(), whole, own.patch(self.times.duration)) {
             Ok(_) => self.wrote(own, began),
             // another replica was faster: the next step sees it
             Err(error) if error.is_conflict() || error.is_already_exists() => {}
@@ -171,17 +161,14 @@ impl Election {
         if self.until.take().is_none() {
             return;
         }
-        let released = client.modify(&object(), |value| {
-            let lease = Turn::read(value);
-            if lease.holder != self.identity {
-                return false;
-            }
+        let released = client.modify_as(&object(), |lease, _| {
+            let lease = Turn::read(lease);
+            let is_own = lease.holder == self.identity;
             let free = Turn {
                 holder: String::new(),
                 ..lease
             };
-            value["spec"] = free.spec(self.times.duration);
-            true
+            is_own.then(|| free.patch(self.times.duration))
         });
         if let Err(error) = released {
             log::debug!("cannot release the Lease {NAME}: {error}");
@@ -215,12 +202,12 @@ mod tests {
     #[test]
     fn a_lease_comes_back_as_it_was_written() {
         let lease = lease("own", "b");
-        let value = json!({"spec": lease.spec(SECOND * 30)});
-        assert_eq!(Turn::read(&value), lease);
-        assert_eq!(value["spec"]["leaseDurationSeconds"], 30);
+        let fields = lease.patch(SECOND * 30);
+        assert_eq!(fields["spec"]["leaseDurationSeconds"], 30);
+        assert_eq!(Turn::read(serde_json::from_value(fields).unwrap()), lease);
         let empty = Turn::default();
-        assert_eq!(empty.spec(SECOND)["renewTime"], Value::Null);
-        assert_eq!(Turn::read(&json!({"spec": {"renewTime": 7}})), empty);
+        assert_eq!(empty.patch(SECOND)["spec"]["renewTime"], Value::Null);
+        assert_eq!(Turn::read(Lease::default()), empty);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use base::time;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client, NODES};
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::objects::{ConfigMap, NodeObject};
 
 /// The field manager of the condition: each field of ours that a later write omits would be removed.
 const MANAGER: &str = "firstlight-watch";
@@ -48,42 +49,29 @@ pub fn write_node(
     uid: &str,
     wanted: &Attested,
 ) -> Result<(), client::Error> {
-    let change = |node: &mut Value| {
-        let present = Attested::read(node);
+    let change = |node: NodeObject, whole: &Value| {
+        let present = Attested::read(&node);
         let is_wanted = (&present.label, &present.taint) == (&wanted.label, &wanted.taint)
             && (present.is_cordoned, present.has_cordoned)
                 == (wanted.is_cordoned, wanted.has_cordoned);
-        if node["metadata"]["uid"] != uid || is_wanted {
-            return false;
-        }
-        change_node(node, wanted);
-        true
+        (node.metadata.uid == uid && !is_wanted).then(|| fields(whole, wanted))
     };
-    client.modify(&NODES.named(name), change).map(drop)
+    client.modify_as(&NODES.named(name), change)
 }
 
-fn change_node(node: &mut Value, wanted: &Attested) {
-    let set = |node: &mut Value, part: &str, field: &str, value: Option<&str>| {
-        if !node["metadata"][part].is_object() {
-            node["metadata"][part] = json!({});
-        }
-        match (value, node["metadata"][part].as_object_mut()) {
-            (Some(value), _) => node["metadata"][part][field] = value.into(),
-            (None, Some(fields)) => drop(fields.remove(field)),
-            (None, None) => {}
-        }
-    };
-    set(node, "labels", LABEL, wanted.label.as_deref());
-    let cordoned = wanted.has_cordoned.then_some("attestation");
-    set(node, "annotations", CORDONED, cordoned);
+/// Returns the fields of a Node that are ours, and all its taints: a merge replaces their list.
+fn fields(node: &Value, wanted: &Attested) -> Value {
     let taints = node["spec"]["taints"].as_array().cloned();
     let mut taints = taints.unwrap_or_default();
     taints.retain(|taint| taint["key"] != TAINT);
     if let Some(value) = &wanted.taint {
         taints.push(json!({"key": TAINT, "value": value, "effect": "NoSchedule"}));
     }
-    node["spec"]["taints"] = taints.into();
-    node["spec"]["unschedulable"] = wanted.is_cordoned.into();
+    let cordoned = wanted.has_cordoned.then_some("attestation");
+    json!({
+        "metadata": {"labels": {LABEL: wanted.label}, "annotations": {CORDONED: cordoned}},
+        "spec": {"taints": taints, "unschedulable": wanted.is_cordoned},
+    })
 }
 
 /// Notes in the machine's record that it is refused, or no longer.
@@ -93,21 +81,13 @@ pub fn write_record(
     is_refused: bool,
 ) -> Result<(), client::Error> {
     let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
-    let change = |map: &mut Value| {
-        let present = MachineRecord::read(map);
-        let is_same =
-            |it: &MachineRecord| it.machine == record.machine && it.refused.is_some() != is_refused;
-        if !present.as_ref().is_some_and(is_same) {
-            return false;
-        }
-        match (is_refused, map["data"].as_object_mut()) {
-            (true, _) => map["data"]["refused"] = time::seconds(SystemTime::now()).into(),
-            (false, Some(data)) => drop(data.remove("refused")),
-            (false, None) => {}
-        }
-        true
+    let change = |map: ConfigMap, _: &Value| {
+        let it = MachineRecord::read(&map)?;
+        let is_due = it.machine == record.machine && it.refused.is_some() != is_refused;
+        let since = is_refused.then(|| time::seconds(SystemTime::now()));
+        is_due.then(|| json!({"data": {"refused": since}}))
     };
-    client.modify(&at, change).map(drop)
+    client.modify_as(&at, change)
 }
 
 /// Records the generation of the machine's state disk. If the record has changed since the machine was
@@ -118,19 +98,13 @@ pub fn write_generation(
     generation: &str,
 ) -> Result<(), client::Error> {
     let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
-    let change = |map: &mut Value| {
-        let is_same = |it: &MachineRecord| {
-            (&it.machine, &it.disk, &it.generation)
-                == (&record.machine, &record.disk, &record.generation)
-        };
-        let present = MachineRecord::read(map);
-        if !present.as_ref().is_some_and(is_same) {
-            return false;
-        }
-        map["data"]["generation"] = generation.into();
-        true
+    let change = |map: ConfigMap, _: &Value| {
+        let it = MachineRecord::read(&map)?;
+        let is_same = (&it.machine, &it.disk, &it.generation)
+            == (&record.machine, &record.disk, &record.generation);
+        is_same.then(|| json!({"data": {"generation": generation}}))
     };
-    client.modify(&at, change).map(drop)
+    client.modify_as(&at, change)
 }
 
 #[cfg(test)]
@@ -151,14 +125,18 @@ mod tests {
             has_cordoned: true,
             ..Attested::default()
         };
-        change_node(&mut node, &wanted);
-        assert_eq!(Attested::read(&node), wanted);
+        let change = |node: &mut Value, wanted: &Attested| {
+            let fields = fields(node, wanted);
+            client::merge(node, fields);
+            let read = serde_json::from_value(node.clone()).unwrap();
+            assert_eq!(Attested::read(&read), *wanted);
+        };
+        change(&mut node, &wanted);
         assert_eq!(node["metadata"]["labels"]["a"], "b");
         assert_eq!(node["spec"]["taints"][0], before["spec"]["taints"][0]);
-        change_node(&mut node, &Attested::default());
+        change(&mut node, &Attested::default());
         assert_eq!(node["spec"]["taints"], before["spec"]["taints"]);
         assert_eq!(node["metadata"]["labels"], before["metadata"]["labels"]);
-        assert_eq!(Attested::read(&node), Attested::default());
         assert_eq!(node["spec"]["podCIDR"], "10.0.0.0/24");
     }
 }

@@ -10,7 +10,7 @@ pub use attest::azure_sev_snp::*;
 use hardware::snp::report::{Report, ReportSigner};
 
 use crate::hcl::{self, RuntimeData};
-use crate::judged::{FIRMWARE, KEYS, SNP};
+use crate::judged::{FLOORS, KEYS, SNP};
 use crate::maa::Question;
 use crate::refusal::{Kind, Refusal};
 use crate::snp::{self, InstanceInfo, ReportJudge};
@@ -21,7 +21,7 @@ use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
     attester: &attest::azure_sev_snp::VARIANT,
-    judges: &[KEYS, FIRMWARE, SNP],
+    judges: &[KEYS, FLOORS, SNP],
     key: Some(hcl::KEY),
     launch: None,
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),

@@ -8,7 +8,7 @@ use hardware::tdx::quote::TdxQuote;
 
 use crate::document::Document;
 use crate::hcl::{self, RuntimeData};
-use crate::judged::{FIRMWARE, KEYS, TDX};
+use crate::judged::{FLOORS, KEYS, TDX};
 use crate::refusal::Refusal;
 use crate::sources::Sources;
 use crate::td;
@@ -19,7 +19,7 @@ use proto::attested::Collateral as Brought;
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
     attester: &attest::azure_tdx::VARIANT,
-    judges: &[KEYS, FIRMWARE, TDX],
+    judges: &[KEYS, FLOORS, TDX],
     key: Some(hcl::KEY),
     launch: None,
     validator: |policy, sources| {

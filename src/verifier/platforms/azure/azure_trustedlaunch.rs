@@ -14,7 +14,7 @@ use webpki::KeyUsage;
 use crate::ak_certificate::{self, AkRoot};
 use crate::hcl;
 use crate::instance::{CloudInstance, CloudRequirements};
-use crate::judged::{CLOUD, FIRMWARE, KEYS};
+use crate::judged::{CLOUD, FLOORS, KEYS};
 use crate::refusal::{Kind, Refusal};
 use crate::vtpm::{self, PlatformVerifier, Quoted};
 use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
@@ -22,7 +22,7 @@ use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
     attester: &attest::azure_trustedlaunch::VARIANT,
-    judges: &[KEYS, FIRMWARE, CLOUD],
+    judges: &[KEYS, FLOORS, CLOUD],
     key: Some(hcl::KEY),
     launch: None,
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),

@@ -18,7 +18,7 @@ use webpki::KeyUsage;
 use crate::ak_certificate::{self, AkRoot};
 use crate::event_log::{self, EV_NO_ACTION, LogEntry};
 use crate::instance::{CloudInstance, CloudRequirements};
-use crate::judged::{CLOUD, FIRMWARE, KEYS, OF_GOOGLE};
+use crate::judged::{CLOUD, FLOORS, KEYS, OF_GOOGLE};
 use crate::refusal::{Kind, Refusal};
 use crate::sources::Sources;
 use crate::vtpm::{self, PlatformVerifier, Quoted};
@@ -27,7 +27,7 @@ use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant, sha256};
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
     attester: &attest::gcp_sev_es::VARIANT,
-    judges: &[KEYS, FIRMWARE, CLOUD, OF_GOOGLE],
+    judges: &[KEYS, FLOORS, CLOUD, OF_GOOGLE],
     key: Some(KEY),
     launch: None,
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),

@@ -7,7 +7,7 @@ pub use attest::gcp_sev_snp::*;
 use proto::attested::Collateral;
 
 use crate::gcp_sev_es::{self, GoogleAuthority, GoogleFirmware, SEV_SNP};
-use crate::judged::{CLOUD, FIRMWARE, KEYS, OF_GOOGLE, SNP};
+use crate::judged::{CLOUD, FLOORS, KEYS, OF_GOOGLE, SNP};
 use crate::refusal::{Kind, Refusal};
 use crate::snp::{self, InstanceInfo, ReportJudge};
 use crate::sources::Sources;
@@ -17,7 +17,7 @@ use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
     attester: &attest::gcp_sev_snp::VARIANT,
-    judges: &[KEYS, FIRMWARE, SNP, CLOUD, OF_GOOGLE],
+    judges: &[KEYS, FLOORS, SNP, CLOUD, OF_GOOGLE],
     key: Some(gcp_sev_es::KEY),
     launch: None,
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),

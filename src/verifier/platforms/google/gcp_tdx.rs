@@ -9,7 +9,7 @@ use hardware::tdx::quote::TdxQuote;
 use proto::attested::Collateral;
 
 use crate::gcp_sev_es::{self, GoogleAuthority, GoogleFirmware, TDX as INTEL_TDX};
-use crate::judged::{CLOUD, FIRMWARE, KEYS, OF_GOOGLE, TDX};
+use crate::judged::{CLOUD, FLOORS, KEYS, OF_GOOGLE, TDX};
 use crate::refusal::{Kind, Refusal};
 use crate::sources::Sources;
 use crate::td;
@@ -19,7 +19,7 @@ use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
     attester: &attest::gcp_tdx::VARIANT,
-    judges: &[KEYS, FIRMWARE, TDX, CLOUD, OF_GOOGLE],
+    judges: &[KEYS, FLOORS, TDX, CLOUD, OF_GOOGLE],
     key: Some(gcp_sev_es::KEY),
     launch: None,
     validator: |policy, sources| {

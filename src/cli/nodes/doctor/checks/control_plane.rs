@@ -211,8 +211,7 @@ pub fn system_pods(facts: &Gathered) -> Vec<Diagnosis> {
     workloads
         .filter_map(|workload| {
             let missing = readiness::missing_of(workload)?;
-            let name = workload["metadata"]["name"].as_str()?;
-            let kind = workload["kind"].as_str()?;
+            let (kind, name) = (&workload.kind, &workload.metadata.name);
             let object = format!("{kind} kube-system/{name}");
             let advice = format!(
                 "kubectl -n kube-system describe {} {name} shows why; if you have just changed it, wait",

@@ -8,7 +8,6 @@ use kubernetes::readiness;
 use kubernetes::services::TICKET_GROUP;
 use kubernetes::services::command_line;
 use kubernetes::services::migration::Migration;
-use serde_json::Value;
 use verifier::Policy;
 
 use super::super::diagnosis::Diagnosis;
@@ -78,8 +77,7 @@ pub fn services(facts: &Gathered) -> Vec<Diagnosis> {
                 format!("kubectl -n kube-system logs --selector k8s-app={name} --prefix (docs/troubleshooting.md#the-services)"),
             ));
         }
-        let wanted = set.pointer("/status/desiredNumberScheduled");
-        let wanted = wanted.and_then(Value::as_u64).unwrap_or(0);
+        let wanted = u64::try_from(set.status.desired_number_scheduled).unwrap_or_default();
         if wanted < control_planes {
             found.push(Diagnosis::warning(
                 format!("DaemonSet kube-system/{name}"),
@@ -361,11 +359,11 @@ const NOT_ENCRYPTED: &str = "constellation-mastersecret";
 pub fn master_secret(facts: &Gathered) -> Vec<Diagnosis> {
     let objects = &facts.view.objects;
     let used = objects.service("key-service").and_then(|set| {
-        let volumes = set.pointer("/spec/template/spec/volumes")?.as_array()?;
-        let config = volumes.iter().find(|volume| volume["name"] == "config")?;
-        config.pointer("/secret/secretName")?.as_str()
+        let mut volumes = set.spec.template.spec.volumes.iter();
+        let config = volumes.find(|volume| volume.name == "config")?;
+        Some(config.secret.secret_name.as_str())
     });
-    let Some(used) = used else {
+    let Some(used) = used.filter(|used| !used.is_empty()) else {
         return vec![];
     };
     let mut found = vec![];

@@ -11,16 +11,18 @@
 //! Any other content is refused instead of ignored, so that a client learns that it does not get a
 //! name that it requested.
 
+pub mod kubelet_request;
+
 use std::fmt;
 use std::net::IpAddr;
 
 use ring::digest::SHA256;
 use ring::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 
-use super::kubelet_certificate::{
+use crate::kubelet_certificate::{
     COMMON_NAME, ORGANIZATION as ORGANIZATION_NAME, SUBJECT_ALT_NAME,
 };
-use super::parameters::NodeName;
+use crate::parameters::NodeName;
 use base::der::{self, DerReader, Malformed};
 use base::text::hex;
 

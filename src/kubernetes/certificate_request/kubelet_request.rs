@@ -11,11 +11,11 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use zeroize::Zeroizing;
 
-use super::certificate_request::{ECDSA_WITH_SHA256, EXTENSION_REQUEST, P256};
-use super::kubelet_certificate::{
+use super::{ECDSA_WITH_SHA256, EXTENSION_REQUEST, P256};
+use crate::kubelet_certificate::{
     COMMON_NAME, Error, KubeletCertificate, ORGANIZATION, SUBJECT_ALT_NAME, ip_name, pem, subject,
 };
-use super::parameters::NodeName;
+use crate::parameters::NodeName;
 use base::der::{self, DerReader, Malformed};
 use base::text::hex;
 
