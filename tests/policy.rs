@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id, derive_key};
 use bootstrapper::trust::service_trust::{self, ServiceTrust};
 use serde_json::{Value, json};
+use ssh::operators::{PolicyStatement, sha256_hex};
 use support::program::{Program, built};
 use support::swtpm::Swtpm;
 use tempfile::TempDir;
@@ -548,6 +549,246 @@ fn a_policy_is_checked_shown_and_compared() {
     assert!(said.contains("policy.json and new.json differ"), "{said}");
     let (code, differences, _) = policy(path, &["diff", "new.json", "new.json", "-o", "json"]);
     assert_eq!((code, differences.trim()), (0, "[]"));
+}
+
+/// Makes an SSH key with ssh-keygen. Returns the line of the public key.
+fn ssh_key(folder: &Path, name: &str) -> String {
+    let made = Command::new("ssh-keygen")
+        .args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f", name])
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let line = fs::read_to_string(folder.join(name).with_extension("pub")).unwrap();
+    line.trim().to_owned()
+}
+
+/// Returns a folder with a policy and the list of two operators, both of whom must sign; it has their keys, and that of a stranger.
+fn with_operators() -> TempDir {
+    let folder = folder(&measured(""));
+    let path = folder.path();
+    let operators = ["anna", "ben"].map(|name| json!({"name": name, "key": ssh_key(path, name)}));
+    ssh_key(path, "stranger");
+    let list = json!({"required": 2, "operators": operators});
+    fs::write(path.join("operators.json"), list.to_string()).unwrap();
+    folder
+}
+
+const CLUSTER: &str =
+    "--cluster-id=0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a";
+
+fn sign(folder: &Path, key: &str) {
+    let (code, _, said) = policy(folder, &["sign", "policy.json", "--yes", "--key", key]);
+    assert_eq!(code, 0, "{said}");
+}
+
+/// Returns what `check-signatures` says of the policy: exit code, and both outputs.
+fn signatures(folder: &Path) -> (i32, String) {
+    let check = [
+        "check-signatures",
+        "policy.json",
+        "--operators=operators.json",
+    ];
+    let (code, found, said) = policy(folder, &check);
+    (code, found + &said)
+}
+
+#[test]
+fn a_policy_is_signed_by_enough_operators_with_their_ssh_keys() {
+    let folder = with_operators();
+    let path = folder.path();
+    let read = |name: &str| fs::read_to_string(path.join(name)).unwrap();
+    let blocks = || read("policy.json.signatures").matches("BEGIN SSH").count();
+    let (code, proposed, said) = policy(path, &["propose", "policy.json", CLUSTER, "-o", "json"]);
+    assert_eq!(code, 0, "{said}");
+    let proposed: Value = serde_json::from_str(&proposed).unwrap();
+    let digest = sha256_hex(read("policy.json").as_bytes());
+    assert_eq!(
+        (&proposed["number"], &proposed["policy"]),
+        (&json!(1), &json!(digest))
+    );
+    let first = read("policy.json.statement");
+    let is_said = |code: i32, part: &str| {
+        let (got, said) = signatures(path);
+        assert!(got == code && said.contains(part), "{part}: {got} {said}");
+    };
+    is_said(1, "0 of 2 required signatures; missing: anna, ben");
+    sign(path, "anna");
+    is_said(1, "signed: anna\nmissing: ben\n");
+    sign(path, "stranger");
+    is_said(1, "1 of 2 required signatures; missing: ben");
+    sign(path, "ben");
+    is_said(0, "signed: anna\nsigned: ben\n");
+    sign(path, "anna");
+    assert_eq!(blocks(), 3);
+    let signed = read("policy.json.signatures");
+
+    // a changed byte
+    fs::write(path.join("policy.json"), measured("") + " ").unwrap();
+    is_said(1, "is about another policy than policy.json");
+    let (code, _, said) = policy(path, &["sign", "policy.json", "--yes", "--key=anna"]);
+    assert!(
+        code == 1 && said.contains("is about another policy"),
+        "{said}"
+    );
+    let (code, _, said) = policy(path, &["propose", "policy.json", CLUSTER]);
+    assert!(
+        code == 1 && said.contains("--overwrite replaces it"),
+        "{said}"
+    );
+    assert_eq!(
+        (
+            read("policy.json.statement"),
+            read("policy.json.signatures")
+        ),
+        (first.clone(), signed.clone())
+    );
+    let (code, _, said) = policy(path, &["propose", "policy.json", CLUSTER, "--overwrite"]);
+    assert_eq!(code, 0, "{said}");
+    let second = PolicyStatement::parse(&read("policy.json.statement")).unwrap();
+    assert_eq!(
+        (second.number, second.previous),
+        (2, Some(sha256_hex(first.as_bytes())))
+    );
+    assert!(!path.join("policy.json.signatures").exists());
+
+    // signatures of the statement before
+    fs::write(path.join("policy.json.signatures"), signed).unwrap();
+    is_said(1, "0 of 2 required signatures; missing: anna, ben");
+    sign(path, "ben");
+    assert_eq!(blocks(), 1);
+    is_said(1, "1 of 2 required signatures; missing: anna");
+    sign(path, "anna");
+    is_said(0, "policy.json: enough operators have signed it");
+
+    for (args, code, why) in [
+        (&["sign", "policy.json", "--yes"][..], 2, "--key is missing"),
+        (
+            &["sign", "policy.json", "--key=anna"],
+            2,
+            "standard input is no terminal",
+        ),
+        (
+            &["sign", "policy.json", "--yes", "--key=none"],
+            1,
+            "cannot sign with the key none",
+        ),
+        (
+            &["check-signatures", "policy.json"],
+            2,
+            "--operators is missing",
+        ),
+        (
+            &["check", "policy.json", "--number=3"],
+            2,
+            "are for propose",
+        ),
+        (
+            &["propose", "operators.json", CLUSTER],
+            1,
+            "operators.json: measurement policy: ",
+        ),
+        (
+            &[
+                "propose",
+                "policy.json",
+                CLUSTER,
+                "--overwrite",
+                "--number=2",
+            ],
+            2,
+            "has the number 2, expected a higher one",
+        ),
+        (
+            &["propose", "policy.json", "--overwrite"],
+            2,
+            "the cluster's ID is unknown",
+        ),
+        (
+            &[
+                "propose",
+                "policy.json",
+                CLUSTER,
+                "--not-after=2026-01-01T00:00:00Z",
+            ],
+            2,
+            "expected a time to come",
+        ),
+    ] {
+        let (got, _, said) = policy(path, args);
+        assert!(got == code && said.contains(why), "{args:?}: {got} {said}");
+    }
+    is_said(0, "signed: anna\nsigned: ben\n");
+}
+
+#[test]
+fn apply_brings_a_signed_policy_byte_for_byte_or_not_at_all() {
+    let folder = with_operators();
+    let path = folder.path();
+    let private = |name: &str, content: &str| {
+        fs::write(path.join(name), content).unwrap();
+        fs::set_permissions(path.join(name), Permissions::from_mode(0o600)).unwrap();
+    };
+    let bytes = "A".repeat(43) + "=";
+    let state =
+        |id: &str| json!({"version": 1, "measurementSalt": bytes, "clusterID": id.repeat(32)});
+    private(
+        "firstlight-mastersecret.json",
+        &json!({"key": bytes, "salt": bytes}).to_string(),
+    );
+    private("firstlight-state.json", &state("0a").to_string());
+    // of another form than the one in which policies are written
+    let text = measured("") + "\n\n";
+    fs::write(path.join("policy.json"), &text).unwrap();
+    let apply = |more: &[&str]| {
+        let print = [
+            "apply",
+            "--print",
+            "--policy=policy.json",
+            "--image=x.y/z:1",
+        ];
+        run(path, &[&print, more].concat())
+    };
+    let data = |more: &[&str]| {
+        let (code, printed, said) = apply(more);
+        assert_eq!(code, 0, "{said}");
+        let list: Value = serde_json::from_str(&printed).unwrap();
+        let mut objects = list["items"].as_array().unwrap().iter();
+        let config = objects.find(|it| it["metadata"]["name"] == "join-config");
+        config.unwrap()["data"].clone()
+    };
+    let refused = |more: &[&str], why: &str| {
+        let (code, _, said) = apply(more);
+        assert!(code == 1 && said.contains(why), "{more:?}: {code} {said}");
+    };
+    assert_eq!(data(&[]), json!({"attestationConfig": text}));
+    let (code, _, said) = policy(path, &["propose", "policy.json"]);
+    assert_eq!(code, 0, "{said}");
+    refused(&[], "nobody has signed policy.json.statement yet");
+    sign(path, "anna");
+    let read = |name: &str| fs::read_to_string(path.join(name)).unwrap();
+    let mut signed = json!({
+        "attestationConfig": text,
+        "policyStatement": read("policy.json.statement"),
+        "policySignatures": read("policy.json.signatures"),
+    });
+    assert_eq!(data(&[]), signed);
+    fs::write(path.join("changes.json"), "[]").unwrap();
+    signed["operatorChanges"] = "[]".into();
+    assert_eq!(data(&["--operator-changes=changes.json"]), signed);
+    refused(
+        &["--operator-changes=policy.json"],
+        "policy.json: the changes of the list",
+    );
+    refused(
+        &["--require=strong"],
+        "policy.json lacks \"require\": \"strong\"",
+    );
+    private("firstlight-state.json", &state("0b").to_string());
+    refused(&[], "is about the cluster 0a0a");
+    private("firstlight-state.json", &state("0a").to_string());
+    fs::write(path.join("policy.json"), text.trim_end()).unwrap();
+    refused(&[], "is about another policy than policy.json");
 }
 
 #[test]

@@ -29,6 +29,9 @@ pub struct InitRequest {
     /// Firstlight: the network of the pods, like service_cidr. Empty if the CNI plugin's own configuration has it.
     #[prost(string, tag = "13")]
     pub pod_cidr: ::prost::alloc::string::String,
+    /// Firstlight: the list of the operators who sign attestation policies, JSON; empty for none.
+    #[prost(string, tag = "14")]
+    pub policy_operators: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]

@@ -65,6 +65,16 @@ pub struct IssueJoinTicketResponse {
     /// The kubelet's first client certificate, PEM, if the request says has_client_key. Constellation lacks this field.
     #[prost(bytes = "vec", tag = "16")]
     pub kubelet_client_cert: ::prost::alloc::vec::Vec<u8>,
+    /// Only for a control plane: the list of the operators who sign attestation policies, JSON; empty in a cluster without operators.
+    /// Constellation lacks this field.
+    #[prost(string, tag = "17")]
+    pub policy_operators: ::prost::alloc::string::String,
+    /// The number of the newest policy of these operators. Constellation lacks this field.
+    #[prost(uint64, tag = "18")]
+    pub policy_number: u64,
+    /// The SHA-256 of the statement about this policy, hexadecimal. Constellation lacks this field.
+    #[prost(string, tag = "19")]
+    pub policy_statement: ::prost::alloc::string::String,
 }
 #[derive(zeroize::Zeroize, zeroize::ZeroizeOnDrop)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -9,6 +9,7 @@ pub mod key_service;
 pub mod member_controller;
 pub mod metrics;
 mod policy_file;
+pub mod policy_operators;
 pub mod probe;
 mod serving;
 mod shared_metrics;

@@ -7,11 +7,13 @@
 //! is that of OpenSSH (PROTOCOL.certkeys of its sources). File names and the user authority are those of Constellation, whose user
 //! authority also certifies hosts.
 //!
-//! Files: [`key`] has public keys; [`host`] the files of a node on its state disk; `wire` the data types.
+//! Files: [`key`] has public keys; [`host`] the files of a node on its state disk; [`operators`] who must sign an attestation policy;
+//! `wire` the data types.
 
 pub mod certificate;
 pub mod host;
 pub mod key;
+pub mod operators;
 pub mod signature;
 mod wire;
 

@@ -115,10 +115,19 @@ pub fn verify(blob: &[u8], key: &PublicKey, namespace: &str, message: &[u8]) -> 
     by_key(key, &signed(namespace, hash, algorithm, message), signature)
 }
 
-/// Checks that signatures of this kind of key can be verified. The library does not have P-521.
+/// Checks that signatures of this kind of key can be verified. The library has no P-521, and RSA only from 2048 to 8192 bits.
 pub fn check_kind(key: &PublicKey) -> Result<(), Error> {
     match key.kind() {
         kind @ "ecdsa-sha2-nistp521" => Err(Error::Kind(kind)),
+        kind @ "ssh-rsa" => {
+            let mut fields = WireReader::new(key.fields());
+            let (_exponent, modulus) = (fields.string()?, positive(fields.string()?)?);
+            if (2048 / 8..=8192 / 8).contains(&modulus.len()) {
+                Ok(())
+            } else {
+                Err(Error::Kind(kind))
+            }
+        }
         _ => Ok(()),
     }
 }
@@ -293,7 +302,7 @@ impl fmt::Display for Error {
             Error::Kind(kind) => write!(
                 f,
                 "signatures of a key of the kind {kind} cannot be verified: use an Ed25519 key, a P-256 or P-384 key, an RSA key \
-                 with SHA-2, or a FIDO2 token"
+                 of 2048 to 8192 bits with SHA-2, or a FIDO2 token"
             ),
             Error::Untouched => f.write_str("nobody touched the FIDO2 token"),
             Error::Signature => f.write_str("it is wrong: the message or the key differs"),

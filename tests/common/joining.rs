@@ -14,7 +14,7 @@ use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bootstrapper::trust::ticket::CONTROL_PLANE_FILES;
-use kubernetes::kubelet_request::authority_hashes;
+use kubernetes::certificate_request::kubelet_request::authority_hashes;
 use proto::components::Component;
 use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse};
 use rpc::grpc::{Call, Limits, Router, Server, Status};
@@ -208,6 +208,9 @@ impl Cluster {
             },
             node_files: vec![],
             wrapping_key: vec![],
+            policy_operators: String::new(),
+            policy_number: 0,
+            policy_statement: String::new(),
             // a serving certificate, too: its content does not matter here
             kubelet_client_cert: if request.has_client_key {
                 fs::read(self.ca.join("crt")).unwrap()

@@ -23,5 +23,6 @@ pub fn settings(policy: &str) -> ServiceSettings {
         watch: None,
         watch_action: None,
         watch_issuer: None,
+        signed: Default::default(),
     }
 }

@@ -14,6 +14,7 @@ mod cloud_controller;
 mod cluster_api;
 mod deleted_machines;
 mod faults;
+mod operators;
 mod renewal;
 mod results;
 mod rights;

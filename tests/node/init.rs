@@ -362,14 +362,17 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
     let version = ["--kubernetes-version", "v1.34.4", "--components"];
     // the node judges by its own settings
     let accepted = "--accept-components=unverified,missing-programs";
-    refused(&[&version[..], &[unverified, accepted]].concat(), "has no hash");
+    refused(
+        &[&version[..], &[unverified, accepted]].concat(),
+        "has no hash",
+    );
     refused(
         &[&version[..], &[elsewhere]].concat(),
         "is not in an allowed directory",
     );
 
     // another program than `firstlight` may send the request, so the node also refuses it
-    let cases: [(Spoil, &str); 6] = [
+    let cases: [(Spoil, &str); 7] = [
         (
             |it| it.kubernetes_version = "v1.29.0".into(),
             "expected v1.31 to v1.37",
@@ -379,6 +382,10 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
             "is not a version of Kubernetes",
         ),
         (|it| it.cluster_name = "A b".into(), "cannot be named"),
+        (
+            |it| it.policy_operators = r#"{"required":1,"operators":[]}"#.into(),
+            "policy_operators: the list has 0 operators",
+        ),
         (
             |it| it.service_cidr = "10.0.0.1/8".into(),
             "is an address in a network",

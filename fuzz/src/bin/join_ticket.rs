@@ -4,8 +4,8 @@
 use std::sync::LazyLock;
 
 use bootstrapper::trust::ticket::{Expected, Ticket};
+use kubernetes::certificate_request::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::components::ComponentPolicy;
-use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::parameters::NodeName;
 use libfuzzer_sys::fuzz_target;
 use prost::Message;

@@ -25,6 +25,7 @@ use kubernetes::wrapping_key;
 use node::service_trust::ClusterId;
 use proto::init::InitRequest;
 use rpc::grpc::{Code, Status};
+use ssh::operators::{Newest, OperatorList};
 
 /// The result of a successful init.
 #[derive(Clone)]
@@ -62,6 +63,10 @@ pub enum InitRefused {
         /// The setting's.
         expected: [u8; CLUSTER_ID_LEN],
     },
+    /// The list of operators who sign policies is wrong.
+    Operators(ssh::operators::Error),
+    /// There is a list of operators, and no Kubernetes whose services would ask for signatures.
+    OperatorsWithoutKubernetes,
     /// Another cluster has the node lock.
     Locked,
     /// This node is stopping.
@@ -73,9 +78,11 @@ impl InitRefused {
     pub fn code(&self) -> Code {
         match self {
             InitRefused::Secret => Code::PermissionDenied,
-            InitRefused::MasterSecret(_) | InitRefused::Salt(_) | InitRefused::Node(_) => {
-                Code::InvalidArgument
-            }
+            InitRefused::MasterSecret(_)
+            | InitRefused::Salt(_)
+            | InitRefused::Operators(_)
+            | InitRefused::OperatorsWithoutKubernetes
+            | InitRefused::Node(_) => Code::InvalidArgument,
             InitRefused::Worker(_) | InitRefused::Locked | InitRefused::OtherCluster { .. } => {
                 Code::FailedPrecondition
             }
@@ -96,6 +103,10 @@ impl fmt::Display for InitRefused {
             InitRefused::Salt(length) => write!(
                 f,
                 "measurement_salt has {length} bytes, expected {MEASUREMENT_SALT_LEN}"
+            ),
+            InitRefused::Operators(error) => write!(f, "policy_operators: {error}"),
+            InitRefused::OperatorsWithoutKubernetes => f.write_str(
+                "policy_operators: only the services of a Kubernetes cluster ask for signatures, and the request has no version of Kubernetes",
             ),
             InitRefused::NoIdentity(error) => {
                 write!(f, "this node does not know its own identity: {error}")
@@ -149,6 +160,8 @@ pub struct Init {
     keys: InitSecrets,
     /// Additional names under which clients reach the node.
     names: Vec<String>,
+    /// The list of the operators who sign policies.
+    operators: Option<String>,
     plan: Option<ClusterPlan>,
 }
 
@@ -164,6 +177,10 @@ impl Init {
         {
             let got = keys.cluster;
             return Err(InitRefused::OtherCluster { got, expected });
+        }
+        let operators = operators(request).map_err(InitRefused::Operators)?;
+        if operators.is_some() && request.kubernetes_version.is_empty() {
+            return Err(InitRefused::OperatorsWithoutKubernetes);
         }
         let timeline = node.timeline;
         let me = timeline
@@ -191,6 +208,7 @@ impl Init {
         Ok(Init {
             keys,
             names: request.apiserver_cert_sans.clone(),
+            operators,
             plan,
         })
     }
@@ -217,6 +235,9 @@ impl Init {
         let kubeconfig = match &self.plan {
             Some(plan) => {
                 setup::place_wrapping_key(&wrapping_key::of(&self.keys.kms))?;
+                if let Some(list) = &self.operators {
+                    setup::place_operators(list, &self.cluster(), &Newest::default())?;
+                }
                 plan.run(node, &disk, &principals, stop, job)?
             }
             None => cluster::none(),
@@ -254,6 +275,15 @@ impl Init {
         ssh::host::reload_sshd(stop);
         Ok(principals)
     }
+}
+
+/// Checks the list of the operators who sign policies; `None` if the cluster has none.
+fn operators(request: &InitRequest) -> Result<Option<String>, ssh::operators::Error> {
+    if request.policy_operators.is_empty() {
+        return Ok(None);
+    }
+    OperatorList::parse(&request.policy_operators)?;
+    Ok(Some(request.policy_operators.clone()))
 }
 
 fn derive(kms: &MasterSecret, name: &Dek) -> Result<Secret, base::master_secret::Error> {

@@ -139,6 +139,9 @@ impl Join {
         if let Some(key) = &self.ticket.wrapping_key {
             setup::place_wrapping_key(key)?;
         }
+        if let Some((list, newest)) = &self.ticket.operators {
+            setup::place_operators(list, &self.cluster(), newest)?;
+        }
         job.phase("node files");
         for (name, content) in &self.ticket.node_files {
             let path = node.root.join(NODE_FILES).join(name);
@@ -250,8 +253,12 @@ impl Join {
 /// Returns what emergency SSH lacks after a ticket of an earlier release of Constellation.
 fn missing_for_ssh(authority: &[u8], certificate: &[u8]) -> Option<&'static str> {
     match (authority, certificate) {
-        ([], _) => Some("the ticket has no SSH authority: emergency SSH does not work on this node"),
-        (_, []) => Some("the ticket has no SSH host certificate: SSH clients cannot verify this node"),
+        ([], _) => {
+            Some("the ticket has no SSH authority: emergency SSH does not work on this node")
+        }
+        (_, []) => {
+            Some("the ticket has no SSH host certificate: SSH clients cannot verify this node")
+        }
         _ => None,
     }
 }

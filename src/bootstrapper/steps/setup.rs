@@ -21,10 +21,10 @@ use crate::steps::{
 };
 use crate::trust::service_trust::ServiceTrust;
 use attest::Issuer;
+use base::boot::timeline::Timeline;
 use base::crypto::{CLUSTER_ID_LEN, Secret};
 use base::machines::Instance;
 use base::stop::Stop;
-use base::boot::timeline::Timeline;
 use base::{child_process, file};
 use disk::luks::Peers;
 use disk::state_disk::NodeState;
@@ -33,6 +33,7 @@ use kubernetes::kubeadm;
 use kubernetes::kubelet_certificate::{self, KubeletCertificate};
 use kubernetes::parameters::{self, NodeName};
 use kubernetes::wrapping_key;
+use ssh::operators::Newest;
 
 /// The directory of the components' programs; in PATH it comes before the image's own directories.
 pub const PROGRAMS: &str = "/run/state/bin";
@@ -96,8 +97,8 @@ impl NodeParts {
         key_of: impl FnOnce(&str) -> Result<Secret, Error>,
     ) -> Result<String, Error> {
         let failed = |error| Error::Disk("set up the state disk", error);
-        let mut disk = NewDisk::open(&self.disk)
-            .map_err(|error| Error::Disk("open the state disk", error))?;
+        let mut disk =
+            NewDisk::open(&self.disk).map_err(|error| Error::Disk("open the state disk", error))?;
         let uuid = disk.uuid();
         let key = key_of(&uuid)?;
         let _lock = HeaderLock::take(&self.disk.device).map_err(Error::Header)?;
@@ -117,7 +118,8 @@ impl NodeParts {
     /// Marks the set-up as complete: from now on the node unlocks and starts by itself after a
     /// reboot.
     pub fn complete(&self) -> Result<(), Error> {
-        mark_complete(&self.root).map_err(|error| Error::Disk("finish the set-up of the state disk", error))?;
+        mark_complete(&self.root)
+            .map_err(|error| Error::Disk("finish the set-up of the state disk", error))?;
         self.timeline
             .event("complete", "this node comes back by itself after a reboot");
         Ok(())
@@ -311,6 +313,17 @@ pub fn write_client_certificate(certificate: Option<&KubeletCertificate>) -> Res
 pub fn place_wrapping_key(key: &Secret) -> Result<(), Error> {
     let directory = Path::new(wrapping_key::DIRECTORY);
     wrapping_key::place(directory, key).map_err(|error| Error::Io(directory.into(), error))
+}
+
+/// Writes the list of the operators who sign policies, for the services of this control plane.
+pub fn place_operators(
+    list: &str,
+    cluster: &[u8; CLUSTER_ID_LEN],
+    newest: &Newest,
+) -> Result<(), Error> {
+    let directory = Path::new(wrapping_key::DIRECTORY);
+    ssh::operators::install(directory, list, cluster, newest)
+        .map_err(|error| Error::Io(directory.join(ssh::operators::FOLDER), error))
 }
 
 fn make_directory(path: &Path) -> Result<(), Error> {

@@ -11,6 +11,7 @@
 //! | `discovery_token_ca_cert_hash`, `cluster_ca` | a SHA-256; if both are present, the hash of one of the CAs |
 //! | `control_plane_files` | the eight files that a control plane needs, each once; none for a worker |
 //! | `wrapping_key` | 32 bytes, or none; none for a worker |
+//! | `policy_operators` | a list of operators, or none; none for a worker |
 //! | `node_files` | at most 64 files and 256 KiB, each once by a name without a path |
 //! | `kubernetes_components` | as for an init |
 //! | `kubernetes_version` | supported; if it is missing, as in Constellation's tickets, the version in kubeadm's URL |
@@ -22,13 +23,14 @@ use zeroize::Zeroizing;
 
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{CLUSTER_ID_LEN, KEY_LEN, Secret, cluster_id};
+use kubernetes::certificate_request::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::components::{self, KubernetesComponent};
 use kubernetes::kubeadm::Trust;
 use kubernetes::kubelet_certificate::KubeletCertificate;
-use kubernetes::kubelet_request::{KubeletRequest, authority_hashes};
 use kubernetes::node_files;
 use kubernetes::parameters::{KubernetesVersion, is_endpoint};
 use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
+use ssh::operators::{Newest, OperatorList};
 
 /// Maximum bytes of a certificate or key of the control plane; an RSA-4096 key has 3 KiB.
 const MAX_FILE: usize = 64 << 10;
@@ -85,6 +87,9 @@ pub struct Ticket {
     /// The key that decrypts the master secret in the Kubernetes API; `None` for a worker, and in a
     /// cluster of an earlier version.
     pub wrapping_key: Option<Secret>,
+    /// The list of the operators who sign policies, and their newest policy; `None` for a worker, and in a cluster
+    /// without operators.
+    pub operators: Option<(String, Newest)>,
     /// The operator's files for this node: the name and content of each.
     pub node_files: Vec<(String, Secret)>,
     /// The components to install.
@@ -153,6 +158,7 @@ impl Ticket {
             std::mem::take(&mut ticket.wrapping_key),
             expected.control_plane,
         )?;
+        let operators = operators(&ticket, expected.control_plane)?;
         let node_files = node_files(&mut ticket.node_files)?;
         let components = components(&ticket, expected.policy)?;
         check_version(&ticket)?;
@@ -184,6 +190,7 @@ impl Ticket {
             trust,
             control_plane_files,
             wrapping_key,
+            operators,
             node_files,
             components,
             ssh_authority: std::mem::take(&mut ticket.authorized_ca_public_key),
@@ -324,6 +331,27 @@ fn wrapping_key(bytes: Vec<u8>, control_plane: bool) -> Result<Option<Secret>, T
     }
 }
 
+fn operators(
+    ticket: &IssueJoinTicketResponse,
+    control_plane: bool,
+) -> Result<Option<(String, Newest)>, TicketMismatch> {
+    const FIELD: &str = "policy_operators";
+    if ticket.policy_operators.is_empty() {
+        return Ok(None);
+    }
+    if !control_plane {
+        return refuse(FIELD, "a ticket for a worker has a list for control planes");
+    }
+    let list = ticket.policy_operators.clone();
+    OperatorList::parse(&list).or_else(|why| refuse(FIELD, why))?;
+    let newest = Newest {
+        number: ticket.policy_number,
+        statement: ticket.policy_statement.clone(),
+        ..Newest::default()
+    };
+    Ok(Some((list, newest)))
+}
+
 fn node_files(
     files: &mut Vec<ControlPlaneCertOrKey>,
 ) -> Result<Vec<(String, Secret)>, TicketMismatch> {
@@ -423,6 +451,9 @@ mod tests {
             discovery_token_ca_cert_hash: authority_hashes(&cluster_ca).unwrap().remove(0),
             control_plane_files: vec![],
             wrapping_key: vec![],
+            policy_operators: String::new(),
+            policy_number: 0,
+            policy_statement: String::new(),
             kubelet_client_cert: vec![],
             node_files: vec![ControlPlaneCertOrKey {
                 name: "token".into(),
@@ -783,6 +814,38 @@ mod tests {
                 .to_string()
                 .contains("etcd/ca.key (0 bytes) is not PEM")
         );
+    }
+
+    #[test]
+    fn the_list_of_operators_is_for_a_control_plane() {
+        let key = key::generate().1.line();
+        let list = format!(r#"{{"required":1,"operators":[{{"name":"anna","key":"{key}"}}]}}"#);
+        let two = list.replace("\"required\":1", "\"required\":2");
+        let check = |list: &str, control_plane| {
+            let mut ticket = IssueJoinTicketResponse::default();
+            (ticket.policy_operators, ticket.policy_number) = (list.into(), 7);
+            let taken = operators(&ticket, control_plane)?;
+            Ok::<_, TicketMismatch>(taken.map(|(list, newest)| (list, newest.number)))
+        };
+        assert_eq!(check("", true), Ok(None));
+        assert_eq!(check(&list, true), Ok(Some((list.clone(), 7))));
+        for (list, control_plane, expected) in [
+            (
+                &list,
+                false,
+                "policy_operators: a ticket for a worker has a list for control planes",
+            ),
+            (
+                &two,
+                true,
+                "policy_operators: the list requires 2 signatures of 1 operators, expected 1 to 1",
+            ),
+        ] {
+            assert_eq!(
+                check(list, control_plane).unwrap_err().to_string(),
+                expected
+            );
+        }
     }
 
     #[test]

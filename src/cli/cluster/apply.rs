@@ -11,6 +11,7 @@ use crate::shell::{
     output::{Output, say},
     progress::Progress,
 };
+use crate::trust::policy;
 use crate::workspace::{
     connect::and_known,
     keeping::{Wish, check_named},
@@ -20,6 +21,7 @@ use crate::workspace::{
     options::{MetadataOptions, VariantOption, time},
     state::{STATE_FILE, State},
 };
+use base::text::hex;
 use clap::Args;
 use kubernetes::client::Client;
 use kubernetes::constellation::outside;
@@ -27,7 +29,7 @@ use kubernetes::services::grants::{self, ANYONE, LOCAL, MEMBER};
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{
     self, Applied, InstallProgress, JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT, MetadataService,
-    Phase, RefusedOldClients, ServiceSettings,
+    Phase, RefusedOldClients, ServiceSettings, SignedPolicy,
 };
 use serde_json::{Value, json};
 use verifier::sources::offline;
@@ -44,6 +46,9 @@ const S3_PROXY_KEY: &str = "id:s3proxy-kek";
 /// option names keep their values in the cluster, as Helm or an earlier run has set them, and the command lists them.
 /// It first saves the present manifests into a folder named after the date. If the new ones are refused, or the
 /// services are not ready in time, it restores the previous state.
+///
+/// If POLICY.statement and POLICY.signatures are beside the policy, they come into the cluster with it: its operators
+/// have signed the policy (`firstlight policy`).
 #[derive(Debug, Args)]
 #[command(mut_arg("kms", |it| it.help(KMS_MEANS)), after_help = concat!(
     "Examples:\n  firstlight apply --policy policy.json --image registry.example.com/firstlight:",
@@ -69,6 +74,10 @@ pub(crate) struct CommandLine {
     /// A list (YAML) of charts and manifests to install, such as the network plugin; needs Helm (docs/addons.md)
     #[arg(long, value_name = "FILE")]
     addons: Option<PathBuf>,
+    /// The new lists of operators with their signatures, JSON (docs/day-two/signed-policies.md); by default as the
+    /// cluster has them
+    #[arg(long, value_name = "FILE")]
+    operator_changes: Option<PathBuf>,
     /// With strong, refuse nodes of the old form of attested TLS, which all nodes of Constellation use; the policy's own
     /// field `"require": "strong"` does the same; with any, admit them, unless the policy has that field; by
     /// default as the cluster has it, and strong in a new one
@@ -162,6 +171,7 @@ impl CommandLine {
             require_strong: self.require.map(|form| form == "strong"),
             image: self.image.unwrap_or_default(),
             addons: self.addons,
+            operator_changes: self.operator_changes,
             skip_phases: self.skip_phases,
             master_secret: self.secret.source(),
             wish: self.wish,
@@ -252,6 +262,8 @@ pub struct Options {
     pub image: String,
     /// The list of add-ons; if `None`, they stay as they are.
     pub addons: Option<PathBuf>,
+    /// The changes of the list of operators; if `None`, they stay as they are.
+    pub operator_changes: Option<PathBuf>,
     /// The parts that are not changed.
     pub skip_phases: Vec<Phase>,
     /// The source of the master secret.
@@ -362,10 +374,17 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<ServiceSetting
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
     let is_strong = requires_strong(options, &read, client)?;
     let wanted = policy_of(read.clone(), state.attestation_keys.clone(), is_strong)?;
+    let signed = signed(options, policy, client)?;
+    if !signed.statement.is_empty() {
+        policy::check_complete(&options.policy, &read, &wanted)?;
+        if let Some(id) = &state.cluster_id {
+            policy::check_cluster(&options.policy, &signed, &hex(id))?;
+        }
+    }
     let policy = if wanted == read {
         policy.into()
     } else {
-        crate::trust::policy::text(&wanted)
+        policy::text(&wanted)
     };
     let variant = variant(options, client)?;
     // without a cluster the variant is unknown, and may be another one
@@ -391,7 +410,28 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<ServiceSetting
         watch: options.watch.clone(),
         watch_action: options.watch_action.clone(),
         watch_issuer: options.watch_issuer.clone(),
+        signed,
     })
+}
+
+/// Returns what operators have signed about the policy with this text. Refuses what the services of the cluster would not take.
+fn signed(options: &Options, text: &str, client: Option<&Client>) -> Result<SignedPolicy, Error> {
+    let mut signed = match options.policy_text {
+        Some(_) => SignedPolicy::default(),
+        None => policy::of_file(&options.policy, text)?,
+    };
+    if let Some(path) = &options.operator_changes {
+        signed.operator_changes = policy::read_changes(path)?;
+    }
+    let Some(client) = client.filter(|_| !options.skip_phases.contains(&Phase::Policy)) else {
+        return Ok(signed);
+    };
+    let present = services::present_signed(client)?;
+    policy::check_newer(&options.policy, &signed, &present)?;
+    if options.operator_changes.is_none() {
+        signed.operator_changes = present.operator_changes;
+    }
+    Ok(signed)
 }
 
 /// Returns the attestation variant from the options or the policy; if neither has it, the cluster's

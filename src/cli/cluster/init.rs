@@ -15,6 +15,7 @@ use crate::shell::{error::Error, files, interrupt, output::Output, progress::Pro
 use crate::trust::{
     components,
     components::{ListExceptions, Servers},
+    policy,
 };
 use crate::workspace::{
     connect::{Endpoint, Node, NodeOption, Reached, TpmTrust, TrustOptions, read_policy_of},
@@ -40,6 +41,7 @@ use proto::init::init_response::Kind;
 use proto::init::{InitRequest, InitResponse, ProgressResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
+use ssh::operators::OperatorList;
 use verifier::{KeyName, Variant};
 
 /// The gRPC method.
@@ -154,6 +156,10 @@ struct ClusterToMake {
     /// Do not install kubeadm's CoreDNS and kube-proxy, if the network plugin has its own
     #[arg(long, requires = "kubernetes_version")]
     skip_addons: bool,
+    /// The list of operators (JSON), of whom several must sign each policy of the cluster
+    /// (docs/day-two/signed-policies.md); without it, no policy needs a signature
+    #[arg(long, requires = "kubernetes_version", value_name = "FILE")]
+    operators: Option<PathBuf>,
 }
 
 impl CommandLine {
@@ -208,6 +214,7 @@ impl ClusterToMake {
             image: self.image,
             metadata: self.metadata.service()?.unwrap_or_default(),
             skip_wait: self.skip_wait,
+            operators: self.operators,
         }))
     }
 }
@@ -278,6 +285,8 @@ pub struct Kubernetes {
     pub metadata: services::MetadataService,
     /// Whether to return before the services are ready.
     pub skip_wait: bool,
+    /// The list of operators; if `None`, policies need no signature.
+    pub operators: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -311,6 +320,31 @@ struct Brought {
     state: Option<State>,
     /// The files that the node downloads and installs. Empty if the operator asks for no cluster.
     components: Vec<Component>,
+    /// `None` if policies need no signature.
+    operators: Option<Operators>,
+}
+
+/// The operators of the new cluster.
+struct Operators {
+    /// The text of the list.
+    text: String,
+    list: OperatorList,
+    /// The ID of the cluster for which they have signed the policy; `None` if no services are installed yet.
+    signed_for: Option<String>,
+}
+
+impl Operators {
+    /// Refuses a policy that is signed for another cluster.
+    fn check(&self, cluster: &[u8; CLUSTER_ID_LEN]) -> Result<(), Error> {
+        let cluster = hex(cluster);
+        match self.signed_for.as_ref().filter(|id| **id != cluster) {
+            None => Ok(()),
+            Some(id) => Err(Error::content(format!(
+                "the operators have signed the policy for the cluster {id}, but this master secret makes the cluster {cluster}: propose it \
+                 again with the ID that `firstlight cluster-id` prints"
+            ))),
+        }
+    }
 }
 
 fn check(options: &Options) -> Result<Brought, Error> {
@@ -333,15 +367,19 @@ fn check(options: &Options) -> Result<Brought, Error> {
     if options.merge_kubeconfig {
         kubeconfig_file::check(&default_path())?;
     }
-    let components = match &options.kubernetes {
-        Some(kubernetes) => kubernetes.check(options.timeout)?,
-        None => vec![],
+    let (components, operators) = match &options.kubernetes {
+        Some(kubernetes) => {
+            let operators = kubernetes.operators(&options.policy)?;
+            (kubernetes.check(options.timeout)?, operators)
+        }
+        None => (vec![], None),
     };
     Ok(Brought {
         cluster_name,
         init_secret,
         state,
         components,
+        operators,
     })
 }
 
@@ -362,11 +400,13 @@ fn rehearse(
     if let (Some(external), false) = (&external, options.wish.create_key) {
         external.key.prepare(false)?;
     }
-    let components = brought.components.len();
     let cluster = match (&kms, &brought.state) {
         (Some(kms), Some(state)) => Some(expected_cluster_id(kms, &state.measurement_salt)?),
         _ => None,
     };
+    if let (Some(operators), Some(cluster)) = (&brought.operators, &cluster) {
+        operators.check(cluster)?;
+    }
     let node = node(cluster.as_ref(), brought.state.as_ref())?;
     let progress = Progress::on_stderr();
     let reached = node.reach(deadline, &progress)?;
@@ -389,21 +429,7 @@ fn rehearse(
             external.uri
         ),
     })?;
-    output.say(match &options.kubernetes {
-        None => "No cluster would be set up on it: --kubernetes-version is not given".into(),
-        Some(kubernetes) => format!(
-            "It would become the first control plane of a cluster {:?} with Kubernetes {} ({components} components), kubeconfig {}",
-            brought.cluster_name,
-            kubernetes.version,
-            options.kubeconfig.display()
-        ),
-    })?;
-    let services = options.kubernetes.as_ref().and_then(|it| it.image.as_ref());
-    if let Some(image) = services {
-        output.say(format_args!(
-            "Then the services of {image} would be installed"
-        ))?;
-    }
+    say_cluster(options, &brought)?;
     output.json(&json!({
         "node": endpoint.to_string(),
         "key": key.map(|key| key.to_string()),
@@ -411,9 +437,38 @@ fn rehearse(
         "masterSecret": options.master_secret,
         "isNewMasterSecret": kms.is_none(),
         "kubernetes": options.kubernetes.as_ref().map(|it| it.version.to_string()),
-        "services": services,
+        "services": options.kubernetes.as_ref().and_then(|it| it.image.as_ref()),
+        "operators": brought.operators.as_ref().map(|it| it.list.names().collect::<Vec<_>>()),
     }))?;
     output.say("Nothing was sent or written")
+}
+
+/// Says what cluster an init would make.
+fn say_cluster(options: &Options, brought: &Brought) -> Result<(), Error> {
+    let output = options.output;
+    let Some(kubernetes) = &options.kubernetes else {
+        return output.say("No cluster would be set up on it: --kubernetes-version is not given");
+    };
+    output.say(format_args!(
+        "It would become the first control plane of a cluster {:?} with Kubernetes {} ({} components), kubeconfig {}",
+        brought.cluster_name,
+        kubernetes.version,
+        brought.components.len(),
+        options.kubeconfig.display()
+    ))?;
+    if let Some(Operators { list, .. }) = &brought.operators {
+        output.say(format_args!(
+            "Each of its policies would need signatures by {} of {}",
+            list.required(),
+            list.names().collect::<Vec<_>>().join(", ")
+        ))?;
+    }
+    match &kubernetes.image {
+        Some(image) => output.say(format_args!(
+            "Then the services of {image} would be installed"
+        )),
+        None => Ok(()),
+    }
 }
 
 fn initialize(
@@ -426,6 +481,7 @@ fn initialize(
         init_secret,
         state,
         components,
+        operators,
     } = check(options)?;
     // report a faulty policy before anything is written
     node(None, state.as_ref())?;
@@ -445,7 +501,11 @@ fn initialize(
     ))?;
     let expected = expected_cluster_id(&kms, &state.measurement_salt)?;
     let node = node(Some(&expected), Some(&state))?;
-    let request = request(options, &kms, &state, &init_secret, components);
+    let mut request = request(options, &kms, &state, &init_secret, components);
+    if let Some(operators) = operators {
+        operators.check(&expected)?;
+        request.policy_operators = operators.text;
+    }
     let answered = send(&node, &request, options, deadline)?;
     if answered.success.cluster_id != expected {
         return Err(Error::refused(format!(
@@ -490,6 +550,10 @@ fn check_carried(options: &Options, reached: &Reached) -> Result<(), Error> {
         (
             is_kubernetes(|it| it.has_kubeadm_addons),
             "it installs neither CoreDNS nor kube-proxy: give --skip-addons, and install them as add-ons",
+        ),
+        (
+            is_kubernetes(|it| it.operators.is_some()),
+            "it does not know --operators, and its cluster accepts policies without signatures: leave it out",
         ),
     ]
     .into_iter()
@@ -622,6 +686,30 @@ impl Kubernetes {
         let file = self.components.as_deref();
         components::of(&self.version, file, &self.exceptions, limit)
     }
+
+    /// Reads the list of operators. Enough of them must have signed the policy in this file if the services are installed, too: they
+    /// take no other.
+    fn operators(&self, file: &Path) -> Result<Option<Operators>, Error> {
+        let Some(path) = &self.operators else {
+            return Ok(None);
+        };
+        let (text, list) = policy::read_operators(path)?;
+        if list.cluster().is_some() || list.previous().is_some() {
+            return Err(Error::content(format!(
+                "{}: it replaces another list: the first list of a cluster has no field \"cluster\" and no field \"previous\"",
+                path.display()
+            )));
+        }
+        let signed_for = match self.image {
+            Some(_) => Some(policy::check_signed(file, &list)?),
+            None => None,
+        };
+        Ok(Some(Operators {
+            text,
+            list,
+            signed_for,
+        }))
+    }
 }
 
 /// Installs the services, if an image is given.
@@ -651,6 +739,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
         policy_text: None,
         image: kubernetes.image.clone().unwrap_or_default(),
         addons: kubernetes.addons.clone(),
+        operator_changes: None,
         skip_phases,
         master_secret: SecretSource::File(options.master_secret.clone()),
         wish: options.wish.clone(),
@@ -986,6 +1075,7 @@ mod tests {
     use crate::shell::error::UNREACHABLE;
     use proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
     use rpc::grpc::{Call, Limits, Router, Sender, Server};
+    use ssh::signature::SigningKey;
     use transport::Accept;
     use verifier::variant;
 
@@ -1187,6 +1277,7 @@ mod tests {
                 image: None,
                 metadata: services::MetadataService::default(),
                 skip_wait: false,
+                operators: None,
             };
             change(&mut kubernetes);
             operator.options.kubernetes = Some(kubernetes);
@@ -1212,6 +1303,31 @@ mod tests {
         assert!(text.contains("10.96.0.0/33"), "{text}");
         let text = wrong(&|it| it.apiserver_sans = vec!["a b".into()]);
         assert!(text.contains("--apiserver-san: "), "{text}");
+        let key = SigningKey::generate().public().line();
+        let of_anna = |more: &str| {
+            format!(r#"{{{more}"required":1,"operators":[{{"name":"anna","key":"{key}"}}]}}"#)
+        };
+        let later = format!(r#""previous":"{}","#, "0a".repeat(32));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (content, expected) in [
+            (
+                of_anna("").replace("anna", ""),
+                "the name \"\" of an operator",
+            ),
+            (of_anna(&later), "it replaces another list"),
+        ] {
+            fs::write(file.path(), content).unwrap();
+            let text = wrong(&|it| it.operators = Some(file.path().into()));
+            let name = file.path().display().to_string();
+            assert!(text.contains(&name) && text.contains(expected), "{text}");
+        }
+        // without a signed policy the services would not serve
+        fs::write(file.path(), of_anna("")).unwrap();
+        let text = wrong(&|it| {
+            it.operators = Some(file.path().into());
+            it.image = Some("example.com/firstlight:1".into());
+        });
+        assert!(text.contains("cannot open"), "{text}");
     }
 
     #[test]
@@ -1220,7 +1336,10 @@ mod tests {
         operator.options.kubeconfig = operator.options.init_secret.clone();
         operator.options.policy = operator.dir.path().join("policy.json");
         let mut error = |policy: &str, requires_strong| {
-            let pcr_4 = format!(r#"{{"measurements":{{"4":"{}"}}{policy}}}"#, "11".repeat(32));
+            let pcr_4 = format!(
+                r#"{{"measurements":{{"4":"{}"}}{policy}}}"#,
+                "11".repeat(32)
+            );
             fs::write(&operator.options.policy, pcr_4).unwrap();
             operator.options.requires_strong = requires_strong;
             run(&operator.options).unwrap_err().to_string()

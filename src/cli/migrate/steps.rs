@@ -9,9 +9,9 @@ use kubernetes::client::{CONFIG_MAPS, Client, NODES, Selector};
 use kubernetes::constellation::node_version::{COMPONENTS, IMAGE, IMAGE_VERSION, NodeVersion};
 use kubernetes::control_planes::is_labelled;
 use kubernetes::machine_record::{self, MachineRecord};
+use kubernetes::objects::NodeObject;
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{self, Before, Maker, Phase};
-use serde_json::json;
 
 use super::facts::{self, Facts};
 use super::nodes;
@@ -24,7 +24,6 @@ use crate::shell::{error::Error, interrupt, progress::Progress};
 use crate::trust::policy::both_images;
 use crate::workspace::{
     keeping::Wish,
-    objects::text,
     state::{STATE_FILE, State},
 };
 
@@ -323,14 +322,12 @@ impl<'a> Move<'a> {
     fn record_workers(&self) -> Result<(), Error> {
         let nodes = self
             .client
-            .list_keeping(&NODES.all(), &Selector::default(), |node| {
-                json!({"metadata": {"name": node["metadata"]["name"], "labels": node["metadata"]["labels"]}})
-            })?;
+            .list_as::<NodeObject>(&NODES.all(), &Selector::default())?;
         for node in nodes.items.iter().filter(|node| !is_labelled(node)) {
-            let name = text(node, "/metadata/name");
+            let name = &node.metadata.name;
             let record = MachineRecord {
                 name: machine_record::name_of_node(name),
-                node: name.into(),
+                node: name.clone(),
                 ..MachineRecord::default()
             };
             let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(&record.name);
@@ -374,6 +371,7 @@ impl<'a> Move<'a> {
             variant: None,
             image: wanted.image.clone(),
             addons: None,
+            operator_changes: None,
             skip_phases,
             master_secret: self.options.master_secret.clone(),
             wish: Wish::default(),

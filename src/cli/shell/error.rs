@@ -237,6 +237,12 @@ impl From<services::Error> for Error {
     }
 }
 
+impl From<services::SignedByOperators> for Error {
+    fn from(error: services::SignedByOperators) -> Error {
+        Error::blocked(error)
+    }
+}
+
 impl From<keywrap::Error> for Error {
     fn from(error: keywrap::Error) -> Error {
         let text = error.to_string();

@@ -52,6 +52,7 @@ use super::client::{
     self, CONFIG_MAPS, Client, DAEMON_SETS, FIELD_MANAGER, NODES, Object, PODS, Selector,
     VALIDATING_ADMISSION_POLICIES, VALIDATING_ADMISSION_POLICY_BINDINGS,
 };
+use super::objects::{ConfigMap, NodeObject, ObjectMeta, Workload};
 use super::readiness;
 use super::wrapping_key::Undecipherable;
 use base::master_secret::MasterSecret;
@@ -148,6 +149,10 @@ const JOIN_CONFIG: &str = "join-config";
 /// Its key with the attestation policy. The previous policy is kept under the second key.
 const ATTESTATION_CONFIG: &str = "attestationConfig";
 const ATTESTATION_CONFIG_BACKUP: &str = "attestationConfig_backup";
+/// Its keys with what the operators of the cluster have signed. The values of the chart have the same names.
+const POLICY_STATEMENT: &str = "policyStatement";
+const POLICY_SIGNATURES: &str = "policySignatures";
+const OPERATOR_CHANGES: &str = "operatorChanges";
 /// Its binary key with the measurement salt.
 const MEASUREMENT_SALT: &str = "measurementSalt";
 /// How often a change of the policy is tried again if somebody else has changed it.
@@ -193,6 +198,19 @@ pub struct ServiceSettings {
     pub watch_action: Option<String>,
     /// The URL of the issuer of attestation results. Empty for none.
     pub watch_issuer: Option<String>,
+    /// What the operators of the cluster have signed.
+    pub signed: SignedPolicy,
+}
+
+/// What the operators of a cluster have signed (docs/day-two/signed-policies.md). The texts are empty in a cluster without operators.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SignedPolicy {
+    /// The statement that names the policy.
+    pub statement: String,
+    /// The signatures of the statement.
+    pub signatures: String,
+    /// The changes of the list of operators: a JSON list.
+    pub operator_changes: String,
 }
 
 /// A cloud's metadata service, with the arguments of `cloud_api::metadata`.
@@ -256,6 +274,9 @@ impl ServiceSettings {
         values["attestationVariant"] = self.variant.as_str().into();
         values["attestationPolicy"] = self.policy.as_str().into();
         values["measurementSalt"] = base64(&self.measurement_salt).into();
+        values[POLICY_STATEMENT] = self.signed.statement.as_str().into();
+        values[POLICY_SIGNATURES] = self.signed.signatures.as_str().into();
+        values[OPERATOR_CHANGES] = self.signed.operator_changes.as_str().into();
         (values["masterSecret"], values["keyService"]["kms"]) = stored.values();
         values
     }
@@ -614,22 +635,56 @@ pub use render::RenderError;
 
 /// Returns the attestation policy of a cluster, JSON; `None` if it has none.
 pub fn present_policy(client: &Client) -> Result<Option<String>, client::Error> {
+    Ok(join_config(client)?.data.remove(ATTESTATION_CONFIG))
+}
+
+fn join_config(client: &Client) -> Result<ConfigMap, client::Error> {
+    let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
+    Ok(client.find_as(&at)?.unwrap_or_default())
+}
+
+/// Returns what the operators of a cluster have signed.
+pub fn present_signed(client: &Client) -> Result<SignedPolicy, client::Error> {
     let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
     let map = client.find(&at)?.unwrap_or_default();
-    Ok(map["data"][ATTESTATION_CONFIG].as_str().map(str::to_owned))
+    Ok(signed_in(&map))
 }
+
+fn signed_in(map: &Value) -> SignedPolicy {
+    let text = |key: &str| map["data"][key].as_str().unwrap_or_default().to_owned();
+    SignedPolicy {
+        statement: text(POLICY_STATEMENT),
+        signatures: text(POLICY_SIGNATURES),
+        operator_changes: text(OPERATOR_CHANGES),
+    }
+}
+
+/// The policy cannot be changed in the cluster, because the operators have signed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SignedByOperators;
+
+impl fmt::Display for SignedByOperators {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "the policy of this cluster is signed by its operators, so no command changes it in the cluster: change the file, run \
+             `firstlight policy propose` and `firstlight policy sign` with it, then `firstlight apply`, and this command again",
+        )
+    }
+}
+
+impl std::error::Error for SignedByOperators {}
 
 /// Replaces the attestation policy of a cluster, and keeps the previous one under the second key, as [`apply`] does. `change` gets the
 /// present policy and returns the new one, or `None` if nothing has to be changed. If the policy changes meanwhile, it is called again.
-pub fn change_policy<E: From<client::Error>>(
+/// Fails if a signed policy has to be changed.
+pub fn change_policy<E: From<client::Error> + From<SignedByOperators>>(
     client: &Client,
     change: impl Fn(&str) -> Result<Option<String>, E>,
 ) -> Result<(), E> {
     let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
     for _ in 0..POLICY_TRIES {
         let present = client.get(&at)?;
-        let policy = present["data"][ATTESTATION_CONFIG].as_str();
-        let Some(new) = change(policy.unwrap_or_default())? else {
+        let Some(new) = changed_policy(&present, &change)? else {
             return Ok(());
         };
         // the fields that `apply` has applied stay ours
@@ -637,8 +692,7 @@ pub fn change_policy<E: From<client::Error>>(
         let mut wanted = ours.clone().unwrap_or_else(|| present.clone());
         wanted["data"][ATTESTATION_CONFIG] = new.into();
         keep_policy(&mut wanted, Some(&present));
-        let version = &present["metadata"]["resourceVersion"];
-        wanted["metadata"]["resourceVersion"] = version.clone();
+        wanted["metadata"]["resourceVersion"] = client::version_of(&present).into();
         let written = match ours {
             Some(_) => client.apply(&at, &wanted),
             None => client.update(&at, &wanted),
@@ -655,11 +709,23 @@ pub fn change_policy<E: From<client::Error>>(
     .into())
 }
 
+/// Returns the policy that replaces the one in this ConfigMap, if it has to be changed.
+fn changed_policy<E: From<SignedByOperators>>(
+    map: &Value,
+    change: impl Fn(&str) -> Result<Option<String>, E>,
+) -> Result<Option<String>, E> {
+    let policy = map["data"][ATTESTATION_CONFIG].as_str();
+    let new = change(policy.unwrap_or_default())?;
+    if new.is_some() && !signed_in(map).statement.is_empty() {
+        return Err(SignedByOperators.into());
+    }
+    Ok(new)
+}
+
 /// Returns the measurement salt of a cluster; `None` if it has none.
 pub fn present_salt(client: &Client) -> Result<Option<Vec<u8>>, client::Error> {
-    let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
-    let map = client.find(&at)?.unwrap_or_default();
-    let text = map["binaryData"][MEASUREMENT_SALT].as_str();
+    let map = join_config(client)?;
+    let text = map.binary_data.get(MEASUREMENT_SALT);
     Ok(text.and_then(|text| BASE64_STANDARD.decode(text).ok()))
 }
 
@@ -737,7 +803,7 @@ fn plan(
 
 /// Returns the object with the wanted pods, if it is a DaemonSet of another system.
 fn replaced(before: &Value, wanted: &Value) -> Option<Value> {
-    if wanted["kind"] != "DaemonSet" || kept::is_of_chart(before) {
+    if wanted["kind"] != "DaemonSet" || kept::is_of_chart(&ObjectMeta::of(before)) {
         return None;
     }
     let mut whole = before.clone();
@@ -783,10 +849,9 @@ fn carry_out(
         }
         let after = client.apply(&change.at, &change.wanted)?;
         *done += 1;
-        let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
         let what = match &change.before {
             None => "new",
-            Some(before) if version(before) != version(&after) => "changed",
+            Some(before) if client::version_of(before) != client::version_of(&after) => "changed",
             Some(_) => continue,
         };
         changed.push(change.at.to_string());
@@ -813,7 +878,7 @@ fn wait_ready(
     loop {
         let mut missing = Vec::new();
         for set in &sets {
-            missing.extend(missing_of(&client.get(&set.at)?));
+            missing.extend(missing_of(&client.get_as(&set.at)?));
         }
         if missing.is_empty() {
             return Ok(());
@@ -821,7 +886,7 @@ fn wait_ready(
         let mut troubles = troubles(client, &sets)?;
         if started.elapsed() >= readiness::NETWORK_GRACE {
             // only a hint: the services decide
-            if let Ok(nodes) = client.list(&NODES.all(), &Selector::default()) {
+            if let Ok(nodes) = client.list_as::<NodeObject>(&NODES.all(), &Selector::default()) {
                 troubles.extend(readiness::without_network(&nodes.items));
             }
         }
@@ -846,24 +911,17 @@ fn wait_ready(
 }
 
 /// Returns what is missing of a DaemonSet, or `None` if it is ready. At least one control plane must be eligible for it.
-fn missing_of(set: &Value) -> Option<String> {
-    let name = set
-        .pointer("/metadata/name")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
-    let nodes = set
-        .pointer("/status/desiredNumberScheduled")
-        .and_then(Value::as_u64);
-    readiness::missing_of(set).or_else(|| {
-        (nodes.unwrap_or(0) == 0).then(|| format!("{name}: no control plane is available for it"))
-    })
+fn missing_of(set: &Workload) -> Option<String> {
+    let (name, nodes) = (&set.metadata.name, set.status.desired_number_scheduled);
+    readiness::missing_of(set)
+        .or_else(|| (nodes == 0).then(|| format!("{name}: no control plane is available for it")))
 }
 
 /// Returns what the kubelets report about containers that do not run.
 fn troubles(client: &Client, sets: &[&Change]) -> Result<Vec<String>, Error> {
     let names: Vec<_> = sets.iter().map(|set| set.at.name()).collect();
     let selector = Selector::labels(&format!("k8s-app in ({})", names.join(",")));
-    let pods = client.list(&PODS.in_namespace(NAMESPACE), &selector)?;
+    let pods = client.list_as(&PODS.in_namespace(NAMESPACE), &selector)?;
     Ok(pods.items.iter().flat_map(readiness::troubles_of).collect())
 }
 
@@ -1006,6 +1064,7 @@ mod tests {
             watch: None,
             watch_action: None,
             watch_issuer: None,
+            signed: SignedPolicy::default(),
         }
     }
 
@@ -1045,10 +1104,56 @@ mod tests {
     }
 
     #[test]
+    fn what_the_operators_have_signed_is_beside_the_policy() {
+        let data = |signed: &SignedPolicy| {
+            let objects = manifests(&ServiceSettings {
+                signed: signed.clone(),
+                ..settings()
+            });
+            let objects = objects.unwrap();
+            let is_it = |object: &&Value| {
+                object["kind"] == "ConfigMap" && object["metadata"]["name"] == JOIN_CONFIG
+            };
+            objects.iter().find(is_it).unwrap()["data"].clone()
+        };
+        let unsigned = data(&SignedPolicy::default());
+        assert_eq!(unsigned, json!({"attestationConfig": settings().policy}));
+        let mut signed = SignedPolicy {
+            statement: "{\"number\":1}\n".into(),
+            signatures: "-----BEGIN SSH SIGNATURE-----\n".into(),
+            operator_changes: String::new(),
+        };
+        for keys in [3, 4] {
+            let data = data(&signed);
+            assert_eq!(data.as_object().unwrap().len(), keys, "{data}");
+            assert_eq!(signed_in(&json!({"data": data})), signed);
+            signed.operator_changes = "[]".into();
+        }
+    }
+
+    #[test]
+    fn a_signed_policy_is_not_changed_in_the_cluster() {
+        let changed = |statement: Option<&str>, new: Option<&str>| {
+            let mut map = json!({"data": {"attestationConfig": "old"}});
+            if let Some(statement) = statement {
+                map["data"]["policyStatement"] = statement.into();
+            }
+            changed_policy(&map, |present| {
+                assert_eq!(present, "old");
+                Ok::<_, SignedByOperators>(new.map(str::to_owned))
+            })
+        };
+        assert_eq!(changed(None, Some("new")), Ok(Some("new".into())));
+        assert_eq!(changed(Some("{}"), None), Ok(None));
+        assert_eq!(changed(Some("{}"), Some("new")), Err(SignedByOperators));
+    }
+
+    #[test]
     fn a_cluster_without_a_control_plane_is_not_ready() {
         let set = |desired: u64| {
-            json!({"kind": "DaemonSet", "metadata": {"name": "a"}, "status": {"desiredNumberScheduled": desired,
-            "updatedNumberScheduled": desired, "numberAvailable": desired}})
+            let set = json!({"kind": "DaemonSet", "metadata": {"name": "a"}, "status": {"desiredNumberScheduled": desired,
+                "updatedNumberScheduled": desired, "numberAvailable": desired}});
+            serde_json::from_value(set).unwrap()
         };
         assert!(
             missing_of(&set(0))

@@ -993,6 +993,7 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
                 // servers, which kubeadm's pods mount too
                 let joining = [
                     "/etc/kubernetes/pki",
+                    "/etc/kubernetes/firstlight/policy",
                     "/run/firstlight/evidence",
                     "/etc/ssl/certs",
                 ];
@@ -1010,7 +1011,8 @@ Role firstlight-objects of kube-system/root-ca-cert-publisher kube-system/token-
                         .as_array()
                         .unwrap()
                         .iter()
-                        .all(|mount| mount["readOnly"] == true)
+                        .all(|mount| mount["readOnly"] == true
+                            || mount["name"] == "policy-operators")
                 );
                 assert_eq!(context["readOnlyRootFilesystem"], true);
                 assert_eq!(context["allowPrivilegeEscalation"], false);

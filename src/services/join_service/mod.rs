@@ -63,6 +63,7 @@ use crate::cluster::secrets::Secrets;
 use crate::cluster::{Cluster, Watches};
 use crate::metrics::Registry;
 use crate::policy_file::{self, Loaded};
+use crate::policy_operators::PolicyOperators;
 use crate::serving::{Addresses, Api, CannotListen, Serving};
 use crate::{CONFIG_DIR, shared_metrics};
 use admission::ClusterAccess;
@@ -184,7 +185,9 @@ impl JoinService {
             let policy = Policy::from_json(text)?.expecting_fresh();
             Ok(endorsement::validator(variant, policy, &sources)?)
         };
-        let loaded = Loaded::open(&file, Box::new(parse)).map_err(Error::Policy)?;
+        let operators = PolicyOperators::keeping(&config.wrapping_key_dir);
+        let loaded =
+            Loaded::open(&file, Some(operators), Box::new(parse)).map_err(Error::Policy)?;
         let (policy, watch) = policy::follow(loaded).map_err(Error::Thread)?;
         let addresses = Addresses::open(config.listen, config.health, config.metrics)?;
         let registry = Registry::new();
@@ -415,7 +418,11 @@ impl fmt::Display for Error {
             Error::Policy(error) => error.fmt(f),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
             Error::Records(dir, error) => {
-                write!(f, "cannot open the records of disks in {}: {error}", dir.display())
+                write!(
+                    f,
+                    "cannot open the records of disks in {}: {error}",
+                    dir.display()
+                )
             }
             Error::Thread(error) => write!(f, "cannot start a thread: {error}"),
         }

@@ -9,12 +9,14 @@ use std::time::SystemTime;
 use zeroize::Zeroizing;
 
 use crate::cluster::refusal::TicketRefusal;
+use crate::policy_operators::PolicyOperators;
 use base::crypto::Secret;
 use kubernetes::certificate_request::CertificateRequest;
+use kubernetes::certificate_request::kubelet_request::authority_hashes;
 use kubernetes::kubelet_certificate::ClusterCa;
-use kubernetes::kubelet_request::authority_hashes;
 use kubernetes::wrapping_key;
 use proto::join::ControlPlaneCertOrKey;
+use ssh::operators::Newest;
 
 /// The directory of kubeadm's certificates.
 pub const DIRECTORY: &str = "/etc/kubernetes/pki";
@@ -89,6 +91,13 @@ impl Pki {
     pub fn wrapping_key(&self) -> Result<Option<Secret>, TicketRefusal> {
         wrapping_key::read(&self.wrapping_key)
             .map_err(|error| TicketRefusal::internal("wrapping-key", error.to_string()))
+    }
+
+    /// Reads the list of the operators who sign policies, and the newest policy; `None` if the cluster has no operators.
+    pub fn operators(&self) -> Result<Option<(String, Newest)>, TicketRefusal> {
+        PolicyOperators::reading(&self.wrapping_key)
+            .to_hand_over()
+            .map_err(|error| TicketRefusal::internal("operators", error.to_string()))
     }
 
     fn read(&self, name: &str) -> Result<Zeroizing<Vec<u8>>, TicketRefusal> {

@@ -57,7 +57,7 @@ fn follow_every(
 ) -> io::Result<(Arc<PolicyFile>, PolicyWatch)> {
     let policy = Arc::new(PolicyFile {
         current: Mutex::new(file.validator()),
-        is_stale: AtomicBool::new(false),
+        is_stale: AtomicBool::new(file.is_stale()),
         change: Mutex::default(),
     });
     let following = policy.clone();
@@ -158,6 +158,11 @@ mod tests {
 
     use super::*;
     use crate::policy_file::PolicyFileFault;
+    use crate::policy_operators::PolicyOperators;
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD as STANDARD;
+    use ssh::operators::{Newest, POLICY_NAMESPACE, PolicyStatement, sha256_hex};
+    use ssh::signature::SigningKey;
     use verifier::{
         CredentialChallenge, Evidence, Identified, MachineIdentity, Policy, Properties, Refusal,
     };
@@ -203,7 +208,7 @@ mod tests {
     }
 
     fn start(path: &Path) -> (Arc<PolicyFile>, PolicyWatch) {
-        let file = Loaded::open(path, Box::new(parse)).unwrap();
+        let file = Loaded::open(path, None, Box::new(parse)).unwrap();
         follow_every(Duration::from_millis(5), file).unwrap()
     }
 
@@ -282,11 +287,79 @@ mod tests {
         assert!(!policy.is_stale.load(Ordering::Relaxed));
     }
 
+    /// What somebody with all rights on the ConfigMap, and one operator of two, can put there.
+    #[test]
+    fn fifty_forged_policies_admit_nobody_in_a_cluster_with_operators() {
+        let keys = [SigningKey::generate(), SigningKey::generate()];
+        let [anna, ben] = &keys;
+        let (mallory, cluster) = (SigningKey::generate(), [7; 32]);
+        let key_of = |name: &str, key: &SigningKey| {
+            format!(r#"{{"name":"{name}","key":"{}"}}"#, key.public().line())
+        };
+        let operators = [key_of("anna", anna), key_of("ben", ben)].join(",");
+        let list = format!(r#"{{"required":2,"operators":[{operators}]}}"#);
+        let dir = tempfile::tempdir().unwrap();
+        ssh::operators::install(dir.path(), &list, &cluster, &Newest::default()).unwrap();
+        let statement = |number: u64, policy: &str, cluster: [u8; 32]| PolicyStatement {
+            cluster: base::text::hex(&cluster),
+            number,
+            policy: sha256_hex(policy.as_bytes()),
+            previous: None,
+            not_after: None,
+        };
+        let block = |key: &SigningKey, text: &str| {
+            let blob = STANDARD.encode(key.sign(POLICY_NAMESPACE, text.as_bytes()));
+            format!("-----BEGIN SSH SIGNATURE-----\n{blob}\n-----END SSH SIGNATURE-----\n")
+        };
+        let publish = |policy: &str, statement: &str, by: &[&SigningKey]| {
+            let signatures: String = by.iter().map(|key| block(key, statement)).collect();
+            fs::write(dir.path().join("attestationConfig"), policy).unwrap();
+            fs::write(dir.path().join("policyStatement"), statement).unwrap();
+            fs::write(dir.path().join("policySignatures"), signatures).unwrap();
+        };
+        let first = statement(1, "one", cluster).to_text();
+        publish("one", &first, &[anna, ben]);
+        let operators = || Some(PolicyOperators::keeping(dir.path()));
+        let path = dir.path().join("attestationConfig");
+        let mut file = Loaded::open(&path, operators(), Box::new(parse)).unwrap();
+        for n in 0..10 {
+            let forged = format!("forged {n}");
+            let own = statement(2 + n, &forged, cluster).to_text();
+            publish(&forged, &first, &[anna, ben]);
+            assert!(file.reload().is_none());
+            publish(&forged, "", &[]);
+            assert!(file.reload().is_none());
+            publish(&forged, &own, &[anna, anna, &mallory]);
+            assert!(file.reload().is_none());
+            publish(&forged, &own, &[&mallory, &SigningKey::generate()]);
+            assert!(file.reload().is_none());
+            let elsewhere = statement(2 + n, &forged, [8; 32]).to_text();
+            publish(&forged, &elsewhere, &[anna, ben]);
+            assert!(file.reload().is_none());
+            assert!(file.is_stale() && accepts(&*file.validator(), "one"));
+            // a service that starts now uses the policy that was in force
+            let started = Loaded::open(&path, operators(), Box::new(parse)).unwrap();
+            assert!(started.is_stale() && accepts(&*started.validator(), "one"));
+        }
+        publish("two", &statement(2, "two", cluster).to_text(), &[anna, ben]);
+        assert!(accepts(&*file.reload().unwrap(), "two"));
+        publish("one", &first, &[anna, ben]);
+        assert!(file.reload().is_none() && file.is_stale());
+        fs::remove_file(dir.path().join("policy/operators.json")).unwrap();
+        publish("forged", "", &[]);
+        assert!(file.reload().is_none() && file.is_stale());
+    }
+
     #[test]
     fn a_policy_that_is_bad_to_begin_with_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("attestationConfig");
-        let fault = || Loaded::open(&path, Box::new(parse)).err().unwrap().fault;
+        let fault = || {
+            Loaded::open(&path, None, Box::new(parse))
+                .err()
+                .unwrap()
+                .fault
+        };
         assert!(matches!(fault(), PolicyFileFault::Read(_)));
         fs::write(&path, "bad").unwrap();
         assert!(matches!(fault(), PolicyFileFault::Policy(_)));

@@ -46,6 +46,7 @@ use proto::join::{
 };
 use rpc::grpc::{Call, Code, Status};
 use ssh::PublicKey;
+use ssh::operators::Newest;
 use verifier::{Claims, Stage};
 
 /// How long the answer that a member controller is ready counts, and when a node that was refused without one asks again.
@@ -87,6 +88,8 @@ struct Inputs {
     node_files: Vec<ControlPlaneCertOrKey>,
     /// Of a control plane; `None` in a cluster of an earlier version.
     wrapping_key: Option<Secret>,
+    /// Of a control plane: the list of the operators who sign policies, and their newest policy.
+    operators: Option<(String, Newest)>,
 }
 
 /// The signed parts of a ticket.
@@ -309,7 +312,8 @@ impl Tickets {
             return Err(TicketRefusal::gone());
         }
         let Some(claims) = call.claims::<Claims>() else {
-            let message = "the caller sent no evidence: this service gives tickets only over attested TLS";
+            let message =
+                "the caller sent no evidence: this service gives tickets only over attested TLS";
             return Err(TicketRefusal::denied("unproven", message));
         };
         if let (Some(stage), Some(expected)) = (claims.stage, expected)
@@ -387,6 +391,11 @@ impl Tickets {
             },
             wrapping_key: if asked.control_plane {
                 self.pki.wrapping_key()?
+            } else {
+                None
+            },
+            operators: if asked.control_plane {
+                self.pki.operators()?
             } else {
                 None
             },
@@ -542,6 +551,11 @@ fn ticket(
     ticket.node_files = inputs.node_files;
     if let Some(key) = &inputs.wrapping_key {
         ticket.wrapping_key = key.expose().to_vec();
+    }
+    if let Some((list, newest)) = inputs.operators {
+        ticket.policy_operators = list;
+        ticket.policy_number = newest.number;
+        ticket.policy_statement = newest.statement;
     }
     ticket.kubernetes_version = inputs.components.version.clone();
     ticket.kubernetes_components = inputs.components.list.clone().unwrap_or_default();

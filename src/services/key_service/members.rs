@@ -19,6 +19,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use crate::policy_file::{self, Error, Loaded};
+use crate::policy_operators::PolicyOperators;
 use verifier::sources::Sources;
 use verifier::{Changing, ClusterRegister, Policy, Stage, Validator, Variant};
 
@@ -54,23 +55,25 @@ impl Members {
         sources: Arc<dyn Sources>,
     ) -> Result<Members, Error> {
         let expecting = move |policy: Policy| policy.expecting(&register);
-        Members::open(variant, config_dir, expecting, sources)
+        Members::open(variant, config_dir, None, expecting, sources)
     }
 
-    /// Creates a validator for the policy in this directory and the cluster with this ID.
+    /// Creates a validator for the policy in this directory, which the operators must have signed, and the cluster with this ID.
     pub fn of_cluster(
         variant: &'static Variant,
         config_dir: &Path,
+        operators: PolicyOperators,
         id: [u8; CLUSTER_ID_LEN],
         sources: Arc<dyn Sources>,
     ) -> Result<Members, Error> {
         let expecting = move |policy: Policy| policy.expecting_cluster(&id);
-        Members::open(variant, config_dir, expecting, sources)
+        Members::open(variant, config_dir, Some(operators), expecting, sources)
     }
 
     fn open(
         variant: &'static Variant,
         config_dir: &Path,
+        operators: Option<PolicyOperators>,
         expecting: impl Fn(Policy) -> Policy + Send + 'static,
         sources: Arc<dyn Sources>,
     ) -> Result<Members, Error> {
@@ -79,7 +82,8 @@ impl Members {
             let policy = expecting(policy.at(Stage::Booted));
             Ok(endorsement::validator(variant, policy, &sources)?)
         };
-        let file = Loaded::open(&config_dir.join(policy_file::NAME), Box::new(parse))?;
+        let path = config_dir.join(policy_file::NAME);
+        let file = Loaded::open(&path, operators, Box::new(parse))?;
         let in_force = in_force(variant, &file);
         let state = Mutex::new(State { file, in_force });
         Ok(Members { variant, state })

@@ -151,7 +151,7 @@ ours $D1 existing >$T/refused 2>&1 && fail zero-superblock-refused "mapped" || {
   verdict zero-superblock-refused "$(cat $T/refused)" grep -q 'only zeros' $T/refused
 }
 dm_guest open state $UUID $D1 $T/pass integrity create >$T/refused 2>&1 && fail short-key-refused "mapped" || {
-  verdict short-key-refused "$(cat $T/refused)" grep -q 'volume key of 10 bytes instead of 96' $T/refused
+  verdict short-key-refused "$(cat $T/refused)" grep -q 'the volume key has 10 bytes, expected 96' $T/refused
 }
 verdict failure-leaves-nothing "$(dmsetup ls)" [ "$(dmsetup ls | grep -c state)" = 0 ]
 

@@ -1,11 +1,9 @@
 //! A connection to a node, on which the operator has proven to be one.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use base::child_process;
 use base::crypto::SSH_USER_CA_SEED_ID;
 use base::machines::Role;
 use base::time::seconds;
@@ -25,6 +23,7 @@ use crate::workspace::{
     master_secret::SecretOptions,
     options::VariantOption,
     sources::{SourceOptions, sources},
+    ssh_key,
     state::{ClusterOptions, KnownNode, State},
 };
 
@@ -226,18 +225,10 @@ impl OperatorOptions {
     }
 }
 
-/// Signs `message` with the key in this file, or with that of an agent whose public key is in this file.
+/// Signs `message` with the key of the operator.
 fn sign(key: &Path, message: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut command = Command::new("ssh-keygen");
-    command
-        .args(["-q", "-Y", "sign", "-n", OPERATOR_NAMESPACE, "-f"])
-        .arg(key);
-    let failed =
-        |why: String| Error::failed(format!("cannot sign with the key {}: {why}", key.display()));
-    let output = child_process::in_foreground(&mut command, message)
-        .map_err(|error| failed(error.to_string()))?;
-    signature::blob_of_file(&String::from_utf8_lossy(&output))
-        .map_err(|error| failed(error.to_string()))
+    let armored = ssh_key::sign(key, OPERATOR_NAMESPACE, message)?;
+    signature::blob_of_file(&armored).map_err(|error| ssh_key::failed(key, &error.to_string()))
 }
 
 /// A connection to a node.

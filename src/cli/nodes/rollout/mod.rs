@@ -372,6 +372,18 @@ impl Operation<'_> {
                 "the cluster has Constellation's NodeVersion: use `firstlight upgrade` (docs/day-two/upgrade.md)".into(),
             );
         }
+        if let Goal::Image {
+            was_accepted: false,
+            ..
+        } = record.goal
+            && !services::present_signed(self.client)?.statement.is_empty()
+        {
+            blocks.push(
+                "the policy of this cluster is signed by its operators, and does not accept the new image: first apply a policy that they \
+                 have signed and that accepts both images (docs/day-two/signed-policies.md)"
+                    .into(),
+            );
+        }
         blocks.extend(cluster.unrecorded.map(str::to_owned));
         let left = record.left(cluster);
         if is_image

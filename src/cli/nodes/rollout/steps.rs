@@ -10,9 +10,9 @@ use base::text::hex;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{Client, DAEMON_SETS, NODES, PODS, Selector};
 use kubernetes::control_planes::{ControlPlane, ControlPlanes, has_owner};
+use kubernetes::objects::{NodeObject, Pod, Workload};
 use kubernetes::services;
 use ring::digest::{SHA256, digest};
-use serde_json::Value;
 use verifier::Variant;
 
 use super::decide::{self, ClusterFacts, Next, Seen};
@@ -31,7 +31,6 @@ use crate::shell::{
     progress::{Progress, block, human, printable},
 };
 use crate::trust::policy::{both_images, only_images};
-use crate::workspace::objects::{condition, text};
 
 /// The pause between two looks at the cluster, at least; in a large cluster it is longer.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -46,6 +45,10 @@ const TRIAL: [&str; 4] = [
     "--wait",
     "firstlight-trial.service",
 ];
+/// What the policy must accept that the operators sign, before and after the change of the nodes.
+const ACCEPTS_BOTH: &str =
+    "The file must accept both images; `firstlight rollout continue` then goes on";
+const ACCEPTS_ONE: &str = "The file must accept only the image that the nodes keep; `firstlight rollout continue` then goes on";
 /// The DaemonSet of the join service, and the container in its pods.
 const JOIN_SERVICE: &str = "join-service";
 
@@ -445,8 +448,8 @@ impl Rollout<'_> {
 
     /// Returns whether the Node is still the one of this UID.
     fn is_there(&self, name: &str, uid: &str) -> Result<bool, Error> {
-        let found = self.client.find(&NODES.named(name))?;
-        Ok(found.is_some_and(|it| text(&it, "/metadata/uid") == uid))
+        let found = self.client.find_as::<NodeObject>(&NODES.named(name))?;
+        Ok(found.is_some_and(|it| it.metadata.uid == uid))
     }
 
     /// Brings the image or the programs to a node, or asks for its replacement.
@@ -586,12 +589,12 @@ impl Rollout<'_> {
         // the API server of the only control plane has rebooted with it, and could not delete this pod
         reboot_job(record, name, tries).delete(self.client);
         // the pod may also have ended, or have begun again, because the node went back
-        let node = self.client.get(&NODES.named(name))?;
-        let boot = text(&node, "/status/nodeInfo/bootID");
+        let node: NodeObject = self.client.get_as(&NODES.named(name))?;
+        let boot = &node.status.node_info.boot_id;
         let stays = cluster
             .nodes
             .iter()
-            .any(|it| it.name == name && it.boot == boot);
+            .any(|it| it.name == name && it.boot == *boot);
         match ended {
             Ended::Done if stays => Ok(()),
             _ => Err(Error::Refused(format!(
@@ -638,7 +641,8 @@ impl Rollout<'_> {
             } else {
                 both_images(present, &policy).map(Some)
             }
-        })?;
+        })
+        .map_err(|error| if_signed(error, ACCEPTS_BOTH))?;
         self.progress.line("the policy accepts both images");
         self.await_in_force(record)
     }
@@ -648,9 +652,12 @@ impl Rollout<'_> {
         let variant = services::present_variant(self.client)?.unwrap_or_default();
         let variant = Variant::named(&variant).map_err(Error::content)?;
         services::change_policy(self.client, |present| {
-            let new = only_images(present, variant, |it| !old.iter().any(|id| **it.id() == **id))?;
+            let new = only_images(present, variant, |it| {
+                !old.iter().any(|id| **it.id() == **id)
+            })?;
             Ok::<_, Error>((new != present).then_some(new))
-        })?;
+        })
+        .map_err(|error| if_signed(error, ACCEPTS_ONE))?;
         self.progress
             .line("the policy does not accept the old image any more");
         Ok(())
@@ -664,12 +671,12 @@ impl Rollout<'_> {
         loop {
             let policy = services::present_policy(self.client)?.unwrap_or_default();
             let digest = hex(digest(&SHA256, policy.as_bytes()).as_ref());
-            let sentence = format!("is in force (sha256 {digest})");
+            let sentence = format!("is in force (sha256 {digest}");
             let mut ready = join_services(self.client)?;
-            ready.retain(|(_, pod)| condition(pod, "Ready") == Some("True"));
+            ready.retain(|(_, pod)| pod.is_ready());
             let mut late = vec![];
             for (plane, pod) in &ready {
-                let name = text(pod, "/metadata/name");
+                let name = &pod.metadata.name;
                 let said = log_of(self.client, plane, name);
                 // the last one counts: a policy may come back
                 let said = said.map(|log| {
@@ -706,6 +713,14 @@ impl Rollout<'_> {
             self.tick(record)?;
             pause(self.client)?;
         }
+    }
+}
+
+/// Adds to the error of a policy that only the operators of the cluster change what the file must have.
+fn if_signed(error: Error, what: &str) -> Error {
+    match error {
+        Error::Blocked(text) => Error::Blocked(format!("{text}. {what}")),
+        other => other,
     }
 }
 
@@ -763,18 +778,19 @@ fn records(log: &str) -> Vec<String> {
 
 /// Returns the pods of the join service with their control planes: those that the DaemonSet owns and that run on a node whose record says
 /// that it is a control plane. Each kubelet may give the label to a pod of its own, so it only shortens the list.
-fn join_services(client: &Client) -> Result<Vec<(ControlPlane, Value)>, Error> {
-    let set = client.find(&DAEMON_SETS.in_namespace(NAMESPACE).named(JOIN_SERVICE))?;
-    let uid = text(set.as_ref().unwrap_or(&Value::Null), "/metadata/uid").to_owned();
+fn join_services(client: &Client) -> Result<Vec<(ControlPlane, Pod)>, Error> {
+    let set = DAEMON_SETS.in_namespace(NAMESPACE).named(JOIN_SERVICE);
+    let set = client.find_as::<Workload>(&set)?.unwrap_or_default();
+    let uid = set.metadata.uid;
     let planes = ControlPlanes::read(client)?;
     let selector = Selector::labels(&format!("k8s-app={JOIN_SERVICE}"));
-    let pods = client.list(&PODS.in_namespace(NAMESPACE), &selector)?;
+    let pods = client.list_as(&PODS.in_namespace(NAMESPACE), &selector)?;
     let own = pods
         .items
         .into_iter()
         .filter(|pod| has_owner(pod, "DaemonSet", JOIN_SERVICE, &uid));
     let placed = own.filter_map(|pod| {
-        let plane = planes.find(text(&pod, "/spec/nodeName"))?;
+        let plane = planes.find(&pod.spec.node_name)?;
         Some((plane.clone(), pod))
     });
     Ok(placed.collect())
@@ -817,16 +833,13 @@ fn log_of(client: &Client, plane: &ControlPlane, pod: &str) -> Result<String, Lo
 
 /// Returns the last record in which a join service refuses the evidence of a node.
 fn last_refusal(client: &Client, node: &str) -> Result<Option<String>, Error> {
-    let node = client.get(&kubernetes::client::NODES.named(node))?;
-    let addresses = crate::workspace::objects::list(&node, "/status/addresses").iter();
-    let internal = addresses.filter(|it| text(it, "/type") == "InternalIP");
-    let callers: Vec<_> = internal
-        .map(|it| format!("{}:", text(it, "/address")))
-        .collect();
+    let node: NodeObject = client.get_as(&NODES.named(node))?;
+    let internal = node.addresses("InternalIP");
+    let callers: Vec<_> = internal.map(|it| format!("{it}:")).collect();
     let mut last = None;
     for (plane, pod) in join_services(client)? {
         // a machine that is not asked says nothing
-        let Ok(log) = log_of(client, &plane, text(&pod, "/metadata/name")) else {
+        let Ok(log) = log_of(client, &plane, &pod.metadata.name) else {
             continue;
         };
         let is_refusal = |record: &String| {

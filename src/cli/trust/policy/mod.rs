@@ -1,11 +1,12 @@
 //! `firstlight policy`: checks, shows, compares and changes the file with an attestation policy.
 //! `text` writes policies for all commands, `edit` changes them, `images` adds and removes images, `facts` describes what a policy
-//! requires, and `check` finds what it does not pin.
+//! requires, `check` finds what it does not pin, and `signed` has what the operators of a cluster sign.
 
 mod check;
 mod edit;
 mod facts;
 mod images;
+mod signed;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -25,13 +26,17 @@ use crate::shell::{
 };
 use crate::workspace::{connect::read_policy, options::VariantOption};
 use clap::{Args, ValueEnum};
+use signed::{Proposal, SigningOptions};
 
 pub use check::{accepts_any_tpm, found};
 pub use edit::Edit;
 pub use images::{both_images, only_images};
+pub use signed::{
+    check_cluster, check_complete, check_newer, check_signed, of_file, read_changes, read_operators,
+};
 pub use text::text;
 
-/// Check, show, compare or change the file with an attestation policy
+/// Check, show, compare, change or sign the file with an attestation policy
 ///
 /// `check FILE` names each error, such as an unknown word, and what the policy does not pin: any TPM, any firmware,
 /// another register than those that are named. The exit code is 0 without an error, and 1 with one. It is also an
@@ -44,12 +49,20 @@ pub use text::text;
 /// `add-key FILE KEY..` and `remove-key FILE KEY..` change which attestation keys the policy accepts. KEY is the name
 /// of a key as the console of its machine shows it; `-` reads the names from standard input. The file keeps its mode,
 /// and is replaced as a whole. The last key is removed only with --trust-any-tpm, unless the platform endorses keys.
+///
+/// In a cluster with operators (`firstlight init --operators`), several of them sign each policy. `propose FILE` writes
+/// the statement that they sign: FILE.statement, with the cluster's ID, a number, and the policy's digest. `sign FILE`
+/// shows the policy, and adds the signature by an SSH key to FILE.signatures. `check-signatures FILE` lists who has
+/// signed; the exit code is 0 if they are enough, and 1 if not. Then `firstlight apply` takes the three files.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   firstlight policy check policy.json
   firstlight policy show policy.json
   firstlight policy diff policy.json policy-upgrade.json
   firstlight policy add-key policy.json 000b1f0c...
+  firstlight policy propose policy.json --overwrite
+  firstlight policy sign policy.json --key ~/.ssh/id_ed25519_sk
+  firstlight policy check-signatures policy.json --operators operators.json
   kubectl -n kube-system get configmap join-config -o jsonpath={.data.attestationConfig} | firstlight policy show -")]
 pub(crate) struct CommandLine {
     /// What to do
@@ -66,6 +79,8 @@ pub(crate) struct CommandLine {
     variant: VariantOption,
     #[command(flatten)]
     output: Output,
+    #[command(flatten, next_help_heading = "Policies that operators sign")]
+    signing: SigningOptions,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -75,12 +90,19 @@ enum PolicyAction {
     Diff,
     AddKey,
     RemoveKey,
+    Propose,
+    Sign,
+    CheckSignatures,
 }
 
 impl CommandLine {
     /// Returns the options that the command line gives.
     pub fn options(self) -> Result<Options, Error> {
         let variant = self.variant.of(Some(&self.file))?;
+        if self.signing.proposal.is_given() && self.action != PolicyAction::Propose {
+            let text = "--number, --previous, --not-after and --overwrite are for propose";
+            return Err(Error::Usage(text.into()));
+        }
         let file = self.file;
         let action = match (self.action, &self.others[..]) {
             (PolicyAction::Check, []) => Action::Check(file),
@@ -88,6 +110,11 @@ impl CommandLine {
             (PolicyAction::Diff, [new]) => Action::Diff(file, new.into()),
             (PolicyAction::AddKey, keys @ [_, ..]) => Action::AddKey(file, keys.into()),
             (PolicyAction::RemoveKey, keys @ [_, ..]) => Action::RemoveKey(file, keys.into()),
+            (PolicyAction::Propose, []) => Action::Propose(file, self.signing.proposal),
+            (PolicyAction::Sign, []) => Action::Sign(file, self.signing.key()?, self.signing.yes),
+            (PolicyAction::CheckSignatures, []) => {
+                Action::CheckSignatures(file, self.signing.operators()?)
+            }
             (known, _) => {
                 let operands = match known {
                     PolicyAction::Check => "check FILE",
@@ -95,6 +122,9 @@ impl CommandLine {
                     PolicyAction::Diff => "diff FILE FILE",
                     PolicyAction::AddKey => "add-key FILE KEY..",
                     PolicyAction::RemoveKey => "remove-key FILE KEY..",
+                    PolicyAction::Propose => "propose FILE",
+                    PolicyAction::Sign => "sign FILE --key FILE",
+                    PolicyAction::CheckSignatures => "check-signatures FILE --operators FILE",
                 };
                 let text = format!("expected firstlight policy {operands}");
                 return Err(Error::Usage(text));
@@ -125,6 +155,12 @@ pub enum Action {
     AddKey(PathBuf, Vec<String>),
     /// Removes attestation keys.
     RemoveKey(PathBuf, Vec<String>),
+    /// Writes the statement that operators sign.
+    Propose(PathBuf, Proposal),
+    /// Signs the statement with a key, and whether the operator has agreed to that.
+    Sign(PathBuf, PathBuf, bool),
+    /// Which operators of a list have signed.
+    CheckSignatures(PathBuf, PathBuf),
 }
 
 /// The options of the command line.
@@ -152,6 +188,13 @@ pub fn run(options: &Options) -> Result<(), Error> {
         Action::Diff(old, new) => diff(options, old, new),
         Action::AddKey(file, keys) => add_keys(options, file, &names(keys)?),
         Action::RemoveKey(file, keys) => remove_keys(options, file, &names(keys)?),
+        Action::Propose(file, proposal) => {
+            signed::propose(file, proposal, options.variant, options.output)
+        }
+        Action::Sign(file, key, is_agreed) => signed::sign(file, key, *is_agreed, options.output),
+        Action::CheckSignatures(file, operators) => {
+            signed::check_signatures(file, operators, options.output)
+        }
     }
 }
 

@@ -39,6 +39,7 @@ use crate::cluster::node_status::NodeStatus;
 use crate::cluster::secrets::Secrets;
 use crate::key_service::members::{InForce, Members};
 use crate::metrics::{Counter, Labelled, Registry};
+use crate::policy_operators::PolicyOperators;
 use crate::serving::CannotListen;
 use ask::{Asked, Proved};
 use base::crypto::{cluster_id, random};
@@ -332,14 +333,15 @@ impl Shared {
             sources,
             config_dir,
             secrets,
-            ..
+            wrapping_key_dir,
         } = &self.judging;
+        let operators = PolicyOperators::reading(wrapping_key_dir);
         let secret = secrets.measurement_secret(Some(Instant::now() + TIMEOUT));
         let secret = secret.map_err(|refusal| because(&refusal))?;
         let salt = secrets.measurement_salt();
         let salt = salt.map_err(|refusal| because(&refusal))?;
         let id = cluster_id(&secret, salt.expose());
-        let members = Members::of_cluster(variant, config_dir, id, sources.clone());
+        let members = Members::of_cluster(variant, config_dir, operators, id, sources.clone());
         let members = members.map_err(|error| because(&error))?;
         self.members.get_or_init(|| members);
         self.use_policy();
@@ -523,7 +525,7 @@ impl Shared {
         let at = CONFIG_MAPS
             .in_namespace(NAMESPACE)
             .named(&machine_record::name_of_node(name));
-        let present = self.client.find(&at)?;
+        let present = self.client.find_as(&at)?;
         let present = present.as_ref().and_then(MachineRecord::read);
         let generation = proved.generation.as_deref();
         let is_same = is_same_record(question.record, present.as_ref(), generation);
@@ -599,16 +601,19 @@ impl Shared {
                 }
             }
         }
-        if &follow.wanted != present && self.may_write() {
-            objects::write_node(&self.client, name, &node.uid, &follow.wanted)?;
-        }
+        let marked = if &follow.wanted != present && self.may_write() {
+            objects::write_node(&self.client, name, &node.uid, &follow.wanted)
+        } else {
+            Ok(())
+        };
+        // the record of a refused machine is closed also if its Node cannot be marked
         if let (Some(closes), Some(record)) = (follow.closes, record)
             && record.refused.is_some() != closes
             && self.may_write()
         {
             objects::write_record(&self.client, record, closes)?;
         }
-        Ok(())
+        marked
     }
 
     /// Records the generation of an accepted disk.

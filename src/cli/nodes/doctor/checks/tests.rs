@@ -9,11 +9,12 @@ use base::crypto::Secret;
 use base::master_secret::MasterSecret;
 use base::time;
 use kubernetes::machine_record::MachineRecord;
+use kubernetes::objects::{Container, Workload};
 use kubernetes::rbac::PrivilegedAccount;
 use kubernetes::services::master_secret::MasterSecretStorage;
 use kubernetes::services::{self, ServiceSettings};
 use rpc::grpc::{Code, Status};
-use serde_json::{Value, json};
+use serde_json::{Value, from_value, json};
 use verifier::refusal::Kind;
 use verifier::{KeyName, OTHER_VARIANT, Policy, Refusal, Variant};
 
@@ -165,7 +166,7 @@ fn record(index: usize) -> MachineRecord {
 }
 
 /// Returns the DaemonSets as they are installed, all of their pods ready.
-fn sets(image: &str) -> Vec<Value> {
+fn sets(image: &str) -> Vec<Workload> {
     let settings = ServiceSettings {
         image: image.into(),
         variant: "qemu-vtpm".into(),
@@ -182,12 +183,15 @@ fn sets(image: &str) -> Vec<Value> {
         watch: None,
         watch_action: None,
         watch_issuer: None,
+        signed: Default::default(),
     };
     let objects = services::manifests(&settings).unwrap().into_iter();
-    let mut sets: Vec<Value> = objects.filter(|it| it["kind"] == "DaemonSet").collect();
+    let sets = objects.filter(|it| it["kind"] == "DaemonSet");
+    let mut sets: Vec<Workload> = sets.map(|it| from_value(it).unwrap()).collect();
     for set in &mut sets {
-        set["status"] =
-            json!({"desiredNumberScheduled": 3, "updatedNumberScheduled": 3, "numberAvailable": 3});
+        set.status.desired_number_scheduled = 3;
+        set.status.updated_number_scheduled = 3;
+        set.status.number_available = 3;
     }
     sets
 }
@@ -195,12 +199,9 @@ fn sets(image: &str) -> Vec<Value> {
 /// Returns the name of the Secret that the key service of [`sets`] reads.
 fn used_secret() -> String {
     let sets = sets("example.com/a:1");
-    let volumes = sets
-        .iter()
-        .filter_map(|set| set.pointer("/spec/template/spec/volumes"));
-    let mut volumes = volumes.filter_map(Value::as_array).flatten();
-    let config = volumes.find_map(|volume| volume.pointer("/secret/secretName")?.as_str());
-    config.unwrap().to_owned()
+    let volumes = sets.iter().flat_map(|set| &set.spec.template.spec.volumes);
+    let mut names = volumes.map(|volume| &volume.secret.secret_name);
+    names.find(|name| !name.is_empty()).unwrap().clone()
 }
 
 pub fn healthy() -> Gathered {
@@ -352,20 +353,25 @@ type Fault = (
 );
 
 fn option(facts: &mut Gathered, service: usize, name: &str, value: &str) {
-    let container =
-        &mut facts.view.objects.services[service]["spec"]["template"]["spec"]["containers"][0];
-    let words = container["command"].as_array_mut().unwrap();
+    let words = &mut container(facts, service).command;
     match words.iter().position(|word| word == name) {
         Some(at) => words[at + 1] = value.into(),
         None => words.extend([name.into(), value.into()]),
     }
 }
 
+fn container(facts: &mut Gathered, service: usize) -> &mut Container {
+    &mut facts.view.objects.services[service]
+        .spec
+        .template
+        .spec
+        .containers[0]
+}
+
 /// Returns the place of a service in the list.
 fn place(facts: &Gathered, name: &str) -> usize {
     let mut sets = facts.view.objects.services.iter();
-    sets.position(|set| set["metadata"]["name"] == name)
-        .unwrap()
+    sets.position(|set| set.metadata.name == name).unwrap()
 }
 
 fn set_option(facts: &mut Gathered, service: &str, name: &str, value: &str) {
@@ -381,10 +387,12 @@ fn pod<'a>(facts: &'a mut Gathered, component: &str, node: &str) -> &'a mut Cont
 
 /// Adds a Deployment of which so many of two pods are ready.
 fn add_deployment(facts: &mut Gathered, ready: u64) {
-    facts.view.objects.workloads.push(json!({
+    let deployment = json!({
         "kind": "Deployment", "metadata": {"name": "coredns"}, "spec": {"replicas": 2},
         "status": {"availableReplicas": ready, "updatedReplicas": 2, "replicas": 2},
-    }));
+    });
+    let workloads = &mut facts.view.objects.workloads;
+    workloads.push(from_value(deployment).unwrap());
 }
 
 const OF_CONTROL_PLANE: &[Fault] = &[
@@ -1088,13 +1096,14 @@ const OF_SERVICES: &[Fault] = &[
         "key-service: 2 of 3 ready; pod a on cp-1: ImagePullBackOff",
         |it| {
             let at = place(it, "key-service");
-            it.view.objects.services[at]["status"]["numberAvailable"] = 2.into();
-            it.view.objects.services[at]["metadata"]["uid"] = "u".into();
+            it.view.objects.services[at].status.number_available = 2;
+            it.view.objects.services[at].metadata.uid = "u".into();
             let owner = json!([{"kind": "DaemonSet", "name": "key-service", "uid": "u"}]);
-            it.view.objects.pods.push(json!({
-            "metadata": {"name": "a", "ownerReferences": owner}, "spec": {"nodeName": "cp-1"},
-            "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
-        }));
+            let pod = json!({
+                "metadata": {"name": "a", "ownerReferences": owner}, "spec": {"nodeName": "cp-1"},
+                "status": {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+            });
+            it.view.objects.pods.push(from_value(pod).unwrap());
         },
     ),
     (
@@ -1102,7 +1111,7 @@ const OF_SERVICES: &[Fault] = &[
         "it may run on 2 of 3 control planes",
         |it| {
             let at = place(it, "key-service");
-            it.view.objects.services[at]["status"]["desiredNumberScheduled"] = 2.into();
+            it.view.objects.services[at].status.desired_number_scheduled = 2;
         },
     ),
     (
@@ -1110,8 +1119,7 @@ const OF_SERVICES: &[Fault] = &[
         "the join service has the image example.com/a:1, the key service b",
         |it| {
             let at = place(it, "key-service");
-            it.view.objects.services[at]["spec"]["template"]["spec"]["containers"][0]["image"] =
-                "b".into();
+            container(it, at).image = "b".into();
         },
     ),
     (&[("policy", Error)], "it has no attestation policy", |it| {
@@ -1206,9 +1214,8 @@ const OF_SERVICES: &[Fault] = &[
         "it gives every key to every caller",
         |it| {
             let at = place(it, "key-service");
-            let container =
-                &mut it.view.objects.services[at]["spec"]["template"]["spec"]["containers"][0];
-            (container["command"], container["args"]) = (Value::Null, json!(["--port=9000"]));
+            let container = container(it, at);
+            (container.command, container.args) = (vec![], vec!["--port=9000".into()]);
         },
     ),
     (
@@ -1271,11 +1278,10 @@ const OF_SERVICES: &[Fault] = &[
         |it| {
             let old = "constellation-mastersecret";
             let set = it.view.objects.services.iter_mut();
-            for set in set.filter(|set| set["metadata"]["name"] == "key-service") {
-                let volumes = set["spec"]["template"]["spec"]["volumes"].as_array_mut();
-                for volume in volumes.unwrap() {
-                    if volume["name"] == "config" {
-                        volume["secret"]["secretName"] = old.into();
+            for set in set.filter(|set| set.metadata.name == "key-service") {
+                for volume in &mut set.spec.template.spec.volumes {
+                    if volume.name == "config" {
+                        volume.secret.secret_name = old.into();
                     }
                 }
             }
@@ -1352,7 +1358,7 @@ const OF_INSIDE: &[Fault] = &[
     ),
     (
         &[("admission", Warning)],
-        "not in force: firstlight-nodes, firstlight-records; an agent",
+        "not in force: firstlight-nodes, firstlight-records; without them, an agent",
         |it| {
             let missing = ["firstlight-nodes", "firstlight-records"];
             let policies = &mut it.view.objects.policies;
