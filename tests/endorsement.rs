@@ -537,7 +537,9 @@ fn the_certificate_shows_whose_tpm_it_is() {
     let listed = with(own, &[KeyName::of(&key)]).unwrap();
     let error = listed.judge(&Evidence::new(&document, NONCE)).unwrap_err();
     assert!(
-        error.text.contains("no certificate of an endorsement key"),
+        error
+            .text
+            .contains("no verified certificate of its endorsement key"),
         "{error}"
     );
     assert!(listed.challenge(&peer(&key, &[])).is_err());

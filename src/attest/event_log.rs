@@ -22,7 +22,7 @@ pub const SHA256: u16 = 0x000b;
 pub const EV_NO_ACTION: u32 = 3;
 /// The marker that an excerpt puts in place of the rest of an event's data; the length of the
 /// original data follows (little-endian, 32 bits).
-pub(super) const CUT: &[u8] = b"\0Firstlight cut\0";
+pub const CUT: &[u8] = b"\0Firstlight cut\0";
 const SPEC_ID: &[u8] = b"Spec ID Event03\0";
 /// Maximum number of algorithms; no TPM has this many banks.
 const MAX_ALGORITHMS: u32 = 8;

@@ -39,7 +39,7 @@ pub const CONFIG: &str = "config";
 /// commands. Without a named node, the other commands ask all nodes or judge a file.
 const NEED_A_NODE: [&str; 2] = ["init", "recover"];
 /// Options that a person must decide each time: they weaken protection, or replace a file.
-const EACH_TIME: [&str; 3] = ["trust-any-tpm", "migrate", "overwrite"];
+const EACH_TIME: [&str; 4] = ["trust-any-tpm", "migrate", "overwrite", "accept-components"];
 /// Minimum similarity of a known word that is suggested for an unknown one, by Jaro and Winkler: 1
 /// means equal.
 const ALIKE: f64 = 0.8;

@@ -11,7 +11,8 @@
 //! * the data of each event have the event's digest. Only those of dbx may be cut, which are often longer than a document may be;
 //!   and old versions of shim have logged one byte more than they measured;
 //! * the first variables are those five. Firmware measures them before it starts any driver of a device, so no program can come
-//!   before them, and none can take their place later.
+//!   before them. It measures a variable again when the variable changes during the boot: such a machine is refused;
+//! * the firmware measures nothing else but these and a known text before it starts a boot loader.
 //!
 //! The data and their place say what an event is, and never its type.
 
@@ -40,8 +41,10 @@ const FIRST: [(&str, [u8; 16]); 5] = [
     ("dbx", DATABASE),
 ];
 /// Variables that verify no program: what is revoked or old, the mode, and the state of shim.
-const NO_SIGNERS: [&str; 9] = [
+const NO_SIGNERS: [&str; 11] = [
     "dbx",
+    "SBAT",
+    "MokListX",
     "dbt",
     "dbr",
     "SetupMode",
@@ -58,6 +61,8 @@ const SEPARATORS: [[u8; 4]; 2] = [[0; 4], [0xff; 4]];
 const FAILED: [u8; 4] = [1, 0, 0, 0];
 /// The text of an event by which a firmware lets a debugger in (§10.4.1).
 const DEBUGGER: &[u8] = b"UEFI Debug Mode";
+/// The text of firmware without protection against devices that read the memory.
+const NO_DMA_PROTECTION: &[u8] = b"DMA Protection Disabled";
 /// EFI_CERT_X509_GUID and EFI_CERT_SHA256_GUID (UEFI 2.11, §32.4.1), as they are in memory.
 const X509: [u8; 16] = *b"\xa1\x59\xc0\xa5\xe4\x94\xa7\x4a\x87\xb5\xab\x15\x5c\x2b\xf0\x72";
 const HASH: [u8; 16] = *b"\x26\x16\xc4\xc1\x4c\x50\x92\x40\xac\xa9\x41\xf9\x36\x93\x43\x28";
@@ -139,6 +144,7 @@ struct Reading {
     found: SecureBoot,
     /// How many of the [`FIRST`] variables have come.
     first: usize,
+    is_dbx_cut: bool,
     is_separated: bool,
 }
 
@@ -147,7 +153,10 @@ impl Reading {
         let Some(data) = measured(event) else {
             return self.take_without_data(event);
         };
-        if data == FAILED || data == DEBUGGER {
+        // some firmware measures the end of a text, too
+        let end = data.iter().rposition(|byte| *byte != 0);
+        let text = &data[..end.map_or(0, |last| last + 1)];
+        if data == FAILED || text == DEBUGGER {
             return Err(Kind::Protection
                 .because("its firmware has measured an error, or lets a debugger in (PCR 7)")
                 .of("secureBoot"));
@@ -164,7 +173,11 @@ impl Reading {
         match Variable::parse(data) {
             Some(variable) if self.first < FIRST.len() => self.take_first(&variable),
             Some(variable) => self.take_later(&variable),
-            None => Ok(()),
+            // a boot loader that was verified may measure what it likes
+            None if self.is_separated || text == NO_DMA_PROTECTION => Ok(()),
+            None => Err(unproven(
+                "PCR 7 has an event of the firmware that says nothing about Secure Boot as the specification has it",
+            )),
         }
     }
 
@@ -172,8 +185,9 @@ impl Reading {
     fn take_without_data(&mut self, event: &LogEntry<'_>) -> Result<(), Refusal> {
         let (data, len) = event.uncut();
         let is_cut = len > data.len();
-        if is_cut && self.first == FIRST.len() - 1 {
+        if is_cut && self.first == FIRST.len() - 1 && is_of_dbx(data) {
             self.first += 1;
+            self.is_dbx_cut = true;
             return Ok(());
         }
         Err(if is_cut {
@@ -224,6 +238,14 @@ impl Reading {
                 "PCR 7 has the variable {name} where no firmware measures it"
             )));
         }
+        // what verified a program is one signature, and no list
+        let is_list = || entries(variable.contents).is_some();
+        let is_changed = name == "db" || name == "dbx" && self.is_dbx_cut;
+        if is_changed && variable.vendor == DATABASE && is_list() {
+            return Err(unproven(format!(
+                "the variable {name} has changed during this boot (PCR 7): restart the machine"
+            )));
+        }
         if name == SHIM_OFF && variable.contents.iter().any(|byte| *byte != 0) {
             return Err(Kind::Measurement
                 .because(format!(
@@ -238,6 +260,13 @@ impl Reading {
         }
         Ok(())
     }
+}
+
+/// Returns whether the data begin as the variable dbx does.
+fn is_of_dbx(data: &[u8]) -> bool {
+    let head = [&DATABASE[..], &3_u64.to_le_bytes()].concat();
+    let name = data.get(head.len() + 8..head.len() + 14);
+    data.starts_with(&head) && name == Some(b"d\0b\0x\0")
 }
 
 /// A measured variable (UEFI_VARIABLE_DATA, §10.2.6).
@@ -449,7 +478,7 @@ mod tests {
             events.extend(good());
             assert!(read(&events).unwrap_err().text.contains("is off"));
         }
-        let cases: [(Change, Kind, &str); 15] = [
+        let cases: [(Change, Kind, &str); 19] = [
             (
                 |it| drop(it.remove(0)),
                 Kind::Unproven,
@@ -513,6 +542,29 @@ mod tests {
                 |it| it[5] = event(0x8000_0007, DEBUGGER),
                 Kind::Protection,
                 "lets a debugger in",
+            ),
+            (
+                |it| it[5] = event(0x8000_0007, b"UEFI Debug Mode\0"),
+                Kind::Protection,
+                "lets a debugger in",
+            ),
+            (
+                |it| it[5] = event(0x8000_0007, b"Another Mode"),
+                Kind::Unproven,
+                "says nothing about Secure Boot",
+            ),
+            (
+                |it| {
+                    let other = list(X509, &certificate_of("other"));
+                    it[6] = variable(DRIVER_CONFIG, DATABASE, "db", &other);
+                },
+                Kind::Unproven,
+                "db has changed during this boot",
+            ),
+            (
+                |it| it.push(variable(DRIVER_CONFIG, DATABASE, "db", &[])),
+                Kind::Unproven,
+                "db has changed during this boot",
             ),
             (
                 |it| it[10] = authority(SHIM, SHIM_OFF, &[&[1]]),
@@ -587,6 +639,29 @@ mod tests {
         let (whole, value) = log(&events);
         let error = SecureBoot::read(&excerpt(&whole, 2500), Some(&value)).unwrap_err();
         assert!(error.text.contains("too long for its document"), "{error}");
+        // another event in its place, and dbx after a cut one
+        let cut = |Event(kind, mut data, digest): Event| {
+            let len = data.len() as u32;
+            data.truncate(64);
+            data.extend([event_log::CUT, &len.to_le_bytes()].concat());
+            Event(kind, data, digest)
+        };
+        let mut events = good();
+        events[4] = cut(variable(DRIVER_CONFIG, DATABASE, "db", &large));
+        assert!(read(&events).is_err());
+        let dbx = || {
+            variable(
+                DRIVER_CONFIG,
+                DATABASE,
+                "dbx",
+                &list(HASH, &[8; 32]).repeat(200),
+            )
+        };
+        events[4] = cut(dbx());
+        assert!(read(&events).is_ok());
+        events.push(dbx());
+        let error = read(&events).unwrap_err();
+        assert!(error.text.contains("dbx has changed"), "{error}");
     }
 
     #[test]
@@ -629,6 +704,24 @@ mod tests {
             assert_eq!(error.got, Some(hex(&id(other))), "{error}");
             assert!(error.others.is_empty(), "{error}");
         }
+    }
+
+    /// Some firmware starts a kernel of the host without any signature.
+    #[test]
+    fn a_list_is_not_met_by_a_boot_that_verified_nothing() {
+        let mut events = good();
+        events.truncate(6);
+        events.push(event(4, &[0; 4]));
+        let found = read(&events).unwrap();
+        assert_eq!(found.signers, []);
+        let required = |lists: &str| {
+            let json = format!(r#"{{"enabled":true{lists}}}"#);
+            serde_json::from_str::<SecureBootRequirements>(&json).unwrap()
+        };
+        assert_eq!(required("").judge(&found), Ok(()));
+        let signers = required(&format!(r#","signers":["{}"]"#, hex(&id("shim"))));
+        let error = signers.judge(&found).unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("secureBoot.signers"));
     }
 
     /// Each accepted log shows the same: only a log of the same events gives the register.

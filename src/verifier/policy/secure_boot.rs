@@ -25,16 +25,16 @@ const SHOWN: usize = 8;
 pub struct SecureBootRequirements {
     /// Whether the firmware verifies programs: always true.
     pub enabled: bool,
-    /// What the platform key (PK) may be; empty for every one.
+    /// The accepted platform keys (PK); empty for every one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pk: Vec<Digits<32>>,
-    /// What the key exchange keys (KEK) may be; empty for every one.
+    /// The accepted key exchange keys (KEK); empty for every one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kek: Vec<Digits<32>>,
-    /// What the database of keys (db) may have; empty for everything.
+    /// The accepted entries of the database of keys (db); empty for every one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub db: Vec<Digits<32>>,
-    /// By what drivers and boot loaders may have been verified in this boot; empty for everything.
+    /// The accepted keys and hashes that verified drivers and boot loaders in this boot; empty for every one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signers: Vec<Digits<32>>,
 }
@@ -64,6 +64,14 @@ impl SecureBootRequirements {
             ("db", &self.db, &got.db),
             ("signers", &self.signers, &got.signers),
         ] {
+            if !accepted.is_empty() && present.is_empty() {
+                let text = match field {
+                    "signers" => "nothing was verified before the boot loader ran".to_owned(),
+                    variable => format!("the variable {variable} of its firmware is empty"),
+                };
+                let refusal = Kind::Measurement.because(text + " (PCR 7)");
+                refused.push(refusal.of(format!("secureBoot.{field}")));
+            }
             let is_other = |entry: &&KeyEntry| !accepted.contains(&Digits(entry.id));
             let others = present.iter().filter(is_other);
             for other in others.filter(|_| !accepted.is_empty()).take(SHOWN) {

@@ -183,8 +183,9 @@ impl TpmRequirements {
         let Some(tpm) = tpm else {
             return Err(Kind::Unproven
                 .because(
-                    "the policy has requirements for the vendor of the TPM, but no certificate of an endorsement key names one, which only \
-                     the strong form of attested TLS can prove",
+                    "the policy requires a vendor of the TPM, and no verified certificate of its endorsement key names vendor and model: such a \
+                     certificate, and the strong form of attested TLS, are needed; for other TPMs leave out `tpm` and list their keys \
+                     (attestationKeys)",
                 )
                 .of("tpm.vendors"));
         };

@@ -14,6 +14,7 @@ use kubernetes::objects::{NodeObject, Pod, Workload};
 use kubernetes::services;
 use ring::digest::{SHA256, digest};
 use verifier::Variant;
+use verifier::variant::DEFAULT;
 
 use super::decide::{self, ClusterFacts, Next, Seen};
 use super::options::Options;
@@ -47,8 +48,8 @@ const TRIAL: [&str; 4] = [
 ];
 /// What the policy must accept that the operators sign, before and after the change of the nodes.
 const ACCEPTS_BOTH: &str =
-    "The file must accept both images; `firstlight rollout continue` then goes on";
-const ACCEPTS_ONE: &str = "The file must accept only the image that the nodes keep; `firstlight rollout continue` then goes on";
+    "The file must accept both images. Then run `firstlight rollout continue`";
+const ACCEPTS_ONE: &str = "The file must accept only the image that the nodes keep. Then run `firstlight rollout continue`";
 /// The DaemonSet of the join service, and the container in its pods.
 const JOIN_SERVICE: &str = "join-service";
 
@@ -649,8 +650,9 @@ impl Rollout<'_> {
 
     /// Removes these images from the policy.
     pub fn retire(&self, old: &[String]) -> Result<(), Error> {
-        let variant = services::present_variant(self.client)?.unwrap_or_default();
-        let variant = Variant::named(&variant).map_err(Error::content)?;
+        let variant = services::present_variant(self.client)?;
+        let variant = Variant::named(variant.as_deref().unwrap_or(DEFAULT));
+        let variant = variant.map_err(Error::content)?;
         services::change_policy(self.client, |present| {
             let new = only_images(present, variant, |it| {
                 !old.iter().any(|id| **it.id() == **id)

@@ -98,6 +98,19 @@ fn of_image(found: &mut Found, policy: &Policy, image: &Image) {
     // Secure Boot is required in another way
     let is_shown = |index: &u32| *index == secure_boot::PCR && policy.secure_boot().is_some();
     let open = usual.iter().filter(|index| !is_enforced(index));
+    if let Some(required) = policy.secure_boot() {
+        let lists = [
+            (&required.db, "any key may verify programs (secureBoot.db)"),
+            (
+                &required.signers,
+                "any key may have verified the boot loader, also one of shim's own list (secureBoot.signers)",
+            ),
+        ];
+        let missing = lists.into_iter().filter(|(list, _)| list.is_empty());
+        found
+            .open
+            .extend(missing.map(|(_, what)| format!("Secure Boot{of_which}: {what}")));
+    }
     for index in open.filter(|index| !is_shown(index)) {
         let (name, meaning) = (kind.name(*index), meaning(kind, *index));
         let why = if image.measurements().contains_key(index) {
