@@ -697,7 +697,7 @@ fn a_policy_is_signed_by_enough_operators_with_their_ssh_keys() {
                 "--number=2",
             ],
             2,
-            "has the number 2, expected a higher one",
+            "because the statement before has the number 2",
         ),
         (
             &["propose", "policy.json", "--overwrite"],
@@ -712,7 +712,7 @@ fn a_policy_is_signed_by_enough_operators_with_their_ssh_keys() {
                 "--not-after=2026-01-01T00:00:00Z",
             ],
             2,
-            "expected a time to come",
+            "expected a time in the future",
         ),
     ] {
         let (got, _, said) = policy(path, args);

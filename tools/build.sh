@@ -11,7 +11,7 @@ cd "$ROOT"
 TOGETHER=(bootstrapper join-service key-service member-controller firstlight)
 PROGRAMS=(unlock firstlight-volume "${TOGETHER[@]}")
 # maximum bytes with musl, as SPECIFICATION.md promises; a static glibc adds 0.9 MB
-declare -A MOST=([unlock]=2695000 [firstlight-volume]=2065000 [bootstrapper]=6105000 [join-service]=5435000 [key-service]=4895000 [member-controller]=5250000 [firstlight]=8940000)
+declare -A MOST=([unlock]=2695000 [firstlight-volume]=2065000 [bootstrapper]=6110000 [join-service]=5440000 [key-service]=4900000 [member-controller]=5250000 [firstlight]=8940000)
 UNLOCK_MOST_COMPRESSED=1242000 UNLOCK_MOST_OURS=632000
 
 # a separate folder: the flags differ from those of `cargo build`, and neither build may invalidate the other

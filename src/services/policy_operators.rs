@@ -20,8 +20,8 @@ use std::time::SystemTime;
 use base::file;
 use base::time;
 use ssh::operators::{
-    self, CLUSTER_FILE, FOLDER, LIST_FILE, LIST_NAMESPACE, MODE, NEWEST_FILE, Newest, OperatorList,
-    POLICY_NAMESPACE, PolicyStatement, parse_changes, sha256_hex,
+    self, CLUSTER_FILE, FOLDER, LIST_FILE, LIST_NAMESPACE, MAX_STEP, MODE, NEWEST_FILE, Newest,
+    OperatorList, POLICY_NAMESPACE, PolicyStatement, parse_changes, sha256_hex,
 };
 
 /// The keys of the ConfigMap.
@@ -30,8 +30,6 @@ pub const STATEMENT: &str = "policyStatement";
 pub const SIGNATURES: &str = "policySignatures";
 /// See [`STATEMENT`].
 pub const CHANGES: &str = "operatorChanges";
-/// The most by which the number of a policy may grow at once. A much higher number, signed by mistake, would be the last one.
-const MAX_STEP: u64 = 1_000_000;
 
 /// What the operators have published beside a policy. An absent file is empty.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -129,17 +127,17 @@ impl PolicyOperators {
         }
         let message = signed.statement.as_bytes();
         let digest = sha256_hex(message);
-        let by = if digest == newest.statement && !newest.by.is_empty() {
-            // it was in force: the list may have changed since
+        let (list, newer) = follow(&text, cluster, &signed.changes)?;
+        let by = if digest == newest.statement && newer.is_none() && !newest.by.is_empty() {
+            // it is in force: the list may have changed since
             newest.by.clone()
         } else {
-            let (list, newer) = follow(&text, cluster, &signed.changes)?;
             let by = list.signed_by(POLICY_NAMESPACE, message, &signed.signatures);
             let by = by.map_err(Error::Form)?;
             check_newer(&statement, &digest, &newest, now)?;
             if let Some(newer) = newer.filter(|_| self.writes) {
                 log::warn!(
-                    "the operators of this cluster are another list from now on (sha256 {})",
+                    "the list of operators who sign policies has changed (sha256 {})",
                     list.digest()
                 );
                 self.write(LIST_FILE, newer.as_bytes())?;
@@ -574,6 +572,25 @@ mod tests {
         assert_eq!(handed.unwrap().unwrap().0, new);
         // the change stays in the ConfigMap
         assert!(cluster.approve(&with(&new, &cluster.keys)).is_ok());
+        // also if the policy was in force before the change, as it is then signed again
+        let second = Cluster::new();
+        let head = head(&second.id, &sha256_hex(list(&second.keys, "").as_bytes()));
+        let new = list(&next, &head);
+        let signatures = armored(&second.keys, LIST_NAMESPACE, &new);
+        let change = operators::OperatorChange {
+            list: new.clone(),
+            signatures,
+        };
+        let changes = serde_json::to_string(&[change]).unwrap();
+        let with = |by: &[SigningKey]| SignedFiles {
+            changes: changes.clone(),
+            ..signed(&second.statement(1), by)
+        };
+        assert_eq!(second.says(&second.statement(1)), "number 1");
+        assert!(second.approve(&with(&second.keys)).is_err());
+        assert_eq!(second.approve(&with(&next)).unwrap().unwrap().by, ["anna"]);
+        let handed = PolicyOperators::reading(second.directory.path()).to_hand_over();
+        assert_eq!(handed.unwrap().unwrap().0, new);
         // what is in force stays so, and nothing new of the old list does
         assert!(cluster.approve(&signed(&cluster.statement(1), &[])).is_ok());
         let by_old = signed(&cluster.statement(2), &cluster.keys);

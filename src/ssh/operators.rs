@@ -44,6 +44,8 @@ const MAX_SIGNATURES: usize = 2 * MAX_OPERATORS;
 const MAX_CHANGES: usize = 64;
 /// Maximum bytes of a statement, which has five short fields.
 const MAX_STATEMENT: usize = 4 << 10;
+/// The most by which the number of a policy may grow at once. A much higher number, signed by mistake, would be the last one.
+pub const MAX_STEP: u64 = 1_000_000;
 const END: &str = "-----END SSH SIGNATURE-----";
 /// The folder on a control plane, below the directory of the wrapping key.
 pub const FOLDER: &str = "policy";
@@ -231,6 +233,9 @@ impl PolicyStatement {
     /// Parses the text that was signed.
     pub fn parse(text: &str) -> Result<PolicyStatement, Error> {
         let form: StatementForm = read("the statement about the policy", text, MAX_STATEMENT)?;
+        if form.number == 0 {
+            return Err(Error::Number);
+        }
         for digest in [
             Some(&form.cluster),
             Some(&form.policy),
@@ -378,6 +383,8 @@ pub enum Error {
     Name(String),
     /// The key of this operator is malformed.
     Key(String, key::Error),
+    /// The number is 0.
+    Number,
     /// A field is no SHA-256.
     Digest(String),
     /// A field is no time.
@@ -424,6 +431,7 @@ impl fmt::Display for Error {
                 "the name {name} of an operator is not 1 to {MAX_NAME} visible characters"
             ),
             Error::Key(name, error) => write!(f, "the key of the operator {name}: {error}"),
+            Error::Number => f.write_str("the policy has the number 0, expected at least 1"),
             Error::Digest(text) => write!(f, "{text:?} is not 64 lower-case hexadecimal digits"),
             Error::Time(text) => write!(f, "{text:?} is not a time like 2027-01-31T00:00:00Z"),
             Error::Signatures(count) => {
@@ -627,6 +635,7 @@ mod tests {
                 "\"number\":-3",
                 "not in the documented form",
             ),
+            ("\"number\":3", "\"number\":0", "expected at least 1"),
             ("0a0a", "0A0A", "hexadecimal digits"),
             ("2027-01-31T00", "2027-13-31T00", "is not a time"),
             ("\"number\"", "\"extra\":1,\"number\"", "unknown field"),

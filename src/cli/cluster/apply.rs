@@ -1,5 +1,6 @@
 //! `firstlight apply`: installs or upgrades the services of the control planes in a cluster.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
@@ -373,8 +374,19 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<ServiceSetting
     // operator would not notice
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
     let is_strong = requires_strong(options, &read, client)?;
-    let wanted = policy_of(read.clone(), state.attestation_keys.clone(), is_strong)?;
-    let signed = signed(options, policy, client)?;
+    let is_skipped = options.skip_phases.contains(&Phase::Policy);
+    let signed = if is_skipped {
+        SignedPolicy::default()
+    } else {
+        signed(options, policy, client)?
+    };
+    // a signed policy stays as it is; with roots it accepts the machines of this cluster without their keys
+    let known = if signed.statement.is_empty() || read.endorsement_roots().is_empty() {
+        state.attestation_keys.clone()
+    } else {
+        BTreeSet::new()
+    };
+    let wanted = policy_of(read.clone(), known, is_strong)?;
     if !signed.statement.is_empty() {
         policy::check_complete(&options.policy, &read, &wanted)?;
         if let Some(id) = &state.cluster_id {
@@ -423,7 +435,7 @@ fn signed(options: &Options, text: &str, client: Option<&Client>) -> Result<Sign
     if let Some(path) = &options.operator_changes {
         signed.operator_changes = policy::read_changes(path)?;
     }
-    let Some(client) = client.filter(|_| !options.skip_phases.contains(&Phase::Policy)) else {
+    let Some(client) = client else {
         return Ok(signed);
     };
     let present = services::present_signed(client)?;

@@ -1265,6 +1265,12 @@ mod tests {
     fn what_is_wrong_with_the_cluster_is_said_before_anything_is_written() {
         let wrong = |change: &dyn Fn(&mut Kubernetes)| {
             let mut operator = operator("127.0.0.1:1", 1);
+            operator.options.policy = operator.dir.path().join("policy.json");
+            let pcr_4 = format!(
+                r#"{{"measurements":{{"4":"{}"}},"require":"strong"}}"#,
+                "11".repeat(32)
+            );
+            fs::write(&operator.options.policy, pcr_4).unwrap();
             let mut kubernetes = Kubernetes {
                 version: "v1.36.4".parse().unwrap(),
                 components: None,
@@ -1327,7 +1333,7 @@ mod tests {
             it.operators = Some(file.path().into());
             it.image = Some("example.com/firstlight:1".into());
         });
-        assert!(text.contains("cannot open"), "{text}");
+        assert!(text.contains("`firstlight policy propose "), "{text}");
     }
 
     #[test]

@@ -667,7 +667,7 @@ impl fmt::Display for SignedByOperators {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
             "the policy of this cluster is signed by its operators, so no command changes it in the cluster: change the file, run \
-             `firstlight policy propose` and `firstlight policy sign` with it, then `firstlight apply`, and this command again",
+             `firstlight policy propose` and `firstlight policy sign` with it, and then `firstlight apply`",
         )
     }
 }

@@ -12,7 +12,7 @@ use base::time;
 use clap::{Args, value_parser};
 use kubernetes::services::SignedPolicy;
 use serde_json::json;
-use ssh::operators::{self, OperatorList, POLICY_NAMESPACE, PolicyStatement, sha256_hex};
+use ssh::operators::{self, MAX_STEP, OperatorList, POLICY_NAMESPACE, PolicyStatement, sha256_hex};
 use ssh::{PublicKey, signature};
 use verifier::sources::offline;
 use verifier::{Policy, Variant};
@@ -122,7 +122,8 @@ impl Proposal {
         cluster: &str,
     ) -> Result<(u64, Option<String>), Error> {
         let Some((text, before)) = before else {
-            return Ok((self.number.unwrap_or(1), None));
+            let number = self.number.unwrap_or(1);
+            return check_step(number, 0).map(|()| (number, None));
         };
         if before.cluster != cluster {
             return Err(Error::content(format!(
@@ -132,14 +133,21 @@ impl Proposal {
         }
         let next = before.number.saturating_add(1);
         let number = self.number.unwrap_or(next);
-        if number <= before.number {
-            return Err(Error::Usage(format!(
-                "--number {number}: the statement before has the number {}, expected a higher one",
-                before.number
-            )));
-        }
+        check_step(number, before.number)?;
         Ok((number, Some(sha256_hex(text.as_bytes()))))
     }
+}
+
+/// Refuses a number that the services do not take after the one before; 0 is before the first.
+fn check_step(number: u64, before: u64) -> Result<(), Error> {
+    let most = before.saturating_add(MAX_STEP);
+    if before < number && number <= most {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "--number {number}: expected {} to {most}, because the statement before has the number {before}",
+        before.saturating_add(1)
+    )))
 }
 
 fn moment(text: &str) -> Result<SystemTime, &'static str> {
@@ -147,7 +155,7 @@ fn moment(text: &str) -> Result<SystemTime, &'static str> {
     if time > SystemTime::now() {
         Ok(time)
     } else {
-        Err("expected a time to come")
+        Err("expected a time in the future")
     }
 }
 
@@ -353,7 +361,14 @@ pub fn check_signed(file: &Path, list: &OperatorList) -> Result<String, Error> {
     let proposed = Proposed::read(file)?;
     let (signed, missing) = proposed.signers(file, list)?;
     check_count(file, list, &signed, &missing)?;
-    Ok(proposed.statement.cluster)
+    match proposed
+        .statement
+        .not_after
+        .filter(|end| *end < SystemTime::now())
+    {
+        Some(end) => Err(too_late(file, end)),
+        None => Ok(proposed.statement.cluster),
+    }
 }
 
 fn check_count(
@@ -366,7 +381,7 @@ fn check_count(
         return Ok(());
     }
     Err(Error::content(format!(
-        "{}: {} of {} required signatures; missing: {}",
+        "{0}: {1} of {2} required signatures; missing: {3}. Each of them runs `firstlight policy sign {0} --key KEY`",
         file.display(),
         signed.len(),
         list.required(),
@@ -644,7 +659,7 @@ mod tests {
         assert_eq!(place(Some(12), Some(&before)).unwrap(), (12, digest));
         let error = place(Some(7), Some(&before)).unwrap_err().to_string();
         assert!(
-            error.contains("has the number 7, expected a higher one"),
+            error.contains("because the statement before has the number 7"),
             "{error}"
         );
         let other = proposal(None).place(Some(&before), &"0b".repeat(32));
