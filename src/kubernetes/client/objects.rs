@@ -509,6 +509,40 @@ mod tests {
         assert_eq!((role.rules, slice.endpoints), (None, None));
     }
 
+    /// A kubelet can write such numbers and times. One Node must not hide the others of its list.
+    #[test]
+    fn a_field_of_another_type_is_empty_and_the_others_are_read() {
+        let node: NodeObject = from_value(json!({
+            "metadata": {"name": "n", "labels": {"a": 1, "b": "c"}, "ownerReferences": [7, {"name": "o"}]},
+            "status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": -1}}, "conditions": "none", "nodeInfo": []},
+        }))
+        .unwrap();
+        assert_eq!(
+            (&*node.metadata.name, node.metadata.label("b")),
+            ("n", Some("c"))
+        );
+        assert_eq!(
+            (
+                node.metadata.labels.len(),
+                node.metadata.owner_references.len()
+            ),
+            (1, 1)
+        );
+        let status = &node.status;
+        assert_eq!(status.daemon_endpoints.kubelet_endpoint.port, -1);
+        assert!(status.conditions.is_empty() && status.node_info == NodeInfo::default());
+        let zero =
+            json!({"spec": {"holderIdentity": "h", "renewTime": null, "leaseTransitions": "3"}});
+        let lease: Lease = from_value(zero).unwrap();
+        let spec = (
+            &*lease.spec.holder_identity,
+            &*lease.spec.renew_time,
+            lease.spec.lease_transitions,
+        );
+        assert_eq!(spec, ("h", "", 0));
+        assert!(from_value::<Lease>(json!([])).is_err() && Lease::read(json!(1)).is_none());
+    }
+
     #[test]
     fn fields_have_the_names_of_the_api() {
         let node: NodeObject = from_value(json!({
